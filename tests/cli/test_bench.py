@@ -78,8 +78,6 @@ def test_two_files_are_compared(target: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def tokens(tmp_path: Path) -> Callable[[Scope], Path]:
-    """Return what writes the file of a new token, named as its scope."""
-
     def add(scope: Scope) -> Path:
         shown = tmp_path / scope.value
         shown.write_text(add_token(tmp_path / "tokens", name=scope.value, scopes=[scope]))

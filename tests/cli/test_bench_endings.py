@@ -44,7 +44,6 @@ class Run:
         self._seen: set[int] = set()
 
     def children(self) -> set[int]:
-        """Return the processes that it has started."""
         now = family(self.process.pid) - {self.process.pid}
         self._seen |= now
         return now

@@ -58,7 +58,6 @@ def mutual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mutual]:
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
-    """Return the certificate of another authority."""
     trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
     return tmp_path / "other.pem"
 

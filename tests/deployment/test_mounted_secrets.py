@@ -42,7 +42,6 @@ class Volume:
             (folder / name).symlink_to(f"..data/{name}")
 
     def swap(self, files: Mapping[str, bytes]) -> None:
-        """Change the files as the kubelet does."""
         self._count += 1
         data, link = self.folder / "..data", self.folder / "..data_tmp"
         old = data.resolve() if data.is_symlink() else None
@@ -82,7 +81,6 @@ class Pod:
         }
 
     def token(self, name: str) -> Path:
-        """Return a file with the token of a name."""
         return self._folder / name
 
     def change(self, name: str) -> None:
@@ -93,7 +91,6 @@ class Pod:
 
     @contextmanager
     def running(self) -> Generator[None]:
-        """Run the server."""
         flags, log = ("--http-port", "127.0.0.1:0"), self._folder / "log"
         with running_command(*flags, log=log, env=self._environment) as self.command:
             lines = [json.loads(line) for line in self.command.log.splitlines()]

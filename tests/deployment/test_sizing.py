@@ -25,7 +25,6 @@ SHAPES = [(1, 3, 64, 64), (1, 3, 256, 256), (8, 64, 112, 112), (1, 1, 16384, 327
 
 
 def prepared(shape: tuple[int, int, int, int]) -> Prepared:
-    """Prepare the gradient of an enlargement by 2 to a shape."""
     batch, channels, height, width = shape
     operator = ops.InterpolateBackward(mode="bilinear", data_format="NCX", sizes=(height, width))
     given = TensorSpec.packed(np.dtype(np.float32), shape)

@@ -43,7 +43,6 @@ def check_full_duplex(target: str, credentials: grpc.ChannelCredentials | None) 
 
 
 def told(tallies: list[Tally]) -> str:
-    """Return what callers saw in one line."""
     slowest_s = max(tally.slowest_s for tally in tallies)
     return (
         f"{sum(tally.calls for tally in tallies)} calls, "

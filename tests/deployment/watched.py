@@ -14,13 +14,11 @@ from support.raw_calls import wait_until
 
 
 def asked(url: str, path: str) -> Any:
-    """Return the data of one answer."""
     with urlopen(f"{url}/api/v1/{path}", timeout=10) as reply:  # noqa: S310 - ours
         return json.load(reply)["data"]
 
 
 def main() -> None:
-    """Wait, and fail after a while."""
     url, servers = sys.argv[1], int(sys.argv[2])
     query = "query?query=sum(gradwire_worker_ready)"
 

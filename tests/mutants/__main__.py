@@ -67,7 +67,6 @@ _LEFT_OUT = (
 
 
 def main() -> None:
-    """Run the command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

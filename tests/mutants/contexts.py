@@ -41,7 +41,6 @@ class Contexts:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Run a test in its own context."""
         self._coverage.switch_context(item.nodeid)
         os.environ[TEST] = item.nodeid
         start = time.monotonic()
@@ -58,7 +57,6 @@ class Contexts:
             self._failed.add(report.nodeid)
 
     def pytest_unconfigure(self) -> None:
-        """Write the lines and durations."""
         self._coverage.stop()
         self._coverage.save()
         name = f"seconds-{os.getpid()}.json"
@@ -66,6 +64,5 @@ class Contexts:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Record in each process that runs tests."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         config.pluginmanager.register(Contexts(Path(os.environ[FOLDER])))

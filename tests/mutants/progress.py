@@ -19,27 +19,22 @@ def _report(word: str, test: str) -> None:
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    """Report the start of a test."""
     _report("begun", nodeid)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Report a failure."""
     if report.failed:
         _report("failed", report.nodeid)
 
 
 def pytest_runtest_logfinish(nodeid: str) -> None:
-    """Report the end of a test."""
     _report("ended", nodeid)
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """Report a test module that cannot be imported."""
     if report.failed:
         _report("failed", report.nodeid)
 
 
 def pytest_sessionfinish() -> None:
-    """Report the end of the session."""
     _report("done", "")

@@ -188,7 +188,6 @@ class Copy:
 
 
 def _is_of(test: str, names: Collection[str]) -> bool:
-    """Whether a test, or its function, has one of these names."""
     return test in names or test.partition("[")[0] in names
 
 

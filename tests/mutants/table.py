@@ -117,7 +117,6 @@ def functions(
 
 
 def read(path: Path) -> list[Mutant]:
-    """Read a table. Raises TypeError if an entry is none."""
     with path.open("rb") as file:
         entries = tomllib.load(file)["mutant"]
     return [Mutant(**values, tests=tuple(tests)) for values, tests in map(_parts, entries)]
@@ -128,7 +127,6 @@ def _parts(entry: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def text(mutants: Iterable[Mutant]) -> str:
-    """Return a table as TOML."""
     return _HEADER + "".join(_entry(each) for each in mutants)
 
 

@@ -14,7 +14,6 @@ from support.callers import Callers
 
 
 def main() -> None:
-    """Call."""
     target, *kinds = sys.argv[1:]
     with Callers(target, *kinds) as callers:
         callers.wait_for_more()

@@ -59,7 +59,6 @@ class Watch:
         return round(time.monotonic() - began, 1)
 
     def close(self) -> None:
-        """Stop."""
         self._process.kill()
         self._process.wait()
 
@@ -172,7 +171,6 @@ def check_headless(cluster: Nodes) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the check."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cut", action="store_true", help="cut a node off instead of killing it")
     parser.add_argument("--json", type=Path, help="file for the report")

@@ -30,7 +30,6 @@ class Networks:
             raise
 
     def address(self, number: int) -> str:
-        """Return the address of a machine."""
         return f"{_SUBNET}.{number}"
 
     def within(self, number: int, command: Sequence[str]) -> list[str]:
@@ -38,7 +37,6 @@ class Networks:
         return ["ip", "netns", "exec", self._name(number), *command]
 
     def pids(self, number: int) -> list[int]:
-        """Return all processes of a machine."""
         return _pids(self._name(number))
 
     def kill(self, number: int) -> None:
@@ -79,7 +77,6 @@ class Networks:
 
 @contextmanager
 def networks(count: int) -> Generator[Networks]:
-    """Have machines for the length of a block."""
     made = Networks(count)
     try:
         yield made

@@ -42,12 +42,10 @@ class Nodes:
             self.join(number, cpus=cpus)
 
     def join(self, number: int, *, cpus: int) -> None:
-        """Have a machine join the cluster."""
         self._start(number, f"--address={self.head}", f"--num-cpus={cpus}")
 
     @property
     def head(self) -> str:
-        """HOST:PORT of the head."""
         return f"{self.machines.address(1)}:{_PORT}"
 
     def command(self, *words: str) -> str:

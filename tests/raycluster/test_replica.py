@@ -46,7 +46,6 @@ class Running:
         self.stop = self._replica.stop
 
     def report(self) -> Report:
-        """Wait for a report, and return it."""
         before = len(self.reports)
         wait_until(lambda: len(self.reports) > before)
         return self.reports[-1]
@@ -62,7 +61,6 @@ def running(*flags: str) -> Generator[Running]:
 
 
 def is_there(pid: int) -> bool:
-    """Whether a process runs, and is no zombie."""
     path = Path(f"/proc/{pid}/stat")
     return path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z"
 

@@ -28,7 +28,6 @@ def server() -> Iterator[ServerThread]:
 
 @pytest.fixture(scope="session")
 def plain(server: ServerThread) -> Iterator[Client]:
-    """Yield a client with default options."""
     with Client(server.address) as client:
         yield client
 

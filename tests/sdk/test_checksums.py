@@ -32,12 +32,10 @@ def server() -> Iterator[ServerThread]:
 
 
 def halved(array: NDArray[Any]) -> tuple[int, ...]:
-    """Return the shape of the array's result."""
     return (*array.shape[:2], array.shape[2] // 2, array.shape[3] // 2)
 
 
 def results(client: Client) -> list[bytes]:
-    """Evaluate by each RPC."""
     many = client.evaluate_many(Item(LINEAR, each, halved(each)) for each in [SMALL] * 5)
     singles = [client.evaluate(LINEAR, each, output_shape=halved(each)) for each in (SMALL, LARGE)]
     return [each.tobytes() for each in (*singles, *many)]

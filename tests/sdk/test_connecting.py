@@ -35,14 +35,12 @@ def _count_anew() -> None:  # pyright: ignore[reportUnusedFunction]
 
 @pytest.fixture(scope="module")
 def private(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """Return the port of a server with TLS."""
     with serving(**Papers(tmp_path_factory.mktemp("papers")).settings) as server:
         assert server.server.port
         yield server.server.port
 
 
 def error_of(face: Face, target: str, call: str = "unary", **options: Any) -> GradwireError:
-    """Return what evaluate() raises."""
     with face(target, **options) as client, pytest.raises(GradwireError) as caught:
         copied(client, ARRAYS[call])
     return caught.value

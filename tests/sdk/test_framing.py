@@ -29,7 +29,7 @@ M = TypeVar("M", bound=Message)
 class Framed(NamedTuple):
     """A message, its frame made by hand, and what is read of it."""
 
-    message: Message
+    message: Any
     frame: bytes
     parts: tuple[Any, ...]
 

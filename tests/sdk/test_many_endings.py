@@ -88,13 +88,11 @@ def test_closing_a_client_ends_who_waits_for_a_slow_source(
 
 
 def failing(error: type[BaseException]) -> Iterator[Item]:
-    """Yield 100 items, then raise."""
     yield from repeat(ITEM, 100)
     raise error
 
 
 async def failing_in_loop(error: type[BaseException]) -> AsyncIterator[Item]:
-    """Do the same asynchronously."""
     for item in failing(error):
         yield item
 

@@ -224,7 +224,6 @@ class OldServer:
         self._server.start()
 
     def stop(self) -> None:
-        """Stop it."""
         self._server.stop(None).wait()
         self._channel.close()
 

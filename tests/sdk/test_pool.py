@@ -18,7 +18,6 @@ class Clock:
         self.now = 100.0
 
     def __call__(self) -> float:
-        """Return the time."""
         return self.now
 
 
@@ -29,7 +28,6 @@ class Opened:
         self.names: list[str] = []
 
     def __call__(self, target: str) -> str:
-        """Open one."""
         self.names.append(f"{target}{sum(name[0] == target for name in self.names)}")
         return self.names[-1]
 

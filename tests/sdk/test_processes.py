@@ -82,7 +82,6 @@ def test_results_stay_with_the_process_that_asked_for_them(
 
 
 def run(script: str, *arguments: str) -> None:
-    """Run a script until it is done."""
     done = subprocess.run(  # noqa: S603 - a script above
         [sys.executable, "-c", script, *arguments],
         capture_output=True,

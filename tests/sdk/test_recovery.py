@@ -34,7 +34,6 @@ def undisturbed(plain: Client) -> Any:
 
 
 def noting(event: threading.Event) -> Callable[[int, int], None]:
-    """Return an on_progress that sets an event."""
     return lambda _sent_bytes, _received_bytes: event.set()
 
 

@@ -75,7 +75,7 @@ def telling(tell: Callable[[], bytes]) -> Generator[str]:
             self.wfile.write(tell())
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """Say nothing."""
+            ...
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Tells) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -23,7 +23,6 @@ class Share:
     waits: list[bool] = field(default_factory=list[bool])
 
     def wait(self, *, waits: bool) -> None:
-        """Note whether it waits."""
         self.waits.append(waits)
 
 
@@ -39,19 +38,15 @@ class Stream:
         self.ended = threading.Event()
 
     def start(self) -> None:
-        """End."""
         self.ended.set()
 
     def outcome(self) -> GradwireError | None:
-        """Return the error."""
         return self._error
 
     def trailers(self) -> tuple[()]:
-        """Return none."""
         return ()
 
-    def cancel(self) -> None:
-        """Do nothing."""
+    def cancel(self) -> None: ...
 
 
 def run(shares: list[Share], *, attempts: int = 2, on_begin: Any = None) -> GradwireError | None:

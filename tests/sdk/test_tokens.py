@@ -58,7 +58,6 @@ def no_token_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def do_all(client: Client) -> None:
-    """Make a call of every kind."""
     assert halved(client, SMALL).shape == (1, 1, 2, 2)
     assert halved(client, LARGE).shape == (1, 8, 256, 256)
     assert len(list(client.evaluate_many([ITEM] * 3))) == 3

@@ -84,7 +84,6 @@ def _ruff(root: Path) -> str:
 
 
 def call_figures(calls: Mapping[str, frames.Crossed]) -> Figures:
-    """Arrange what calls crossed as sections of figures."""
     return {
         "distinct modules of one call": {name: one.modules for name, one in calls.items()},
         "frames of one call": {name: one.frames for name, one in calls.items()},
@@ -109,7 +108,6 @@ def table(figures: Figures, baseline: Figures, name: str) -> str:
 
 
 def main() -> None:
-    """Print the table, and the lists behind it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

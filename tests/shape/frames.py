@@ -163,7 +163,6 @@ class RecordedServer:
 
 @contextmanager
 def recorded_server() -> Generator[RecordedServer]:
-    """Run a server that records."""
     with subprocess.Popen(  # noqa: S603 - our own server
         [sys.executable, "-m", "shape.frames", *_FLAGS],
         stdin=subprocess.PIPE,
@@ -178,7 +177,6 @@ def recorded_server() -> Generator[RecordedServer]:
 
 
 def measure(server: RecordedServer) -> dict[str, Crossed]:
-    """Return what each kind of call crosses."""
     with RawClient(server.address) as client:
 
         def unary(*sizes: int) -> Crossed:

@@ -20,7 +20,6 @@ _FUSED = re.compile(
 
 
 def fused(assembly: str) -> list[str]:
-    """Return the fused multiply-adds in a text."""
     return [one or other for one, other in _FUSED.findall(assembly)]
 
 
@@ -36,7 +35,6 @@ def of_kernels() -> dict[str, str]:
 
 
 def compiled_functions() -> list[Any]:
-    """Return the package's functions that numba has compiled."""
     kinds = {"CFunc", "CPUDispatcher"}
     found = [one for one in gc.get_objects() if type(one).__name__ in kinds]
     return [one for one in found if one.__wrapped__.__module__.startswith(f"{_PACKAGE}.")]

@@ -73,7 +73,6 @@ class Tally:
     slowest_s: float = 0.0
 
     def note(self, timing: Timing) -> None:
-        """Take note of how a call went."""
         self.retried += timing.tries > 1
         self.slowest_s = max(self.slowest_s, timing.total_s)
 
@@ -99,7 +98,6 @@ class Callers:
         ]
 
     def wait_for_more(self) -> None:
-        """Wait until every caller has begun and ended another call."""
         seen = [tally.calls + 2 for tally in self.tallies]
         wait_until(
             lambda: all(
@@ -108,7 +106,6 @@ class Callers:
         )
 
     def check(self) -> None:
-        """Fail if a call was lost, or brought other bits."""
         for tally in self.tallies:
             assert not tally.lost, tally.lost
             assert tally.wrong == 0

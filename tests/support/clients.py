@@ -41,7 +41,6 @@ class Counting(RetryPolicy):
     failed: ClassVar[list[int]] = []
 
     def backoff_s(self, failures: int, *, draw: float) -> float:
-        """Note the number, and pause as usual."""
         self.failed.append(failures)
         return super().backoff_s(failures, draw=draw)
 
@@ -63,27 +62,22 @@ def halved(
 
 
 def half(array: NDArray[Any]) -> tuple[int, ...]:
-    """Return the shape of the result of `halved`."""
     return (*array.shape[:-2], array.shape[-2] // 2, array.shape[-1] // 2)
 
 
 @cache
 def driver_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of all drivers."""
     return asyncio.new_event_loop()
 
 
 @cache
 def driver_thread() -> threading.Thread:
-    """Return the thread in which that event loop runs."""
     thread = threading.Thread(target=driver_loop().run_forever, daemon=True)
     thread.start()
     return thread
 
 
 def driven(awaitable: Awaitable[Any]) -> Any:
-    """Await in the event loop of the drivers."""
-
     async def run() -> Any:
         return await awaitable
 
@@ -110,8 +104,6 @@ class Driver:
         return driven(method(*arguments, **options))
 
     def evaluate_many(self, *arguments: Any, **options: Any) -> DrivenResults:
-        """Return results to iterate over."""
-
         async def start() -> Any:
             return self.client.evaluate_many(*arguments, **options)
 
@@ -133,7 +125,6 @@ class DrivenResults:
 
     @property
     def index(self) -> int:
-        """Return the place of the last outcome."""
         index: int = self._results.index
         return index
 

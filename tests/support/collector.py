@@ -38,16 +38,13 @@ class Collector:
     spans: list[Seen] = field(default_factory=list[Seen])
 
     def named(self, name: str) -> list[Seen]:
-        """Return the spans of a name."""
         return [seen for seen in self.spans if seen.span.name == name]
 
     def children(self, of: Seen) -> list[Seen]:
-        """Return the spans right below one."""
         return [seen for seen in self.spans if seen.span.parent_span_id == of.span.span_id]
 
 
 def attributes(pairs: Any) -> dict[str, Any]:
-    """Turn OTLP's attributes into a dictionary."""
     values: list[KeyValue] = list(pairs)
     return {pair.key: getattr(pair.value, str(pair.value.WhichOneof("value"))) for pair in values}
 
@@ -81,12 +78,11 @@ class _Handler(BaseHTTPRequestHandler):
         return ExportTraceServiceResponse().SerializeToString()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it
-        """Say nothing."""
+        ...
 
 
 @contextmanager
 def collecting() -> Generator[Collector]:
-    """Run a receiver."""
     server = _Server(("127.0.0.1", 0), _Handler)
     server.collector = Collector(f"http://127.0.0.1:{server.server_port}")
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))

@@ -25,7 +25,6 @@ class Outcome:
 
 
 def run(*arguments: object) -> Outcome:
-    """Run `gradwire` as a process."""
     done = subprocess.run(  # noqa: S603 - our own program
         [*GRADWIRE, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
     )
@@ -33,7 +32,6 @@ def run(*arguments: object) -> Outcome:
 
 
 def run_here(*arguments: object) -> Outcome:
-    """Run `gradwire` in this process."""
     stdout, stderr = io.StringIO(), io.StringIO()
     with redirect_stdout(stdout), redirect_stderr(stderr), pytest.raises(SystemExit) as left:
         cli.main([str(argument) for argument in arguments])

@@ -87,7 +87,6 @@ def data_for(spec: TensorSpec, seed: int = 0) -> Bytes:
 
 
 def strided(data: Bytes, spec: TensorSpec) -> NDArray[np.generic]:
-    """See wire bytes as the logical array."""
     reach = 1 + sum((n - 1) * s for n, s in zip(spec.sizes, spec.strides, strict=True))
     values = data.view(spec.dtype)
     assert len(values) == reach
@@ -96,7 +95,6 @@ def strided(data: Bytes, spec: TensorSpec) -> NDArray[np.generic]:
 
 
 def computed(prepared: Prepared, data: Bytes, backend: Backend = BACKEND) -> Bytes:
-    """Execute all steps in memory."""
     result = np.full(prepared.output.wire_bytes, 0xA5, np.uint8)
     for _ in in_memory(prepared, result, data, backend):
         pass

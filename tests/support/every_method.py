@@ -61,7 +61,6 @@ def call(
 
 
 def bearer(token: str) -> tuple[str, str]:
-    """Return the metadata that shows a token."""
     return "authorization", f"Bearer {token}"
 
 
@@ -76,7 +75,6 @@ def own_address() -> str | None:
 
 
 def methods_of_the_schema() -> set[str]:
-    """Return every method of the service."""
     described = FileDescriptorProto()
     v1.EvaluateRequest.DESCRIPTOR.file.CopyToProto(described)
     (service,) = described.service

@@ -26,13 +26,11 @@ class Fleet:
 
     @property
     def targets(self) -> list[str]:
-        """Their addresses."""
         return [server.address for server in self.servers]
 
 
 @contextmanager
 def fleet_serving() -> Generator[Fleet]:
-    """Run three servers."""
     with ExitStack() as stack:
         slabs = (2 << 20, 1000, 60)
         yield Fleet(tuple(stack.enter_context(serving(slab_bytes=slab)) for slab in slabs))

@@ -27,7 +27,6 @@ class Gated(NumpyCpu):
         self.gate.set()
 
     def apply(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
-        """As NumPy."""
         if plan.work > LABORIOUS:
             assert self.gate.wait(PATIENCE_S)
         super().apply(plan, x, y)
@@ -57,6 +56,5 @@ def laborious() -> v1.EvaluateRequest:
 
 
 def wait_for(server: ServerThread, *, computing: int, waiting: int) -> None:
-    """Wait until so many slots are taken and so many evaluations wait for one."""
     admission = server.server.service.admission
     wait_until(lambda: (admission.computing, admission.queue_depth) == (computing, waiting))

@@ -50,7 +50,6 @@ class Hall:
         return [await self.hold(), await self.hold()]
 
     def refused(self, **claim: Any) -> ServerFullError:
-        """Return how an evaluation is refused."""
         with pytest.raises(ServerFullError) as caught:
             self.enter(**claim)
         return caught.value
@@ -61,7 +60,6 @@ def waiting(slot: Coroutine[Any, Any, Slot]) -> asyncio.Task[Slot]:
 
 
 async def settle() -> None:
-    """Let every task come as far as it can."""
     for _ in range(10):
         await asyncio.sleep(0)
 

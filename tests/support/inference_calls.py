@@ -21,7 +21,6 @@ DTYPES = {"FP32": "float32", "FP16": "float16", "BF16": "bfloat16", "FP64": "flo
 def infer_request(
     x: NDArray[Any] | None = None, *, model: str = "up", datatype: str = "FP32", **parameters: Any
 ) -> Any:
-    """Return a ModelInferRequest with raw contents."""
     request = message("ModelInferRequest")(model_name=model)
     if x is not None:
         request.inputs.add(name="x", datatype=datatype, shape=x.shape)
@@ -34,7 +33,6 @@ def infer_request(
 
 
 def gradient(shape: tuple[int, ...] = SHAPE) -> NDArray[np.float32]:
-    """Return some float32 tensor."""
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
@@ -62,7 +60,6 @@ class InferenceClient:
         return message(types.output_type.name).FromString(reply)
 
     def stream(self, requests: list[Any]) -> list[Any]:
-        """Call ModelStreamInfer."""
         untyped: Any = self.channel
         replies = untyped.stream_stream(f"/{NAME}/ModelStreamInfer")(
             iter([each.SerializeToString() for each in requests]), timeout=PATIENCE_S
@@ -70,7 +67,6 @@ class InferenceClient:
         return [message("ModelStreamInferResponse").FromString(each) for each in replies]
 
     def refused(self, method: str, request: Any = None, **fields: Any) -> tuple[str, str]:
-        """Return the status and the text of a call that fails."""
         try:
             self.call(method, request, **fields)
         except grpc.RpcError as error:

@@ -18,7 +18,6 @@ class Load:
     failures: list[object] = field(default_factory=list[object])
 
     def wait_for_more(self, count: int) -> None:
-        """Wait until so many calls more have ended."""
         seen = self.calls + count
         wait_until(lambda: self.calls >= seen)
 

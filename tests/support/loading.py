@@ -19,19 +19,15 @@ class Run(Protocol):
 
     def __call__(
         self, scenario: Scenario, duration_s: float, show: Callable[[str], None] = ..., /
-    ) -> ScenarioResult:
-        """Run it."""
-        ...
+    ) -> ScenarioResult: ...
 
 
 def connect(target: str, *, connections: int, retry: RetryPolicy) -> AsyncClient:
-    """Make a client, in the process that calls."""
     return AsyncClient(target, connections=connections, retry=retry)
 
 
 @contextmanager
 def fleet_of(target: str, *, processes: int = 1) -> Generator[Fleet]:
-    """Run processes that call a server."""
     with Fleet(partial(connect, target), processes=processes) as fleet:
         yield fleet
 

@@ -56,7 +56,6 @@ def in_the_clear(overlay: str, folder: Path) -> Path:
 
 
 def quantity(text: str) -> float:
-    """Return a quantity of Kubernetes, such as 3Gi or 500m, as a number."""
     ((number, unit),) = re.findall(r"^([\d.]+)([a-zA-Z]*)$", text)
     return float(number) * _UNITS[unit]
 
@@ -69,36 +68,30 @@ class Manifests:
 
     @cached_property
     def objects(self) -> list[Object]:
-        """Return all of them."""
         return list(yaml.safe_load_all(self.text))
 
     def one(self, kind: str) -> Object:
-        """Return the only object of a kind."""
         (found,) = [each for each in self.objects if each["kind"] == kind]
         return found
 
     @property
     def pod(self) -> Object:
-        """Return the pod's specification."""
         found: Object = self.one("Deployment")["spec"]["template"]["spec"]
         return found
 
     @property
     def labels(self) -> dict[str, str]:
-        """Return the pod's labels."""
         found: dict[str, str] = self.one("Deployment")["spec"]["template"]["metadata"]["labels"]
         return found
 
     @property
     def container(self) -> Object:
-        """Return the only container."""
         found: Object
         (found,) = self.pod["containers"]
         return found
 
     @property
     def ports(self) -> dict[str, int]:
-        """Return the container's ports by name."""
         return {port["name"]: port["containerPort"] for port in self.container["ports"]}
 
     @property
@@ -117,7 +110,6 @@ class Manifests:
 
     @property
     def settings(self) -> Settings:
-        """Return what the server makes of its environment."""
         given: dict[str, Any] = {}
         for name, text in self.environment.items():
             setting = name.removeprefix("GRADWIRE_").lower()

@@ -14,7 +14,6 @@ from support.refusals import Refusal, refusal_of
 
 
 def named(request: v1.EvaluateRequest, name: str) -> v1.EvaluateManyRequest:
-    """Give a request a name, and make the message of it."""
     evaluation = v1.EvaluateRequest.FromString(request.SerializeToString())
     evaluation.request_id = name
     return v1.EvaluateManyRequest(evaluation=evaluation)
@@ -34,13 +33,9 @@ class Responses(Protocol):
 
     def __next__(self) -> v1.EvaluateManyResponse: ...
 
-    def cancel(self) -> bool:
-        """End it."""
-        ...
+    def cancel(self) -> bool: ...
 
-    def code(self) -> grpc.StatusCode:
-        """Wait for its end and return its status."""
-        ...
+    def code(self) -> grpc.StatusCode: ...
 
 
 class ManyCall:
@@ -60,7 +55,6 @@ class ManyCall:
         )
 
     def send(self, *requests: v1.EvaluateManyRequest) -> None:
-        """Send requests, without waiting for anything."""
         for request in requests:
             self._requests.put(request)
 
@@ -79,7 +73,6 @@ class ManyCall:
         return self
 
     def half_close(self) -> None:
-        """Send no more."""
         self._requests.put(None)
 
     def __iter__(self) -> Iterator[v1.EvaluateManyResponse]:
@@ -95,7 +88,6 @@ class ManyCall:
                 self._in_band = response.error
 
     def receive(self) -> v1.EvaluateManyResponse:
-        """Wait for one answer."""
         return next(iter(self))
 
     def answers(self) -> dict[str, v1.EvaluateManyResponse]:

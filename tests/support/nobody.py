@@ -7,13 +7,10 @@ class Nobody:
     """A caller without a certificate or a deadline."""
 
     def peer(self) -> str:
-        """Return an address."""
         return "nobody:1"
 
     def peer_identities(self) -> None:
-        """Return no certificate."""
         return
 
     def time_remaining(self) -> None:
-        """Return no deadline."""
         return

@@ -36,12 +36,10 @@ class Papers:
 
     @property
     def flags(self) -> list[str]:
-        """The settings of a server with a certificate, as flags of the command."""
         return [f"--{name.replace('_', '-')}={path}" for name, path in self.settings.items()]
 
     @property
     def roots(self) -> bytes:
-        """The authority's certificate."""
         return self.authority.cert_pem.bytes()
 
     def write(
@@ -52,7 +50,6 @@ class Papers:
         expired: bool = False,
         not_after: datetime | None = None,
     ) -> None:
-        """Give the server another certificate."""
         issued = (authority or self.authority).issue_cert(
             name, not_after=_YESTERDAY if expired else not_after
         )
@@ -65,13 +62,11 @@ class Papers:
         self.put("ca.pem", b"".join(each.cert_pem.bytes() for each in authorities))
 
     def put(self, name: str, content: bytes) -> None:
-        """Replace a file at once."""
         beside = self._folder / f"{name}.new"
         beside.write_bytes(content)
         beside.replace(self._folder / name)
 
     def read(self, name: str) -> bytes:
-        """Return what a file holds."""
         return (self._folder / name).read_bytes()
 
     def context(self, shown: Pair | None = None) -> ssl.SSLContext:
@@ -84,7 +79,6 @@ class Papers:
 
 
 def pair(authority: trustme.CA, *, expired: bool = False) -> Pair:
-    """Return the private key and the certificate of a client."""
     issued = authority.issue_cert("client.test", not_after=_YESTERDAY if expired else None)
     return issued.private_key_pem.bytes(), issued.cert_chain_pems[0].bytes()
 
@@ -95,5 +89,4 @@ def trusting(roots: bytes, shown: Pair | None = None) -> grpc.ChannelCredentials
 
 
 def impatient(address: str, credentials: grpc.ChannelCredentials | None) -> Client:
-    """Return a client that tries once."""
     return Client(address, credentials=credentials, retry=RetryPolicy(max_attempts=1))

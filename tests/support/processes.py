@@ -82,7 +82,6 @@ class Command:
 
     @property
     def log(self) -> str:
-        """What it has logged so far."""
         return self._log.read_text()
 
     @property
@@ -106,11 +105,9 @@ class Command:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
         return self._process.poll() is None
 
     def signal(self, number: int) -> None:
-        """Send it a signal."""
         self._process.send_signal(number)
 
     def kill_worker(self, number: int) -> int:
@@ -125,11 +122,9 @@ class Command:
         assert self.wait() == 0, self.log
 
     def wait(self) -> int:
-        """Wait until it has ended and return its exit status."""
         return self._process.wait(timeout=120)
 
     def close(self) -> None:
-        """End it, if it still runs."""
         if self.running:
             self._process.kill()
         self.wait()
@@ -155,7 +150,6 @@ def running_command(
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there and has not ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

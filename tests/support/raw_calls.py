@@ -60,7 +60,6 @@ def identity_request(*sizes: int, data: bytes = b"") -> v1.EvaluateRequest:
 
 
 def float32(*sizes: int, strides: tuple[int, ...] = ()) -> v1.TensorDescriptor:
-    """Describe a float32 tensor."""
     return v1.TensorDescriptor(
         data_type=v1.DataType.DATA_TYPE_FLOAT32, sizes=sizes, strides=strides
     )
@@ -77,18 +76,15 @@ def opening(request: v1.EvaluateRequest, **fields: Any) -> v1.EvaluateStreamRequ
 
 
 def chunk(offset: int, data: bytes) -> v1.EvaluateStreamRequest:
-    """Make a message that carries bytes."""
     return v1.EvaluateStreamRequest(chunk=v1.Chunk(offset=offset, data=data))
 
 
 def chunks(data: bytes, size: int, *, start: int = 0) -> Iterator[v1.EvaluateStreamRequest]:
-    """Cut the bytes from start on into chunks."""
     for first in range(start, len(data), size):
         yield chunk(first, data[first : first + size])
 
 
 def as_stream(request: v1.EvaluateRequest) -> list[v1.EvaluateStreamRequest]:
-    """Make the messages of a stream that asks what a unary request asks."""
     return [opening(request), *chunks(request.data, max(1, len(request.data)))]
 
 
@@ -110,7 +106,6 @@ class Answer:
 
     @property
     def code(self) -> grpc.StatusCode:
-        """The status."""
         return grpc.StatusCode.OK if self.refusal is None else self.refusal.code
 
 
@@ -121,17 +116,11 @@ class StreamCall(Protocol):
 
     def __next__(self) -> v1.EvaluateStreamResponse: ...
 
-    def cancel(self) -> bool:
-        """End it."""
-        ...
+    def cancel(self) -> bool: ...
 
-    def is_active(self) -> bool:
-        """Whether it has not ended."""
-        ...
+    def is_active(self) -> bool: ...
 
-    def code(self) -> grpc.StatusCode:
-        """Wait for its end and return its status."""
-        ...
+    def code(self) -> grpc.StatusCode: ...
 
 
 class RawClient:
@@ -156,7 +145,6 @@ class RawClient:
         timeout_s: float = PATIENCE_S,
         traceparent: str = TRACEPARENT,
     ) -> Answer:
-        """Call Evaluate."""
         metadata = (("traceparent", traceparent),)
         try:
             reply, call = self.stub.Evaluate.with_call(
@@ -182,13 +170,11 @@ class RawClient:
     def stream(
         self, messages: Iterable[v1.EvaluateStreamRequest], *, timeout_s: float | None = PATIENCE_S
     ) -> Answer:
-        """Call EvaluateStream and read it to its end."""
         return read_all(self.start(messages, timeout_s=timeout_s))
 
     def ask(
         self, request: v1.EvaluateRequest, how: str, *, timeout_s: float = PATIENCE_S
     ) -> Answer:
-        """Call Evaluate or EvaluateStream with the same request."""
         if how == "Evaluate":
             return self.evaluate(request, timeout_s=timeout_s)
         return self.stream(as_stream(request), timeout_s=timeout_s)
@@ -241,7 +227,6 @@ def read_all(
 
 
 def wait_until(holds: Callable[[], object], *, patience_s: float = PATIENCE_S) -> None:
-    """Wait until something holds; fail if it never does."""
     until = time.monotonic() + patience_s
     while not holds():
         assert time.monotonic() < until, "it never came true"

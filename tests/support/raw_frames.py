@@ -17,13 +17,11 @@ EVALUATE = "/gradwire.v1.GradientService/Evaluate"
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """Encode a frame."""
     length = len(payload)
     return struct.pack(">BHBBI", length >> 16, length & 0xFFFF, kind, flags, stream) + payload
 
 
 def settings(**numbers: int) -> bytes:
-    """Encode a frame of settings; their names are s and their numbers."""
     pairs = (struct.pack(">HI", int(name[1:]), value) for name, value in numbers.items())
     return frame(SETTINGS, 0, 0, b"".join(pairs))
 
@@ -45,7 +43,6 @@ def _length(number: int) -> bytes:
 
 
 def call_headers(*more: tuple[bytes, bytes], method: str = EVALUATE) -> bytes:
-    """Encode the headers of a call."""
     pairs = [
         (b":path", method.encode()),
         (b":authority", b"localhost"),
@@ -58,7 +55,6 @@ def call_headers(*more: tuple[bytes, bytes], method: str = EVALUATE) -> bytes:
 
 
 def message(data: bytes, *, compressed: bool = False) -> bytes:
-    """Put a message of gRPC into its frame."""
     return struct.pack(">BI", compressed, len(data)) + data
 
 

@@ -36,17 +36,14 @@ class Refusal:
 
     @property
     def status(self) -> status_pb2.Status:
-        """The details, decoded."""
         return status_pb2.Status.FromString(self.details)
 
     @property
     def info(self) -> error_details_pb2.ErrorInfo:
-        """The detail ErrorInfo; an empty one where there is none."""
         return self._detail(error_details_pb2.ErrorInfo())
 
     @property
     def violations(self) -> list[tuple[str, str]]:
-        """Path and description of each field at fault."""
         request = self._detail(error_details_pb2.BadRequest())
         return [(each.field, each.description) for each in request.field_violations]
 
@@ -70,7 +67,6 @@ class Refusal:
 
 
 def refusal_of(error: object, in_band: v1.Error | None = None) -> Refusal:
-    """Collect what a failed call says."""
     call = cast("grpc.Call", error)
     details = b""
     for key, value in call.trailing_metadata() or ():
@@ -81,7 +77,6 @@ def refusal_of(error: object, in_band: v1.Error | None = None) -> Refusal:
 
 
 def trailers_of(call: object) -> dict[str, str]:
-    """Return the trailing metadata of a call that is text."""
     pairs = cast("grpc.Call", call).trailing_metadata() or ()
     return {key: value for key, value in pairs if isinstance(value, str)}
 

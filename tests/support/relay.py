@@ -59,7 +59,6 @@ class Relay:
             self._flowing.clear()
 
     def let_go(self) -> None:
-        """Let everything pass again."""
         self._flowing.set()
 
     def spare(self) -> None:
@@ -164,7 +163,6 @@ def relaying(
     cuts_up: Iterable[int | None] = (),
     on_cut: Callable[[], None] | None = None,
 ) -> Generator[Relay]:
-    """Run a relay."""
     relay = Relay(server, cuts=cuts, cuts_up=cuts_up, on_cut=on_cut)
     try:
         yield relay

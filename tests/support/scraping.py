@@ -36,7 +36,6 @@ class Scrape:
         return math.fsum(found)
 
     def labels(self, name: str, label: str) -> set[str]:
-        """Return the values a label has in a metric's time series."""
         return {dict(has)[label] for each, has in self.samples if each == name}
 
 

@@ -56,7 +56,6 @@ def served(**settings: Any) -> Generator[tuple[ServerThread, RawClient]]:
 
 @contextmanager
 def served_many(**settings: Any) -> Generator[tuple[ServerThread, RawClient, ManyCall]]:
-    """Run a server as `served`, and begin an EvaluateMany."""
     with served(**settings) as (server, client), ManyCall(client) as call:
         yield server, client, call
 

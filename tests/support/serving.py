@@ -45,12 +45,10 @@ class ServerThread:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
-        """Start and wait until it serves."""
         self.listen()
         self.wait_until_serving()
 
     def listen(self) -> None:
-        """Start and wait until it listens."""
         self._thread.start()
         self.server = self._listening.result(timeout=30)
         self.address = self.server.bound
@@ -61,7 +59,6 @@ class ServerThread:
         return self.server.instruments.address
 
     def wait_until_serving(self) -> None:
-        """Wait until a server that listens serves."""
         self._started.result(timeout=300)
 
     def _run(self) -> None:
@@ -94,7 +91,6 @@ class ServerThread:
 
 @contextmanager
 def serving(**settings: Any) -> Generator[ServerThread]:
-    """Run a server with these settings in a thread."""
     server = ServerThread(**settings)
     server.start()
     try:
@@ -117,7 +113,6 @@ class ServerProcess:
         self.start()
 
     def start(self) -> None:
-        """Start it, on the port it had before if any, and wait until it serves."""
         self.process = subprocess.Popen(  # noqa: S603 - our own server
             [
                 sys.executable,
@@ -160,7 +155,6 @@ class ServerProcess:
 
 @contextmanager
 def serving_process(*flags: str) -> Generator[ServerProcess]:
-    """Run a server as a child process."""
     server = ServerProcess(*flags)
     try:
         yield server

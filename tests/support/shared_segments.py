@@ -20,7 +20,6 @@ SEALS = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
 
 
 def memory_file(nbytes: int, *, seals: int = SEALS, flags: int = 0) -> int:
-    """Make a memory file and return its descriptor."""
     file = os.memfd_create("test", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC | flags)
     os.ftruncate(file, nbytes)
     fcntl.fcntl(file, F_ADD_SEALS, seals)
@@ -44,16 +43,13 @@ class Registrar:
         self.socket.connect(path)
 
     def send(self, packet: bytes, *files: int) -> bytes:
-        """Send a packet with files; return the answer, empty if the server hangs up."""
         socket.send_fds(self.socket, [packet], files)
         return self.socket.recv(1 << 16)
 
     def register(self, file: int, length: int) -> bytes:
-        """Return the server's answer to a file."""
         return self.send(b"R" + struct.pack("<Q", length), file)
 
     def segment(self, nbytes: int) -> SharedSegment:
-        """Make and register memory."""
         nbytes = max(PAGE, -(-nbytes // PAGE) * PAGE)
         file = memory_file(nbytes)
         memory = np.frombuffer(mmap.mmap(file, nbytes), np.uint8)
@@ -63,9 +59,7 @@ class Registrar:
         return SharedSegment(answer[1:].decode(), memory)
 
     def forget(self, segment: SharedSegment) -> None:
-        """Make a handle invalid."""
         self.socket.send(b"F" + segment.handle.encode())
 
     def close(self) -> None:
-        """Close the connection."""
         self.socket.close()

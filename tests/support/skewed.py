@@ -61,7 +61,6 @@ class _Proxy(grpc.GenericRpcHandler):
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """Return what does so."""
         method = handler_call_details.method
 
         def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:

@@ -17,7 +17,6 @@ Array = NDArray[Any]
 
 @st.composite
 def arrays(draw: st.DrawFn, *, broadcast: bool = True) -> Array:
-    """Draw an array of random bits in whatever layout."""
     dtype = draw(st.sampled_from(list(DTYPES.values())))
     if dtype.kind == "f":
         dtype = dtype.newbyteorder("<" if draw(st.booleans()) else ">")

@@ -109,22 +109,18 @@ class VirtualCall:
             await self._changed.wait()
 
     def send(self, *messages: Any) -> None:
-        """Send messages, as the handler's deserializer gives them."""
         self._incoming.extend(messages)
         self._changed.set()
 
     def half_close(self) -> None:
-        """End the input."""
         self.send(grpc.aio.EOF)
 
     async def receive(self) -> Any:
-        """Return the next message of the server."""
         await self._until(lambda: self._outgoing)
         self._changed.set()
         return self._outgoing.popleft()
 
     async def read(self) -> Any:
-        """Return the next message of the caller."""
         await self._until(lambda: self._incoming)
         self.reads += 1
         message = self._incoming[0]
@@ -133,32 +129,24 @@ class VirtualCall:
         return message
 
     async def write(self, message: Any) -> None:
-        """Write a message once the caller has room for it."""
         await self._until(lambda: len(self._outgoing) < self._most)
         self._outgoing.append(message)
         self._changed.set()
 
     def peer(self) -> str:
-        """Return the caller's address."""
         return self._peer
 
-    def peer_identities(self) -> None:
-        """Return none: the caller has no certificate."""
+    def peer_identities(self) -> None: ...
 
-    def time_remaining(self) -> None:
-        """Return none: the call has no deadline."""
+    def time_remaining(self) -> None: ...
 
     def invocation_metadata(self) -> tuple[()]:
-        """Return none."""
         return ()
 
-    def set_trailing_metadata(self, _metadata: object) -> None:
-        """Do nothing."""
+    def set_trailing_metadata(self, _metadata: object) -> None: ...
 
     def set_code(self, code: grpc.StatusCode) -> None:
-        """Note the status."""
         self.code = code
 
     def set_details(self, details: str) -> None:
-        """Note the message of the status."""
         self.details = details

@@ -35,12 +35,10 @@ class WaitingStream:
         self._go.set()
 
     def finish(self) -> None:
-        """Send the data, and check what it brings."""
         self.send()
         assert b"".join(each.chunk.data for each in self.call) == PUBLISHED_RESULT
         assert self.call.code() is grpc.StatusCode.OK
 
     def cancel(self) -> None:
-        """End the call."""
         self.call.cancel()
         self.send()

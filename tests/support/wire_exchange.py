@@ -44,7 +44,6 @@ def record(client: RawClient) -> dict[str, dict[str, str]]:
 
 
 def main() -> None:
-    """Write the exchange of this release."""
     with serving(backend=NumpyCpu()) as server, RawClient(server.address) as client:
         told = client.stub.GetServerInfo(v1.GetServerInfoRequest())
         exchange = {"release": told.version, "evaluations": record(client)}

@@ -30,7 +30,6 @@ if test:
     recorded.start()
 
     def save() -> None:
-        """Write the lines at the end of the process."""
         recorded.stop()
         recorded.save()
 

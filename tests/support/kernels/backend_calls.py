@@ -13,9 +13,7 @@ from gradwire_server.plans import Plan
 class Applies(Protocol):
     """What of a backend is called here."""
 
-    def apply(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
-        """Write the plan's result for x to all of y."""
-        ...
+    def apply(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None: ...
 
 
 def applied(

@@ -25,24 +25,20 @@ BUDGET = Path(__file__).parents[2] / "data" / "cuda_registers.json"
 
 @cache
 def texts(architecture: int) -> list[tuple[str, dict[str, str]]]:
-    """Return the PTX of every file, and the names that its kernels have in it."""
     return [ptx(*one, architecture) for one in build.by_source(every_kernel()).items()]
 
 
 def ptx(source: str, expressions: list[str], architecture: int) -> tuple[str, dict[str, str]]:
-    """Return kernels of one file as PTX, and the names that they have in it."""
     made = build.compiled(source, expressions, f"compute_{architecture}")
     return made.code.rstrip(b"\0").decode(), made.lowered
 
 
 def _registers(log: str) -> dict[str, int]:
-    """Return the registers of each kernel, by its lowered name, from the compiler's report."""
     found = re.findall(r"Compiling entry function '(\w+)'.*?Used (\d+) registers", log, re.DOTALL)
     return {name: int(count) for name, count in found}
 
 
 def spills(log: str) -> list[str]:
-    """Return the lines of what the compiler reported that tell of spilled registers."""
     return [line for line in log.splitlines() if re.search(r"[1-9]\d* bytes spill", line)]
 
 

@@ -63,7 +63,6 @@ class Work:
 
 
 def work(case: Case, formats: Formats) -> Work:
-    """Run a plan on the simulated device and count."""
     arriving, leaving = formats
     program = dispatch.program(case.plan, arriving, leaving, multiprocessors=0)
     kernels = frozenset(launch.kernel for launch in program.launches)
@@ -107,7 +106,6 @@ def rows() -> Iterator[tuple[Case, Formats]]:
 
 
 def table() -> str:
-    """Return the counts as Markdown."""
     lines = [
         "| gradient of | type | kernels | instructions | memory | issue | load/store |",
         "|---|---|---|--:|--:|--:|--:|",

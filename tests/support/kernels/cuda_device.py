@@ -33,7 +33,6 @@ Array = npt.NDArray[Any]
 def compiled(
     mode: Mode = Mode.PLAIN, some: frozenset[Kernel] | None = None, folder: Path = SOURCES
 ) -> Module:
-    """Compile kernels, all of them unless some are named, with g++."""
     return module.compiled(folder, some or every_kernel(), mode)
 
 
@@ -94,18 +93,14 @@ class SimulatedDevice:
 
     @property
     def memory_taken(self) -> int:
-        """Bytes that the pool has."""
         return self.lent + sum(one.nbytes for one in self._cached)
 
-    def load(self, kernels: Collection[Kernel]) -> None:
-        """Do nothing: the module is compiled."""
+    def load(self, kernels: Collection[Kernel]) -> None: ...
 
     def limit_memory(self, nbytes: int) -> None:
-        """Set the most that the pool may have."""
         self._limit = nbytes
 
     def allocate(self, nbytes: int) -> SimulatedMemory:
-        """Return memory full of NaN."""
         with self._memory_lock:
             buffer = next((one for one in self._cached if one.nbytes == nbytes), None)
             if buffer is None:
@@ -178,19 +173,16 @@ class SimulatedStream:
         self._number, device.streams = device.streams, device.streams + 1
 
     def up(self, address: int, source: Bytes) -> None:
-        """Copy pinned memory to the device."""
         self._device.check_pinned(source)
         copy = partial(ctypes.memmove, address, source.ctypes.data, source.nbytes)
         self._give("up", [(address, source.nbytes)], copy)
 
     def down(self, target: Bytes, address: int) -> None:
-        """Copy from the device to pinned memory."""
         self._device.check_pinned(target)
         copy = partial(ctypes.memmove, target.ctypes.data, address, target.nbytes)
         self._give("down", [(address, target.nbytes)], copy)
 
     def launch(self, launch: Launch, addresses: Mapping[Buffer, int]) -> None:
-        """Run a kernel."""
         arguments = launch.resolved(addresses)
         run = partial(
             self._device.module.launch,

@@ -43,12 +43,10 @@ class Huge:
 
     @property
     def plan(self) -> Plan:
-        """The whole of it."""
         return _plan(self.shape, self.moving)
 
     @property
     def program(self) -> programs.Program:
-        """Its launches."""
         return dispatch.program(self.plan, _HALF, _HALF)
 
     def check(self, module: Module) -> None:
@@ -68,7 +66,6 @@ class Huge:
         oracles.same_bits(last, expected)
 
     def _end(self, plan: Plan) -> tuple[int, dict[int, BandedMap]]:
-        """Return the first input that the tail reads, and the map of axis 0 from there on."""
         bands = self.moving.get(0)
         if bands is None:
             return self.shape[0] - self.tail, {}

@@ -45,7 +45,6 @@ class Mutant(NamedTuple):
     dtype: str = "float32"
 
     def run(self) -> None:
-        """Compile the changed kernels and check them: something must raise, or end the process."""
         huge = [one for one in cuda_huge.huge() if one.name in self.cases]
         rows = list(self.rows())
         if {one.name for one in huge} | {row.case.name for row in rows} != set(self.cases):
@@ -59,7 +58,6 @@ class Mutant(NamedTuple):
             one.check(made)
 
     def rows(self) -> Iterator[Row]:
-        """Yield the rows that it is tried on."""
         dtype = next(one for one in oracles.STORAGE_TYPES if one.name == self.dtype)
         for case in cuda_table.cases():
             if case.name in self.cases:
@@ -317,5 +315,4 @@ MUTANTS = [
 
 
 def run(name: str) -> None:
-    """Run a mutant."""
     next(mutant for mutant in MUTANTS if mutant.name == name).run()

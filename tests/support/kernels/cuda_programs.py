@@ -53,18 +53,15 @@ class SimulatedCuda:
     ) -> None:
         self._module, self._order, self._multiprocessors = module, order, multiprocessors
 
-    def warm_up(self) -> None:
-        """Do nothing: the module is compiled."""
+    def warm_up(self) -> None: ...
 
     def apply(self, plan: Plan, x: Array, y: Array) -> None:
-        """Write the plan's result for x to y; `Backend` says what they are."""
         if not y.size:
             return
         made = partial(dispatch.program, multiprocessors=self._multiprocessors)
         self.run(made(plan, x.dtype, y.dtype), x, y)
 
     def accumulate(self, bands: BandedMap, x: Array, y: Array, *, axis: int, carried: int) -> None:
-        """Add the taps of every output on x to y; `Backend` says what they are."""
         program = dispatch.accumulation(
             bands,
             x.shape,

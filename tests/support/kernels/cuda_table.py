@@ -45,22 +45,18 @@ class Row(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Sentence that names it."""
         arriving, leaving = self.formats
         return f"{self.case.name}, {self.numbers} {arriving} to {leaving}"
 
     @property
     def kernels(self) -> frozenset[Kernel]:
-        """The kernels that its program launches."""
         program = dispatch.program(self.case.plan, *self.formats)
         return frozenset(launch.kernel for launch in program.launches)
 
     def check(self, device: Applies) -> None:
-        """Assert that a device gives NumPy's bits."""
         oracles.same_bits(self.result(device), self.result(NumpyCpu()))
 
     def result(self, device: Applies) -> oracles.Tensor:
-        """Return what a device gives."""
         return applied(device, self.case.plan, self._x(), self.formats[1])
 
     def _x(self) -> oracles.Tensor:
@@ -74,7 +70,6 @@ class Row(NamedTuple):
 
 
 def cases() -> list[Case]:
-    """Return all plans."""
     return [*kernel_table.cases(), *own_cases()]
 
 
@@ -86,7 +81,6 @@ def rows_of(case: Case) -> Iterator[Row]:
 
 
 def rows() -> list[Row]:
-    """Return the whole table."""
     return [row for case in cases() for row in rows_of(case)]
 
 

@@ -16,7 +16,6 @@ FLAGS = ("--backend", "cuda", "--log-level", "info")
 
 
 def variables(folder: Path) -> dict[str, str]:
-    """Return the environment of a server whose devices are told by files in a folder."""
     paths = (str(TESTS), os.environ.get("PYTHONPATH", ""))
     return {
         simulated_device.FOLDER: str(folder),

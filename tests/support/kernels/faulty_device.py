@@ -51,7 +51,6 @@ class FaultyDevice:
         return getattr(self._device, name)
 
     def stream(self) -> FaultyStream:
-        """Return a stream of it."""
         return FaultyStream(self._device.stream(), self._before_launch)
 
     def _before_launch(self) -> None:
@@ -72,7 +71,6 @@ class FaultyStream:
         return getattr(self._stream, name)
 
     def launch(self, *arguments: Any) -> None:
-        """Run a kernel that was loaded, or another one."""
         self._before_launch()
         self._stream.launch(*arguments)
 
@@ -89,12 +87,10 @@ def opened(kind: str, folder: Path, *arguments: Any, **more: Any) -> FaultyDevic
 
 
 def check() -> int:
-    """Return how many devices there are, as the module of `backends.DEVICES` does."""
     return 1
 
 
 def open_device(*, cache_dir: str) -> FaultyDevice:
-    """Return the first device, likewise."""
     return opened(os.environ[_KIND], Path(os.environ[_FOLDER]), cache_dir=cache_dir)
 
 

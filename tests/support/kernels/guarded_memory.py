@@ -39,7 +39,6 @@ class GuardedMemory:
             _forbid(place, page)
 
     def shut(self) -> None:
-        """Let nobody touch any of it from now on."""
         _forbid(self._start, self._first + self._size)
 
     def array(
@@ -52,13 +51,11 @@ class GuardedMemory:
         return np.ndarray(shape, dtype, buffer=self._memory, offset=offset)
 
     def holding(self, values: npt.NDArray[Any], *, at_end: bool) -> npt.NDArray[Any]:
-        """Return such an array of the same numbers."""
         array = self.array(values.shape, values.dtype, at_end=at_end)
         array[...] = values
         return array
 
     def touch(self, *, beyond: int) -> bytes:
-        """Read a byte so far beyond the end."""
         end = self._start + self._first + self._size
         return ctypes.string_at(end + beyond, 1)
 

@@ -52,14 +52,12 @@ class Case(NamedTuple):
 
 
 def check(backend: Backend, plan: Plan, x: oracles.Tensor, dtype: npt.DTypeLike) -> None:
-    """Assert that a backend gives the bits of NumPy's."""
     expected = np.empty(plan.output_shape, dtype)
     NumpyCpu().apply(plan, x, expected)
     oracles.same_bits(applied(backend, plan, x, dtype), expected)
 
 
 def numbers(case: Case, dtype: npt.DTypeLike, *, special: bool) -> oracles.Tensor:
-    """Return the same ordinary numbers every time, or with special ones strewn in."""
     rng = np.random.default_rng(zlib.crc32(case.name.encode()))
     x = rng.standard_normal(case.plan.input_shape)
     if special:

@@ -21,7 +21,6 @@ def check_all(backend: Backend) -> None:
 
 
 def check_case(backend: Backend, case: Case) -> None:
-    """Assert NumPy's bits of one case in all formats, with special numbers in every other one."""
     for special in (False, True):
         for arriving, leaving in FORMATS[special::2]:
             check(backend, case.plan, numbers(case, arriving, special=special), leaving)

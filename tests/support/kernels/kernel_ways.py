@@ -42,7 +42,6 @@ class Way:
 
 
 def listed_ways() -> set[Way]:
-    """Return all ways that the list of cases goes."""
     return {way for case in cases() for one in _COMPUTED for way in _ways(case, (one, one))}
 
 

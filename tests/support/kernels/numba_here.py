@@ -33,7 +33,6 @@ def small_shares() -> Generator[None]:
 
 @cache
 def compiled(threads: int) -> Backend:
-    """Return the compiled backend of so many threads, ready to compute."""
     backend, _ = backends.choose("numba_cpu", threads=threads)
     backend.warm_up()
     return backend
@@ -52,7 +51,6 @@ def streaming(threads: int) -> Generator[Backend]:
 def run_program(
     program: str, *arguments: object, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python program that may import the tests' modules."""
     beside = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
     return subprocess.run(  # noqa: S603 - our own program
         [sys.executable, "-c", beside + program, *map(str, arguments)],

@@ -36,7 +36,6 @@ AWAY = "all CUDA-capable devices are busy or unavailable"
 
 
 def check() -> int:
-    """Return how many devices there are, as the module of `backends.DEVICES` does."""
     folder = Path(os.environ[FOLDER])
     if (folder / "missing").exists():
         raise ImportError(NONE)
@@ -47,7 +46,6 @@ def check() -> int:
 
 
 def open_device(*, cache_dir: str) -> SimulatedDevice:
-    """Return the device that this process sees, likewise."""
     del cache_dir  # g++ keeps its own
     folder, (number,) = Path(os.environ[FOLDER]), os.environ["CUDA_VISIBLE_DEVICES"].split(",")
     while (folder / f"waits-{number}").exists():
@@ -82,7 +80,6 @@ class _Device(SimulatedDevice):
 
 
 def _takes(file: Path) -> bool:
-    """Whether there was a file, which is gone now."""
     try:
         file.unlink()
     except FileNotFoundError:

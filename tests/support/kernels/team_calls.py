@@ -17,18 +17,15 @@ _PACKAGE = "gradwire_server.backends.numba_cpu"
 
 
 def team_code() -> ModuleType:
-    """Return the module that is compiled to share work."""
     module: ModuleType = import_module(f"{_PACKAGE}.compilation").load("").threads
     return module
 
 
 def free_threads(backend: Backend) -> int:
-    """Return how many threads of a compiled backend no call has taken."""
     return word(vars(backend)["_team"].ready(1), "FREE_THREADS")
 
 
 def word(place: int, field: str) -> int:
-    """Return a field of what threads share."""
     offset: int = vars(team_code())[field]
     return ctypes.c_int64.from_address(place + offset).value
 

@@ -85,7 +85,6 @@ def save(name: str, about: dict[str, str], tables: Sequence[tuple[AxisCase, Matr
 
 
 def load(name: str) -> Iterator[tuple[AxisCase, Matrix]]:
-    """Read what save() wrote."""
     with np.load(DATA / name) as stored:
         flat, cases = stored["flat"].astype(np.float64), json.loads(str(stored["about"]))["cases"]
     first = 0

@@ -28,7 +28,6 @@ _half = np.float32(0.5)
 
 
 def f32(values: object) -> npt.NDArray[np.float32]:
-    """Return an array of float32."""
     return np.array(values, np.float32)
 
 
@@ -69,13 +68,11 @@ def dml_operators(rule: str, *, offset_convention: str = "forward", **arrays: An
 def lowered(
     operator: ops.Operator, source: tuple[int, ...], result: tuple[int, ...], dtype: npt.DTypeLike
 ) -> Plan:
-    """Lower an operator for tensors of a type."""
     compute = compute_dtype(np.dtype(dtype))
     return dialects.lower(operator.name, operator, source, result, compute=compute)
 
 
 def evaluate(operator: ops.Operator, x: Tensor, output_shape: tuple[int, ...]) -> Tensor:
-    """Lower an operator and apply it on the backend that specifies all others."""
     plan = lowered(operator, x.shape, output_shape, x.dtype)
     return applied(NumpyCpu(), plan, x, x.dtype)
 
@@ -166,7 +163,6 @@ class ExactTaps:
         return cls(src, low, high, (numerator % denominator) / denominator)
 
     def dense(self) -> Matrix:
-        """Return the matrix."""
         matrix = np.zeros((len(self.low), self.src))
         rows = np.arange(len(self.low))
         np.add.at(matrix, (rows, self.low), 1 - self.upper)

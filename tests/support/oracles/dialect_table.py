@@ -59,11 +59,9 @@ class Case:
     rounding: float | None = 2.0**-25
 
     def forward(self, x: Tensor) -> Tensor:
-        """Evaluate the operator."""
         return evaluate(self.pair.forward, x, self.result)
 
     def gradient(self, g: Tensor) -> Tensor:
-        """Evaluate its gradient."""
         return evaluate(self.pair.gradient, g, self.source)
 
     def bands(self, dtype: np.dtype[np.generic] | type) -> list[npt.NDArray[np.bool_]]:
@@ -86,7 +84,6 @@ class Case:
         return gradient([np.abs(matrix) for matrix in self.matrices()], np.abs(g))
 
     def matrices(self, dtype: np.dtype[np.generic] | type = np.float64) -> list[Matrix]:
-        """Return the forward's dense matrix along each axis, for tensors of a type."""
         plan = lowered(self.pair.forward, self.source, self.result, dtype)
         matrices = [np.eye(size) for size in self.source]
         for each in plan.passes:

@@ -295,5 +295,4 @@ GOLDEN: dict[str, tuple[Message, str]] = {
 
 
 def of_hex(text: str) -> bytes:
-    """Read bytes as they are written here."""
     return bytes.fromhex(text.replace("|", ""))

@@ -30,7 +30,6 @@ SIZES = ((1, 4), (4, 1), (3, 9), (10, 4), (5, 14), (29, 18), (20, 22))
 
 
 def cases(count: int) -> list[AxisCase]:
-    """Draw cases of every method, with and without antialias."""
     generator = np.random.default_rng(9)
     return [
         AxisCase(ATTRIBUTES[i % len(ATTRIBUTES)], *axis_tables.sizes(generator, largest=150))
@@ -39,13 +38,11 @@ def cases(count: int) -> list[AxisCase]:
 
 
 def forward_table(jax: Any, case: AxisCase, dtype: Any = np.float32) -> Matrix:
-    """Return what jax.image.resize makes of one-hot images."""
     result = _resized(jax, jax.numpy.eye(case.inputs, dtype=dtype), case)
     return np.asarray(result).T.astype(np.float64)
 
 
 def gradient_table(jax: Any, case: AxisCase, dtype: Any = np.float32) -> Matrix:
-    """Return what its transpose makes of one-hot cotangents."""
     shape = (case.outputs, case.outputs)
     zeros = jax.numpy.zeros((case.outputs, case.inputs), dtype)
 
@@ -97,7 +94,6 @@ def _transposed(jax: Any, cotangents: Any, case: AxisCase) -> Any:
 
 
 def main() -> None:
-    """Store the forward's matrices."""
     jax: Any = importlib.import_module("jax")
     stored = [AxisCase(each, *sizes) for each in ATTRIBUTES for sizes in SIZES]
     tables = [(case, forward_table(jax, case)) for case in stored]

@@ -69,7 +69,6 @@ class _Calls:
         return made
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function that returns a dnnl_status_t."""
         status = getattr(self._library, f"dnnl_{name}")(*arguments)
         if status:
             raise RuntimeError(f"dnnl_{name} returned {status}")
@@ -88,7 +87,6 @@ class _Calls:
         )
 
     def run(self, chosen: ctypes.c_void_p, arguments: Sequence[tuple[int, Any, Tensor]]) -> None:
-        """Execute a primitive on tensors and wait."""
         primitive, stream = self.create("primitive", chosen), self.create("stream", self.engine, 1)
         given = (_Argument * len(arguments))()
         for each, (number, described, tensor) in zip(given, arguments, strict=True):
@@ -132,7 +130,6 @@ def _empty(channels: int, length: int, case: AxisCase, dtype: str) -> Tensor:
 
 
 def forward_table(case: AxisCase, dtype: str = "float32") -> Matrix:
-    """Return what the forward makes of one-hot channels."""
     src = _empty(case.inputs, case.inputs, case, dtype)
     dst = _empty(case.inputs, case.outputs, case, dtype)
     src[0] = np.eye(case.inputs)
@@ -141,7 +138,6 @@ def forward_table(case: AxisCase, dtype: str = "float32") -> Matrix:
 
 
 def gradient_table(case: AxisCase, dtype: str = "float32") -> Matrix:
-    """Return what the backward makes of one-hot channels."""
     diff_src = _empty(case.outputs, case.inputs, case, dtype)
     diff_dst = _empty(case.outputs, case.outputs, case, dtype)
     diff_dst[0] = np.eye(case.outputs)

@@ -81,7 +81,6 @@ def _node(opset: Any, operator: ops.OpenvinoInterpolate, shape: tuple[int, ...])
 
 
 def reference(operator: ops.OpenvinoInterpolate, x: Any) -> Any:
-    """Evaluate OpenVINO's reference implementation."""
     openvino = importlib.import_module("openvino")
     opset = importlib.import_module("openvino.opset11")
     _, node, others = _node(opset, operator, x.shape)
@@ -92,7 +91,6 @@ def reference(operator: ops.OpenvinoInterpolate, x: Any) -> Any:
 
 
 def plugin(operator: ops.OpenvinoInterpolate, x: Any) -> Any:
-    """Evaluate a model of the operation alone on OpenVINO's CPU plugin."""
     openvino = importlib.import_module("openvino")
     opset = importlib.import_module("openvino.opset11")
     image, node, _ = _node(opset, operator, x.shape)
@@ -110,7 +108,6 @@ def table(implementation: Any, case: AxisCase) -> Matrix:
 
 
 def main() -> None:
-    """Store the matrices of the reference implementation."""
     version = importlib.import_module("openvino").__version__
     tables = [(case, table(reference, case)) for case in cases(90, seed=1)]
     axis_tables.save(STORED, {"openvino": version}, tables)

@@ -32,7 +32,6 @@ SIZES = ((1, 7), (7, 1), (6, 6), (3, 9), (10, 4), (5, 14), (29, 18), (20, 41))
 
 
 def cases(count: int) -> list[AxisCase]:
-    """Draw cases of every op and flag."""
     generator = np.random.default_rng(9)
     return [
         AxisCase(ATTRIBUTES[i % len(ATTRIBUTES)], *axis_tables.sizes(generator, largest=300))
@@ -41,7 +40,6 @@ def cases(count: int) -> list[AxisCase]:
 
 
 def forward_table(tf: Any, case: AxisCase) -> Matrix:
-    """Return what the op makes of one-hot images."""
     kind, *flags = _arguments(case)
     images = np.eye(case.inputs, dtype=np.float32)[:, :, np.newaxis, np.newaxis]
     op = getattr(tf.raw_ops, KINDS[kind])
@@ -51,7 +49,6 @@ def forward_table(tf: Any, case: AxisCase) -> Matrix:
 
 
 def gradient_table(tf: Any, case: AxisCase) -> Matrix:
-    """Return what the op's gradient makes of one-hot gradients."""
     kind, *flags = _arguments(case)
     grads = np.eye(case.outputs, dtype=np.float32)[:, :, np.newaxis, np.newaxis]
     op = getattr(tf.raw_ops, f"{KINDS[kind]}Grad")
@@ -77,7 +74,6 @@ def _arguments(case: AxisCase) -> Any:
 
 
 def main() -> None:
-    """Store the forward's matrices; the gradient's are the same, which the tests show."""
     tf: Any = importlib.import_module("tensorflow")
 
     stored = [AxisCase(each, *sizes) for each in ATTRIBUTES for sizes in SIZES]

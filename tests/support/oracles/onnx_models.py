@@ -51,7 +51,6 @@ def installed(name: str) -> Any:
 
 
 def node_cases() -> list[NodeCase]:
-    """Take the published cases out of the installed onnx."""
     onnx, loader = importlib.import_module("onnx"), importlib.import_module("onnx.backend.test")
     cases: list[NodeCase] = []
     with warnings.catch_warnings():
@@ -125,7 +124,6 @@ def model(attributes: Attributes, x: Tensor, *, opset: int = 19) -> Any:
 
 
 def runtime(attributes: Attributes, x: Tensor, *, opset: int = 19) -> Tensor:
-    """Evaluate Resize by ONNX Runtime on the CPU."""
     return np.asarray(_session(model(attributes, x, opset=opset)).run(None, {"x": x})[0])
 
 

@@ -32,7 +32,6 @@ class Axis:
 
     @property
     def kind(self) -> Kind:
-        """Type of the arithmetic."""
         return self.scale.dtype.type
 
 
@@ -79,7 +78,6 @@ def outside(a: Any, x: Any) -> Any:
 
 
 def rounded(x: float, nearest_mode: str, *, shrinks: bool, tie: float) -> int:
-    """Round to an element."""
     whole, part = math.floor(x), x - math.floor(x)
     if nearest_mode == "simple":
         nearest_mode = "ceil" if shrinks else "floor"
@@ -101,7 +99,6 @@ def matrix(
     a: float = -0.75,
     exclude_outside: bool = False,
 ) -> Matrix:
-    """Return the table of an axis without antialias."""
     kind, last = axis.kind, axis.inputs - 1
     table = np.zeros((axis.outputs, axis.inputs), kind)
     for index in range(axis.outputs):

@@ -35,11 +35,9 @@ class TapTable:
     inputs: int
 
     def map(self) -> BandedMap:
-        """Collect the taps into bands."""
         return BandedMap.from_taps(self.index, self.weight, inputs=self.inputs)
 
     def dense(self) -> Matrix:
-        """Add every tap to its place in weight's type, one at a time."""
         matrix = np.zeros((len(self.index), self.inputs), self.weight.dtype)
         for output, taps in enumerate(self.index):
             for tap, place in enumerate(taps):
@@ -81,14 +79,12 @@ def same_bits(ours: Tensor, theirs: Tensor) -> None:
 
 
 def canonical(tensor: Tensor) -> Tensor:
-    """Return the bits of a tensor, row-major, with one NaN for all."""
     with np.errstate(invalid="ignore"):  # NaNs of any bits are asked for
         one_nan = np.where(np.isnan(tensor), tensor.dtype.type(np.nan), tensor)
     return np.ascontiguousarray(one_nan).view(f"u{tensor.dtype.itemsize}")
 
 
 def assert_same_map(ours: BandedMap, theirs: BandedMap) -> None:
-    """Assert equality of every bit of two maps."""
     assert (ours.outputs, ours.inputs) == (theirs.outputs, theirs.inputs)
     np.testing.assert_array_equal(ours.start, theirs.start)
     np.testing.assert_array_equal(ours.offset, theirs.offset)
@@ -102,7 +98,6 @@ def covered(bands: BandedMap) -> npt.NDArray[np.bool_]:
 
 
 def dense_apply(matrices: dict[int, Matrix], x: Tensor) -> Matrix:
-    """Multiply matrices along axes, in float64."""
     result = x.astype(np.float64)
     for axis, matrix in matrices.items():
         result = np.moveaxis(np.tensordot(matrix, result, axes=(1, axis)), 0, axis)

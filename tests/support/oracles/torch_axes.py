@@ -62,7 +62,6 @@ class AxisCase:
         return (2 if self.attributes.get("antialias") else 1,) * (self.rank - 3)
 
     def arguments(self) -> dict[str, Any]:
-        """Return all arguments of F.interpolate."""
         if self.scale is None:
             return {"mode": self.mode, "size": (self.outputs, *self.others), **self.attributes}
         scales = (self.scale, *(1.0 for _ in self.others))
@@ -118,7 +117,6 @@ def allowed(case: AxisCase) -> float:
 
 
 def check(case: AxisCase, forward: Tensor, backward: Tensor) -> None:
-    """Compare our weights with PyTorch's."""
     for ours, theirs in zip(case.ours(), (forward, backward), strict=True):
         assert np.all(np.abs(ours - theirs) <= allowed(case)), case
 
@@ -166,7 +164,6 @@ ODD = [
 
 
 def stored() -> Iterator[tuple[AxisCase, Tensor, Tensor]]:
-    """Read the cases and PyTorch's weights from the repository."""
     with np.load(STORED) as file:
         for i, about in enumerate(json.loads(str(file["about"]))["cases"]):
             yield AxisCase(**about), file[f"forward_{i}"], file[f"backward_{i}"]
