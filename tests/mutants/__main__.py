@@ -4,7 +4,7 @@
     PYTHONPATH=tests python -m mutants run 7 12      run some
     PYTHONPATH=tests python -m mutants run --record  write the outcomes to the table
     PYTHONPATH=tests python -m mutants select        select tests anew; takes 20 minutes
-    PYTHONPATH=tests python -m mutants draw          draw mutants from the current code
+    PYTHONPATH=tests python -m mutants draw          draw mutants from the files of the table
 
 The exit status is 1 if a mutant recorded as caught escapes, is not run in time, or does not apply
 any more: its behavior then has to be expressed again in the current code. Tests that have moved are
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -74,10 +74,14 @@ def main() -> None:
     parser.add_argument("numbers", nargs="*", type=int, metavar="NUMBER")
     parser.add_argument("--record", action="store_true")
     arguments = parser.parse_args()
-    if arguments.verb == "draw":
-        sys.stdout.write(table.text(drawing.draw(ROOT)))
-        return
     mutants = table.read(TABLE)
+    if arguments.verb == "draw":
+        areas: dict[str, set[str]] = defaultdict(set)
+        for each in mutants:
+            if (ROOT / each.file).is_file():
+                areas[each.area].add(each.file)
+        sys.stdout.write(table.text(drawing.draw(ROOT, areas)))
+        return
     if arguments.verb == "select":
         _write(select(mutants))
         return
@@ -150,9 +154,7 @@ def _why_lost(mutant: Mutant) -> str | None:
     try:
         mutant.applied((ROOT / mutant.file).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return (
-            f"mutant {mutant.number}: there is no {mutant.file}; express again: {mutant.behavior}"
-        )
+        return f"mutant {mutant.number}: no {mutant.file}; express again: {mutant.behavior}"
     except LookupError as error:
         return str(error)
     return None

@@ -11,73 +11,17 @@ import ast
 import random
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from mutants.table import Mutant, functions
 
 SEED = 20261122
 PER_AREA = 12
 
-_SERVER = "server/gradwire_server"
-_CLIENT = "client/gradwire"
-# Files, and folders with all modules in them.
-AREAS = {
-    "plans": (f"{_SERVER}/plans",),
-    "dialects": (f"{_SERVER}/dialects",),
-    "numpy_cpu": (f"{_SERVER}/backends/numpy_cpu.py",),
-    "engine": tuple(
-        f"{_SERVER}/engine/{name}.py"
-        for name in (
-            "assembly",
-            "batches",
-            "evaluation",
-            "in_memory",
-            "layout",
-            "limits",
-            "running",
-            "step_plans",
-            "steps",
-            "whole",
-        )
-    ),
-    "framing and codec": (
-        f"{_CLIENT}/_wire/framing.py",
-        f"{_CLIENT}/tensors.py",
-        f"{_SERVER}/encoding.py",
-        f"{_SERVER}/headers.py",
-        f"{_SERVER}/wire.py",
-    ),
-    "admission and queue": tuple(
-        f"{_SERVER}/engine/{name}.py"
-        for name in ("admission", "fair_queue", "holdings", "pace", "slots", "turns")
-    ),
-    "retries": (
-        f"{_CLIENT}/_core/retries.py",
-        f"{_CLIENT}/_wire/statuses.py",
-        f"{_CLIENT}/_core/evaluation.py",
-    ),
-    "resumption": (
-        f"{_CLIENT}/chunks.py",
-        f"{_CLIENT}/_wire/requests.py",
-        f"{_CLIENT}/_transport/streams.py",
-        f"{_SERVER}/ranges.py",
-        f"{_SERVER}/streams.py",
-    ),
-    "split": (f"{_CLIENT}/_core/evaluation.py", f"{_CLIENT}/_transport/streams.py"),
-    "authorization": (
-        f"{_CLIENT}/_core/options.py",
-        f"{_CLIENT}/_wire/files.py",
-        f"{_SERVER}/authorization.py",
-        f"{_SERVER}/exposure.py",
-        f"{_SERVER}/guard.py",
-        f"{_SERVER}/tokens.py",
-    ),
-}
-
-_COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
+_SWAPS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Lt: ("<", "<="),
     ast.LtE: ("<=", "<"),
     ast.Gt: (">", ">="),
@@ -88,8 +32,6 @@ _COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.IsNot: ("is not", "is"),
     ast.In: ("in", "not in"),
     ast.NotIn: ("not in", "in"),
-}
-_OPERATORS: dict[type[ast.operator], tuple[str, str]] = {
     ast.Add: ("+", "-"),
     ast.Sub: ("-", "+"),
     ast.Mult: ("*", "+"),
@@ -100,13 +42,13 @@ _OPERATORS: dict[type[ast.operator], tuple[str, str]] = {
     ast.BitOr: ("|", "&"),
     ast.LShift: ("<<", ">>"),
     ast.RShift: (">>", "<<"),
+    ast.And: ("and", "or"),
+    ast.Or: ("or", "and"),
 }
-_TEXT_METHODS = {"__repr__", "__str__"}
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A replacement of the source text between two offsets."""
+class Change(NamedTuple):
+    """A replacement of the source text between two offsets in bytes."""
 
     kind: str
     start: int
@@ -114,23 +56,20 @@ class Change:
     text: str
 
 
-def draw(root: Path, areas: Mapping[str, tuple[str, ...]] = AREAS) -> list[Mutant]:
-    """Draw mutants of the sources below a folder: equal sources give equal mutants."""
+Drawn = tuple[str, str, str, str]
+
+
+def draw(root: Path, areas: Mapping[str, Collection[str]]) -> list[Mutant]:
+    """Draw mutants of each area's files: equal sources give equal mutants."""
     chance = random.Random(SEED)  # noqa: S311 - repeatable
-    drawn: list[Mutant] = []
-    for area, places in areas.items():
-        for file, function, before, after in _of_area(root, places, chance):
-            number = len(drawn) + 1
-            drawn.append(Mutant(number, area, "", file, function, before, after))
-    return drawn
+    drawn = [(area, *one) for area, files in areas.items() for one in _of_area(root, files, chance)]
+    return [Mutant(n, area, "", *place) for n, (area, *place) in enumerate(drawn, 1)]
 
 
-def _of_area(
-    root: Path, places: tuple[str, ...], chance: random.Random
-) -> Iterator[tuple[str, str, str, str]]:
+def _of_area(root: Path, files: Collection[str], chance: random.Random) -> Iterator[Drawn]:
     """Yield an area's mutants: each kind of change in turn, in functions as different as can be."""
-    kinds: dict[str, list[tuple[str, str, str, str]]] = defaultdict(list)
-    for file in sorted(one for place in places for one in _files(root, place)):
+    kinds: dict[str, list[Drawn]] = defaultdict(list)
+    for file in sorted(files):
         source = (root / file).read_text(encoding="utf-8")
         for function, change in changes(source):
             kinds[change.kind].append((file, function, *as_lines(source, function, change)))
@@ -141,7 +80,7 @@ def _of_area(
     taken: dict[tuple[str, str], int] = defaultdict(int)
     for _ in range(PER_AREA):
         least = {kind: min(taken[one[:2]] for one in kinds[kind]) for kind in order}
-        kind = next(one for one in order if least[one] == min(least.values()))
+        kind = min(order, key=least.__getitem__)
         found = min(kinds[kind], key=lambda one: taken[one[:2]])
         kinds[kind].remove(found)
         taken[found[:2]] += 1
@@ -151,22 +90,17 @@ def _of_area(
         yield found
 
 
-def _files(root: Path, place: str) -> list[str]:
-    if place.endswith(".py"):
-        return [place]
-    return [str(one.relative_to(root)) for one in (root / place).glob("*.py")]
-
-
 def as_lines(source: str, function: str, change: Change) -> tuple[str, str]:
     """Return whole lines before and after a change, with as many above as make them unique."""
-    mutated = source[: change.start] + change.text + source[change.stop :]
+    data = source.encode()
+    mutated = (data[: change.start] + change.text.encode() + data[change.stop :]).decode()
     lines, others = source.splitlines(), mutated.splitlines()
-    first = source.count("\n", 0, change.start)
-    behind = len(lines) - source.count("\n", 0, change.stop) - 1
+    first = data.count(b"\n", 0, change.start)
+    behind = len(lines) - data.count(b"\n", 0, change.stop) - 1
     while True:
-        before, after = _dedented(
-            lines[first : len(lines) - behind], others[first : len(others) - behind]
-        )
+        parts = lines[first : len(lines) - behind], others[first : len(others) - behind]
+        indent = min(len(line) - len(line.lstrip()) for part in parts for line in part if line)
+        before, after = ("".join(f"{line[indent:]}\n" for line in part) for part in parts)
         try:
             Mutant(0, "", "", "", function, before, after).lines(source)
         except LookupError:
@@ -175,18 +109,12 @@ def as_lines(source: str, function: str, change: Change) -> tuple[str, str]:
             return before, after
 
 
-def _dedented(*parts: list[str]) -> list[str]:
-    """Take off all lines the indentation that they share; return a text for each part."""
-    lines = [line for part in parts for line in part if line]
-    indent = min(len(line) - len(line.lstrip()) for line in lines)
-    return ["".join(f"{line[indent:]}\n" for line in part) for part in parts]
-
-
 def changes(source: str) -> Iterator[tuple[str, Change]]:
     """Yield every change of a source, with the function it is in."""
+    finder = _Finder(source)
     for name, node in functions(ast.parse(source)):
-        if node.name not in _TEXT_METHODS:
-            for change in _Finder(source).of_function(node):
+        if node.name not in {"__repr__", "__str__"}:
+            for change in finder.of_function(node):
                 yield name, change
 
 
@@ -194,16 +122,13 @@ class _Finder:
     """Finds the changes within one function."""
 
     def __init__(self, source: str) -> None:
-        self._source = source
+        self._data = source.encode()
         self._starts = [0]
-        for line in source.splitlines(keepends=True):
+        for line in self._data.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
 
     def of_function(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Change]:
-        body = function.body
-        if ast.get_docstring(function) is not None:
-            body = body[1:]
-        for statement in body:
+        for statement in function.body[ast.get_docstring(function) is not None :]:
             yield from self._of_node(statement)
         for node in ast.walk(function):
             if isinstance(node, ast.stmt):
@@ -220,42 +145,41 @@ class _Finder:
 
     def _of_node(self, node: ast.AST) -> Iterator[Change]:
         """Yield changes of a node, and of those within."""
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.JoinedStr):
-            return
-        if isinstance(node, ast.Raise):
-            if node.exc is None or not ast.unparse(node.exc).startswith("AssertionError"):
-                yield self._whole("dropped raise", node, "pass")
-            return
-        if isinstance(node, ast.AnnAssign):
-            if node.value is not None:
-                yield from self._of_node(node.value)
-            return
-        if isinstance(node, ast.Assert) or _is_message(node):
-            return
-        yield from self._of_operator(node)
-        yield from self._of_constant(node)
-        yield from self._of_flow(node)
-        for child in ast.iter_child_nodes(node):
-            yield from self._of_node(child)
+        match node:
+            case ast.Raise(exc=error):
+                if error is None or not ast.unparse(error).startswith("AssertionError"):
+                    yield self._whole("dropped raise", node, "pass")
+            case ast.AnnAssign(value=value):
+                if value is not None:
+                    yield from self._of_node(value)
+            case _ if not _is_left_alone(node):
+                yield from self._of_operator(node)
+                yield from self._of_value(node)
+                for child in ast.iter_child_nodes(node):
+                    yield from self._of_node(child)
+            case _:
+                pass
 
     def _of_operator(self, node: ast.AST) -> Iterator[Change]:
         match node:
             case ast.Compare():
                 operands = [node.left, *node.comparators]
                 for left, sign, right in zip(operands, node.ops, operands[1:], strict=False):
-                    yield from self._between("comparison", left, right, _COMPARISONS[type(sign)])
+                    yield from self._between("comparison", left, sign, right)
             case ast.BinOp(left=left, op=sign, right=right) if not _of_text(node):
-                if type(sign) in _OPERATORS:
-                    yield from self._between("operator", left, right, _OPERATORS[type(sign)])
-            case ast.BoolOp():
-                swap = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
-                yield from self._between("operator", node.values[0], node.values[1], swap)
+                yield from self._between("operator", left, sign, right)
+            case ast.BoolOp(op=sign, values=[left, right, *_]):
+                yield from self._between("operator", left, sign, right)
             case ast.UnaryOp(op=ast.Not()):
                 yield self._whole("comparison", node, self._text(node.operand))
+            case ast.If() | ast.IfExp():
+                yield self._whole("swapped branches", node.test, f"not ({self._text(node.test)})")
+            case ast.AugAssign() | ast.Expr(value=ast.Call() | ast.Await()) | ast.Delete():
+                yield self._whole("dropped statement", node, "pass")
             case _:
                 pass
 
-    def _of_constant(self, node: ast.AST) -> Iterator[Change]:
+    def _of_value(self, node: ast.AST) -> Iterator[Change]:
         match node:
             case ast.Constant(value=bool() as flag):
                 yield self._whole("constant", node, str(not flag))
@@ -266,77 +190,56 @@ class _Finder:
             case ast.Subscript(slice=ast.Slice() as part):
                 for bound in (part.lower, part.upper):
                     if bound is not None:
-                        yield self._whole("off by one", bound, f"{self._operand(bound)} + 1")
+                        yield self._whole("off by one", bound, f"({self._text(bound)}) + 1")
             case ast.Call(func=ast.Name(id="range"), args=[*_, last]):
-                yield self._whole("off by one", last, f"{self._operand(last)} - 1")
+                yield self._whole("off by one", last, f"({self._text(last)}) - 1")
             case _:
                 pass
-
-    def _of_flow(self, node: ast.AST) -> Iterator[Change]:
-        match node:
-            case ast.If() | ast.IfExp():
-                yield self._whole("swapped branches", node.test, f"not ({self._text(node.test)})")
-            case ast.AugAssign() | ast.Expr(value=ast.Call() | ast.Await()) | ast.Delete():
-                yield self._whole("dropped statement", node, "pass")
-            case _:
-                pass
-
-    def _offset(self, line: int, column: int) -> int:
-        # Columns count bytes.
-        start = self._starts[line - 1]
-        text = self._source[start : self._starts[line]]
-        return start + len(text.encode()[:column].decode())
 
     def _span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
-        return (
-            self._offset(node.lineno, node.col_offset),
-            self._offset(node.end_lineno or 0, node.end_col_offset or 0),
-        )
+        end = self._starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+        return self._starts[node.lineno - 1] + node.col_offset, end
 
     def _text(self, node: ast.expr) -> str:
         start, stop = self._span(node)
-        return self._source[start:stop]
-
-    def _operand(self, node: ast.expr) -> str:
-        text = self._text(node)
-        return (
-            text
-            if isinstance(node, ast.Name | ast.Constant | ast.Call | ast.Attribute)
-            else f"({text})"
-        )
+        return self._data[start:stop].decode()
 
     def _whole(self, kind: str, node: ast.expr | ast.stmt, text: str) -> Change:
         return Change(kind, *self._span(node), text)
 
     def _between(
-        self, kind: str, left: ast.expr, right: ast.expr, swap: tuple[str, str]
+        self, kind: str, left: ast.expr, sign: ast.AST, right: ast.expr
     ) -> Iterator[Change]:
-        """Change the operator between two operands."""
-        _, start = self._span(left)
-        stop, _ = self._span(right)
-        before, after = swap
-        pattern = r"\s+".join(map(re.escape, before.split()))
-        found = list(re.finditer(pattern, self._source[start:stop]))
+        """Change the operator between two operands, where it is there once."""
+        before, after = _SWAPS.get(type(sign), ("no operator", ""))
+        (_, start), (stop, _) = self._span(left), self._span(right)
+        pattern = r"\s+".join(map(re.escape, before.split())).encode()
+        found = list(re.finditer(pattern, self._data[start:stop]))
         if len(found) == 1:
             yield Change(kind, start + found[0].start(), start + found[0].end(), after)
 
 
-def _is_message(node: ast.AST) -> bool:
-    """Whether a statement logs, or makes an exception."""
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        called = ast.unparse(node.value.func)
-        return called.startswith("_log.")
-    return isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Error")
+def _is_left_alone(node: ast.AST) -> bool:
+    """Whether a node is text, asserts, logs, makes an exception, or is looked at by itself."""
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return True
+        case ast.JoinedStr() | ast.Assert():
+            return True
+        case ast.Expr(value=ast.Call(func=called)):
+            return ast.unparse(called).startswith("_log.")
+        case ast.Call(func=called):
+            return ast.unparse(called).endswith("Error")
+        case _:
+            return False
 
 
 def _of_text(node: ast.BinOp) -> bool:
     """Whether an operator joins or formats strings, or joins types."""
-    return (
-        isinstance(node.right, ast.Name)
-        and node.right.id[:1].isupper()
-        and not node.right.id.isupper()
-    ) or any(
+    name = node.right.id if isinstance(node.right, ast.Name) else ""
+    sides = (node.left, node.right)
+    return (name[:1].isupper() and not name.isupper()) or any(
         isinstance(side, ast.JoinedStr)
         or (isinstance(side, ast.Constant) and isinstance(side.value, str))
-        for side in (node.left, node.right)
+        for side in sides
     )

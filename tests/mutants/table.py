@@ -11,8 +11,9 @@ import json
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 Outcome = Literal["caught", "equivalent", "escaped"]
 
@@ -53,15 +54,8 @@ class Mutant:
         """Return the numbers of the lines that it changes. Raises LookupError if they are gone."""
         first, _ = _found(self, source)
         before, after = self.before.splitlines(), self.after.splitlines()
-        same = 0
-        while same < min(len(before), len(after)) and before[same] == after[same]:
-            same += 1
-        behind = 0
-        while (
-            behind < min(len(before), len(after)) - same
-            and before[-1 - behind] == after[-1 - behind]
-        ):
-            behind += 1
+        same = _shared(before, after)
+        behind = _shared(before[same:][::-1], after[same:][::-1])
         return range(first + same, first + max(len(before) - behind, same + 1))
 
     def applied(self, source: str) -> str:
@@ -71,6 +65,11 @@ class Mutant:
         count = len(self.before.splitlines())
         lines[first - 1 : first - 1 + count] = [_indented(self.after, indent)]
         return "".join(lines)
+
+
+def _shared(one: list[str], other: list[str]) -> int:
+    """Return how many of the first lines are equal."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _found(mutant: Mutant, source: str) -> tuple[int, str]:
@@ -119,11 +118,7 @@ def functions(
 def read(path: Path) -> list[Mutant]:
     with path.open("rb") as file:
         entries = tomllib.load(file)["mutant"]
-    return [Mutant(**values, tests=tuple(tests)) for values, tests in map(_parts, entries)]
-
-
-def _parts(entry: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    return {name: entry[name] for name in entry if name != "tests"}, entry.get("tests", [])
+    return [Mutant(**{**entry, "tests": tuple(entry.get("tests", ()))}) for entry in entries]
 
 
 def text(mutants: Iterable[Mutant]) -> str:

@@ -37,15 +37,15 @@ _MUTANT = Mutant(
 
 
 def test_drawing_is_repeatable_and_gives_every_area_its_share(tmp_path: Path) -> None:
-    for folder in ("first", "second"):
-        (tmp_path / folder).mkdir()
-        for number in range(3):
-            (tmp_path / folder / f"counter_{number}.py").write_text(_SOURCE)
-    areas = {"one": ("first",), "another": ("second/counter_0.py", "second/counter_2.py")}
+    names = [f"counter_{number}.py" for number in range(3)]
+    for name in names:
+        (tmp_path / name).write_text(_SOURCE)
+    areas = {"one": names, "another": names[1:]}
     drawn = drawing.draw(tmp_path, areas)
     assert drawn == drawing.draw(tmp_path, areas)
     assert [mutant.area for mutant in drawn] == [
-        area for area in areas for _ in range(drawing.PER_AREA)
+        *["one"] * drawing.PER_AREA,
+        *["another"] * drawing.PER_AREA,
     ]
     for mutant in drawn:
         assert mutant.applied(_SOURCE) != _SOURCE
