@@ -20,8 +20,21 @@ BYTES = ARRAY.tobytes()
 DESCRIPTOR = tensors.describe(ARRAY)
 
 
-def a_transfer() -> Transfer:
-    return Transfer(prepare(COPY, ARRAY, output_shape=ARRAY.shape, out=None), chunk_bytes=10)
+JOB = prepare(COPY, ARRAY, output_shape=ARRAY.shape, out=None)
+
+
+def begun(**options: Any) -> Transfer:
+    """Return a transfer in its first try."""
+    transfer = Transfer(JOB, chunk_bytes=10, **options)
+    transfer.begin()
+    return transfer
+
+
+def underway() -> Transfer:
+    """Return one that has its answer to open."""
+    transfer = begun()
+    transfer.accept(opened())
+    return transfer
 
 
 def opened(digest: str = "one", **changes: Any) -> v1.Opened:
@@ -34,7 +47,7 @@ def opened(digest: str = "one", **changes: Any) -> v1.Opened:
 
 @given(st.lists(st.integers(1, len(BYTES) - 1), unique=True).map(sorted))
 def test_a_result_cut_anywhere_is_put_together(cuts: list[int]) -> None:
-    transfer = a_transfer()
+    transfer = Transfer(JOB, chunk_bytes=10)
     for start, stop in pairwise([0, *cuts, len(BYTES)]):
         request = transfer.begin().open
         assert (request.resume_from, request.evaluation_digest) == (start, "one" if start else "")
@@ -49,9 +62,7 @@ def test_a_result_cut_anywhere_is_put_together(cuts: list[int]) -> None:
 
 @given(st.integers(0, 2 * len(BYTES)), st.binary(max_size=2 * len(BYTES)))
 def test_only_the_bytes_that_come_next_are_taken(offset: int, data: bytes) -> None:
-    transfer = a_transfer()
-    transfer.begin()
-    transfer.accept(opened())
+    transfer = underway()
     transfer.store(0, BYTES[:50])
     if offset == 50 and 1 <= len(data) <= len(BYTES) - 50:
         transfer.store(offset, data)
@@ -66,13 +77,12 @@ def test_only_the_bytes_that_come_next_are_taken(offset: int, data: bytes) -> No
 def test_parts_of_a_result_land_in_one_array_whatever_their_order(
     cuts: list[int], chance: Any
 ) -> None:
-    job = prepare(COPY, ARRAY, output_shape=ARRAY.shape, out=None)
-    buffer = ResultBuffer(job)
+    buffer = ResultBuffer(JOB)
     ends = [0, *(4 * cut for cut in cuts), len(BYTES)]
     parts = [range(first, stop) for first, stop in pairwise(ends)]
     chance.shuffle(parts)
     for number, part in enumerate(parts):
-        transfer = Transfer(job, chunk_bytes=10, part=part, buffer=buffer)
+        transfer = Transfer(JOB, chunk_bytes=10, part=part, buffer=buffer)
         request = transfer.begin().open
         assert (request.resume_from, request.stop_before) == (part.start, part.stop)
         assert request.evaluation_digest == ("one" if number else "")
@@ -89,14 +99,9 @@ def test_parts_of_a_result_land_in_one_array_whatever_their_order(
 
 
 def test_parts_of_two_evaluations_are_not_joined() -> None:
-    job = prepare(COPY, ARRAY, output_shape=ARRAY.shape, out=None)
-    buffer = ResultBuffer(job)
-    one, other = (
-        Transfer(job, chunk_bytes=10, part=part, buffer=buffer)
-        for part in (range(80), range(80, len(BYTES)))
-    )
-    for transfer in (one, other):
-        transfer.begin()
+    buffer = ResultBuffer(JOB)
+    parts = range(80), range(80, len(BYTES))
+    one, other = (begun(part=part, buffer=buffer) for part in parts)
     one.accept(opened(read_before_byte=80))
     with pytest.raises(EvaluationChangedError):
         other.accept(opened("another", read_from_byte=80, read_before_byte=len(BYTES)))
@@ -106,33 +111,24 @@ def test_parts_of_two_evaluations_are_not_joined() -> None:
 def test_a_part_of_input_bytes_that_are_not_there_is_the_servers_fault(
     wants: tuple[int, int],
 ) -> None:
-    job = prepare(COPY, ARRAY, output_shape=ARRAY.shape, out=None)
-    transfer = Transfer(job, chunk_bytes=10, part=range(8))
-    transfer.begin()
     with pytest.raises(ServerError, match="wants chunks"):
-        transfer.accept(opened(read_from_byte=wants[0], read_before_byte=wants[1]))
+        begun(part=range(8)).accept(opened(read_from_byte=wants[0], read_before_byte=wants[1]))
 
 
 def test_a_stream_that_ends_early_has_not_succeeded() -> None:
-    transfer = a_transfer()
-    transfer.begin()
-    transfer.accept(opened())
+    transfer = underway()
     transfer.store(0, BYTES[:-1])
     with pytest.raises(ServerError, match="more are due"):
         transfer.end()
 
 
 def test_a_chunk_before_opened_is_refused() -> None:
-    transfer = a_transfer()
-    transfer.begin()
     with pytest.raises(ServerError, match="before opened"):
-        transfer.store(0, BYTES)
+        begun().store(0, BYTES)
 
 
 def test_bytes_of_another_evaluation_are_not_joined() -> None:
-    transfer = a_transfer()
-    transfer.begin()
-    transfer.accept(opened("one"))
+    transfer = underway()
     transfer.store(0, BYTES[:8])
     transfer.begin()
     with pytest.raises(EvaluationChangedError):
@@ -161,8 +157,6 @@ def test_bytes_of_another_evaluation_are_not_joined() -> None:
     ids=str,
 )
 def test_an_answer_that_makes_no_sense_is_the_servers_fault(changes: dict[str, Any]) -> None:
-    transfer = a_transfer()
-    transfer.begin()
     with pytest.raises(ServerError) as caught:
-        transfer.accept(opened(**changes))
+        begun().accept(opened(**changes))
     assert caught.value.request_id

@@ -88,6 +88,7 @@ def test_closing_a_client_ends_who_waits_for_a_slow_source(
 
 
 def failing(error: type[BaseException]) -> Iterator[Item]:
+    """Yield 100 items, then raise."""
     yield from repeat(ITEM, 100)
     raise error
 
@@ -98,32 +99,33 @@ async def failing_in_loop(error: type[BaseException]) -> AsyncIterator[Item]:
 
 
 @either_way
-@pytest.mark.parametrize("source", [failing, failing_in_loop])
-@pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit])
-def test_what_is_no_exception_is_raised_once_by_an_asynchronous_client(
+@pytest.mark.parametrize(
+    ("face", "source", "error"),
+    [
+        *((Client, failing, e) for e in (KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)),
+        *(
+            (AWAITED, source, error)
+            for source in (failing, failing_in_loop)
+            for error in (GeneratorExit, asyncio.CancelledError)
+        ),
+    ],
+)
+def test_what_is_no_exception_is_raised_once_and_loses_no_result(
     server: ServerThread,
-    error: type[BaseException],
+    face: Face,
     source: Callable[[type[BaseException]], Any],
+    error: type[BaseException],
     *,
     ordered: bool,
 ) -> None:
-    with AWAITED(server.address) as client:
+    with face(server.address) as client:
         evaluate_many: Any = client.evaluate_many
         outcomes = told(evaluate_many(source(error), ordered=ordered))
-    errors = outcomes[100:] if ordered else [each for each in outcomes if each is not None]
+    in_order = ordered and face is AWAITED
+    errors = outcomes[100:] if in_order else [each for each in outcomes if each is not None]
     assert [type(each) for each in errors] == [error]
-    # A cancellation loses no result.
-    assert outcomes.count(None) == 100 or error is GeneratorExit
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
-def test_what_is_no_exception_is_raised_once_and_loses_no_result(
-    server: ServerThread, error: type[BaseException]
-) -> None:
-    with Client(server.address) as client:
-        outcomes = told(client.evaluate_many(failing(error)))
-    assert outcomes.count(None) == 100
-    assert [type(each) for each in outcomes if each is not None] == [error]
+    # A generator that ends so ends an asynchronous client's results at once.
+    assert outcomes.count(None) == 100 or (face is AWAITED and error is GeneratorExit)
 
 
 class Interrupting:

@@ -12,11 +12,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
-from gradwire import Client, Item, RetryPolicy, v1
+from gradwire import Client, Item, RetryPolicy
 from gradwire.errors import (
     CallCancelledError,
     DeadlineExceededError,
@@ -26,9 +25,11 @@ from gradwire.errors import (
 from gradwire_server.errors import RETRY_AFTER_S
 from support.clients import BRISK, COPY, PROMPT, Collect, Face, Outcome, blocking, both_clients
 from support.many_calls import ManyCall, named
-from support.raw_calls import RawClient, float32, identity_request, wait_until
+from support.raw_calls import wait_until
 from support.relay import Relay, relaying
+from support.served import served_many, summed
 from support.serving import ServerThread, serving, serving_process
+from support.skewed import older, skewed
 
 # One connection, so that the relay sees every one there is.
 PATIENT: dict[str, Any] = {"connections": 1, "retry": PROMPT}
@@ -147,24 +148,13 @@ def test_a_stream_that_the_server_ends_meanwhile_is_opened_again(
         check(collect(server.address, items(), on_outcome=note, max_in_flight=2), 4)
 
 
-def long_work() -> v1.EvaluateRequest:
-    """Order hours of work with 4 bytes."""
-    request = identity_request(1, data=bytes(4))
-    request.input.CopyFrom(float32(1 << 18, 1 << 18, strides=(0, 0)))
-    request.output.CopyFrom(float32(1, 1))
-    request.operator.dml_resample_grad.CopyFrom(request.operator.dml_resample)
-    return request
-
-
 @contextmanager
 def full_server() -> Generator[tuple[ServerThread, ManyCall]]:
     """Run a server whose memory a call has taken."""
-    with serving(max_memory_bytes=1) as server, RawClient(server.address) as raw:
-        admission = server.server.service.admission
-        with ManyCall(raw) as other:
-            other.send(named(long_work(), "long"))
-            wait_until(lambda: admission.memory_bytes)
-            yield server, other
+    with served_many(max_memory_bytes=1) as (server, _, other):
+        other.send(named(summed(1 << 18), "long"))  # hours of work
+        wait_until(lambda: server.server.service.admission.memory_bytes)
+        yield server, other
 
 
 @both_clients
@@ -203,40 +193,14 @@ def test_a_server_that_is_not_there_fails_every_item(nobody: str, collect: Colle
         assert getattr(outcome, "__notes__", None) == [f"item {index} of evaluate_many"]
 
 
-class OldServer:
-    """A server of the release before: it hands Evaluate on to a new one, and knows nothing else."""
-
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.insecure_channel(address)
-        hand_on: grpc.UnaryUnaryMultiCallable[bytes, bytes]
-        hand_on = self._channel.unary_unary("/gradwire.v1.GradientService/Evaluate")
-
-        def evaluate(request: bytes, _context: object) -> bytes:
-            return hand_on(request)
-
-        self._server = grpc.server(ThreadPoolExecutor(4))
-        handler = grpc.method_handlers_generic_handler(
-            "gradwire.v1.GradientService",
-            {"Evaluate": grpc.unary_unary_rpc_method_handler(evaluate)},
-        )
-        self._server.add_generic_rpc_handlers((handler,))
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        self._server.start()
-
-    def stop(self) -> None:
-        self._server.stop(None).wait()
-        self._channel.close()
-
-
 @both_clients
 def test_a_server_without_the_method_is_called_once_for_each_item(
     server: ServerThread, collect: Collect
 ) -> None:
-    old = OldServer(server.address)
     broadcast = np.broadcast_to(np.float32(100), (16,))
     items = [*numbered(100), Item(COPY, broadcast, (16,))]
-    check(collect(old.address, items), 101)
-    old.stop()
+    with skewed(server.address, older) as old:
+        check(collect(old, items), 101)
 
 
 def test_an_interrupt_loses_nothing(relay: Relay) -> None:

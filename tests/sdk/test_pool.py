@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -11,25 +11,30 @@ from gradwire import CallCancelledError
 from gradwire._transport.channels import AVOIDED_S, Pool
 
 
-class Clock:
-    """Time that passes when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Opened:
     """Connections that were opened, each named after its target and its number."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
+        self.now = 100.0
 
     def __call__(self, target: str) -> str:
         self.names.append(f"{target}{sum(name[0] == target for name in self.names)}")
         return self.names[-1]
+
+    def clock(self) -> float:
+        return self.now
+
+
+def connections(pool: Pool[str], count: int) -> list[str]:
+    """Return those of so many calls at once."""
+    return [pool.take()[1] for _ in range(count)]
+
+
+def end_calls(pool: Pool[str], count: int, *, failed: bool) -> None:
+    """Begin so many calls, and end them all."""
+    for seat in [pool.take()[0] for _ in range(count)]:
+        pool.give_back(seat, failed=failed)
 
 
 @pytest.fixture
@@ -52,7 +57,7 @@ def test_calls_at_once_spread_evenly(opened: Opened) -> None:
     assert [connection for _, connection in taken] == ["a0", "a1", "a2", "a0", "a1", "a2", "a0"]
     for seat, _ in (taken[1], taken[4]):
         pool.give_back(seat, failed=False)
-    assert [pool.take()[1] for _ in range(4)] == ["a1", "a1", "a1", "a2"]
+    assert connections(pool, 4) == ["a1", "a1", "a1", "a2"]
 
 
 def test_targets_take_turns(opened: Opened) -> None:
@@ -69,49 +74,40 @@ def test_targets_take_turns(opened: Opened) -> None:
 
 def test_calls_at_once_spread_over_targets_first(opened: Opened) -> None:
     pool = Pool("abc", opened, connections=2)
-    first = [pool.take()[1] for _ in range(3)]
-    second = [pool.take()[1] for _ in range(3)]
-    assert sorted(first) == ["a0", "b0", "c0"]
-    assert sorted(second) == ["a1", "b1", "c1"]
+    assert sorted(connections(pool, 3)) == ["a0", "b0", "c0"]
+    assert sorted(connections(pool, 3)) == ["a1", "b1", "c1"]
 
 
 def test_a_connection_that_failed_is_avoided_for_a_while(opened: Opened) -> None:
-    clock = Clock()
-    pool = Pool("a", opened, connections=2, clock=clock)
-    seat, _ = pool.take()
-    pool.give_back(seat, failed=True)
-    others = [pool.take() for _ in range(3)]
-    assert [connection for _, connection in others] == ["a1"] * 3
-    clock.now += AVOIDED_S
+    pool = Pool("a", opened, connections=2, clock=opened.clock)
+    end_calls(pool, 1, failed=True)
+    assert connections(pool, 3) == ["a1"] * 3
+    opened.now += AVOIDED_S
     assert pool.take()[1] == "a0"
 
 
 def test_rather_than_another_connection_to_where_one_failed_another_target_is_taken(
     opened: Opened,
 ) -> None:
-    clock = Clock()
-    pool = Pool("ab", opened, connections=2, clock=clock)
+    pool = Pool("ab", opened, connections=2, clock=opened.clock)
     failed, connection = pool.take()
     pool.give_back(failed, failed=True)
     other = "b" if connection[0] == "a" else "a"
-    assert {pool.take()[1][0] for _ in range(4)} == {other}
-    clock.now += AVOIDED_S
+    assert {name[0] for name in connections(pool, 4)} == {other}
+    opened.now += AVOIDED_S
     assert pool.take()[1][0] == connection[0]
 
 
 def test_where_every_target_failed_a_connection_that_did_not_is_taken(opened: Opened) -> None:
-    pool = Pool("ab", opened, connections=2, clock=Clock())
-    for seat, _ in [pool.take(), pool.take()]:
-        pool.give_back(seat, failed=True)
-    assert sorted(pool.take()[1] for _ in range(2)) == ["a1", "b1"]
+    pool = Pool("ab", opened, connections=2, clock=opened.clock)
+    end_calls(pool, 2, failed=True)
+    assert sorted(connections(pool, 2)) == ["a1", "b1"]
 
 
 def test_where_every_connection_failed_the_least_busy_is_taken(opened: Opened) -> None:
-    pool = Pool("a", opened, connections=2, clock=Clock())
-    seats = [pool.take()[0] for _ in range(2)]
-    for seat in seats:
-        pool.give_back(seat, failed=True)
-    assert [pool.take()[1] for _ in range(4)] == ["a0", "a1", "a0", "a1"]
+    pool = Pool("a", opened, connections=2, clock=opened.clock)
+    end_calls(pool, 2, failed=True)
+    assert connections(pool, 4) == ["a0", "a1", "a0", "a1"]
 
 
 def test_a_closed_pool_opens_nothing(opened: Opened) -> None:
@@ -132,22 +128,18 @@ def test_threads_never_lose_count() -> None:
             seat, _ = pool.take()
             pool.give_back(seat, failed=number % 7 == 0)
 
-    threads = [threading.Thread(target=call) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as threads:
+        for each in [threads.submit(call) for _ in range(8)]:
+            each.result()
     assert {pool.take()[0].calls for _ in range(4)} == {1}
 
 
 def test_new_targets_take_turns_with_those_that_stay(opened: Opened) -> None:
     closed: list[str] = []
     pool = Pool("ab", opened, connections=1, close_one=closed.append)
-    for seat, _ in [pool.take(), pool.take()]:
-        pool.give_back(seat, failed=False)
+    end_calls(pool, 2, failed=False)
     pool.renew("bc")
-    taken = [pool.take()[1] for _ in range(4)]
-    assert sorted(taken) == ["b0", "b0", "c0", "c0"]
+    assert sorted(connections(pool, 4)) == ["b0", "b0", "c0", "c0"]
     assert closed == ["a0"]
 
 

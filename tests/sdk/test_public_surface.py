@@ -14,39 +14,21 @@ import pytest
 import gradwire
 from gradwire import AsyncClient, Client, Item, errors
 
+NAMES = """
+    AsyncClient AsyncResults AttributeInfo AuthenticationError CallCancelledError Client
+    DataLossError DeadlineExceededError EvaluationChangedError GradwireError InvalidRequestError
+    Item LimitExceededError OperatorInfo OutOfMemoryError OverloadedError PermissionDeniedError
+    Results RetryPolicy ServerError ServerInfo ServerLimits Timing UnavailableError
+    UnsupportedOperatorError UseStreamError __version__ ops v1
+"""
+ARGUMENTS = """
+    credentials connections timeout_s stream_threshold_bytes chunk_bytes retry split
+    split_threshold_bytes token token_file connect_timeout_s shared_memory checksums
+"""
+
 
 def test_the_package_exports_these_names() -> None:
-    assert sorted(gradwire.__all__) == [
-        "AsyncClient",
-        "AsyncResults",
-        "AttributeInfo",
-        "AuthenticationError",
-        "CallCancelledError",
-        "Client",
-        "DataLossError",
-        "DeadlineExceededError",
-        "EvaluationChangedError",
-        "GradwireError",
-        "InvalidRequestError",
-        "Item",
-        "LimitExceededError",
-        "OperatorInfo",
-        "OutOfMemoryError",
-        "OverloadedError",
-        "PermissionDeniedError",
-        "Results",
-        "RetryPolicy",
-        "ServerError",
-        "ServerInfo",
-        "ServerLimits",
-        "Timing",
-        "UnavailableError",
-        "UnsupportedOperatorError",
-        "UseStreamError",
-        "__version__",
-        "ops",
-        "v1",
-    ]
+    assert sorted(gradwire.__all__) == NAMES.split()
     for name in gradwire.__all__:
         assert hasattr(gradwire, name)
 
@@ -67,25 +49,13 @@ def test_the_version_is_that_of_the_distribution() -> None:
 
 
 def test_evaluate_takes_these_arguments() -> None:
-    parameters = inspect.signature(Client.evaluate).parameters
-    assert list(parameters) == [
-        "self",
-        "op",
-        "array",
-        "output_shape",
-        "out",
-        "timeout_s",
-        "on_progress",
-        "on_timing",
-    ]
-    assert [
-        name for name, each in parameters.items() if each.kind is inspect.Parameter.KEYWORD_ONLY
-    ] == ["output_shape", "out", "timeout_s", "on_progress", "on_timing"]
-    assert all(
-        each.default is None
-        for each in parameters.values()
-        if each.kind is inspect.Parameter.KEYWORD_ONLY
-    )
+    own, op, array, *others = inspect.signature(Client.evaluate).parameters.values()
+    assert [own.name, op.name, array.name] == ["self", "op", "array"]
+    names = ["output_shape", "out", "timeout_s", "on_progress", "on_timing"]
+    assert [each.name for each in others] == names
+    assert {each.kind for each in others} == {inspect.Parameter.KEYWORD_ONLY}
+    assert {each.default for each in others} == {None}
+    assert inspect.Parameter.KEYWORD_ONLY not in {own.kind, op.kind, array.kind}
 
 
 def _public(kind: type) -> dict[str, object]:
@@ -98,16 +68,8 @@ def _public(kind: type) -> dict[str, object]:
 
 def test_both_clients_have_the_same_methods() -> None:
     assert _public(Client).keys() == _public(AsyncClient).keys()
-    assert sorted(_public(Client)) == [
-        "__init__",
-        "close",
-        "empty",
-        "evaluate",
-        "evaluate_many",
-        "operators",
-        "server_info",
-        "wait_ready",
-    ]
+    names = "__init__ close empty evaluate evaluate_many operators server_info wait_ready"
+    assert sorted(_public(Client)) == names.split()
 
 
 @pytest.mark.parametrize("name", sorted(_public(Client).keys() - {"evaluate_many"}))
@@ -167,18 +129,4 @@ def test_a_client_is_made_with_these_arguments() -> None:
     target, *others = list(inspect.signature(Client).parameters.values())
     assert (target.name, target.default) == ("target", None)
     assert {each.kind for each in others} == {inspect.Parameter.KEYWORD_ONLY}
-    assert [each.name for each in others] == [
-        "credentials",
-        "connections",
-        "timeout_s",
-        "stream_threshold_bytes",
-        "chunk_bytes",
-        "retry",
-        "split",
-        "split_threshold_bytes",
-        "token",
-        "token_file",
-        "connect_timeout_s",
-        "shared_memory",
-        "checksums",
-    ]
+    assert [each.name for each in others] == ARGUMENTS.split()

@@ -31,20 +31,19 @@ ONES = np.ones((1, 1, 4, 4), np.float32)
 LARGE = np.ones((1, 4, 256, 256), np.float32)
 
 
-class List:
+class List(Listing):
     """A list of replicas that a test changes."""
 
-    def __init__(self, *addresses: str) -> None:
-        self.addresses = list(addresses)
-        self._listing = Listing(
+    def __init__(self, *replicas: str, **settings: Any) -> None:
+        self.replicas = list(replicas)
+        super().__init__(
             "some",
             host="127.0.0.1",
             port=0,
-            settings=Settings(),
-            addresses=lambda: self.addresses,
+            settings=Settings(**settings),
+            addresses=lambda: self.replicas,
         )
-        self.target = self._listing.url
-        self.close = self._listing.close
+        self.target = self.url
 
 
 @pytest.fixture
@@ -104,7 +103,7 @@ def test_calls_go_to_those_that_come_and_not_to_those_that_went(
     listed: List, several: list[ServerThread]
 ) -> None:
     first, second = several
-    listed.addresses = [first.address]
+    listed.replicas = [first.address]
     with Client(listed.target) as client:
 
         def call() -> None:
@@ -112,7 +111,7 @@ def test_calls_go_to_those_that_come_and_not_to_those_that_went(
 
         call()
         assert (calls_of(first), calls_of(second)) == (1, 0)
-        listed.addresses = [second.address]
+        listed.replicas = [second.address]
 
         def moved() -> bool:
             call()
@@ -133,7 +132,7 @@ def test_replicas_stay_known_while_nobody_tells_of_them() -> None:
     replicas.subscribe(heard.append)
     replicas.look()
     assert replicas.addresses == known
-    listed.addresses = []
+    listed.replicas = []
     replicas.look()
     listed.close()
     replicas.look()
@@ -149,7 +148,7 @@ def test_a_replica_that_is_killed_loses_no_call() -> None:
             for number in range(20):
                 if number == 5:
                     doomed.kill()
-                    listed.addresses = [other.address]
+                    listed.replicas = [other.address]
                 halved(client, ONES)
                 halved(client, LARGE)
         listed.close()
@@ -162,7 +161,7 @@ def test_who_knows_no_replica_says_so_and_retries() -> None:
             with pytest.raises(UnavailableError, match="it lists none now"):
                 halved(client, array)
     with serving() as server, Client(listed.target) as client:
-        late = threading.Timer(0.5, listed.addresses.append, (server.address,))
+        late = threading.Timer(0.5, listed.replicas.append, (server.address,))
         late.start()
         halved(client, ONES)
         late.join()
@@ -203,13 +202,7 @@ def test_the_list_comes_by_tls_from_who_is_trusted(
 ) -> None:
     papers = Papers(tmp_path)
     with serving(**papers.settings) as server:
-        listing = Listing(
-            "some",
-            host="127.0.0.1",
-            port=0,
-            settings=Settings(**papers.settings),
-            addresses=lambda: [server.address],
-        )
+        listing = List(server.address, **papers.settings)
         assert listing.url.startswith("replicas+https://")
         with pytest.raises(UnavailableError, match=r"(?i)certificate"):
             resolve(listing.url)

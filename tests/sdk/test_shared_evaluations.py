@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Generator
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradwire import AsyncClient, Client, DeadlineExceededError, InvalidRequestError, ops
+from gradwire import Client, DeadlineExceededError, InvalidRequestError, ops
+from support.clients import BILINEAR, Face
 from support.gated import Gated
 from support.raw_calls import wait_until
 from support.scraping import scrape
@@ -31,23 +32,13 @@ RANDOM = np.random.default_rng(0)
 GRADIENT = RANDOM.normal(size=SOURCE).astype(np.float32)
 
 
-def in_client(address: str, *arguments: Any, **named: Any) -> NDArray[Any]:
-    options = {"shared_memory": named.pop("shared_memory", True)}
-    with Client(address, **options) as client:
-        return client.evaluate(*arguments, **named)
-
-
-def in_async_client(address: str, *arguments: Any, **named: Any) -> NDArray[Any]:
-    options = {"shared_memory": named.pop("shared_memory", True)}
-
-    async def work() -> NDArray[Any]:
-        async with AsyncClient(address, **options) as client:
-            return await client.evaluate(*arguments, **named)
-
-    return asyncio.run(work())
-
-
-Evaluate = Callable[..., NDArray[Any]]
+def evaluated(
+    face: Face, server: ServerThread, array: Any, *, shared_memory: bool = True, **named: Any
+) -> NDArray[Any]:
+    """Evaluate by a client of its own."""
+    with face(server.address, shared_memory=shared_memory) as client:
+        result: NDArray[Any] = client.evaluate(LINEAR, array, **named)
+        return result
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +52,7 @@ def server() -> Generator[ServerThread]:
 
 @pytest.fixture(scope="module")
 def expected(server: ServerThread) -> NDArray[Any]:
-    return in_client(server.address, LINEAR, GRADIENT, output_shape=RESULT, shared_memory=False)
+    return evaluated(Client, server, GRADIENT, output_shape=RESULT, shared_memory=False)
 
 
 def calls(server: ServerThread, method: str) -> float:
@@ -86,25 +77,21 @@ ARRAYS: dict[str, NDArray[Any]] = {
 }
 
 
-@pytest.mark.parametrize("evaluate", [in_client, in_async_client], ids=["Client", "AsyncClient"])
 @pytest.mark.parametrize("name", ARRAYS)
-def test_any_array_gives_the_bits_of_a_stream(
-    server: ServerThread, evaluate: Evaluate, name: str
-) -> None:
+def test_any_array_gives_the_bits_of_a_stream(server: ServerThread, face: Face, name: str) -> None:
     array = ARRAYS[name]
-    stream = in_client(server.address, LINEAR, array, output_shape=RESULT, shared_memory=False)
+    stream = evaluated(Client, server, array, output_shape=RESULT, shared_memory=False)
     before = calls(server, "EvaluateShared")
-    shared = evaluate(server.address, LINEAR, array, output_shape=RESULT)
+    shared = evaluated(face, server, array, output_shape=RESULT)
     assert calls(server, "EvaluateShared") == before + 1
     assert shared.dtype == stream.dtype
     assert shared.strides == stream.strides
     assert shared.tobytes() == stream.tobytes()
 
 
-@pytest.mark.parametrize("evaluate", [in_client, in_async_client], ids=["Client", "AsyncClient"])
-def test_out_is_written(server: ServerThread, expected: NDArray[Any], evaluate: Evaluate) -> None:
+def test_out_is_written(server: ServerThread, expected: NDArray[Any], face: Face) -> None:
     out = np.full((2, 3, 150, 400), np.nan, np.float32)[..., ::2]
-    assert evaluate(server.address, LINEAR, GRADIENT, out=out) is not None
+    assert evaluated(face, server, GRADIENT, out=out) is out
     assert out.tobytes() == expected.tobytes()
 
 
@@ -133,7 +120,7 @@ def test_an_array_of_empty_is_not_copied_and_results_are_inputs_again(
         small = (2, 3, 75, 100)
         again = client.evaluate(LINEAR, result, output_shape=small)
         assert held(server) - before < GRADIENT.nbytes
-    plain = in_client(server.address, LINEAR, expected, output_shape=small, shared_memory=False)
+    plain = evaluated(Client, server, expected, output_shape=small, shared_memory=False)
     assert again.tobytes() == plain.tobytes()
 
 
@@ -152,22 +139,10 @@ def test_memory_is_used_again(server: ServerThread) -> None:
 def test_evaluate_many_and_threads_share_the_memory(
     server: ServerThread, expected: NDArray[Any]
 ) -> None:
-    with Client(server.address) as client:
-        results: list[NDArray[Any]] = []
-        items = [(LINEAR, GRADIENT, RESULT)] * 3
-        results += client.evaluate_many(items)
-        threads = [
-            threading.Thread(
-                target=lambda: results.append(
-                    client.evaluate(LINEAR, GRADIENT, output_shape=RESULT)
-                )
-            )
-            for _ in range(8)
-        ]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
+    with Client(server.address) as client, ThreadPoolExecutor(8) as pool:
+        results = list(client.evaluate_many([(LINEAR, GRADIENT, RESULT)] * 3))
+        single = partial(client.evaluate, LINEAR, output_shape=RESULT)
+        results += pool.map(single, [GRADIENT] * 8)
     assert len(results) == 11
     assert {one.tobytes() for one in results} == {expected.tobytes()}
 
@@ -196,11 +171,13 @@ def test_a_server_without_room_gets_streams(expected: NDArray[Any]) -> None:
 
 
 def test_errors_are_those_of_a_stream(server: ServerThread) -> None:
-    wrong = ops.InterpolateBackward(mode="bilinear", data_format="NCX"), GRADIENT
     errors: list[InvalidRequestError] = []
     for shared in (True, False):
-        with pytest.raises(InvalidRequestError) as caught:
-            in_client(server.address, *wrong, output_shape=(2, 4, 150, 200), shared_memory=shared)
+        with (
+            Client(server.address, shared_memory=shared) as client,
+            pytest.raises(InvalidRequestError) as caught,
+        ):
+            client.evaluate(BILINEAR, GRADIENT, output_shape=(2, 4, 150, 200))
         errors.append(caught.value)
     one, other = errors
     assert type(one) is type(other)
