@@ -10,11 +10,19 @@ import pytest
 import yaml
 
 from gradwire_server.observability.definitions import METRICS
-from support.manifests import KUBERNETES, ROOT, Manifests, in_the_clear, quantity, rendered
+from support.manifests import (
+    ARRIVING,
+    KUBERNETES,
+    ROOT,
+    WATCHER,
+    WORKER,
+    Manifests,
+    in_the_clear,
+    quantity,
+    rendered,
+)
 from support.processes import run_command
 
-# What a server holds beside max_memory_bytes, in bytes: docs/sizing.md.
-WORKER, WATCHER, ARRIVING = 460 << 20, 60 << 20, 512 << 20
 # What a server takes to stop beyond its drain delay and grace period.
 STOP_S = 15
 ADAPTER: list[dict[str, Any]] = yaml.safe_load((KUBERNETES / "adapter-rules.yaml").read_text())[

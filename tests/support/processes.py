@@ -48,6 +48,28 @@ def environment(more: Mapping[str, str] | None) -> dict[str, str]:
     return {**inherited, "PYTHONUNBUFFERED": "1", **(more or {})}
 
 
+def start_command(
+    *flags: str,
+    stderr: IO[bytes] | int,
+    env: Mapping[str, str] | None = None,
+    program: Sequence[str] = _SERVER,
+) -> tuple[subprocess.Popen[str], str]:
+    """Start the command, with NumPy unless flags say else; return it and the line it is ready by.
+
+    The line is empty where it has ended before.
+    """
+    process = subprocess.Popen(  # noqa: S603 - our own server
+        [sys.executable, *program, *QUICK, *flags],
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        env=environment(env),
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    return process, line.removeprefix(_READY).strip() if line.startswith(_READY) else ""
+
+
 class Command:
     """A server that runs until it is told to stop, and computes with NumPy unless flags say else.
 
@@ -64,21 +86,13 @@ class Command:
     ) -> None:
         self._log = log
         with log.open("wb") as stderr:
-            self._process = subprocess.Popen(  # noqa: S603 - our own server
-                [sys.executable, *program, *QUICK, *flags],
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                env=environment(env),
+            self._process, self.address = start_command(
+                *flags, stderr=stderr, env=env, program=program
             )
-        assert self._process.stdout is not None
-        self._stdout = self._process.stdout
-        line = self._stdout.readline()
-        if not line.startswith(_READY):
+        self.pid = self._process.pid
+        if not self.address:
             self.close()
             raise AssertionError(self.log)
-        self.address = line.removeprefix(_READY).strip()
-        self.pid = self._process.pid
 
     @property
     def log(self) -> str:
@@ -128,7 +142,8 @@ class Command:
         if self.running:
             self._process.kill()
         self.wait()
-        self._stdout.close()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
 
 @contextmanager

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
-import sys
 import threading
 from collections.abc import Generator
 from concurrent.futures import Future
@@ -18,9 +16,7 @@ import uvloop
 from gradwire_server.backends import Backend
 from gradwire_server.config.settings import Settings
 from gradwire_server.server import Server
-from support.processes import QUICK
-
-_READY = "gradwire-server listening on "
+from support.processes import start_command
 
 
 class ServerThread:
@@ -113,27 +109,12 @@ class ServerProcess:
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(  # noqa: S603 - our own server
-            [
-                sys.executable,
-                "-m",
-                "gradwire_server",
-                "--address",
-                f"127.0.0.1:{self.port}",
-                *QUICK,
-                *self._flags,
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        self.process, self.address = start_command(
+            "--address", f"127.0.0.1:{self.port}", *self._flags, stderr=subprocess.DEVNULL
         )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line.startswith(_READY):
+        if not self.address:
             self.kill()
-            raise AssertionError(line)
-        self.address = line.removeprefix(_READY).strip()
+            raise AssertionError("the server ended before it was ready")
         self.port = int(self.address.rpartition(":")[2])
 
     def kill(self) -> None:

@@ -1,0 +1,110 @@
+"""What pages of docs/ say of releases, alerts, units and sizes is so."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from gradwire import ops
+from gradwire_server.config.settings import Settings
+from gradwire_server.engine import (
+    EvaluationRequest,
+    Limits,
+    Prepared,
+    Preparer,
+    TableCache,
+    TensorSpec,
+)
+from gradwire_server.observability.definitions import METRICS
+from support.manifests import ARRIVING, ROOT, WATCHER, WORKER
+from support.processes import run_command
+
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+ALERTS = (ROOT / "docs/alerts.md").read_text()
+RULES = yaml.safe_load((ROOT / "deploy/monitoring/alerts.yml").read_text())["groups"][0]["rules"]
+SIZING = (ROOT / "docs/sizing.md").read_text()
+ROWS = re.findall(r"^\| ([\d.]+) MiB[^|]*\| ([\d.]+) MiB \| (\d+) \|$", SIZING, re.MULTILINE)
+SHAPES = [(1, 3, 64, 64), (1, 3, 256, 256), (8, 64, 112, 112), (1, 1, 16384, 32768)]
+
+
+def prepared(shape: tuple[int, int, int, int]) -> Prepared:
+    batch, channels, height, width = shape
+    operator = ops.InterpolateBackward(mode="bilinear", data_format="NCX", sizes=(height, width))
+    given = TensorSpec.packed(np.dtype(np.float32), shape)
+    result = TensorSpec.packed(np.dtype(np.float32), (batch, channels, height // 2, width // 2))
+    preparer = Preparer(Limits(), TableCache(max_entries=1 << 22))
+    return preparer.prepare(EvaluationRequest(operator.name, operator, given, result))
+
+
+@pytest.mark.parametrize(("row", "shape"), [*zip(ROWS, SHAPES, strict=True)], ids=str)
+def test_the_table_tells_what_calls_are_charged(
+    row: tuple[str, str, str], shape: tuple[int, int, int, int]
+) -> None:
+    settings, evaluation = Settings(), prepared(shape)
+    ways = (evaluation.input.wire_bytes, evaluation.output.wire_bytes)
+    if max(ways) <= settings.max_unary_bytes:
+        held = evaluation.message_bytes
+    else:
+        # A chunk each way is on its way through gRPC, twice.
+        held = evaluation.memory_bytes + sum(2 * min(settings.max_chunk_bytes, one) for one in ways)
+    tensors, charged, at_once = (float(number) for number in row)
+    assert sum(ways) / 2**20 == pytest.approx(tensors, rel=0.05)
+    assert held / 2**20 == pytest.approx(charged, rel=0.05)
+    assert settings.max_memory_bytes // held == at_once
+
+
+def test_the_citation_has_the_package_s_version_and_license() -> None:
+    citation = (ROOT / "CITATION.cff").read_text()
+    fields = dict(re.findall(r"^(\w+): (.*)$", citation, re.MULTILINE))
+    assert fields["version"] == PROJECT["project"]["version"]
+    assert fields["license"] == PROJECT["project"]["license"]
+
+
+def test_the_stability_page_has_the_oldest_supported_versions() -> None:
+    page = (ROOT / "docs/stability.md").read_text()
+    project = PROJECT["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["cpu"]]
+    floors = dict(re.findall(r"^(\w+)>=([\d.]+)", "\n".join(wanted), re.MULTILINE))
+    assert f"| Python | {project['requires-python'].removeprefix('>=')} |" in page
+    assert f"| NumPy | {floors['numpy']} |" in page
+    assert f"| grpcio, protobuf | {floors['grpcio']}, {floors['protobuf']} |" in page
+    assert f"| numba | {floors['numba']}, below" in page
+
+
+def test_wheels_and_images_carry_no_pages() -> None:
+    packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert packages == ["client/gradwire", "server/gradwire_ray", "server/gradwire_server"]
+    copied = (ROOT / ".dockerignore").read_text().split("\n")
+    assert "*" in copied
+    assert not [line for line in copied if line.startswith("!docs")]
+
+
+def test_every_alert_has_its_section() -> None:
+    headings = re.findall(r"^## (\w+)\n\n(\w+)\. ", ALERTS, re.MULTILINE)
+    rules = [(rule["alert"], rule["labels"]["severity"].capitalize()) for rule in RULES]
+    assert headings == rules
+
+
+def test_the_page_speaks_of_metrics_that_there_are() -> None:
+    known = {metric.name for metric in METRICS}
+    assert set() < set(re.findall(r"\bgradwire_\w+", ALERTS)) <= known
+
+
+def test_the_unit_starts_a_server_and_lets_it_stop() -> None:
+    page = (ROOT / "docs/operations.md").read_text()
+    (unit,) = re.findall(r"```ini\n(.*?)```", page, re.DOTALL)
+    told = run_command("--print-config", env=dict(re.findall(r"(GRADWIRE_\w+)=(\S+)", unit)))
+    assert not told.returncode, told.stderr
+    assert not told.stderr
+    settings = json.loads(told.stdout)
+    ((stop_s, most),) = re.findall(r"TimeoutStopSec=(\d+)\n.*MemoryMax=(\d+)M\n", unit, re.DOTALL)
+    assert int(stop_s) > settings["drain_delay_s"] + settings["grace_s"] + 15
+    assert settings["workers"] > 1, "SIGUSR2 renews several workers"
+    own = settings["workers"] * WORKER + WATCHER + ARRIVING
+    assert int(most) << 20 >= settings["max_memory_bytes"] + own
