@@ -128,6 +128,7 @@ OTHERS: dict[str, list[Message]] = {
         v1.EvaluateManyResponse(),
         v1.EvaluateManyResponse(request_id="a"),
         v1.EvaluateManyResponse(request_id="a", error=NO_ERROR),
+        v1.EvaluateManyResponse(result=v1.EvaluateResponse(data=b"\x05")),
         *(
             v1.EvaluateManyResponse(
                 request_id=name, result=v1.EvaluateResponse(request_id="b", data=b"\x05")
