@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -31,28 +32,20 @@ class Kind:
     received: tuple[int, ...]
 
 
+HALVE = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
+COPY = ops.DmlResample(interpolation_mode="linear")
 KINDS = {
-    "unary": Kind(
-        ops.InterpolateBackward(mode="bilinear", data_format="NCX"), (1, 3, 32, 32), (1, 3, 16, 16)
-    ),
-    "stream": Kind(
-        ops.InterpolateBackward(mode="bilinear", data_format="NCX"),
-        (1, 16, 320, 320),
-        (1, 16, 160, 160),
-    ),
-    "small stream": Kind(
-        ops.InterpolateBackward(mode="bilinear", data_format="NCX"),
-        (1, 2, 256, 256),
-        (1, 2, 128, 128),
-    ),
+    "unary": Kind(HALVE, (1, 3, 32, 32), (1, 3, 16, 16)),
+    "stream": Kind(HALVE, (1, 16, 320, 320), (1, 16, 160, 160)),
+    "small stream": Kind(HALVE, (1, 2, 256, 256), (1, 2, 128, 128)),
     # Adds rows to running sums.
     "sums": Kind(
         ops.InterpolateBackward(mode="linear", data_format="NCX"),
         (1, 1, 3000, 700),
         (1, 1, 50, 350),
     ),
-    "copy": Kind(ops.DmlResample(interpolation_mode="linear"), (1024, 1024), (1024, 1024)),
-    "large": Kind(ops.DmlResample(interpolation_mode="linear"), (8, 1024, 1024), (8, 1024, 1024)),
+    "copy": Kind(COPY, (1024, 1024), (1024, 1024)),
+    "large": Kind(COPY, (8, 1024, 1024), (8, 1024, 1024)),
 }
 
 
@@ -76,6 +69,9 @@ class Tally:
         self.retried += timing.tries > 1
         self.slowest_s = max(self.slowest_s, timing.total_s)
 
+    def judge(self, result: Array, expected: Array) -> None:
+        self.wrong += result.tobytes() != expected.tobytes()
+
 
 class Callers:
     """Threads that call one server until the block ends, each the same again and again.
@@ -98,12 +94,8 @@ class Callers:
         ]
 
     def wait_for_more(self) -> None:
-        seen = [tally.calls + 2 for tally in self.tallies]
-        wait_until(
-            lambda: all(
-                tally.calls >= least for tally, least in zip(self.tallies, seen, strict=True)
-            )
-        )
+        seen = [(tally, tally.calls + 2) for tally in self.tallies]
+        wait_until(lambda: all(tally.calls >= least for tally, least in seen))
 
     def check(self) -> None:
         for tally in self.tallies:
@@ -124,40 +116,28 @@ class Callers:
 
     def _call(self, kind: Kind, array: Array, expected: Array, tally: Tally) -> None:
         while not self._over.is_set():
-            result = None
-            try:
+            with _counted(tally):
                 result = self._client.evaluate(
                     kind.operator, array, output_shape=kind.received, on_timing=tally.note
                 )
-            except Exception as error:  # noqa: BLE001 - whatever it is, the call is lost
-                tally.lost.append(f"{type(error).__name__}: {error}")
-            _judge(tally, result, expected)
+                tally.judge(result, expected)
 
     def _call_many(self, kind: Kind, array: Array, expected: Array, tally: Tally) -> None:
         items = [Item(kind.operator, array, kind.received)] * _MANY
         while not self._over.is_set():
             results = self._client.evaluate_many(items)
-            while True:
-                result = None
-                try:
-                    result = next(results)
-                except StopIteration:
-                    break
-                except Exception as error:  # noqa: BLE001 - as above
-                    tally.lost.append(f"{type(error).__name__}: {error}")
-                _judge(tally, result, expected)
+            for _ in items:
+                with _counted(tally):
+                    tally.judge(next(results), expected)
 
     async def _await(self, kind: Kind, array: Array, expected: Array, tally: Tally) -> None:
         async with AsyncClient(self._target, **self._options) as client:
             while not self._over.is_set():
-                result = None
-                try:
+                with _counted(tally):
                     result = await client.evaluate(
                         kind.operator, array, output_shape=kind.received, on_timing=tally.note
                     )
-                except Exception as error:  # noqa: BLE001 - as above
-                    tally.lost.append(f"{type(error).__name__}: {error}")
-                _judge(tally, result, expected)
+                    tally.judge(result, expected)
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -182,9 +162,13 @@ class Callers:
         assert not any(thread.is_alive() for thread in self._threads)
 
 
-def _judge(tally: Tally, result: Array | None, expected: Array) -> None:
-    if result is not None:
-        tally.wrong += result.tobytes() != expected.tobytes()
+@contextmanager
+def _counted(tally: Tally) -> Generator[None]:
+    """Count a call, which is lost if it raises."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever it is, the call is lost
+        tally.lost.append(f"{type(error).__name__}: {error}")
     tally.calls += 1
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire_server.rpc.open_inference.descriptors import NAME, SERVICE, message
-from support.raw_calls import PATIENCE_S
+from support.raw_calls import CHANNEL_OPTIONS, PATIENCE_S
 
 MODEL = (
     'up=torch_upsample_backward:{"mode":"bilinear","dims":[1,3,64,64],"output_shape":[1,3,32,32]}'
@@ -40,14 +40,7 @@ class InferenceClient:
     """The methods of the service, by name, on a channel of their own."""
 
     def __init__(self, address: str) -> None:
-        self.channel = grpc.insecure_channel(
-            address,
-            options=[
-                ("grpc.use_local_subchannel_pool", 1),
-                ("grpc.max_receive_message_length", -1),
-                ("grpc.max_send_message_length", -1),
-            ],
-        )
+        self.channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
 
     def call(self, method: str, request: Any = None, **fields: Any) -> Any:
         """Call a unary method with a message, bytes, or the fields of its request."""

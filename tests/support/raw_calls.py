@@ -20,6 +20,13 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 # Generous: nothing here is timed, but a test that hangs should end.
 PATIENCE_S = 30.0
 
+# A channel of its own, for messages of any size.
+CHANNEL_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+]
+
 PUBLISHED_GRADIENT = np.array([[4, 5, 6]], "<f4").tobytes()
 PUBLISHED_RESULT = np.array([[9, 6], [0, 0]], "<f4").tobytes()
 
@@ -110,16 +117,12 @@ class Answer:
 
 
 class StreamCall(Protocol):
-    """A running EvaluateStream."""
+    """A running EvaluateStream, as grpc has it."""
 
     def __iter__(self) -> Iterator[v1.EvaluateStreamResponse]: ...
-
     def __next__(self) -> v1.EvaluateStreamResponse: ...
-
     def cancel(self) -> bool: ...
-
     def is_active(self) -> bool: ...
-
     def code(self) -> grpc.StatusCode: ...
 
 
@@ -127,15 +130,10 @@ class RawClient:
     """The generated stub on a channel of its own."""
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
-        options = [
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.max_receive_message_length", -1),
-            ("grpc.max_send_message_length", -1),
-        ]
         if credentials is None:
-            self.channel = grpc.insecure_channel(address, options=options)
+            self.channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         else:
-            self.channel = grpc.secure_channel(address, credentials, options=options)
+            self.channel = grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
         self.stub = v1.GradientServiceStub(self.channel)
 
     def evaluate(

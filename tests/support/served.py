@@ -21,30 +21,23 @@ from support.serving import ServerThread, serving
 
 BOTH_WAYS = ["Evaluate", "EvaluateStream"]
 
-# The status of each reason, as its comment in error_reason.proto promises.
-CODES = {
-    "INVALID_FIELD": grpc.StatusCode.INVALID_ARGUMENT,
-    "INVALID_DATA": grpc.StatusCode.INVALID_ARGUMENT,
-    "UNKNOWN_FIELD": grpc.StatusCode.UNIMPLEMENTED,
-    "UNKNOWN_OPERATOR": grpc.StatusCode.UNIMPLEMENTED,
-    "USE_STREAM": grpc.StatusCode.FAILED_PRECONDITION,
-    "TABLE_TOO_LARGE": grpc.StatusCode.FAILED_PRECONDITION,
-    "LAYOUT_NOT_STREAMABLE": grpc.StatusCode.FAILED_PRECONDITION,
-    "LIMIT_EXCEEDED": grpc.StatusCode.FAILED_PRECONDITION,
-    "OVERLOADED": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "OUT_OF_MEMORY": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "STARTING": grpc.StatusCode.UNAVAILABLE,
-    "UNKNOWN_SEGMENT": grpc.StatusCode.UNAVAILABLE,
-    "CHECKSUM_MISMATCH": grpc.StatusCode.DATA_LOSS,
-    "DEVICE_LOST": grpc.StatusCode.UNAVAILABLE,
-    "DRAINING": grpc.StatusCode.UNAVAILABLE,
-    "STALLED": grpc.StatusCode.DEADLINE_EXCEEDED,
-    "DEADLINE_EXCEEDED": grpc.StatusCode.DEADLINE_EXCEEDED,
-    "EVALUATION_CHANGED": grpc.StatusCode.ABORTED,
-    "UNAUTHENTICATED": grpc.StatusCode.UNAUTHENTICATED,
-    "PERMISSION_DENIED": grpc.StatusCode.PERMISSION_DENIED,
-    "INTERNAL": grpc.StatusCode.INTERNAL,
+# The reasons of each status, as their comments in error_reason.proto promise.
+_REASONS = {
+    grpc.StatusCode.INVALID_ARGUMENT: "INVALID_FIELD INVALID_DATA",
+    grpc.StatusCode.UNIMPLEMENTED: "UNKNOWN_FIELD UNKNOWN_OPERATOR",
+    grpc.StatusCode.FAILED_PRECONDITION: (
+        "USE_STREAM TABLE_TOO_LARGE LAYOUT_NOT_STREAMABLE LIMIT_EXCEEDED"
+    ),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "OVERLOADED OUT_OF_MEMORY",
+    grpc.StatusCode.UNAVAILABLE: "STARTING UNKNOWN_SEGMENT DEVICE_LOST DRAINING",
+    grpc.StatusCode.DATA_LOSS: "CHECKSUM_MISMATCH",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "STALLED DEADLINE_EXCEEDED",
+    grpc.StatusCode.ABORTED: "EVALUATION_CHANGED",
+    grpc.StatusCode.UNAUTHENTICATED: "UNAUTHENTICATED",
+    grpc.StatusCode.PERMISSION_DENIED: "PERMISSION_DENIED",
+    grpc.StatusCode.INTERNAL: "INTERNAL",
 }
+CODES = {reason: code for code, reasons in _REASONS.items() for reason in reasons.split()}
 
 
 @contextmanager
