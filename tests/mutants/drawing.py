@@ -62,8 +62,11 @@ Drawn = tuple[str, str, str, str]
 def draw(root: Path, areas: Mapping[str, Collection[str]]) -> list[Mutant]:
     """Draw mutants of each area's files: equal sources give equal mutants."""
     chance = random.Random(SEED)  # noqa: S311 - repeatable
-    drawn = [(area, *one) for area, files in areas.items() for one in _of_area(root, files, chance)]
-    return [Mutant(n, area, "", *place) for n, (area, *place) in enumerate(drawn, 1)]
+    drawn = [(area, one) for area, files in areas.items() for one in _of_area(root, files, chance)]
+    return [
+        Mutant(number, area, "", file, function, before, after)
+        for number, (area, (file, function, before, after)) in enumerate(drawn, 1)
+    ]
 
 
 def _of_area(root: Path, files: Collection[str], chance: random.Random) -> Iterator[Drawn]:

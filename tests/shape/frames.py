@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
 from typing import IO, NamedTuple
 
@@ -180,7 +181,7 @@ def measure(server: RecordedServer) -> dict[str, Crossed]:
     with RawClient(server.address) as client:
 
         def unary(*sizes: int) -> Crossed:
-            found = [server.frames_of(lambda at=size: _call(client, at)) for size in sizes]
+            found = [server.frames_of(partial(_call, client, size)) for size in sizes]
             return crossed(found[-_REPEATS:])
 
         repeats = _REPEATS + 2
