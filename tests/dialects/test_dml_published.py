@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
 
 from gradwire import ops
 from support.oracles.dialect_oracles import evaluate, f32
-
-ROWS_2X4 = f32([[1, 2, 3, 4], [5, 6, 7, 8]])
-COUNT_4X4 = np.arange(1, 17, dtype=np.float32).reshape(4, 4)
-CORNERS = f32([[1, 3], [4, 8]])
 
 # A device's answer, reported in web-platform-tests #41811.
 DEVICE_INPUT = f32(
@@ -25,186 +24,114 @@ DEVICE_OUTPUT = f32(
     [[95.9813372, 16.52591355, 25.47092156], [1.77121588, 11.44055014, 67.02175102]]
 )
 
+Linear: Any = partial(ops.DmlResample, interpolation_mode="linear")
+Nearest: Any = partial(ops.DmlResample, interpolation_mode="nearest_neighbor")
+Directed: Any = partial(ops.DmlResample2, interpolation_mode="nearest_neighbor")
+Ceiling: Any = partial(Directed, rounding_direction="increasing")
+Floor: Any = partial(Directed, rounding_direction="decreasing")
+PUBLISHED: dict[str, Any] = {"scales": (0.5, 1.5)}
+CORNERS: dict[str, Any] = {"input_pixel_offsets": (0, 0), "output_pixel_offsets": (0, 0)}
+SHIFTED: dict[str, Any] = {"input_pixel_offsets": (1, 1), "output_pixel_offsets": (-0.5, -0.5)}
+
+SQUARE = f32([[1, 2], [3, 4]])
+ROWS_2X4 = f32([[1, 2, 3, 4], [5, 6, 7, 8]])
+COUNT_4X4 = np.arange(1, 17, dtype=np.float32).reshape(4, 4)
+FLOORS = [0, 0, 0, 1, 1, 2, 2, 3]
+REPEATED = [
+    [1, 1.5, 2, 2.5, 3, 3, 3, 3],
+    [2.5, 3.25, 4, 4.75, 5.5, 5.5, 5.5, 5.5],
+    [4, 5, 6, 7, 8, 8, 8, 8],
+    [4, 5, 6, 7, 8, 8, 8, 8],
+]
+RAMP = f32([0, 0.25, 0.75, 1.25, 1.75, 2.25, 2.75, 3])
+CENTERS_OF_ROWS = f32([[0], [0], [0], [3], [9], [12], [12], [12]])
+
+EXAMPLES: dict[str, tuple[ops.Operator, Any, Any]] = {
+    "forward of the first": (Nearest(**PUBLISHED), SQUARE, [[1, 1, 2]]),
+    "forward of the second": (Floor(**PUBLISHED), SQUARE, [[1, 1, 2]]),
+    "ties that go up": (Nearest(nearest_rounding="half_up", **PUBLISHED), SQUARE, [[3, 4, 4]]),
+    "a device's ties go up": (
+        Nearest(scales=(0.5, 0.5), nearest_rounding="half_up"),
+        DEVICE_INPUT,
+        DEVICE_OUTPUT,
+    ),
+    "linear, cropped to the output": (Linear(scales=(0.5, 0.5)), ROWS_2X4, [[3.5, 5.5]]),
+    "asymmetric, the last pixel again": (
+        Linear(scales=(2, 4), **CORNERS),
+        [[1, 3], [4, 8]],
+        REPEATED,
+    ),
+    "shifted, 0.6": (Ceiling(scales=(0.6, 0.6), **SHIFTED), ROWS_2X4, [[1, 3]]),
+    "shifted, 0.5 and 0.75": (Ceiling(scales=(0.5, 0.75), **SHIFTED), ROWS_2X4, [[1, 2, 4]]),
+    "tf_half_pixel nearest": (
+        Ceiling(scales=(0.75, 0.5)),
+        COUNT_4X4,
+        [[6, 8], [10, 12], [14, 16]],
+    ),
+    "increasing is the ceiling": (
+        Ceiling(),
+        SQUARE,
+        [[1, 1] + [2] * 6] * 2 + [[3, 3] + [4] * 6] * 5,
+    ),
+    "decreasing is the floor": (
+        Floor(scales=(7 / 3, 7 / 3), **CORNERS),
+        COUNT_4X4,
+        COUNT_4X4[FLOORS][:, FLOORS],
+    ),
+    "decreasing without offsets repeats": (
+        Floor(scales=(2, 2), **CORNERS),
+        COUNT_4X4,
+        COUNT_4X4.repeat(2, axis=0).repeat(2, axis=1),
+    ),
+    "an axis of scale 1 is resampled too": (
+        Ceiling(scales=(1, 0.5), input_pixel_offsets=(0, 0), output_pixel_offsets=(-0.5, -0.5)),
+        [[1, 2, 3], [4, 5, 6]],
+        [[5], [5]],
+    ),
+    "WebNN's doubling": (
+        Linear(scales=(2, 2)),
+        [[0, 1, 2, 3]] * 2 + [[12, 13, 14, 15]] * 2,
+        RAMP + CENTERS_OF_ROWS,
+    ),
+}
+
+
+@pytest.mark.parametrize(("operator", "given", "expected"), EXAMPLES.values(), ids=list(EXAMPLES))
+def test_published_and_reported_results_hold(
+    operator: ops.Operator, given: Any, expected: Any
+) -> None:
+    wanted = f32(expected)
+    np.testing.assert_array_equal(evaluate(operator, f32(given), wanted.shape), wanted)
+
 
 @pytest.mark.parametrize(
     "operator",
     [
-        ops.DmlResampleGrad(interpolation_mode="nearest_neighbor", scales=(0.5, 1.5)),
+        ops.DmlResampleGrad(interpolation_mode="nearest_neighbor", **PUBLISHED),
         ops.DmlResampleGrad1(
-            interpolation_mode="nearest_neighbor",
-            scales=(0.5, 1.5),
-            rounding_direction="decreasing",
+            interpolation_mode="nearest_neighbor", rounding_direction="decreasing", **PUBLISHED
         ),
     ],
     ids=lambda operator: operator.name,
 )
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [
-        ([1, 2, 3], [[3, 3], [0, 0]]),
-        ([4, 5, 6], [[9, 6], [0, 0]]),
-        ([7, 8, 9], [[15, 9], [0, 0]]),
-        ([10, 11, 12], [[21, 12], [0, 0]]),
-    ],
+    [([1, 2, 3], [3, 3]), ([4, 5, 6], [9, 6]), ([7, 8, 9], [15, 9]), ([10, 11, 12], [21, 12])],
     ids=str,
 )
 def test_the_published_gradient_and_its_four_regions_hold(
-    operator: ops.Operator, given: list[int], expected: list[list[int]]
+    operator: ops.Operator, given: list[int], expected: list[int]
 ) -> None:
     result = evaluate(operator, f32([given]), (2, 2))
-    np.testing.assert_array_equal(result, f32(expected))
+    np.testing.assert_array_equal(result, f32([expected, [0, 0]]))
 
 
-@pytest.mark.parametrize(
-    "operator",
-    [
-        ops.DmlResample(interpolation_mode="nearest_neighbor", scales=(0.5, 1.5)),
-        ops.DmlResample2(
-            interpolation_mode="nearest_neighbor",
-            scales=(0.5, 1.5),
-            rounding_direction="decreasing",
-        ),
-    ],
-    ids=lambda operator: operator.name,
-)
-def test_the_published_forward_holds(operator: ops.Operator) -> None:
-    result = evaluate(operator, f32([[1, 2], [3, 4]]), (1, 3))
-    np.testing.assert_array_equal(result, f32([[1, 1, 2]]))
-
-
-def test_the_published_example_needs_ties_to_go_down() -> None:
-    operator = ops.DmlResample(
-        interpolation_mode="nearest_neighbor", scales=(0.5, 1.5), nearest_rounding="half_up"
-    )
-    result = evaluate(operator, f32([[1, 2], [3, 4]]), (1, 3))
-    np.testing.assert_array_equal(result, f32([[3, 4, 4]]))
-
-
-def test_half_up_answers_as_the_device_did() -> None:
-    operator = ops.DmlResample(
-        interpolation_mode="nearest_neighbor", scales=(0.5, 0.5), nearest_rounding="half_up"
-    )
-    np.testing.assert_array_equal(evaluate(operator, DEVICE_INPUT, (2, 3)), DEVICE_OUTPUT)
-
-
-@pytest.mark.parametrize(
-    ("scales", "expected"),
-    [((0.6, 0.6), [2.66666651, 4.3333331]), ((0.5, 0.5), [3.5, 5.5])],
-    ids=str,
-)
-def test_linear_half_pixel_downscales_crop_to_the_output(
-    scales: tuple[float, float], expected: list[float]
-) -> None:
-    operator = ops.DmlResample(interpolation_mode="linear", scales=scales)
-    result = evaluate(operator, ROWS_2X4, (1, 2))
-    np.testing.assert_allclose(result, f32([expected]), rtol=2**-22)
-
-
-def test_linear_asymmetric_upscale_repeats_the_last_pixel() -> None:
-    operator = ops.DmlResample(
-        interpolation_mode="linear",
-        scales=(2, 4),
-        input_pixel_offsets=(0, 0),
-        output_pixel_offsets=(0, 0),
-    )
-    expected = [
-        [1, 1.5, 2, 2.5, 3, 3, 3, 3],
-        [2.5, 3.25, 4, 4.75, 5.5, 5.5, 5.5, 5.5],
-        [4, 5, 6, 7, 8, 8, 8, 8],
-        [4, 5, 6, 7, 8, 8, 8, 8],
-    ]
-    np.testing.assert_array_equal(evaluate(operator, CORNERS, (4, 8)), f32(expected))
+def test_linear_downscales_by_a_scale_that_rounds_crop_to_the_output() -> None:
+    result = evaluate(Linear(scales=(0.6, 0.6)), ROWS_2X4, (1, 2))
+    np.testing.assert_allclose(result, f32([[2.66666651, 4.3333331]]), rtol=2**-22)
 
 
 def test_linear_align_corners_is_a_scale_without_offsets() -> None:
-    operator = ops.DmlResample(
-        interpolation_mode="linear",
-        scales=(3, 7),
-        input_pixel_offsets=(0, 0),
-        output_pixel_offsets=(0, 0),
-    )
+    result = evaluate(Linear(scales=(3, 7), **CORNERS), f32([[1, 3], [4, 8]]), (4, 8))
     expected = f32([1, 1.2857143, 1.571428, 1.857142, 2.142857, 2.4285715, 2.714285, 3])
-    np.testing.assert_allclose(evaluate(operator, CORNERS, (4, 8))[0], expected, rtol=2**-21)
-
-
-@pytest.mark.parametrize(
-    ("scales", "output_shape", "expected"),
-    [((0.6, 0.6), (1, 2), [1, 3]), ((0.5, 0.75), (1, 3), [1, 2, 4])],
-    ids=str,
-)
-def test_increasing_with_a_shifted_offset_prefers_the_floor(
-    scales: tuple[float, float], output_shape: tuple[int, int], expected: list[int]
-) -> None:
-    operator = ops.DmlResample2(
-        interpolation_mode="nearest_neighbor",
-        scales=scales,
-        input_pixel_offsets=(1, 1),
-        output_pixel_offsets=(-0.5, -0.5),
-        rounding_direction="increasing",
-    )
-    result = evaluate(operator, ROWS_2X4, output_shape)
-    np.testing.assert_array_equal(result, f32([expected]))
-
-
-def test_increasing_reads_tf_half_pixel_nearest() -> None:
-    operator = ops.DmlResample2(
-        interpolation_mode="nearest_neighbor",
-        scales=(0.75, 0.5),
-        rounding_direction="increasing",
-    )
-    result = evaluate(operator, COUNT_4X4, (3, 2))
-    np.testing.assert_array_equal(result, f32([[6, 8], [10, 12], [14, 16]]))
-
-
-def test_increasing_is_the_ceiling() -> None:
-    operator = ops.DmlResample2(
-        interpolation_mode="nearest_neighbor", rounding_direction="increasing"
-    )
-    result = evaluate(operator, f32([[1, 2], [3, 4]]), (7, 8))
-    upper, lower = [1, 1] + [2] * 6, [3, 3] + [4] * 6
-    np.testing.assert_array_equal(result, f32([upper] * 2 + [lower] * 5))
-
-
-def test_decreasing_is_the_floor() -> None:
-    operator = ops.DmlResample2(
-        interpolation_mode="nearest_neighbor",
-        scales=(7 / 3, 7 / 3),
-        input_pixel_offsets=(0, 0),
-        output_pixel_offsets=(0, 0),
-        rounding_direction="decreasing",
-    )
-    result = evaluate(operator, COUNT_4X4, (8, 8))
-    np.testing.assert_array_equal(result[0], f32([1, 1, 1, 2, 2, 3, 3, 4]))
-    np.testing.assert_array_equal(result[:, 0], f32([1, 1, 1, 5, 5, 9, 9, 13]))
-
-
-def test_an_axis_of_scale_one_is_resampled_like_any_other() -> None:
-    operator = ops.DmlResample2(
-        interpolation_mode="nearest_neighbor",
-        scales=(1, 0.5),
-        input_pixel_offsets=(0, 0),
-        output_pixel_offsets=(-0.5, -0.5),
-        rounding_direction="increasing",
-    )
-    result = evaluate(operator, f32([[1, 2, 3], [4, 5, 6]]), (2, 1))
-    np.testing.assert_array_equal(result, f32([[5], [5]]))
-
-
-def test_decreasing_without_offsets_repeats() -> None:
-    operator = ops.DmlResample2(
-        interpolation_mode="nearest_neighbor",
-        scales=(2, 2),
-        input_pixel_offsets=(0, 0),
-        output_pixel_offsets=(0, 0),
-        rounding_direction="decreasing",
-    )
-    expected = COUNT_4X4.repeat(2, axis=0).repeat(2, axis=1)
-    np.testing.assert_array_equal(evaluate(operator, COUNT_4X4, (8, 8)), expected)
-
-
-def test_linear_half_pixel_doubles_as_the_webnn_text_says() -> None:
-    source = f32([[0, 1, 2, 3]] * 2 + [[12, 13, 14, 15]] * 2)
-    ramp = f32([0, 0.25, 0.75, 1.25, 1.75, 2.25, 2.75, 3])
-    result = evaluate(ops.DmlResample(interpolation_mode="linear", scales=(2, 2)), source, (8, 8))
-    for row, start in ((0, 0), (3, 3), (4, 9), (7, 12)):
-        np.testing.assert_array_equal(result[row], ramp + np.float32(start))
+    np.testing.assert_allclose(result[0], expected, rtol=2**-21)

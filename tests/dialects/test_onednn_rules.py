@@ -1,4 +1,4 @@
-"""interpolate and interpolate_backward: arithmetic, layouts, and what sizes and scales may say."""
+"""oneDNN's operators: arithmetic, layouts, sizes and scales."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ import pytest
 
 from gradwire import ops
 from gradwire_server import dialects
-from gradwire_server.errors import InvalidFieldError
 from support.oracles.dialect_oracles import evaluate, f32, onednn_axis
-
-BACKWARD = "operator.interpolate_backward"
-FORWARD = "operator.interpolate"
 
 
 def backward(mode: Any = "linear", **attributes: Any) -> ops.InterpolateBackward:
@@ -114,42 +110,6 @@ def test_sizes_and_scales_that_agree_change_nothing(attributes: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(
-    ("attributes", "field"),
-    [
-        ({"sizes": (6, 8)}, "sizes[1]"),
-        ({"sizes_tensor": (5, 9)}, "sizes_tensor[0]"),
-        ({"sizes": (6,)}, "sizes"),
-        ({"sizes_tensor": (6, 9, 9)}, "sizes_tensor"),
-        ({"scales": (1.5,)}, "scales"),
-        ({"scales": (1.5, 1.7)}, "scales[1]"),
-        ({"scales": (1.25, 1.5)}, "scales[0]"),
-        ({"scales": (1.5, 3e38)}, "scales[1]"),
-        ({"sizes": (6, 9), "scales": (1.5, 2.0)}, "scales[1]"),
-    ],
-    ids=str,
-)
-def test_sizes_and_scales_that_disagree_are_refused_by_name(
-    attributes: dict[str, Any], field: str
-) -> None:
-    for operator, shapes in (
-        (backward(**attributes), ((1, 2, 6, 9), (1, 2, 4, 6))),
-        (interpolate(**attributes), ((1, 2, 4, 6), (1, 2, 6, 9))),
-    ):
-        with pytest.raises(InvalidFieldError) as refused:
-            dialects.lower(operator.name, operator, *shapes)
-        assert refused.value.field == f"operator.{operator.name}.{field}"
-
-
-def test_the_words_of_a_refusal_say_what_would_do() -> None:
-    with pytest.raises(InvalidFieldError) as refused:
-        dialects.lower("interpolate", interpolate(scales=(1.5, 1.7)), (1, 2, 4, 6), (1, 2, 6, 9))
-    assert str(refused.value) == (
-        "operator.interpolate.scales[1]: is 1.7, which takes src's 6 elements to "
-        "10.2, dst has 9; give 1.5, or leave scales empty"
-    )
-
-
-@pytest.mark.parametrize(
     ("scale", "src", "dst"),
     [(0.7, 10, 7), (0.29, 100, 29), (1.6666666, 3, 5), (2, 5, 10), (0.583333, 12, 6), (0.1, 10, 1)],
 )
@@ -169,64 +129,5 @@ def test_inferred_sizes_take_their_place_in_the_format() -> None:
     assert inferred(interpolate(sizes=(5, 6)), (2, 7, 3, 4)) == (2, 7, 5, 6)
 
 
-@pytest.mark.parametrize(
-    ("scale", "src"), [(0.05, 10), (1e-40, 10), (3.4e38, 10), (2.0**40, 2**20)], ids=str
-)
-def test_a_scale_without_a_usable_size_is_refused(scale: float, src: int) -> None:
-    with pytest.raises(InvalidFieldError) as refused:
-        inferred(interpolate(scales=(scale,)), (1, 1, src))
-    assert refused.value.field == f"{FORWARD}.scales[0]"
-
-
-@pytest.mark.parametrize(
-    ("attributes", "field"),
-    [
-        ({}, "sizes"),
-        ({"sizes": (4, 5)}, "sizes"),
-        ({"scales": (2.0, 2.0)}, "scales"),
-        ({"sizes": (4,), "scales": (3.0,)}, "scales[0]"),
-        ({"sizes_tensor": (4,), "scales": (3.0,)}, "scales[0]"),
-    ],
-    ids=str,
-)
-def test_inference_refuses_what_does_not_fit(attributes: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidFieldError) as refused:
-        inferred(interpolate(**attributes), (1, 1, 2))
-    assert refused.value.field == f"{FORWARD}.{field}"
-
-
-def test_the_forward_needs_sizes_or_scales_even_with_an_output_shape() -> None:
-    with pytest.raises(InvalidFieldError, match="give one of the three") as refused:
-        dialects.lower("interpolate", interpolate(), (1, 1, 4), (1, 1, 8))
-    assert refused.value.field == f"{FORWARD}.sizes"
-
-
 def test_a_gradient_never_infers_its_output() -> None:
     assert inferred(backward(sizes=(8,)), (1, 1, 8)) is None
-
-
-@pytest.mark.parametrize(
-    ("shapes", "field"),
-    [
-        (((2, 3, 8), (1, 3, 4)), "input.sizes[0]"),
-        (((2, 4, 8), (2, 3, 4)), "input.sizes[1]"),
-        (((2, 8), (2, 4)), "input.sizes"),
-        (((2, 3, 4, 4, 4, 4),) * 2, "input.sizes"),
-        (((2, 3, 8), (2, 3, 4, 1)), "output.sizes"),
-        (((2, 3, 0), (2, 3, 4)), "input.sizes[2]"),
-    ],
-    ids=str,
-)
-def test_shapes_that_cannot_be_are_refused_by_name(
-    shapes: tuple[tuple[int, ...], tuple[int, ...]], field: str
-) -> None:
-    with pytest.raises(InvalidFieldError) as refused:
-        dialects.lower("interpolate_backward", backward(), *shapes)
-    assert refused.value.field == field
-
-
-def test_the_channel_of_nxc_is_the_last_axis() -> None:
-    last = ops.InterpolateBackward(mode="linear")
-    with pytest.raises(InvalidFieldError, match="the channel axis is not resampled") as refused:
-        dialects.lower("interpolate_backward", last, (1, 8, 3), (1, 4, 2))
-    assert refused.value.field == "input.sizes[2]"

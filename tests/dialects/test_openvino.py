@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 
 from gradwire import ops
-from gradwire.errors import InvalidRequestError
 from gradwire_server import dialects
-from gradwire_server.errors import InvalidFieldError
 from support.oracles import axis_tables, live_openvino
 from support.oracles.axis_tables import AxisCase
 from support.oracles.dialect_oracles import Matrix, evaluate
@@ -160,46 +158,6 @@ def test_lengths_are_sizes_or_scaled_padded_lengths() -> None:
     assert told((2, 3), scales=(2.5,), axes=(1,), pads_begin=(1,), **scales) == (3, 7)
     # 0.1 in float32 is above 0.1; 1 / 3 is below, which the 1e-6 makes up for.
     assert told((10, 3), scales=(0.1, 1 / 3), **scales) == (1, 1)
-
-
-@pytest.mark.parametrize(
-    ("attributes", "shape"),
-    [
-        ({"sizes": (5,)}, (2, 3)),
-        ({"sizes": (5,), "axes": (2,)}, (2, 3)),
-        ({"sizes": (5, 5), "axes": (1, 1)}, (2, 3)),
-        ({"sizes": (5,), "axes": (0,), "pads_end": (0, 0, 1)}, (2, 3)),
-        ({"scales": (0.1, 1), "shape_calculation_mode": "scales"}, (2, 3)),
-        ({}, (2, 3)),
-    ],
-)
-def test_lengths_that_cannot_be_told_are_refused(
-    attributes: dict[str, Any], shape: tuple[int, ...]
-) -> None:
-    with pytest.raises(InvalidFieldError):
-        told(shape, **attributes)
-
-
-@pytest.mark.parametrize(
-    ("mode", "axes"), [("bilinear_pillow", (0, 1, 2)), ("linear_onnx", (1, 2, 3))]
-)
-def test_axes_that_a_mode_does_not_take_are_refused(mode: Any, axes: tuple[int, ...]) -> None:
-    operator = ops.OpenvinoInterpolateGrad(mode=mode, axes=axes)
-    with pytest.raises(InvalidFieldError, match="axes"):
-        dialects.lower(operator.name, operator, (2, 4, 6, 8), (2, 2, 3, 4))
-
-
-@pytest.mark.parametrize(
-    "attributes",
-    [
-        {"scales": (2.0,)},
-        {"shape_calculation_mode": "scales"},
-        {"shape_calculation_mode": "scales", "sizes": (4,), "scales": (2.0,)},
-    ],
-)
-def test_sizes_and_scales_exclude_each_other(attributes: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequestError):
-        ops.OpenvinoInterpolateGrad(mode="nearest", **attributes)
 
 
 def test_a_tiny_scale_reads_the_last_element() -> None:
