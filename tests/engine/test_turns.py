@@ -2,117 +2,89 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from gradwire_server.scheduling.scheduler import Backlog
-from support.hall import Hall, leave, settle, waiting
+from support.hall import Hall, leave, on_event_loop, settle, waiting
 
 
-def test_one_caller_leaves_as_many_places_free_as_it_takes() -> None:
-    async def scene() -> None:
-        hall = Hall(max_queue=5)
-        await hall.fill()
-        calls = [waiting(hall.hold()) for _ in range(3)]
-        await settle()
-        assert hall.refused().facts["limit"] == "max_queue"
-        calls += [waiting(hall.hold(peer="other")) for _ in range(2)]
-        await settle()
-        assert hall.admission.queue_depth == 5
-        for peer in ("other", "third"):
-            refused = hall.refused(peer=peer)
-            assert refused.facts["limit"] == "max_queue"
-            assert "GRADWIRE_MAX_QUEUE)" in refused.message
-        for task in calls:
-            task.cancel()
-
-    asyncio.run(scene())
+@on_event_loop
+async def test_one_caller_leaves_as_many_places_free_as_it_takes() -> None:
+    hall = Hall(max_queue=5)
+    await hall.fill()
+    calls = [waiting(hall.hold()) for _ in range(3)]
+    await settle()
+    assert hall.refused().facts["limit"] == "max_queue"
+    calls += [waiting(hall.hold(peer="other")) for _ in range(2)]
+    await settle()
+    assert hall.admission.queue_depth == 5
+    for peer in ("other", "third"):
+        refused = hall.refused(peer=peer)
+        assert refused.facts["limit"] == "max_queue"
+        assert "GRADWIRE_MAX_QUEUE)" in refused.message
 
 
-def test_a_call_that_has_begun_needs_no_free_place() -> None:
-    async def scene() -> None:
-        hall = Hall(max_queue=1)
-        begun = hall.enter()
-        leave(await begun.slot())
-        await hall.fill()
-        other = waiting(hall.hold(peer="other"))
-        await settle()
-        again = waiting(begun.slot())
-        await settle()
-        assert hall.admission.queue_depth == 2
-        assert not again.done()
-        for task in (other, again):
-            task.cancel()
-
-    asyncio.run(scene())
+@on_event_loop
+async def test_a_call_that_has_begun_needs_no_free_place() -> None:
+    hall = Hall(max_queue=1)
+    begun = hall.enter()
+    leave(await begun.slot())
+    await hall.fill()
+    await hall.queue(peer="other")
+    again = waiting(begun.slot())
+    await settle()
+    assert hall.admission.queue_depth == 2
+    assert not again.done()
 
 
-def test_who_began_first_goes_on_first_of_a_callers_equals() -> None:
-    async def scene() -> None:
-        hall = Hall()
-        begun = hall.enter()
-        slot = await begun.slot()
-        await hall.hold()
-        other = waiting(hall.hold())
-        await settle()
-        again = waiting(begun.slot())
-        await settle()
-        leave(slot)
-        await again
-        assert not other.done()
-        other.cancel()
-
-    asyncio.run(scene())
+@on_event_loop
+async def test_who_began_first_goes_on_first_of_a_callers_equals() -> None:
+    hall = Hall()
+    begun = hall.enter()
+    slot = await begun.slot()
+    await hall.hold()
+    other = await hall.queue()
+    again = waiting(begun.slot())
+    await settle()
+    leave(slot)
+    await again
+    assert not other.done()
 
 
-def test_who_is_in_a_hurry_goes_first_but_passes_nobody_for_long() -> None:
-    async def scene() -> None:
-        hall = Hall()
-        slots = await hall.fill()
-        patient = waiting(hall.hold())
-        await settle()
-        hurried = waiting(hall.hold(work=0, deadline=hall.now + 0.5))
-        hall.now += 2.0
-        late = waiting(hall.hold(work=0, deadline=hall.now + 0.5))
-        await settle()
-        leave(slots[0])
-        await patient
-        assert not late.done()
-        for task in (hurried, late):
-            task.cancel()
-
-    asyncio.run(scene())
+@on_event_loop
+async def test_who_is_in_a_hurry_goes_first_but_passes_nobody_for_long() -> None:
+    hall = Hall()
+    slots = await hall.fill()
+    patient = await hall.queue()
+    hurried = [waiting(hall.hold(work=0, deadline=hall.now + 0.5))]
+    hall.now += 2.0
+    hurried.append(waiting(hall.hold(work=0, deadline=hall.now + 0.5)))
+    await settle()
+    leave(slots[0])
+    await patient
+    assert not hurried[1].done()
 
 
-def test_streams_take_turns_with_their_steps() -> None:
-    async def scene() -> None:
-        hall = Hall()
-        older, newer = hall.enter(paced=True), hall.enter(paced=True)
-        slots = [await older.slot(), await newer.slot()]
-        again = waiting(newer.slot())
-        await settle()
-        oldest = waiting(older.slot())
-        await settle()
-        leave(slots[0])
-        await again
-        assert not oldest.done()
-        oldest.cancel()
-
-    asyncio.run(scene())
+@on_event_loop
+async def test_streams_take_turns_with_their_steps() -> None:
+    hall = Hall()
+    older, newer = hall.enter(paced=True), hall.enter(paced=True)
+    slots = [await older.slot(), await newer.slot()]
+    again = waiting(newer.slot())
+    await settle()
+    oldest = waiting(older.slot())
+    await settle()
+    leave(slots[0])
+    await again
+    assert not oldest.done()
 
 
-def test_a_paced_evaluation_is_never_refused_and_waits_step_by_step() -> None:
-    async def scene() -> None:
-        hall = Hall(max_queue=1, max_queue_s=0.001)
-        await hall.fill()
-        first = waiting(hall.hold(paced=True, part=0.125))
-        second = waiting(hall.hold(paced=True, part=0.125))
-        await settle()
-        assert hall.admission.queue_depth == 2
-        assert hall.admission.backlog_s == 2.25
-        for task in (first, second):
-            task.cancel()
-
-    asyncio.run(scene())
+@on_event_loop
+async def test_a_paced_evaluation_is_never_refused_and_waits_step_by_step() -> None:
+    hall = Hall(max_queue=1, max_queue_s=0.001)
+    await hall.fill()
+    for _ in range(2):
+        await hall.queue(paced=True, part=0.125)
+    assert hall.admission.queue_depth == 2
+    assert hall.admission.backlog_s == 2.25
 
 
 def test_a_caller_whose_calls_have_all_left_is_forgotten() -> None:

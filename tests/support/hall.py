@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ class Hall:
         with self.admission.turns(Claim(work=WORK)) as turns:
             turns.spend(1.0)
         self._stack = ExitStack()
+        self._waiting = list[asyncio.Task[Slot]]()
 
     def enter(self, *, work: int = WORK, **claim: Any) -> Turns:
         """Let an evaluation in for as long as the test takes."""
@@ -49,10 +51,26 @@ class Hall:
         """Take the slot that computes and the one that is next."""
         return [await self.hold(), await self.hold()]
 
+    async def queue(self, **claim: Any) -> asyncio.Task[Slot]:
+        """Let an evaluation in that waits for a slot as long as the test takes."""
+        self._waiting.append(waiting(self.hold(**claim)))
+        await settle()
+        return self._waiting[-1]
+
     def refused(self, **claim: Any) -> ServerFullError:
         with pytest.raises(ServerFullError) as caught:
             self.enter(**claim)
         return caught.value
+
+
+def on_event_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a test on an event loop of its own, whose end cancels the tasks that are left."""
+
+    @wraps(test)
+    def run() -> None:
+        asyncio.run(test())
+
+    return run
 
 
 def waiting(slot: Coroutine[Any, Any, Slot]) -> asyncio.Task[Slot]:
