@@ -22,27 +22,14 @@ from gradwire_server.backends.cuda.device import DeviceError
 from gradwire_server.errors import DeviceLostError
 from gradwire_server.plans import BandedMap, Plan
 from gradwire_server.rpc.warm_up import check_backend
-from support.kernels import cuda_device
 from support.kernels import kernel_maps as maps
 from support.kernels.backend_calls import applied
-from support.kernels.cuda_device import SimulatedDevice
+from support.kernels.cuda_backends import ILLEGAL, MIB, check, simulated, sliced_plan
 from support.kernels.cuda_here import needs_simulator
 from support.oracles import oracles
 from support.serving import serving
 
 pytestmark = needs_simulator
-
-MIB = 1 << 20
-ILLEGAL = "an illegal memory access was encountered"
-
-
-def _device(*, capacity: int = 1 << 40) -> SimulatedDevice:
-    return SimulatedDevice(cuda_device.compiled(), capacity=capacity)
-
-
-def _plan(side: int, *, outer: int = 2) -> Plan:
-    up = maps.linear(side, 2 * side)
-    return Plan.build([None, up, up], (outer, side, side)).adjoint()
 
 
 def _whole(side: int) -> Plan:
@@ -51,94 +38,88 @@ def _whole(side: int) -> Plan:
     return Plan.build([up, up], (side, side)).adjoint()
 
 
-def _check(backend: Cuda, plan: Plan, seed: int = 0) -> None:
-    x = np.random.default_rng(seed).standard_normal(plan.input_shape).astype(np.float32)
-    expected = applied(NumpyCpu(), plan, x, np.float32)
-    oracles.same_bits(applied(backend, plan, x, np.float32), expected)
-
-
 def test_threads_at_once_have_the_bits_of_numpy() -> None:
-    backend = Cuda(_device(), memory_bytes=256 * MIB, streams=2, buffer_bytes=4096)
-    plans = [_plan(side) for side in (5, 16, 33)]
+    backend = Cuda(simulated(), memory_bytes=256 * MIB, streams=2, buffer_bytes=4096)
+    plans = [sliced_plan(2, side) for side in (5, 16, 33)]
     start = threading.Barrier(6)
 
     def work(number: int) -> None:
         start.wait()
         for turn in range(9):
-            _check(backend, plans[(number + turn) % len(plans)], seed=10 * number + turn)
+            check(backend, plans[(number + turn) % len(plans)], seed=10 * number + turn)
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(work, range(6)))
 
 
 def test_tables_stay_on_the_device_and_nothing_else_does() -> None:
-    device = _device()
+    device = simulated()
     backend = Cuda(device, memory_bytes=64 * MIB)
-    plan = _plan(40)
-    _check(backend, plan)
+    plan = sliced_plan(2, 40)
+    check(backend, plan)
     lent, taken = device.lent, backend.memory_taken
     assert 0 < lent < taken
     for seed in range(3):
         device.trace.clear()
-        _check(backend, plan, seed)
+        check(backend, plan, seed)
         assert [what for what, _ in device.trace if what != "wait"] == ["up", "launch", "down"]
     assert (device.lent, backend.memory_taken) == (lent, taken)
 
 
 def test_tables_of_many_plans_have_a_share_of_the_memory() -> None:
-    device = _device()
+    device = simulated()
     backend = Cuda(device, memory_bytes=MIB)
     for side in range(100, 300, 2):
         up = maps.linear(side, 2 * side)
-        _check(backend, Plan.build([up], (side,)))
+        check(backend, Plan.build([up], (side,)))
     assert MIB // 16 < device.lent <= MIB // 8
     assert device.most_taken <= MIB
 
 
 def test_no_more_memory_is_taken_than_the_limit() -> None:
-    device = _device()
+    device = simulated()
     backend = Cuda(device, memory_bytes=2 * MIB)
     with pytest.raises(MemoryError, match=r"cuda_memory_bytes is 2097152"):
-        _check(backend, _whole(600))
+        check(backend, _whole(600))
     assert device.most_taken <= 2 * MIB
-    _check(backend, _whole(20))
+    check(backend, _whole(20))
 
 
 def test_tables_that_no_call_uses_are_released_for_a_call() -> None:
-    device = _device()
+    device = simulated()
     backend = Cuda(device, memory_bytes=4 * MIB)
     for side in range(3000, 3010):
-        _check(backend, Plan.build([maps.linear(side, 2 * side)], (side,)))
+        check(backend, Plan.build([maps.linear(side, 2 * side)], (side,)))
     large = _whole(435)
     needed = 5 * math.prod(large.output_shape) * 4
     assert needed < 4 * MIB < needed + device.lent
-    _check(backend, large)
+    check(backend, large)
 
 
 @pytest.mark.parametrize("capacity", [0, 200_000])
 def test_a_device_without_memory_is_an_error_that_passes(capacity: int) -> None:
-    device = _device(capacity=capacity)
+    device = simulated(capacity=capacity)
     backend = Cuda(device, memory_bytes=1 << 30)
     backend.warm_up()
     plan = _whole(200)
     with pytest.raises(MemoryError):
-        _check(backend, plan)
+        check(backend, plan)
     device.capacity = 8 * MIB
-    _check(backend, plan)
+    check(backend, plan)
 
 
 def test_a_device_with_less_memory_than_a_part_computes_smaller_parts() -> None:
-    device = _device(capacity=MIB // 2)
+    device = simulated(capacity=MIB // 2)
     backend = Cuda(device, memory_bytes=64 * MIB)
-    _check(backend, _plan(32, outer=64))
+    check(backend, sliced_plan(64, 32))
     assert device.sizes.count(max(device.sizes)) < 3
     assert 0 < device.most_taken <= MIB // 2
 
 
 def test_memory_goes_with_the_backend() -> None:
-    device = _device()
+    device = simulated()
     backend = Cuda(device, memory_bytes=64 * MIB)
-    _check(backend, _plan(20))
+    check(backend, sliced_plan(2, 20))
     assert device.lent
     del backend
     gc.collect()
@@ -146,18 +127,18 @@ def test_memory_goes_with_the_backend() -> None:
 
 
 def test_a_lost_device_fails_every_later_call_at_once() -> None:
-    device = _device()
+    device = simulated()
     backend = Cuda(device, memory_bytes=64 * MIB)
-    plan, other = _plan(20), _plan(21)
-    _check(backend, plan)
+    plan, other = sliced_plan(2, 20), sliced_plan(2, 21)
+    check(backend, plan)
     device.broken = ILLEGAL
     with pytest.raises(DeviceLostError, match=ILLEGAL):
-        _check(backend, plan)
+        check(backend, plan)
     device.broken = ""
     device.trace.clear()
     for one in (plan, other, Plan((2,), (2,), ())):
         with pytest.raises(DeviceLostError, match=ILLEGAL):
-            _check(backend, one)
+            check(backend, one)
     ones = np.ones((1, 4), np.float32)
     with pytest.raises(DeviceLostError, match=ILLEGAL):
         backend.accumulate(maps.linear(4, 4), ones, ones.copy(), axis=1, carried=0)
@@ -165,7 +146,7 @@ def test_a_lost_device_fails_every_later_call_at_once() -> None:
 
 
 def test_a_device_that_is_lost_while_it_gets_ready_stays_lost() -> None:
-    device = _device()
+    device = simulated()
     backend = Cuda(device, memory_bytes=64 * MIB)
     device.broken = ILLEGAL
     for _ in range(2):
@@ -174,22 +155,22 @@ def test_a_device_that_is_lost_while_it_gets_ready_stays_lost() -> None:
 
 
 def test_a_refused_call_ends_alone() -> None:
-    device = _device()
+    device = simulated()
     backend = Cuda(device, memory_bytes=64 * MIB)
-    _check(backend, _plan(9))
+    check(backend, sliced_plan(2, 9))
     device.refused = "invalid argument"
     with pytest.raises(DeviceError, match="invalid argument"):
-        _check(backend, _plan(9))
-    _check(backend, _plan(9))
+        check(backend, sliced_plan(2, 9))
+    check(backend, sliced_plan(2, 9))
 
 
 @pytest.mark.parametrize("accepted", range(13))
 def test_a_refused_task_leaves_nothing_pending(accepted: int) -> None:
     """Tasks are uploads of tables, then of a part in two pieces, a launch, a result; and again."""
-    device = _device()
+    device = simulated()
     backend = Cuda(device, memory_bytes=64 * MIB, streams=1, buffer_bytes=1 << 13)
     backend.warm_up()
-    plan, other = _plan(32, outer=3), _plan(31, outer=3)
+    plan, other = sliced_plan(3, 32), sliced_plan(3, 31)
     lent = device.lent
     x = np.ones(plan.input_shape, np.float32)
     y = np.empty(plan.output_shape, np.float32)
@@ -199,7 +180,7 @@ def test_a_refused_task_leaves_nothing_pending(accepted: int) -> None:
     assert device.lent == lent
     left = y.copy()
     for one in (other, plan):
-        _check(backend, one)
+        check(backend, one)
     np.testing.assert_array_equal(y, left)
 
 
@@ -227,8 +208,8 @@ class Counting(NumpyCpu):
 def test_calls_below_a_number_of_multiplications_are_computed_by_the_cpu(
     more: int, dtype: np.dtype[np.generic]
 ) -> None:
-    plan, cpu = _plan(13), Counting()
-    device = _device()
+    plan, cpu = sliced_plan(2, 13), Counting()
+    device = simulated()
     backend = Cuda(device, memory_bytes=64 * MIB, cpu=cpu, cpu_work=plan.work + more)
     backend.warm_up()
     device.trace.clear()
@@ -249,7 +230,7 @@ def test_sums_below_a_number_of_multiplications_are_computed_by_the_cpu(more: in
     sums = rng.standard_normal((4, 12, 5)).astype(np.float32)
     expected = sums.copy()
     work = bands.nnz * 4 * 5 + more
-    backend = Cuda(_device(), memory_bytes=64 * MIB, cpu=cpu, cpu_work=work)
+    backend = Cuda(simulated(), memory_bytes=64 * MIB, cpu=cpu, cpu_work=work)
     backend.accumulate(bands, x, sums, axis=1, carried=5)
     assert cpu.accumulated == (more == 1)
     NumpyCpu().accumulate(bands, x, expected, axis=1, carried=5)
@@ -258,7 +239,7 @@ def test_sums_below_a_number_of_multiplications_are_computed_by_the_cpu(more: in
 
 @pytest.mark.parametrize("work", [0, 1, 1 << 18])
 def test_only_calls_that_the_cpu_computes_may_be_computed_on_an_event_loop(work: int) -> None:
-    backend = Cuda(_device(), memory_bytes=MIB, cpu_work=work)
+    backend = Cuda(simulated(), memory_bytes=MIB, cpu_work=work)
     assert backends.most_inline_work(backend) == work - 1
 
 
@@ -269,11 +250,11 @@ def test_numpy_computes_small_calls_where_the_compiled_backend_fails(
         def warm_up(self) -> None:
             raise KeyError("LOOP_VECTORIZE")
 
-    cpu, plan = Failing(), _plan(5)
-    backend = Cuda(_device(), memory_bytes=MIB, cpu=cpu, cpu_work=plan.work + 1)
+    cpu, plan = Failing(), sliced_plan(2, 5)
+    backend = Cuda(simulated(), memory_bytes=MIB, cpu=cpu, cpu_work=plan.work + 1)
     backend.warm_up()
     assert "slower backend" in caplog.text
-    _check(backend, plan)
+    check(backend, plan)
     assert not cpu.applied
 
 
@@ -289,7 +270,7 @@ def test_a_call_waits_for_memory_until_its_deadline_at_most() -> None:
 
 
 def test_plans_without_passes_need_no_device() -> None:
-    device = _device()
+    device = simulated()
     backend = Cuda(device, memory_bytes=64 * MIB)
     backend.warm_up()
     device.trace.clear()
@@ -301,7 +282,7 @@ def test_plans_without_passes_need_no_device() -> None:
 
 
 def test_a_server_answers_with_it_and_survives_a_device_out_of_memory() -> None:
-    device = _device(capacity=0)
+    device = simulated(capacity=0)
     backend = Cuda(device, memory_bytes=1 << 30)
     operator = ops.InterpolateBackward(mode="linear", data_format="NCX")
     gradient = np.random.default_rng(0).standard_normal((1, 3, 34, 66)).astype(np.float32)
@@ -322,20 +303,20 @@ def test_a_server_answers_with_it_and_survives_a_device_out_of_memory() -> None:
 
 
 def test_an_error_for_want_of_memory_keeps_none_while_it_is_kept() -> None:
-    device = _device(capacity=1 << 13)
+    device = simulated(capacity=1 << 13)
     backend = Cuda(device, memory_bytes=MIB)
     backend.warm_up()
     # x and y fit, and their tables do not.
     plan = _whole(20)
     assert 4 * (math.prod(plan.input_shape) + math.prod(plan.output_shape)) < device.capacity
     with pytest.raises(MemoryError) as kept:
-        _check(backend, plan)
+        check(backend, plan)
     assert kept.value
     assert not device.lent
 
 
 def test_a_warm_up_compares_the_device_and_what_is_left_to_the_cpu() -> None:
-    device = _device()
+    device = simulated()
     backend = Cuda(device, memory_bytes=64 * MIB, cpu_work=1 << 18)
     check_backend(backend)
     # The CPU is timed besides.
@@ -344,7 +325,7 @@ def test_a_warm_up_compares_the_device_and_what_is_left_to_the_cpu() -> None:
 
 
 def test_a_backend_that_has_loaded_its_kernels_has_not_used_its_streams() -> None:
-    device = _device()
+    device = simulated()
     backend = Cuda(device, memory_bytes=64 * MIB, streams=3)
     backend.load()
     assert not device.trace

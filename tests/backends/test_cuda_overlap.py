@@ -16,31 +16,13 @@ from hypothesis import strategies as st
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.plans import Plan
-from support.kernels import cuda_device
 from support.kernels import kernel_maps as maps
 from support.kernels.backend_calls import applied
-from support.kernels.cuda_device import SimulatedDevice
+from support.kernels.cuda_backends import MIB, check, simulated, sliced_plan
 from support.kernels.cuda_here import needs_simulator
 from support.oracles import oracles
 
 pytestmark = needs_simulator
-
-MIB = 1 << 20
-
-
-def _device(*, eager: bool = False) -> SimulatedDevice:
-    return SimulatedDevice(cuda_device.compiled(), eager=eager)
-
-
-def _plan(outer: int, side: int) -> Plan:
-    up = maps.linear(side, 2 * side)
-    return Plan.build([None, up, up], (outer, side, side)).adjoint()
-
-
-def _check(backend: Cuda, plan: Plan) -> None:
-    x = np.random.default_rng(0).standard_normal(plan.input_shape).astype(np.float32)
-    expected = applied(NumpyCpu(), plan, x, np.float32)
-    oracles.same_bits(applied(backend, plan, x, np.float32), expected)
 
 
 @settings(max_examples=60, deadline=None)
@@ -48,7 +30,7 @@ def _check(backend: Cuda, plan: Plan) -> None:
 def test_any_plan_in_parts_and_pieces_of_any_size_has_the_bits_of_numpy(
     data: st.DataObject, plan: Plan, buffer: int
 ) -> None:
-    device = _device(eager=data.draw(st.booleans()))
+    device = simulated(eager=data.draw(st.booleans()))
     backend = Cuda(device, memory_bytes=MIB, streams=2, buffer_bytes=buffer)
     dtype = data.draw(st.sampled_from(oracles.STORAGE_TYPES))
     x = data.draw(oracles.tensors(plan.input_shape, dtype=dtype))
@@ -63,7 +45,7 @@ def test_sums_in_parts_and_pieces_have_the_bits_of_numpy(
     eager: bool,  # noqa: FBT001
     buffer: int,
 ) -> None:
-    backend = Cuda(_device(eager=eager), memory_bytes=MIB, streams=1, buffer_bytes=buffer)
+    backend = Cuda(simulated(eager=eager), memory_bytes=MIB, streams=1, buffer_bytes=buffer)
     rng, bands = np.random.default_rng(1), maps.linear(9, 12)
     for axis, x_shape, y_shape in ((1, (7, 9, 5), (7, 12, 5)), (0, (9, 35), (12, 35))):
         x = rng.standard_normal(x_shape).astype(np.float32)
@@ -76,10 +58,10 @@ def test_sums_in_parts_and_pieces_have_the_bits_of_numpy(
 
 @pytest.mark.parametrize("change", ["columns left out", "transposed"])
 def test_input_that_is_not_contiguous_is_copied_in_order(change: str) -> None:
-    plan = _plan(2, 16)
+    plan = sliced_plan(2, 16)
     numbers = np.random.default_rng(3).standard_normal((2, 32, 64)).astype(np.float32)
     x = numbers[:, :, ::2] if change == "columns left out" else numbers[:, :, :32].swapaxes(1, 2)
-    backend = Cuda(_device(), memory_bytes=4 * MIB, buffer_bytes=1000)
+    backend = Cuda(simulated(), memory_bytes=4 * MIB, buffer_bytes=1000)
     oracles.same_bits(
         applied(backend, plan, x, np.float32), applied(NumpyCpu(), plan, x, np.float32)
     )
@@ -87,18 +69,18 @@ def test_input_that_is_not_contiguous_is_copied_in_order(change: str) -> None:
 
 def _traced(plan: Plan, *, buffer: int) -> list[str]:
     """Return the tasks of a call, and its waits, where its tables are on the device."""
-    device = _device()
+    device = simulated()
     backend = Cuda(device, memory_bytes=64 * MIB, buffer_bytes=buffer)
-    _check(backend, plan)
+    check(backend, plan)
     device.trace.clear()
-    _check(backend, plan)
+    check(backend, plan)
     assert len({stream for _, stream in device.trace}) == 1
     return [what for what, _ in device.trace]
 
 
 def test_the_next_part_goes_up_before_a_thread_waits_for_the_first() -> None:
     part = ["up", "launch", "down"]
-    trace = _traced(_plan(16, 32), buffer=1 << 16)
+    trace = _traced(sliced_plan(16, 32), buffer=1 << 16)
     assert list(takewhile(lambda what: what != "wait", trace)) == 2 * part
     assert [what for what in trace if what != "wait"] == 4 * part
     # The third part waits for the first: for its upload, then for its result.
@@ -107,28 +89,28 @@ def test_the_next_part_goes_up_before_a_thread_waits_for_the_first() -> None:
 
 def test_a_buffer_is_filled_while_others_are_copied() -> None:
     """One slice of eight pieces, which cannot be cut into parts."""
-    trace = _traced(_plan(1, 64), buffer=1 << 13)
+    trace = _traced(sliced_plan(1, 64), buffer=1 << 13)
     up = "".join({"up": "u", "wait": "w"}.get(what, " ") for what in trace).split()[0]
     assert up == "uuuu" + 4 * "wu"
 
 
 def test_a_small_call_is_one_part() -> None:
-    trace = _traced(_plan(16, 32), buffer=4 * MIB)
+    trace = _traced(sliced_plan(16, 32), buffer=4 * MIB)
     assert trace == ["up", "launch", "down", "wait", "wait"]
 
 
 def test_a_large_call_takes_the_memory_of_a_part() -> None:
-    device = _device()
+    device = simulated()
     backend = Cuda(device, memory_bytes=4 * MIB, buffer_bytes=1 << 18)
-    plan = _plan(128, 64)
+    plan = sliced_plan(128, 64)
     assert np.prod(plan.input_shape) * 4 == 8 * MIB
-    _check(backend, plan)
+    check(backend, plan)
     assert device.most_taken < MIB
 
 
 def test_parts_are_equal_but_for_the_last() -> None:
-    device = _device()
+    device = simulated()
     backend = Cuda(device, memory_bytes=4 * MIB, buffer_bytes=10 * 16 * 16 * 4)
     # 23 slices of which 10 fit are three parts of 8, 8 and 7.
-    _check(backend, _plan(23, 8))
+    check(backend, sliced_plan(23, 8))
     assert [what for what, _ in device.trace].count("launch") == 4 + 3

@@ -10,40 +10,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from threading import Event
 
-import numpy as np
 import pytest
 
-from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.backends.cuda.staging import CallQueue
 from gradwire_server.errors import DeviceLostError
 from gradwire_server.plans import Plan
-from support.kernels import cuda_device
-from support.kernels import kernel_maps as maps
-from support.kernels.backend_calls import applied
+from support.kernels.cuda_backends import ILLEGAL, MIB, check, simulated, sliced_plan
 from support.kernels.cuda_device import SimulatedDevice
 from support.kernels.cuda_here import needs_simulator
-from support.oracles import oracles
 
 pytestmark = needs_simulator
-
-MIB = 1 << 20
-ILLEGAL = "an illegal memory access was encountered"
-
-
-def _device(*, capacity: int = 1 << 40) -> SimulatedDevice:
-    return SimulatedDevice(cuda_device.compiled(), capacity=capacity)
-
-
-def _plan(outer: int, side: int) -> Plan:
-    up = maps.linear(side, 2 * side)
-    return Plan.build([None, up, up], (outer, side, side)).adjoint()
-
-
-def _check(backend: Cuda, plan: Plan, seed: int = 0) -> None:
-    x = np.random.default_rng(seed).standard_normal(plan.input_shape).astype(np.float32)
-    expected = applied(NumpyCpu(), plan, x, np.float32)
-    oracles.same_bits(applied(backend, plan, x, np.float32), expected)
 
 
 class Store:
@@ -160,19 +137,19 @@ def _submitted(
     """Let the first plan have the only stream and the others wait for it; the lock is held."""
     device.trace.clear()
     device.entered.clear()
-    calls = [pool.submit(_check, backend, plans[0])]
+    calls = [pool.submit(check, backend, plans[0])]
     device.entered.wait()
     for seed, plan in enumerate(plans[1:], 1):
-        calls.append(pool.submit(_check, backend, plan, seed))
+        calls.append(pool.submit(check, backend, plan, seed))
         while backend.queue.waiting < seed:
             time.sleep(0.001)
     return calls
 
 
 def test_calls_wait_in_order_and_the_loss_of_the_device_ends_them_all() -> None:
-    device, plan = _device(), _plan(3, 9)
+    device, plan = simulated(), sliced_plan(3, 9)
     backend = Cuda(device, memory_bytes=64 * MIB, streams=1)
-    _check(backend, plan)
+    check(backend, plan)
     with ThreadPoolExecutor(5) as pool:
         with device.lock:
             calls = _submitted(pool, device, backend, [plan] * 5)
@@ -186,9 +163,9 @@ def test_calls_wait_in_order_and_the_loss_of_the_device_ends_them_all() -> None:
 
 
 def test_waiting_calls_hold_no_memory() -> None:
-    device, plan = _device(), _plan(3, 9)
+    device, plan = simulated(), sliced_plan(3, 9)
     backend = Cuda(device, memory_bytes=64 * MIB, streams=1)
-    _check(backend, plan)
+    check(backend, plan)
     with ThreadPoolExecutor(9) as pool:
         with device.lock:
             alone = _submitted(pool, device, backend, [plan])
@@ -204,14 +181,14 @@ def test_waiting_calls_hold_no_memory() -> None:
 @pytest.mark.parametrize("capacity", [1 << 40, 3 * MIB // 2])
 def test_calls_at_once_wait_for_memory_and_all_end(calls: int, capacity: int) -> None:
     """Each of the large ones takes five eighths of the limit, and two tables go with it."""
-    device = _device(capacity=capacity)
+    device = simulated(capacity=capacity)
     backend = Cuda(device, memory_bytes=2 * MIB, streams=4)
-    plans = [_plan(1, side) for side in (250, 255, 260)]
+    plans = [sliced_plan(1, side) for side in (250, 255, 260)]
 
     def work(number: int) -> None:
         for turn in range(2):
-            _check(backend, plans[(number + turn) % 3], seed=number)
-            _check(backend, _plan(2, 9), seed=number)
+            check(backend, plans[(number + turn) % 3], seed=number)
+            check(backend, sliced_plan(2, 9), seed=number)
 
     with ThreadPoolExecutor(calls) as pool:
         list(pool.map(work, range(calls)))
@@ -219,29 +196,29 @@ def test_calls_at_once_wait_for_memory_and_all_end(calls: int, capacity: int) ->
 
 
 def test_calls_too_large_for_the_memory_fail_while_others_go_on() -> None:
-    backend = Cuda(_device(), memory_bytes=4 * MIB, streams=3)
-    large, small = _plan(1, 500), _plan(5, 40)
+    backend = Cuda(simulated(), memory_bytes=4 * MIB, streams=3)
+    large, small = sliced_plan(1, 500), sliced_plan(5, 40)
 
     def work(number: int) -> None:
         if number % 2:
-            _check(backend, small, seed=number)
+            check(backend, small, seed=number)
         else:
             with pytest.raises(MemoryError, match="cuda_memory_bytes is 4194304"):
-                _check(backend, large, seed=number)
+                check(backend, large, seed=number)
 
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(work, range(32)))
 
 
 def test_16_calls_on_a_device_without_memory_all_fail_and_later_ones_do_not() -> None:
-    device, plan = _device(capacity=0), _plan(2, 9)
+    device, plan = simulated(capacity=0), sliced_plan(2, 9)
     backend = Cuda(device, memory_bytes=4 * MIB)
 
     def work(number: int) -> None:
         with pytest.raises(MemoryError):
-            _check(backend, plan, seed=number)
+            check(backend, plan, seed=number)
 
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(work, range(16)))
     device.capacity = 4 * MIB
-    _check(backend, plan)
+    check(backend, plan)

@@ -1,0 +1,35 @@
+"""CUDA backends on simulated devices, and plans for them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwire_server.backends import NumpyCpu
+from gradwire_server.backends.cuda.backend import Cuda
+from gradwire_server.plans import Plan
+from support.kernels import cuda_device
+from support.kernels import kernel_maps as maps
+from support.kernels.backend_calls import applied
+from support.kernels.cuda_device import SimulatedDevice
+from support.oracles import oracles
+
+MIB = 1 << 20
+ILLEGAL = "an illegal memory access was encountered"
+
+
+def simulated(*, capacity: int = 1 << 40, eager: bool = False) -> SimulatedDevice:
+    """Return a device with all kernels."""
+    return SimulatedDevice(cuda_device.compiled(), capacity=capacity, eager=eager)
+
+
+def sliced_plan(outer: int, side: int) -> Plan:
+    """Return a plan that halves two axes of each slice; slices can be computed in parts."""
+    up = maps.linear(side, 2 * side)
+    return Plan.build([None, up, up], (outer, side, side)).adjoint()
+
+
+def check(backend: Cuda, plan: Plan, seed: int = 0) -> None:
+    """Assert that a backend has the bits of NumPy."""
+    x = np.random.default_rng(seed).standard_normal(plan.input_shape).astype(np.float32)
+    expected = applied(NumpyCpu(), plan, x, np.float32)
+    oracles.same_bits(applied(backend, plan, x, np.float32), expected)
