@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from gradwire_server.engine import (
     Execution,
     Prepared,
-    TensorSpec,
     are_rows,
     rows_of,
 )
@@ -59,11 +58,7 @@ def test_a_run_on_the_tensors_gives_the_bits_of_apply(
 def _downsampling(slab: int) -> Prepared:
     bands = BandedMap.from_taps(np.arange(8).reshape(4, 2), np.full((4, 2), 0.5), inputs=8)
     plan = Plan.build([None, bands, bands], (3, 8, 8))
-    float32 = np.dtype(np.float32)
-    source, result = (
-        TensorSpec.packed(float32, sizes) for sizes in (plan.input_shape, plan.output_shape)
-    )
-    return Case(plan, source, result, slab).evaluation()
+    return Case.packed(plan, slab).evaluation()
 
 
 def test_a_slab_that_holds_all_makes_one_step_with_the_same_bits() -> None:

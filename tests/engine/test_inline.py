@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
-from gradwire_server.engine import Prepared, TensorSpec
+from gradwire_server.engine import Prepared
 from gradwire_server.plans import Plan
 from gradwire_server.scheduling.admission import InlineWork
 from support.evaluation_cases import Case
@@ -35,8 +34,7 @@ class Turns:
 
 
 def copy_of(elements: int) -> Prepared:
-    spec = TensorSpec.packed(np.dtype(np.float32), (elements,))
-    return Case(Plan((elements,), (elements,), ()), spec, spec, slab=100).evaluation()
+    return Case.packed(Plan((elements,), (elements,), ()), slab=100).evaluation()
 
 
 @pytest.mark.parametrize(("elements", "most"), [(1, 1000), (500, 2), (501, 0)])

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gradwire_server.engine import Prepared, TensorSpec
+from gradwire_server.engine import Prepared
 from gradwire_server.plans import BandedMap, Plan
 from support.evaluation_cases import Case
-
-FLOAT32 = np.dtype(np.float32)
 
 
 def _halving(size: int) -> BandedMap:
@@ -19,8 +17,7 @@ def _halving(size: int) -> BandedMap:
 
 def _evaluation(outer: int, rows: int, *, slab: int) -> Prepared:
     plan = Plan.build([None, _halving(rows), None], (outer, rows, 4))
-    source = TensorSpec.packed(FLOAT32, plan.input_shape)
-    return Case(plan, source, TensorSpec.packed(FLOAT32, plan.output_shape), slab).evaluation()
+    return Case.packed(plan, slab).evaluation()
 
 
 @pytest.mark.parametrize(("slab", "most"), [(400, 2), (70, 3)])

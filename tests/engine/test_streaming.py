@@ -14,7 +14,6 @@ from gradwire_server.engine import (
     Execution,
     InputAssembler,
     Prepared,
-    TensorSpec,
 )
 from gradwire_server.plans import BandedMap, Plan
 from support.evaluation_cases import BACKEND, Bytes, Case, cases, computed, data_for, expected
@@ -105,10 +104,8 @@ def test_ranges_of_the_result_cut_anywhere_join_to_the_same_bits(
 def test_a_range_needs_the_rows_of_its_bands_and_no_others(outputs: int, inputs: int) -> None:
     width, parts = 64, 4
     bands = _linear(outputs, inputs) if outputs > 8 else _linear(inputs, outputs).adjoint()
-    source = TensorSpec.packed(np.dtype(np.float32), (1, bands.inputs, width))
-    result = TensorSpec.packed(np.dtype(np.float32), (1, bands.outputs, width))
-    plan = Plan.build([None, bands, None], source.sizes)
-    evaluation = Case(plan, source, result, 4096).evaluation()
+    plan = Plan.build([None, bands, None], (1, bands.inputs, width))
+    evaluation = Case.packed(plan, 4096).evaluation()
     row = width * 4
     for part in range(parts):
         first, stop = (bands.outputs * at // parts for at in (part, part + 1))
@@ -128,10 +125,8 @@ def test_ranges_that_end_with_an_empty_band_need_no_bytes_beyond_the_input(
     weight[empty] = 0
     bands = BandedMap.from_taps(index, weight, inputs=12)
     plan = Plan.build([None, bands, None], (2, bands.inputs, 3))
-    source = TensorSpec.packed(np.dtype(np.float32), plan.input_shape)
-    result = TensorSpec.packed(np.dtype(np.float32), plan.output_shape)
-    case = Case(plan, source, result, slab)
-    data, evaluation = data_for(source), case.evaluation()
+    case = Case.packed(plan, slab)
+    data, evaluation = data_for(case.source), case.evaluation()
     whole = expected(case, data)
     assert evaluation.walk.mode == mode
     assert bands.start[-1] == bands.inputs
@@ -159,13 +154,7 @@ def test_a_steps_cost_does_not_grow_with_the_tensor(outputs: int, inputs: int, m
     bands = _linear(4000, 8).adjoint() if mode == "running" else _linear(outputs, inputs)
     assert (bands.outputs, bands.inputs) == (outputs, inputs)
     plan = Plan.build([None, bands, None], (3, inputs, width))
-    case = Case(
-        plan,
-        TensorSpec.packed(np.dtype(np.float32), plan.input_shape),
-        TensorSpec.packed(np.dtype(np.float32), plan.output_shape),
-        slab,
-    )
-    evaluation = case.evaluation()
+    evaluation = Case.packed(plan, slab).evaluation()
     assert evaluation.walk.mode == mode
     for step in evaluation.steps():
         low, high = evaluation.input_range(step)
@@ -180,9 +169,7 @@ def test_the_largest_step_holds_all_results_that_an_input_row_reaches() -> None:
         int(((bands.start <= row) & (row < bands.stop)).sum()) for row in range(bands.inputs)
     ]
     plan = Plan.build([None, bands, None], (3, bands.inputs, width))
-    source = TensorSpec.packed(np.dtype(np.float32), plan.input_shape)
-    result = TensorSpec.packed(np.dtype(np.float32), plan.output_shape)
-    walk = Case(plan, source, result, 1).evaluation().walk
+    walk = Case.packed(plan, 1).evaluation().walk
     assert walk.mode == "running"
     assert max(reached) > 1
     assert walk.largest_step == width * (1 + max(reached))
@@ -190,7 +177,6 @@ def test_the_largest_step_holds_all_results_that_an_input_row_reaches() -> None:
 
 def test_a_copy_is_cut_into_slabs_whatever_its_shape() -> None:
     for sizes in [(1 << 20,), (1, 1, 1024, 1024), (64, 128, 128), (1 << 18, 2, 2)]:
-        spec = TensorSpec.packed(np.dtype(np.float32), sizes)
-        evaluation = Case(Plan.build([None] * len(sizes), sizes), spec, spec, 1 << 16).evaluation()
+        evaluation = Case.packed(Plan.build([None] * len(sizes), sizes), 1 << 16).evaluation()
         steps = list(evaluation.steps())
         assert math.prod(sizes) // (1 << 16) <= len(steps) <= 4 * math.prod(sizes) // (1 << 16)

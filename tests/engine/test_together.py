@@ -130,23 +130,19 @@ def test_few_plans_serve_all_sizes_of_a_batch() -> None:
 def test_what_takes_several_steps_or_is_held_whole_is_in_no_batch() -> None:
     bands = BandedMap.from_taps(np.arange(8).reshape(4, 2), np.full((4, 2), 0.5), inputs=8)
     plan = Plan.build([None, bands, bands], (3, 8, 8))
-    float32 = np.dtype(np.float32)
-    source, result = (
-        TensorSpec.packed(float32, sizes) for sizes in (plan.input_shape, plan.output_shape)
-    )
-    turned = TensorSpec(float32, result.sizes, (1, 3, 12))
-    assert Case(plan, source, result, 1 << 10).evaluation().most_at_once > 0
-    assert Case(plan, source, result, 100).evaluation().most_at_once == 0
-    assert Case(plan, source, turned, 1 << 10).evaluation().most_at_once == 0
+    case = Case.packed(plan, 1 << 10)
+    turned = replace(case.result, strides=(1, 3, 12))
+    assert case.evaluation().most_at_once > 0
+    assert replace(case, slab=100).evaluation().most_at_once == 0
+    assert replace(case, result=turned).evaluation().most_at_once == 0
 
 
 def test_a_batch_fits_into_a_slab() -> None:
     bands = BandedMap.from_taps(np.arange(8).reshape(4, 2), np.full((4, 2), 0.5), inputs=8)
     plan = Plan.build([bands], (8,))
-    source, result = (TensorSpec.packed(np.dtype(np.float32), sizes) for sizes in ((8,), (4,)))
     most = {}
     for slab in (12, 47, 48, 12 * 64, 1 << 20):
-        most[slab] = Case(plan, source, result, slab).evaluation().most_at_once
+        most[slab] = Case.packed(plan, slab).evaluation().most_at_once
     assert most == {12: 1, 47: 1, 48: 4, 12 * 64: 64, 1 << 20: 64}
 
 

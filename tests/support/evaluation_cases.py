@@ -29,6 +29,15 @@ class Case:
     result: TensorSpec
     slab: int
 
+    @classmethod
+    def packed(cls, plan: Plan, slab: int) -> Case:
+        """Lay out tensors of float32 without gaps."""
+        source, result = (
+            TensorSpec.packed(np.dtype(np.float32), sizes)
+            for sizes in (plan.input_shape, plan.output_shape)
+        )
+        return cls(plan, source, result, slab)
+
     def evaluation(self) -> Prepared:
         """Prepare it, without any limits."""
         walk = walk_over(lay_out(self.source, self.result), self.plan, self.slab)
