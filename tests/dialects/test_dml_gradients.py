@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gradwire import ops
-from support.oracles.dialect_oracles import DML_RULES, dml_operators, evaluate, f32
+from support.oracles.dialect_oracles import DML_RULES, Pair, Tensor, dml_operators, evaluate, f32
 
 CENTERS = (0.5, -0.5)
 CORNERS = (0.0, 0.0)
@@ -48,12 +48,7 @@ def test_a_gradient_gathers_what_its_element_gave(
     expected: Sequence[float | Fraction],
 ) -> None:
     given = np.arange(1, outputs + 1, dtype=np.float32)
-    for pair in dml_operators(
-        rule,
-        scales=(scale,),
-        input_pixel_offsets=offsets[:1],
-        output_pixel_offsets=offsets[1:],
-    ):
+    for pair in dml_operators(rule, scales=(scale,), offsets=offsets):
         result = evaluate(pair.gradient, given, (3,))
         wanted = f32([float(value) for value in expected])
         np.testing.assert_allclose(result, wanted, rtol=2**-22 if rule == "linear" else 0)
@@ -65,49 +60,39 @@ def test_a_gradient_gathers_what_its_element_gave(
 def test_a_gradient_of_ones_counts_the_readers(
     offsets: tuple[float, float], expected: Sequence[float]
 ) -> None:
-    for pair in dml_operators(
-        "linear",
-        scales=(2,),
-        input_pixel_offsets=offsets[:1],
-        output_pixel_offsets=offsets[1:],
-    ):
+    for pair in dml_operators("linear", scales=(2,), offsets=offsets):
         result = evaluate(pair.gradient, np.ones(6, np.float32), (3,))
         np.testing.assert_array_equal(result, f32(expected))
+
+
+def assert_equal_gradients(
+    pairs: list[Pair], others: list[Pair], given: Tensor, shape: tuple[int, ...]
+) -> None:
+    for pair, other in zip(pairs, others, strict=True):
+        np.testing.assert_array_equal(
+            evaluate(pair.gradient, given, shape), evaluate(other.gradient, given, shape)
+        )
 
 
 @pytest.mark.parametrize("rule", DML_RULES)
 def test_swapped_offsets_are_the_forward_ones_exchanged(rule: str) -> None:
     given = np.arange(1, 17, dtype=np.float32)
-    own: dict[str, Any] = {
-        "scales": (8 / 3,),
-        "input_pixel_offsets": (0.25,),
-        "output_pixel_offsets": (-1.5,),
-    }
-    exchanged = own | {"input_pixel_offsets": (-1.5,), "output_pixel_offsets": (0.25,)}
-    for kept, swapped in zip(
-        dml_operators(rule, **own),
-        dml_operators(rule, offset_convention="swapped", **exchanged),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(
-            evaluate(swapped.gradient, given, (6,)), evaluate(kept.gradient, given, (6,))
-        )
+    scales = (8 / 3,)
+    own = dml_operators(rule, scales=scales, offsets=(0.25, -1.5))
+    exchanged = dml_operators(
+        rule, scales=scales, offsets=(-1.5, 0.25), offset_convention="swapped"
+    )
+    assert_equal_gradients(exchanged, own, given, (6,))
 
 
 @pytest.mark.parametrize("name", ["input_pixel_offsets", "output_pixel_offsets"])
 def test_defaults_fill_in_after_swapped_offsets_are_exchanged(name: str) -> None:
     given = np.arange(1, 17, dtype=np.float32)
     other = {"input_pixel_offsets": "output_pixel_offsets"}.get(name, "input_pixel_offsets")
-    given_as: dict[str, Any] = {name: (0.25,)}
+    given_as: dict[str, Any] = {name: (0.25,), "offset_convention": "swapped"}
     meant_as: dict[str, Any] = {other: (0.25,)}
-    for partial, full in zip(
-        dml_operators("linear", offset_convention="swapped", **given_as),
-        dml_operators("linear", **meant_as),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(
-            evaluate(partial.gradient, given, (6,)), evaluate(full.gradient, given, (6,))
-        )
+    partial, full = dml_operators("linear", **given_as), dml_operators("linear", **meant_as)
+    assert_equal_gradients(partial, full, given, (6,))
 
 
 def test_swapped_offsets_reproduce_the_published_example_as_tensorflow_passes_them() -> None:
@@ -125,16 +110,6 @@ def test_swapped_offsets_reproduce_the_published_example_as_tensorflow_passes_th
 
 def test_defaults_are_pixel_centers_and_the_ratio_of_the_sizes_in_float32() -> None:
     given = np.arange(1, 14, dtype=np.float32)
-    for empty, full in zip(
-        dml_operators("linear"),
-        dml_operators(
-            "linear",
-            scales=(float(np.float32(13) / np.float32(7)),),
-            input_pixel_offsets=(0.5,),
-            output_pixel_offsets=(-0.5,),
-        ),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(
-            evaluate(empty.gradient, given, (7,)), evaluate(full.gradient, given, (7,))
-        )
+    ratio = float(np.float32(13) / np.float32(7))
+    full = dml_operators("linear", scales=(ratio,), offsets=CENTERS)
+    assert_equal_gradients(dml_operators("linear"), full, given, (7,))

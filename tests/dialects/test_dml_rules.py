@@ -43,12 +43,7 @@ def test_a_result_smaller_than_the_scale_says_is_cropped(rule: str) -> None:
 def test_coordinates_beyond_float32_clamp_to_the_edges(
     rule: str, scale: float, offsets: tuple[float, float]
 ) -> None:
-    for pair in dml_operators(
-        rule,
-        scales=(scale,),
-        input_pixel_offsets=offsets[:1],
-        output_pixel_offsets=offsets[1:],
-    ):
+    for pair in dml_operators(rule, scales=(scale,), offsets=offsets):
         plan = dialects.lower(pair.forward.name, pair.forward, (4,), (5,))
         expected = dml_axis(4, 5, scale=scale, offsets=offsets, rule=rule)
         np.testing.assert_array_equal(plan.passes[0].map.dense(), expected)

@@ -52,12 +52,7 @@ def test_dml_tables_follow_the_formula(
     rule: str, inputs: int, outputs: int, scale: float, offsets: tuple[float, float]
 ) -> None:
     matrix = dml_axis(inputs, outputs, scale=scale, offsets=offsets, rule=rule)
-    for pair in dml_operators(
-        rule,
-        scales=(scale,),
-        input_pixel_offsets=offsets[:1],
-        output_pixel_offsets=offsets[1:],
-    ):
+    for pair in dml_operators(rule, scales=(scale,), offsets=offsets):
         forward = table(pair.forward, ((inputs,), (outputs,)), 0)
         np.testing.assert_array_equal(forward, matrix)
         np.testing.assert_array_equal(table(pair.gradient, ((outputs,), (inputs,)), 0), matrix.T)

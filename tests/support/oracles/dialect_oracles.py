@@ -51,8 +51,19 @@ DML_RULES: dict[str, list[tuple[Any, dict[str, str]]]] = {
 }
 
 
-def dml_operators(rule: str, *, offset_convention: str = "forward", **arrays: Any) -> list[Pair]:
-    """Return every pair of DirectML operators that says a rule, with arrays as given."""
+def dml_operators(
+    rule: str,
+    *,
+    offsets: tuple[float, float] | None = None,
+    offset_convention: str = "forward",
+    **arrays: Any,
+) -> list[Pair]:
+    """Return every pair of DirectML operators that says a rule, with arrays as given.
+
+    offsets are those of input and output, of tensors of one axis.
+    """
+    if offsets is not None:
+        arrays |= {"input_pixel_offsets": offsets[:1], "output_pixel_offsets": offsets[1:]}
     mode = "linear" if rule == "linear" else "nearest_neighbor"
     return [
         Pair(
