@@ -7,7 +7,15 @@ import pytest
 
 from gradwire import ops
 from gradwire_server import dialects
-from support.oracles.dialect_oracles import DML_RULES, Pair, dml_axis, dml_operators, evaluate, f32
+from support.oracles.dialect_oracles import (
+    DML_RULES,
+    Pair,
+    dml_axis,
+    dml_operators,
+    evaluate,
+    f32,
+    lowered,
+)
 
 LARGEST = float(np.finfo(np.float32).max)
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
@@ -44,7 +52,7 @@ def test_coordinates_beyond_float32_clamp_to_the_edges(
     rule: str, scale: float, offsets: tuple[float, float]
 ) -> None:
     for pair in dml_operators(rule, scales=(scale,), offsets=offsets):
-        plan = dialects.lower(pair.forward.name, pair.forward, (4,), (5,))
+        plan = lowered(pair.forward, (4,), (5,))
         expected = dml_axis(4, 5, scale=scale, offsets=offsets, rule=rule)
         np.testing.assert_array_equal(plan.passes[0].map.dense(), expected)
         assert np.all(expected.sum(axis=1) == 1)
@@ -61,14 +69,14 @@ def test_coordinates_are_a_float32_quotient_of_the_first_difference() -> None:
     inputs, outputs = 49, 147
     x = np.arange(outputs, dtype=np.float32)
     scale = np.float32(outputs) / np.float32(inputs)
-    plan = dialects.lower("dml_resample2", operator, (inputs,), (outputs,))
+    plan = lowered(operator, (inputs,), (outputs,))
     np.testing.assert_array_equal(plan.passes[0].map.start, np.floor(x / scale).astype(int))
 
 
 @pytest.mark.parametrize("pair", EVERY_PAIR, ids=lambda pair: repr(pair.forward))
 def test_axes_that_a_formula_leaves_alone_are_not_in_the_plan(pair: Pair) -> None:
     for operator in pair:
-        plan = dialects.lower(operator.name, operator, (3, 4, 5), (3, 8, 5))
+        plan = lowered(operator, (3, 4, 5), (3, 8, 5))
         assert [each.axis for each in plan.passes] == [1]
 
 

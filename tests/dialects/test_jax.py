@@ -12,7 +12,7 @@ from gradwire import ops
 from gradwire_server import dialects
 from support.oracles import axis_tables, live_jax
 from support.oracles.axis_tables import AxisCase
-from support.oracles.dialect_oracles import Matrix, evaluate
+from support.oracles.dialect_oracles import Matrix, evaluate, lowered
 
 STORED = list(axis_tables.load(live_jax.STORED))
 
@@ -103,7 +103,7 @@ def test_nearest_is_not_the_formula_from_left_to_right(inputs: int, outputs: int
 @pytest.mark.parametrize("method", live_jax.METHODS)
 def test_an_axis_that_keeps_its_length_needs_no_table(method: Any) -> None:
     operator = ops.JaxResizeGrad(method=method)
-    plan = dialects.lower("jax_resize_grad", operator, (2**40, 6), (2**40, 3))
+    plan = lowered(operator, (2**40, 6), (2**40, 3))
     assert [each.axis for each in plan.passes] == [1]
 
 

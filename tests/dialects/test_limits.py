@@ -12,7 +12,7 @@ import pytest
 from gradwire import InvalidRequestError, ops
 from gradwire_server import dialects
 from gradwire_server.errors import RequestLimitError, TableTooLargeError, UnknownOperatorError
-from support.oracles.dialect_oracles import DML_RULES, dml_operators
+from support.oracles.dialect_oracles import DML_RULES, dml_operators, lowered
 
 BACKWARD = ops.InterpolateBackward(mode="linear", data_format="NCX")
 
@@ -21,21 +21,15 @@ BACKWARD = ops.InterpolateBackward(mode="linear", data_format="NCX")
 def test_the_bound_on_entries_is_never_below_what_the_plan_holds(rule: str) -> None:
     for pair in dml_operators(rule):
         entries = 10 * (2 if rule == "linear" else 1) + 10 + 7
-        plan = dialects.lower(
-            pair.forward.name, pair.forward, (7,), (10,), max_table_entries=entries
-        )
+        plan = lowered(pair.forward, (7,), (10,), max_table_entries=entries)
         assert plan.table_entries <= entries
         with pytest.raises(TableTooLargeError):
-            dialects.lower(
-                pair.forward.name, pair.forward, (7,), (10,), max_table_entries=entries - 1
-            )
+            lowered(pair.forward, (7,), (10,), max_table_entries=entries - 1)
 
 
 def test_a_table_too_large_names_the_setting() -> None:
     with pytest.raises(TableTooLargeError) as refused:
-        dialects.lower(
-            "interpolate_backward", BACKWARD, (1, 1, 40), (1, 1, 30), max_table_entries=99
-        )
+        lowered(BACKWARD, (1, 1, 40), (1, 1, 30), max_table_entries=99)
     assert "would need 150 entries; 99 are allowed" in refused.value.message
     assert (
         "GRADWIRE_MAX_TABLE_ENTRIES (gradwire-server --max-table-entries)" in refused.value.message
@@ -50,9 +44,9 @@ def test_a_table_too_large_names_the_setting() -> None:
 def test_entries_of_all_axes_count_together() -> None:
     shapes = ((40, 40), (30, 30))
     operator = ops.DmlResample(interpolation_mode="linear")
-    dialects.lower("dml_resample", operator, *shapes, max_table_entries=260)
+    lowered(operator, *shapes, max_table_entries=260)
     with pytest.raises(TableTooLargeError, match="would need 260 entries"):
-        dialects.lower("dml_resample", operator, *shapes, max_table_entries=259)
+        lowered(operator, *shapes, max_table_entries=259)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +57,9 @@ def test_entries_of_all_axes_count_together() -> None:
 def test_a_float32_axis_too_long_names_the_axis_and_the_setting(
     given: tuple[int, ...], wanted: tuple[int, ...], field: str
 ) -> None:
-    dialects.lower("interpolate_backward", BACKWARD, given, wanted, max_float32_axis=11)
+    lowered(BACKWARD, given, wanted, max_float32_axis=11)
     with pytest.raises(RequestLimitError) as refused:
-        dialects.lower("interpolate_backward", BACKWARD, given, wanted, max_float32_axis=10)
+        lowered(BACKWARD, given, wanted, max_float32_axis=10)
     assert refused.value.message.startswith(f"{field} is 11;")
     assert "GRADWIRE_MAX_FLOAT32_AXIS (gradwire-server --max-float32-axis)" in refused.value.message
     assert refused.value.facts == {
@@ -82,11 +76,11 @@ def test_padding_counts_where_coordinates_are_float32(mode: Any) -> None:
     if mode == "linear_onnx":
         operator = dataclasses.replace(operator, sizes=(1, 1, 2), axes=())
     shapes = (1, 1, 3), (1, 1, 2)
-    dialects.lower(operator.name, operator, *shapes, max_float32_axis=11)
+    lowered(operator, *shapes, max_float32_axis=11)
     with pytest.raises(RequestLimitError, match=r"^input\.sizes\[2\] is 11 with its padding;"):
-        dialects.lower(operator.name, operator, *shapes, max_float32_axis=10)
+        lowered(operator, *shapes, max_float32_axis=10)
     pillow = dataclasses.replace(operator, mode="bilinear_pillow", axes=(1, 2), sizes=(1, 2))
-    dialects.lower(pillow.name, pillow, *shapes, max_float32_axis=1)
+    lowered(pillow, *shapes, max_float32_axis=1)
 
 
 SLOPES: dict[str, tuple[str, Any]] = {
@@ -112,7 +106,7 @@ def test_a_slope_that_makes_weights_overflow_is_refused(
         dataclasses.replace(operator, **{name: sign * 2.0**121})
     assert refused.value.field == operator.path(name)
     steep = dataclasses.replace(operator, **{name: sign * 2.0**120})
-    plan = dialects.lower(steep.name, steep, (5, 7), steep.sizes)
+    plan = lowered(steep, (5, 7), steep.sizes)
     assert plan.passes
     assert all(np.isfinite(one.map.weight).all() for one in plan.passes)
 
@@ -120,17 +114,15 @@ def test_a_slope_that_makes_weights_overflow_is_refused(
 def test_the_default_ends_where_float32_half_pixels_end() -> None:
     operator = ops.DmlResample(interpolation_mode="nearest_neighbor")
     longest = 2**23
-    plan = dialects.lower("dml_resample", operator, (longest,), (1,))
+    plan = lowered(operator, (longest,), (1,))
     assert plan.output_shape == (1,)
     with pytest.raises(RequestLimitError):
-        dialects.lower("dml_resample", operator, (longest + 1,), (1,))
+        lowered(operator, (longest + 1,), (1,))
 
 
 def test_an_axis_that_is_left_alone_has_no_limit() -> None:
     shape = (1, 1, 100)
-    plan = dialects.lower(
-        "interpolate_backward", BACKWARD, shape, shape, max_float32_axis=1, max_table_entries=1
-    )
+    plan = lowered(BACKWARD, shape, shape, max_float32_axis=1, max_table_entries=1)
     assert plan.passes == ()
 
 
@@ -139,9 +131,7 @@ def test_a_giant_request_is_refused_without_allocating() -> None:
     try:
         for pair in dml_operators("linear"):
             with pytest.raises(TableTooLargeError):
-                dialects.lower(
-                    pair.gradient.name, pair.gradient, (2**62,), (3,), max_float32_axis=2**63
-                )
+                lowered(pair.gradient, (2**62,), (3,), max_float32_axis=2**63)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -153,9 +143,7 @@ def test_an_end_that_float32_rounds_up_stays_on_the_axis() -> None:
     inputs = 2**24 + 4
     for rule in DML_RULES:
         for pair in dml_operators(rule, scales=(1e-9,)):
-            plan = dialects.lower(
-                pair.forward.name, pair.forward, (inputs,), (2,), max_float32_axis=2**25
-            )
+            plan = lowered(pair.forward, (inputs,), (2,), max_float32_axis=2**25)
             assert plan.passes[0].map.stop.tolist() == [inputs, inputs]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gradwire import ops
 from gradwire_server import dialects
-from support.oracles.dialect_oracles import evaluate, f32, onednn_axis
+from support.oracles.dialect_oracles import evaluate, f32, lowered, onednn_axis
 
 
 def backward(mode: Any = "linear", **attributes: Any) -> ops.InterpolateBackward:
@@ -57,9 +57,7 @@ def test_nxc_is_ncx_with_the_channel_last() -> None:
 def test_half_pixel_multiplies_before_it_divides_in_float32() -> None:
     # Dividing first, or exact integers, reads another element for one output: seen in the library.
     src, dst = 3619, 3912
-    plan = dialects.lower(
-        "interpolate", interpolate("nearest", sizes=(dst,)), (1, 1, src), (1, 1, dst)
-    )
+    plan = lowered(interpolate("nearest", sizes=(dst,)), (1, 1, src), (1, 1, dst))
     (only,) = plan.passes
     exact = ((2 * np.arange(dst) + 1) * src) // (2 * dst)
     assert np.count_nonzero(only.map.start != exact) == 1
@@ -73,7 +71,7 @@ def test_half_pixel_multiplies_before_it_divides_in_float32() -> None:
 def test_equal_sizes_follow_the_formula_too(transformation: Any, mode: str, size: int) -> None:
     # x is not always X again: at 2897 elements the product of half_pixel rounds once.
     operator = interpolate(mode, coordinate_transformation_mode=transformation, sizes=(size,))
-    plan = dialects.lower("interpolate", operator, (1, 1, size), (1, 1, size))
+    plan = lowered(operator, (1, 1, size), (1, 1, size))
     matrix = onednn_axis(
         size, size, align_corners=transformation == "align_corners", nearest=mode == "nearest"
     )
@@ -84,7 +82,7 @@ def test_equal_sizes_follow_the_formula_too(transformation: Any, mode: str, size
 
 def test_batch_and_channel_of_any_length_need_no_table() -> None:
     shape = (2**40, 2**41, 4)
-    plan = dialects.lower("interpolate_backward", backward(), shape, (2**40, 2**41, 2))
+    plan = lowered(backward(), shape, (2**40, 2**41, 2))
     assert [each.axis for each in plan.passes] == [2]
 
 

@@ -15,7 +15,7 @@ from gradwire import ops
 from gradwire_server import dialects
 from support.oracles import axis_tables, live_openvino
 from support.oracles.axis_tables import AxisCase
-from support.oracles.dialect_oracles import Matrix, evaluate
+from support.oracles.dialect_oracles import Matrix, evaluate, lowered
 
 STORED = list(axis_tables.load(live_openvino.STORED))
 
@@ -170,6 +170,6 @@ def test_a_tiny_scale_reads_the_last_element() -> None:
         scales=(scale,),
     )
     length = 2_000_000
-    plan = dialects.lower(operator.name, operator, (length,), (2,))
+    plan = lowered(operator, (length,), (2,))
     (only,) = plan.passes
     assert only.map.start.tolist() == [0, length - 1]

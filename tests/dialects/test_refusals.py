@@ -12,7 +12,7 @@ from gradwire import ops
 from gradwire.errors import InvalidRequestError
 from gradwire_server import dialects
 from gradwire_server.errors import InvalidFieldError
-from support.oracles.dialect_oracles import DML_RULES, dml_operators
+from support.oracles.dialect_oracles import DML_RULES, dml_operators, lowered
 
 Shape = tuple[int, ...]
 
@@ -160,7 +160,7 @@ def asked(operator: ops.Operator, source: Shape, result: Shape | None) -> None:
     if result is None:
         dialects.output_shape(operator.name, operator, source)
     else:
-        dialects.lower(operator.name, operator, source, result)
+        lowered(operator, source, result)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]!r} {row[1]} {row[2]}")

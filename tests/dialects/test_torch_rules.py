@@ -10,14 +10,14 @@ import pytest
 from gradwire import ops
 from gradwire_server import dialects
 from gradwire_server.errors import TableTooLargeError
-from support.oracles.dialect_oracles import evaluate
+from support.oracles.dialect_oracles import evaluate, lowered
 
 Shape = tuple[int, ...]
 
 
 def test_a_gradient_needs_no_size() -> None:
     gradient = ops.TorchUpsampleBackward()
-    assert dialects.lower(gradient.name, gradient, (1, 1, 8), (1, 1, 4)).passes
+    assert lowered(gradient, (1, 1, 8), (1, 1, 4)).passes
 
 
 SIZES: list[tuple[dict[str, Any], Shape, Shape]] = [
@@ -37,7 +37,7 @@ def test_the_output_has_the_size_that_pytorch_gives_it(
 ) -> None:
     operator = ops.TorchInterpolate(**given)
     assert dialects.output_shape(operator.name, operator, source) == result
-    assert dialects.lower(operator.name, operator, source, result).output_shape == result
+    assert lowered(operator, source, result).output_shape == result
 
 
 def test_a_scale_factor_moves_coordinates_unless_it_is_recomputed() -> None:
@@ -56,8 +56,7 @@ def test_tables_for_float64_are_their_own_and_those_of_narrow_types_are_float32s
     single: np.dtype[np.floating] = np.dtype(np.float32)
     double: np.dtype[np.floating] = np.dtype(np.float64)
     maps = [
-        dialects.lower(operator.name, operator, (1, 1, 3), (1, 1, 7), compute=kind).passes[0].map
-        for kind in (single, double)
+        lowered(operator, (1, 1, 3), (1, 1, 7), kind).passes[0].map for kind in (single, double)
     ]
     np.testing.assert_array_equal(maps[0].weight, maps[0].weight.astype(np.float32))
     assert not np.array_equal(maps[0].weight, maps[1].weight)
@@ -68,12 +67,12 @@ def test_tables_for_float64_are_their_own_and_those_of_narrow_types_are_float32s
 def test_a_wide_band_counts_before_it_is_built() -> None:
     operator = ops.TorchUpsampleBackward(mode="area")
     with pytest.raises(TableTooLargeError):
-        dialects.lower(operator.name, operator, (1, 1, 3), (1, 1, 2**40), max_float32_axis=2**62)
+        lowered(operator, (1, 1, 3), (1, 1, 2**40), max_float32_axis=2**62)
 
 
 def test_a_table_of_many_blocks_is_the_table_of_one() -> None:
     operator = ops.TorchInterpolate(mode="bicubic", antialias=True, size=(90_000, 3))
-    long = dialects.lower(operator.name, operator, (1, 1, 300_000, 3), (1, 1, 90_000, 3))
+    long = lowered(operator, (1, 1, 300_000, 3), (1, 1, 90_000, 3))
     bands = long.passes[0].map
     # The scale is 10 / 3 exactly: every third output reads alike, ten inputs on.
     inside = slice(300, 89_700)

@@ -77,10 +77,14 @@ def dml_operators(
 
 
 def lowered(
-    operator: ops.Operator, source: tuple[int, ...], result: tuple[int, ...], dtype: npt.DTypeLike
+    operator: ops.Operator,
+    source: tuple[int, ...],
+    result: tuple[int, ...],
+    dtype: npt.DTypeLike = np.float32,
+    **limits: Any,
 ) -> Plan:
     compute = compute_dtype(np.dtype(dtype))
-    return dialects.lower(operator.name, operator, source, result, compute=compute)
+    return dialects.lower(operator.name, operator, source, result, compute=compute, **limits)
 
 
 def evaluate(operator: ops.Operator, x: Tensor, output_shape: tuple[int, ...]) -> Tensor:
