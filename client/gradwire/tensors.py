@@ -11,6 +11,7 @@ import math
 import operator
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any, cast
 
 import ml_dtypes
@@ -79,6 +80,21 @@ class WireView:
         if self._elements.flags.c_contiguous and bits == self._wire:
             self._bytes = self._elements.reshape(-1).view(np.uint8)
         self.nbytes = self._elements.size * bits.itemsize
+        sizes = reversed(self._elements.shape)
+        # Bytes of an element, of a row, and so on to those of all.
+        self._blocks = tuple(accumulate(sizes, operator.mul, initial=bits.itemsize))
+
+    def chunk_stop(self, start: int, size: int) -> int:
+        """Return the end of a chunk of at most `size` bytes.
+
+        It is the end of a block of the inner axes, as large a block as leaves the chunk three
+        quarters of that size: a server computes whole blocks where they arrived.
+        """
+        most = start + size
+        if most >= self.nbytes:
+            return self.nbytes
+        stops = (most // block * block for block in reversed(self._blocks) if block)
+        return next((stop for stop in stops if 4 * (stop - start) >= 3 * size), most)
 
     def in_place(self, start: int, stop: int) -> NDArray[np.uint8] | None:
         """View bytes start..stop-1 of the array's own memory.

@@ -99,6 +99,25 @@ def test_ranges_of_the_result_cut_anywhere_join_to_the_same_bits(
 
 
 @pytest.mark.parametrize(
+    ("nbytes", "slices"),
+    [(7 * 256, 7), (7 * 256 + 4, None), (4 * 256, None), (12 * 256, 10)],
+    ids=["ends with a slice", "within a slice", "less than half a step", "more than a step"],
+)
+def test_a_step_of_slices_may_end_with_the_chunk(nbytes: int, slices: int | None) -> None:
+    # Slices of 8 x 8 elements become 4 x 8; a step has ten of them.
+    plan = Plan.build([None, _linear(4, 8), None], (16, 8, 8))
+    evaluation = Case.packed(plan, 10 * (64 + 32)).evaluation()
+    data = data_for(evaluation.request.input)
+    chunk = data[:nbytes]
+    assembler = InputAssembler(evaluation)
+    steps = list(assembler.feed(chunk))
+    assert [step.outer_stop for step, _ in steps][:1] == ([] if slices is None else [slices])
+    assert all(np.shares_memory(piece, chunk) for _, piece in steps)
+    steps += assembler.feed(data[nbytes:])
+    assert b"".join(piece.tobytes() for _, piece in steps) == data.tobytes()
+
+
+@pytest.mark.parametrize(
     ("outputs", "inputs"), [(8, 4000), (4000, 8), (4000, 2000)], ids=["running", "up", "down"]
 )
 def test_a_range_needs_the_rows_of_its_bands_and_no_others(outputs: int, inputs: int) -> None:

@@ -50,6 +50,26 @@ def test_any_range_of_bytes_is_a_slice_of_the_whole(array: Array, data: st.DataO
     assert (part.format, part.ndim, bytes(part)) == ("B", 1, whole[start:stop])
 
 
+@given(arrays(), st.integers(1, 100), st.data())
+def test_a_chunk_has_three_quarters_of_the_bytes_it_may_have(
+    array: Array, size: int, data: st.DataObject
+) -> None:
+    view = WireView(array)
+    start = data.draw(st.integers(0, view.nbytes))
+    stop = view.chunk_stop(start, size)
+    assert start + 0.75 * size <= stop <= start + size or stop == view.nbytes <= start + size
+
+
+def test_a_chunk_ends_with_the_largest_block_of_inner_axes_that_fits() -> None:
+    view = WireView(np.empty((4, 6, 10, 10), np.float32))
+    channel, image = 400, 2400
+    assert view.chunk_stop(0, 2 * image + 399) == 2 * image
+    assert view.chunk_stop(0, image - 1) == 5 * channel
+    assert view.chunk_stop(0, 399) == 9 * 40
+    assert view.chunk_stop(40, image) == image
+    assert view.chunk_stop(3 * image, 2 * image) == view.nbytes
+
+
 @given(arrays())
 def test_every_split_of_the_bytes_joins_to_the_whole(array: Array) -> None:
     view = WireView(array)

@@ -27,7 +27,7 @@ from gradwire.errors import GradwireError, InvalidRequestError
 CONNECTIONS = 2
 TIMEOUT_S = 60.0
 STREAM_THRESHOLD_BYTES = 256 << 10
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 2 << 20
 SPLIT_THRESHOLD_BYTES = 4 << 20
 RETRY = RetryPolicy()
 

@@ -252,7 +252,7 @@ class _Sender:
             if self._stopped or start == self._transfer.read_before:
                 return None
             size = min(self._chunk_bytes, self.limit or self._chunk_bytes)
-            stop = min(start + size, self._transfer.read_before)
+            stop = min(source.chunk_stop(start, size), self._transfer.read_before)
             try:
                 message = self._frame(start, source.read(start, stop))
             except Exception as error:  # noqa: BLE001 - the caller's thread raises it

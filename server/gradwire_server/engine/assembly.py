@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +41,8 @@ class InputAssembler:
 
     A step is complete once all its bytes have arrived. Holds the arrived bytes of one step at most.
     Bytes shared by overlapping steps are copied; a range within one chunk is a view of the chunk.
+    A step of several slices ends with the chunk if that ends with a slice and has half of its bytes:
+    they need no copy together with the next chunk's.
 
     stop  end of the input bytes that are needed
     held  steps whose bytes are still in use when the next step's begin to arrive
@@ -54,7 +58,8 @@ class InputAssembler:
     ) -> None:
         self._ring = Ring(held + 1)
         self.stop = prepared.input_stop(stop_before or prepared.output.wire_bytes)
-        self._pieces = (
+        self._slice_bytes = prepared.input_slice_bytes
+        self._pieces: Iterator[_Piece] = (
             _Piece(step, *prepared.input_range(step))
             for step in prepared.steps(resume_from, stop_before)
         )
@@ -75,12 +80,32 @@ class InputAssembler:
         """
         base, self.position = self.position, self.position + len(chunk)
         while self._next is not None:
-            piece = self._next
+            piece = self._ended(self._next, base, self.position)
             if not piece.fill(chunk, base, self._last, self._ring):
                 return
             yield piece.step, piece.data
             self._last, self._next = piece, next(self._pieces, None)
         self._last = None
+
+    def _ended(self, piece: _Piece, base: int, end: int) -> _Piece:
+        """Return the piece, or its first slices if most of it is there and a slice ends with it.
+
+        The rest becomes the next piece.
+
+        base, end  range of the chunk's bytes
+        """
+        arrived = end - piece.start
+        if (
+            not self._slice_bytes
+            or piece.start < base
+            or not (piece.stop - piece.start) // 2 <= arrived < piece.stop - piece.start
+            or end % self._slice_bytes
+        ):
+            return piece
+        at = end // self._slice_bytes
+        rest = _Piece(replace(piece.step, outer_first=at), end, piece.stop)
+        self._pieces = chain((rest,), self._pieces)
+        return _Piece(replace(piece.step, outer_stop=at), piece.start, end)
 
 
 class _Piece:

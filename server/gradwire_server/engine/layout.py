@@ -172,7 +172,7 @@ class Limits:
     max_float32_axis: int = DEFAULT_MAX_FLOAT32_AXIS
     max_work: int = 1 << 40
     max_request_memory_bytes: int = 1 << 30
-    slab_bytes: int = 2 << 20
+    slab_bytes: int = 3 << 20
 
     def check_tensor(self, name: str, tensor: TensorSpec) -> None:
         """Refuse a tensor with too many axes or elements.
