@@ -19,7 +19,7 @@ SECONDS ?= 600
 # The schema that must not break, and what it is compared with. Only a release writes a new image:
 #   buf build proto --exclude-source-info --output proto/released/vMAJOR.MINOR.binpb
 PROTO ?= proto
-RELEASED := proto/released/v0.1.binpb
+RELEASED := proto/released/v0.2.binpb
 # Processes that run the tests, which wait half of their time
 JOBS ?= 4
 

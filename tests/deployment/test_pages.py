@@ -66,6 +66,16 @@ def test_the_citation_has_the_package_s_version_and_license() -> None:
     assert fields["license"] == PROJECT["project"]["license"]
 
 
+def test_the_newest_release_of_the_changelog_is_the_package_s_version() -> None:
+    headings = re.findall(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == PROJECT["project"]["version"]
+
+
+def test_the_manifests_of_the_guide_name_the_image_of_the_package_s_version() -> None:
+    tags = re.findall(r"newTag: ([\d.]+)-", (ROOT / "docs/kubernetes.md").read_text())
+    assert tags == [PROJECT["project"]["version"]]
+
+
 def test_the_stability_page_has_the_oldest_supported_versions() -> None:
     page = (ROOT / "docs/stability.md").read_text()
     project = PROJECT["project"]
