@@ -119,14 +119,15 @@ def infer(data: bytes) -> None:
 
 
 def _inferred(reader: InferReader, data: bytes) -> bytes:
-    name, header, contents = reader.read(data)
+    name, inference, contents = reader.read(data)
     name = codec.read_request_id(name)
     service = _service_context()
-    prepared = _at_once(service.prepare(header.request, Nobody()))
-    if header.source is None:
+    request = codec.read_request(codec.request_header(inference.header))
+    prepared = _at_once(service.prepare(request, Nobody()))
+    if inference.source is None:
         codec.check_data_length(len(contents), prepared.request, field="inputs.x")
         result = at_once(prepared, bytes(contents), service.backend)
-        return header.response(name, result.data)
+        return inference.reply(name, result.data)
     return b""
 
 

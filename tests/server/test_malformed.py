@@ -7,7 +7,7 @@ import pytest
 
 from gradwire._wire.framing import varint
 from gradwire_server.config.settings import MAX_HEADER_BYTES
-from gradwire_server.rpc.codec import beside_data
+from gradwire_server.rpc.codec import DATA, beside_data
 from support.every_method import SERVICE, call
 from support.many_calls import ManyCall, named
 from support.raw_calls import PATIENCE_S, RawClient, opening, published_request
@@ -168,10 +168,10 @@ def test_the_data_do_not_count_wherever_they_are(size: int) -> None:
         expected = len(message) - size * message.count(data) if size else len(message)
         assert beside_data(message) == expected
         among_many = field(1, message)
-        assert beside_data(among_many, inside=1) == len(among_many) - len(message) + expected
+        assert beside_data(among_many, {1: DATA}) == len(among_many) - len(message) + expected
     # Of a field beside the one it is looked for in it is as good as anything else.
     elsewhere = field(2, data)
-    assert beside_data(elsewhere, inside=1) == len(elsewhere)
+    assert beside_data(elsewhere, {1: DATA}) == len(elsewhere)
 
 
 @pytest.mark.parametrize(("size", "served"), [(7 << 10, True), (16 << 10, False)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Self
 import ml_dtypes
 import numpy as np
 import pytest
-from google.protobuf import descriptor_pool
+from google.protobuf import descriptor_pool, json_format
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection_pb2
 
@@ -104,6 +105,20 @@ def test_an_output_shape_may_be_a_tensor(server: ServerThread, client: Inference
             assert reply.raw_output_contents == [expected(server, x)]
         else:
             assert tuple(client.call("ModelInfer", request).outputs[0].shape) == sizes
+
+
+def test_inputs_have_any_order(server: ServerThread, client: InferenceClient) -> None:
+    request = infer_request(model=OPERATOR, mode="bilinear")
+    request.inputs.add(name="output_shape", datatype="INT64", shape=[4])
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 1, 2, 4])
+    # Both contents have 32 bytes: taken for each other, they would give other bits.
+    x, sizes = gradient((1, 1, 2, 4)), np.array([1, 1, 1, 2], "<i8")
+    request.raw_input_contents.extend([sizes.tobytes(), x.tobytes()])
+    with Client(server.address) as own:
+        operator = ops.TorchUpsampleBackward(mode="bilinear")
+        result = own.evaluate(operator, x, output_shape=tuple(sizes)).tobytes()
+    for _ in range(2):
+        assert client.call("ModelInfer", request).raw_output_contents == [result]
 
 
 def test_parameters_are_json_or_native(client: InferenceClient) -> None:
@@ -447,9 +462,9 @@ def test_callers_of_other_machines_use_no_region() -> None:
         kept.register(request, here)
     with pytest.raises(UnsupportedCallError):
         check_local(remote)
-    kept.unregister("in", remote)
-    assert kept.statuses("", remote) == {}
-    assert list(kept.statuses("", here)) == ["in"]
+    kept.unregister(request, remote)
+    assert kept.statuses(request, remote) == {"regions": {}}
+    assert list(kept.statuses(request, here)["regions"]) == ["in"]
 
 
 def test_off_serves_none_of_it() -> None:
@@ -485,6 +500,19 @@ def test_reflection_serves_both_pools(client: InferenceClient) -> None:
         assert any(
             symbol == f"{file.package}.{each.name}" for file in files for each in file.service
         )
+
+
+def test_the_requests_of_the_page_to_grpcurl_are_answered(client: InferenceClient) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "open-inference.md").read_text(encoding="utf-8")
+    lines = re.findall(r"grpcurl -plaintext -d '(.*)' \S+ ([\w.]+)/(\w+)$", page, re.MULTILINE)
+    replies: dict[str, Any] = {}
+    for text, service, method in lines:
+        assert service == NAME
+        kind = message(SERVICE.methods_by_name[method].input_type.name)
+        replies[method] = client.call(method, json_format.Parse(text, kind()))
+    assert replies["ModelMetadata"].name == OPERATOR
+    result = np.array([1, 2], np.float32).tobytes()
+    assert replies["ModelInfer"].raw_output_contents == [result]
 
 
 def test_special_values_keep_their_bits(client: InferenceClient) -> None:

@@ -7,12 +7,17 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from gradwire import ops
+from gradwire import ops, v1
 from gradwire.errors import InvalidRequestError
 from gradwire.tensors import MAX_RANK
 
 # Names that the Open Inference Protocol has for the data types of tensors.
-DATATYPES = ("FP32", "FP16", "BF16", "FP64")
+DATATYPES: dict[str, v1.DataType.ValueType] = {
+    "FP32": v1.DataType.DATA_TYPE_FLOAT32,
+    "FP16": v1.DataType.DATA_TYPE_FLOAT16,
+    "BF16": v1.DataType.DATA_TYPE_BFLOAT16,
+    "FP64": v1.DataType.DATA_TYPE_FLOAT64,
+}
 _HEAD = re.compile(r"[\s,]*([A-Za-z0-9_.-]{1,128})=([a-z0-9_]+):(?={)")
 _DECODER = json.JSONDecoder()
 
@@ -59,13 +64,23 @@ def read_models(text: str) -> dict[str, NamedModel]:
     return models
 
 
+def unnamed(operator: str) -> NamedModel:
+    """Return an operator as a model by its own name.
+
+    It has four axes if the operator takes so many, as most tensors have.
+    """
+    kind = ops.OPERATORS[operator]
+    rank = min(max(4, kind.min_rank), kind.max_rank)
+    return NamedModel(operator, operator, {}, "FP32", (-1,) * rank, None)
+
+
 def _model(name: str, operator: str, values: dict[str, Any]) -> NamedModel:
     kind = ops.OPERATORS[operator]
     datatype, dims = values.pop("datatype", "FP32"), values.pop("dims", None)
     output_shape = values.pop("output_shape", None)
     if datatype not in DATATYPES:
         raise ValueError(f"datatype is {datatype!r}; one of {', '.join(DATATYPES)} is needed")
-    dims = _sizes("dims", dims, least=-1) or (-1,) * min(max(4, kind.min_rank), kind.max_rank)
+    dims = _sizes("dims", dims, least=-1) or unnamed(operator).dims
     kind(**values)
     return NamedModel(
         name, operator, values, datatype, dims, _sizes("output_shape", output_shape, least=0)

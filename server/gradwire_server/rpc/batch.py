@@ -140,8 +140,8 @@ async def compute_in_turn(
 
 def _parse(message: bytes) -> Parts:
     """Parse a message whose encoding differs from the usual one."""
-    inside = v1.EvaluateManyRequest.EVALUATION_FIELD_NUMBER
-    request = codec.parse(v1.EvaluateManyRequest, message, inside=inside)
+    fields = {v1.EvaluateManyRequest.EVALUATION_FIELD_NUMBER: codec.DATA}
+    request = codec.parse(v1.EvaluateManyRequest, message, fields)
     codec.refuse_unknown_fields(request, "")
     if not request.HasField("evaluation"):
         raise InvalidDataError("evaluation", "not set; every message holds one")

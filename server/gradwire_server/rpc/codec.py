@@ -11,9 +11,9 @@ bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
@@ -201,38 +201,44 @@ def write_descriptor(spec: TensorSpec) -> v1.TensorDescriptor:
     )
 
 
-_DATA = v1.EvaluateRequest.DATA_FIELD_NUMBER
+# Fields with data, by number: None, or the table of a message that contains such fields.
+DataFields: TypeAlias = "Mapping[int, DataFields | None]"
+DATA: DataFields = {v1.EvaluateRequest.DATA_FIELD_NUMBER: None}
+
 _VARINT, _EIGHT_BYTES, _LENGTH_DELIMITED, _GROUP, _GROUP_END, _FOUR_BYTES = range(6)
 _VARINT_BYTES = 10
 
 
-def beside_data(message: bytes, *, inside: int = 0) -> int:
-    """Count the bytes of a message outside field 15; stop above MAX_HEADER_BYTES.
-
-    inside  number of the field that contains field 15; 0 for the message itself
+def beside_data(message: bytes, fields: DataFields = DATA) -> int:
+    """Count the bytes of a message outside its data; stop above MAX_HEADER_BYTES.
 
     Malformed bytes are counted up to the error, where protobuf stops too.
     """
     at = beside = 0
-    data_until = 0 if inside else len(message)
+    # Ends and fields with data, of the message and of the nested ones being read.
+    opened = [(len(message), fields)]
     try:
         while at < len(message) and beside <= MAX_HEADER_BYTES:
-            start = at
+            while at >= opened[-1][0]:
+                opened.pop()
+            start, apart = at, 0
             tag, at = read_varint(message, at, _VARINT_BYTES)
-            number, kind, apart = tag >> 3, tag & 7, 0
+            kind = tag & 7
             if kind == _VARINT:
                 _, at = read_varint(message, at, _VARINT_BYTES)
             elif kind == _LENGTH_DELIMITED:
                 length, at = read_varint(message, at, _VARINT_BYTES)
-                if number == inside and start >= data_until:
+                inner = opened[-1][1].get(tag >> 3, _NO_DATA)
+                if inner:
                     # Do not skip the field: its own fields are read next.
-                    data_until, length = at + length, 0
-                elif number == _DATA and start < data_until:
+                    opened.append((at + length, inner))
+                    length = 0
+                elif inner is None:
                     apart = length
                 at += length
             elif kind in {_GROUP, _GROUP_END}:
-                # Groups are deprecated, and gradwire's messages have none: no data follows one.
-                inside = data_until = 0
+                # Groups are deprecated, and no message here has any: no data follows one.
+                opened = [(len(message), _NO_DATA)]
             else:
                 at += {_EIGHT_BYTES: 8, _FOUR_BYTES: 4}[kind]
             if at > len(message):
@@ -242,6 +248,8 @@ def beside_data(message: bytes, *, inside: int = 0) -> int:
         pass
     return beside
 
+
+_NO_DATA: DataFields = {}
 
 Bytes = NDArray[np.uint8]
 
@@ -297,16 +305,16 @@ class NoMessageError(InvalidDataError):
         )
 
 
-def parse(kind: type[M], message: bytes, *, inside: int = 0, header_bytes: int | None = None) -> M:
+def parse(kind: type[M], message: bytes, fields: DataFields = DATA) -> M:
     """Parse a message with protobuf, unless its header is too long.
 
-    inside        number of the field that contains the data; 0 for the message itself
-    header_bytes  length of its header, where it is no message of ours
+    fields  its fields with data, which do not belong to the header
 
     Raises InvalidDataError, and NoMessageError if the bytes are not a message of that kind.
     """
-    if header_bytes is None:
-        header_bytes = beside_data(message, inside=inside)
+    header_bytes = len(message)
+    if header_bytes > MAX_HEADER_BYTES:
+        header_bytes = beside_data(message, fields)
     if header_bytes > MAX_HEADER_BYTES:
         raise InvalidDataError(
             "message",
@@ -321,7 +329,7 @@ def parse(kind: type[M], message: bytes, *, inside: int = 0, header_bytes: int |
         raise NoMessageError(message, kind) from error
 
 
-def _reader(kind: type[M], *, inside: int = 0) -> Callable[[bytes], M | Malformed]:
+def _reader(kind: type[M], fields: DataFields = DATA) -> Callable[[bytes], M | Malformed]:
     """Return a deserializer that leaves errors to the handler.
 
     grpc would report INTERNAL.
@@ -329,7 +337,7 @@ def _reader(kind: type[M], *, inside: int = 0) -> Callable[[bytes], M | Malforme
 
     def read(message: bytes) -> M | Malformed:
         try:
-            return parse(kind, message, inside=inside)
+            return parse(kind, message, fields)
         except InvalidDataError as error:
             return Malformed(error)
 
@@ -337,7 +345,7 @@ def _reader(kind: type[M], *, inside: int = 0) -> Callable[[bytes], M | Malforme
 
 
 _parse_stream_request = _reader(
-    v1.EvaluateStreamRequest, inside=v1.EvaluateStreamRequest.CHUNK_FIELD_NUMBER
+    v1.EvaluateStreamRequest, {v1.EvaluateStreamRequest.CHUNK_FIELD_NUMBER: DATA}
 )
 
 

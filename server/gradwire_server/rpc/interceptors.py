@@ -117,7 +117,7 @@ class AuthorizingHandler(grpc.GenericRpcHandler):
 
         async def send_error(failed: ErrorStatus) -> None:
             if stream is not None:
-                await write_last(context, stream.RESPONSE(error=failed.in_band()))
+                await write_last(context, stream.error_message(failed))
 
         await call.answer(refuse, in_band=send_error)
 

@@ -178,6 +178,15 @@ class ServiceContext:
         with self.admission.turns(claim) as turns:
             yield partial(self._in_turn, call.phases, turns)
 
+    async def compute_steps(
+        self, steps: Iterator[object], prepared: Prepared, call: ActiveCall
+    ) -> None:
+        """Run the steps of an evaluation in a thread, in turns."""
+        claim = claim_of(call.context, prepared.work, part=prepared.step_part)
+        with self.turns(claim, call) as do:
+            while await do(partial(take_turn, steps)):
+                pass
+
     async def _in_turn(self, phases: Phases, turns: Turns, work: Callable[[], T]) -> T:
         with phases.spending("queue"):
             slot = await turns.slot()

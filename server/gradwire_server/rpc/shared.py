@@ -10,10 +10,10 @@ from gradwire import v1
 from gradwire_server.engine import Prepared, in_memory
 from gradwire_server.errors import InvalidDataError, InvalidFieldError, UnknownSegmentError
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import ActiveCall, Context, claim_of
+from gradwire_server.rpc.call_context import ActiveCall, Context
 from gradwire_server.rpc.message_budget import MessageBudget
 from gradwire_server.rpc.segments import Segments
-from gradwire_server.rpc.service_context import ServiceContext, take_turn
+from gradwire_server.rpc.service_context import ServiceContext
 
 
 class SharedService:
@@ -48,10 +48,8 @@ class SharedService:
         data, result = self._views(request, prepared)
         service = self._service
         steps = in_memory(prepared, result, data, service.backend)
-        claim = claim_of(call.context, prepared.work, part=prepared.step_part)
-        with service.admission.memory(prepared.memory_bytes), service.turns(claim, call) as do:
-            while await do(partial(take_turn, steps)):
-                pass
+        with service.admission.memory(prepared.memory_bytes):
+            await service.compute_steps(steps, prepared, call)
         call.sent_bytes = len(result)
         output = codec.write_descriptor(prepared.output)
         reply = v1.EvaluateSharedResponse(request_id=call.request_id, output=output)

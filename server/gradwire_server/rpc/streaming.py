@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
 import grpc
 from google.protobuf.message import Message
@@ -55,7 +56,7 @@ class ServedStream(ABC):
     """
 
     METHOD: ClassVar[str]
-    RESPONSE: ClassVar[Any]
+    RESPONSE: ClassVar[Callable[..., Message]]
     RESUME: ClassVar[str]
 
     _admitted: AdmittedStream
@@ -114,6 +115,11 @@ class ServedStream(ABC):
         self._refused = refused
         self._refusal.set()
 
+    @classmethod
+    def error_message(cls, failed: ErrorStatus) -> Message:
+        """Return the last message of a stream that fails."""
+        return cls.RESPONSE(error=failed.in_band())
+
     async def _send_error(self, failed: ErrorStatus) -> None:
         """Send an error as the last message.
 
@@ -121,7 +127,7 @@ class ServedStream(ABC):
         """
         self._failed = True
         self._stop()
-        message = self.RESPONSE(error=failed.in_band())
+        message = self.error_message(failed)
         is_read = await write_last(self._context, message, after=self._writer)
         if is_read and self._service.draining.is_set() and self._reader is not None:
             # Closing a connection with unread bytes resets it, and a reset discards data that the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Generic, Never, TypeVar
 
@@ -24,20 +24,18 @@ from gradwire_server.engine import (
     in_memory,
 )
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import ActiveCall, Context, Metadata, Reply, claim_of
+from gradwire_server.rpc.call_context import ActiveCall, Context, Metadata, Reply
 from gradwire_server.rpc.message_budget import MessageBudget
-from gradwire_server.rpc.service_context import ServiceContext, take_turn
+from gradwire_server.rpc.service_context import ServiceContext
 
 NAME = "gradwire.v1.GradientService"
 
-Key = TypeVar("Key", bound=Hashable)
 Call = TypeVar("Call", bound=ActiveCall)
 
 
-class UnaryEvaluator(ABC, Generic[Key, Call]):
+class UnaryEvaluator(ABC, Generic[Call]):
     """Evaluates tensors that each fit one message, in any protocol.
 
-    Key   equal for requests that differ in id and data only
     Call  the call in flight
     """
 
@@ -47,60 +45,58 @@ class UnaryEvaluator(ABC, Generic[Key, Call]):
         self._workbench = Workbench(service.backend)
 
     @abstractmethod
-    def _split(self, message: bytes, call: Call) -> tuple[Key, memoryview]:
-        """Return the key and the data of a request.
+    def _split(self, message: bytes, call: Call) -> tuple[bytes, memoryview]:
+        """Return the header and the data of an EvaluateRequest.
 
         Set the call's request_id.
         """
 
     @abstractmethod
-    def _decode(self, key: Key) -> EvaluationRequest:
-        """Return the request of a key; raise EvaluationError if it is invalid."""
-
-    @abstractmethod
-    def _check_size(self, key: Key, request: EvaluationRequest) -> None:
+    def _check_size(self, request: EvaluationRequest, call: Call) -> None:
         """Raise MessageTooLargeError if a tensor is too large for one message."""
 
-    def _check_length(self, key: Key, length: int, request: EvaluationRequest) -> None:
+    def _check_length(self, length: int, request: EvaluationRequest, call: Call) -> None:
         """Raise InvalidDataError if the data's length is not that of the input."""
         codec.check_data_length(length, request)
 
+    def _is_inline(self, call: Call) -> bool:
+        """Whether short evaluations of this call run on the event loop."""
+        return True
+
     def _steps(
-        self, key: Key, prepared: Prepared, data: memoryview, result: codec.Bytes
+        self, prepared: Prepared, data: memoryview, result: codec.Bytes, call: Call
     ) -> Iterator[object]:
         """Evaluate step by step, in a thread."""
         return in_memory(prepared, result, np.frombuffer(data, np.uint8), self._service.backend)
 
     @abstractmethod
-    def _reply(self, key: Key, prepared: Prepared, result: memoryview, call: Call) -> bytes:
+    def _reply(self, prepared: Prepared, result: memoryview, call: Call) -> bytes:
         """Return the message that carries a result."""
 
     async def _answer(self, message: bytes | codec.Malformed, call: Call) -> bytes:
         """Evaluate one message, as received; the call ends with its status."""
         try:
-            key, data = self._split(codec.well_formed(message), call)
-            prepared = self._service.preparer.find(key)
-            reply = None if prepared is None else self._evaluate_now(key, prepared, data, call)
+            header, data = self._split(codec.well_formed(message), call)
+            prepared = self._service.preparer.find(header)
+            reply = None if prepared is None else self._evaluate_now(prepared, data, call)
         except Exception as error:  # noqa: BLE001 - the caller gets a status
             return await call.answer(partial(_raise, error))
         if reply is None:
-            return await call.answer(partial(self._evaluate, key, data, prepared, call))
+            return await call.answer(partial(self._evaluate, header, data, prepared, call))
         call.succeed()
         return reply
 
-    def _evaluate_now(
-        self, key: Key, prepared: Prepared, data: memoryview, call: Call
-    ) -> bytes | None:
+    def _evaluate_now(self, prepared: Prepared, data: memoryview, call: Call) -> bytes | None:
         """Return the reply of a short evaluation.
 
         None if it has to wait, or takes memory.
         """
         service, needed = self._service, prepared.message_bytes
         call.note_request(prepared.request, received=len(data))
-        self._check_length(key, len(data), prepared.request)
+        self._check_length(len(data), prepared.request, call)
         if not self._workbench.takes(prepared) or not service.inline.admits(prepared):
             return None
-        if service.active.end is not None:
+        if service.active.end is not None or not self._is_inline(call):
             return None
         self._budget.check(call.context, needed)
         # No other call can take the memory before it is free again.
@@ -110,7 +106,7 @@ class UnaryEvaluator(ABC, Generic[Key, Call]):
             self._workbench = Workbench(service.backend)
         result = self._workbench.run(prepared, data)
         computed = time.perf_counter()
-        reply = self._reply(key, prepared, result, call)
+        reply = self._reply(prepared, result, call)
         call.sent_bytes = len(result)
         call.phases.note("compute", began, computed)
         call.phases.note("send", computed, time.perf_counter())
@@ -119,30 +115,32 @@ class UnaryEvaluator(ABC, Generic[Key, Call]):
         return reply
 
     async def _evaluate(
-        self, key: Key, data: memoryview, prepared: Prepared | None, call: Call
+        self, header: bytes, data: memoryview, prepared: Prepared | None, call: Call
     ) -> bytes:
         service = self._service
         if prepared is None:
-            prepared = await self._prepare(key, len(data), call)
+            prepared = await self._prepare(header, len(data), call)
+        else:
+            self._check_size(prepared.request, call)  # it may have been prepared for another RPC
         needed = prepared.message_bytes
         self._budget.check(call.context, needed)
         service.admission.take_memory(needed)
         reply = b""
         try:
-            if await self._has_turn(key, prepared):
+            if self._is_inline(call) and await self._has_turn(prepared):
                 compute = partial(at_once, prepared, data, service.backend)
                 result = call.compute_inline(compute, service.inline)
             else:
-                result = await self._compute(key, prepared, data, call)
+                result = await self._compute(prepared, data, call)
             began = time.perf_counter()
-            reply = self._reply(key, prepared, result.data, call)
+            reply = self._reply(prepared, result.data, call)
             call.phases.note("send", began, time.perf_counter())
             call.sent_bytes = len(result)
         finally:
             self._budget.send(call.context, reply, held=needed)
         return reply
 
-    async def _has_turn(self, key: Key, prepared: Prepared) -> bool:
+    async def _has_turn(self, prepared: Prepared) -> bool:
         """Wait for a loop iteration with time for a short evaluation.
 
         False for long ones.
@@ -154,30 +152,24 @@ class UnaryEvaluator(ABC, Generic[Key, Call]):
             await asyncio.sleep(0)
         return False
 
-    async def _prepare(self, key: Key, length: int, call: Call) -> Prepared:
+    async def _prepare(self, header: bytes, length: int, call: Call) -> Prepared:
         with call.phases.spending("receive"):
-            decoded = self._decode(key)
+            decoded = codec.read_request(codec.request_header(header))
             call.note_request(decoded, received=length)
-            self._check_size(key, decoded)
-            self._check_length(key, length, decoded)
+            self._check_size(decoded, call)
+            self._check_length(length, decoded, call)
         with call.phases.spending("queue"):
-            return await self._service.prepare(decoded, call.context, header=key)
+            return await self._service.prepare(decoded, call.context, header=header)
 
-    async def _compute(
-        self, key: Key, prepared: Prepared, data: memoryview, call: Call
-    ) -> codec.Bytes:
+    async def _compute(self, prepared: Prepared, data: memoryview, call: Call) -> codec.Bytes:
         """Compute in turns, in a thread."""
         result = np.empty(prepared.output.wire_bytes, np.uint8)
-        steps = self._steps(key, prepared, data, result)
-        with self._service.turns(
-            claim_of(call.context, prepared.work, part=prepared.step_part), call
-        ) as do:
-            while await do(partial(take_turn, steps)):
-                pass
+        steps = self._steps(prepared, data, result, call)
+        await self._service.compute_steps(steps, prepared, call)
         return result
 
 
-class GradientService(UnaryEvaluator[bytes, ActiveCall]):
+class GradientService(UnaryEvaluator[ActiveCall]):
     """The unary RPCs of gradwire.v1.GradientService, but EvaluateShared.
 
     shares_memory  whether callers on a unix socket may share memory
@@ -203,13 +195,10 @@ class GradientService(UnaryEvaluator[bytes, ActiveCall]):
         call.request_id = codec.read_request_id(request_id.decode())
         return header, data
 
-    def _decode(self, key: bytes) -> EvaluationRequest:
-        return codec.read_request(codec.request_header(key))
-
-    def _check_size(self, key: bytes, request: EvaluationRequest) -> None:
+    def _check_size(self, request: EvaluationRequest, call: ActiveCall) -> None:
         self._service.refuse_bulk(request, "Evaluate")
 
-    def _reply(self, key: bytes, prepared: Prepared, result: memoryview, call: ActiveCall) -> bytes:
+    def _reply(self, prepared: Prepared, result: memoryview, call: ActiveCall) -> bytes:
         header = prepared.response_header
         return codec.response(call.request_id, header, result, after=call.checksum)
 

@@ -1,10 +1,9 @@
 """System shared memory that clients registered by name.
 
-It is read and written, never mapped.
-
-The owner of such a file can shrink it at any time, and reading a missing page of a mapping would
-kill the server (SIGBUS). pread and pwrite report it instead. Which files may be named at all is
-the operator's choice: servers that took any name let callers read and write memory of others.
+It is read and written, never mapped. The owner of such a file can shrink it at any time, and
+reading a missing page of a mapping would kill the server (SIGBUS). pread and pwrite report it
+instead. Which files may be named at all is the operator's choice: servers that took any name let
+callers read and write memory of others.
 """
 
 from __future__ import annotations
@@ -33,6 +32,22 @@ class Region:
         self.file, self.key, self.offset, self.byte_size = file, key, offset, byte_size
         weakref.finalize(self, os.close, file)
 
+    def read(self, at: int, data: Bytes) -> None:
+        """Fill data; raise InvalidDataError if the file has become shorter."""
+        if os.preadv(self.file, [data.data], self.offset + at) != len(data):
+            raise InvalidDataError("inputs", f"the memory {self.key!r} has become shorter")
+
+    def write(self, at: int, data: Bytes) -> None:
+        """Write data; raise InvalidDataError if the file has become shorter."""
+        at += self.offset
+        try:
+            short = os.fstat(self.file).st_size < at + len(data)
+            written = 0 if short else os.pwritev(self.file, [data.data], at)
+        except OSError:  # no memory is left for its pages
+            written = 0
+        if written != len(data):
+            raise InvalidDataError("outputs", f"the memory {self.key!r} cannot be written")
+
 
 class Regions:
     """All registered regions, by name. Used from one event loop only."""
@@ -42,11 +57,8 @@ class Regions:
         self._users = {os.geteuid(), *settings.users_sharing_memory}
         self._all: dict[str, Region] = {}
 
-    def register(self, request: Any, context: Context) -> None:
-        """Open and check a file.
-
-        Raises InvalidFieldError or UnsupportedCallError.
-        """
+    def register(self, request: Any, context: Context) -> dict[str, Any]:
+        """Open and check a file; raise InvalidFieldError or UnsupportedCallError."""
         if not self._pattern:
             raise UnsupportedCallError(
                 "system shared memory is off; --open-inference-memory of the server turns it on"
@@ -65,6 +77,7 @@ class Regions:
                 f"{request.byte_size} from offset {request.offset} on; the file has {size}",
             )
         self._all[request.name] = region
+        return {}
 
     def _open(self, key: str) -> int:
         name = key.removeprefix("/")
@@ -85,31 +98,33 @@ class Regions:
             raise refused
         return file
 
-    def unregister(self, name: str, context: Context) -> None:
+    def unregister(self, request: Any, context: Context) -> dict[str, Any]:
         """Forget a region, or all of them for an empty name.
 
-        Unknown names are no error, and callers of other machines have no regions.
+        Unknown names are no error.
         """
-        if not is_local(context.peer()):
-            return
-        if name:
-            self._all.pop(name, None)
-        else:
-            self._all.clear()
+        for name in self._named(request, context):
+            del self._all[name]
+        return {}
 
-    def statuses(self, name: str, context: Context) -> dict[str, dict[str, Any]]:
+    def statuses(self, request: Any, context: Context) -> dict[str, Any]:
         """Return RegionStatus of a region, or of all for an empty name."""
+        regions = {name: self._all[name] for name in self._named(request, context)}
         return {
-            each: {"name": each, "key": r.key, "offset": r.offset, "byte_size": r.byte_size}
-            for each, r in self._all.items()
-            if name in {"", each} and is_local(context.peer())
+            "regions": {
+                name: {"name": name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size}
+                for name, r in regions.items()
+            }
         }
 
-    def find(self, field: str, name: str, offset: int, byte_size: int) -> tuple[Region, int]:
-        """Return a region and a place in its file.
+    def _named(self, request: Any, context: Context) -> list[str]:
+        """Return names of registered regions; callers of other machines have none."""
+        if not is_local(context.peer()):
+            return []
+        return [name for name in self._all if request.name in {"", name}]
 
-        Raise InvalidFieldError if the region is too short.
-        """
+    def find(self, field: str, name: str, offset: int, byte_size: int) -> Region:
+        """Return a region; raise InvalidFieldError if it has no such range."""
         region = self._all.get(name)
         if region is None:
             raise InvalidFieldError(field, f"shared memory region {name!r} is not registered")
@@ -119,33 +134,10 @@ class Regions:
                 f"{byte_size} bytes from offset {offset} of shared memory region {name!r}, which "
                 f"has {region.byte_size}",
             )
-        return region, region.offset + offset
+        return region
 
 
 def check_local(context: Context) -> None:
     """Raise UnsupportedCallError unless the caller is on this machine."""
     if not is_local(context.peer()):
         raise UnsupportedCallError("shared memory takes callers on the server's machine")
-
-
-def read(region: Region, at: int, data: Bytes) -> None:
-    """Fill data from a file.
-
-    Raise InvalidDataError if the file has become shorter.
-    """
-    if os.preadv(region.file, [data.data], at) != len(data):
-        raise InvalidDataError("inputs", f"the memory {region.key!r} has become shorter")
-
-
-def write(region: Region, at: int, data: Bytes) -> None:
-    """Write data to a file.
-
-    Raise InvalidDataError if the file has become shorter.
-    """
-    try:
-        short = os.fstat(region.file).st_size < at + len(data)
-        written = 0 if short else os.pwritev(region.file, [data.data], at)
-    except OSError:  # no memory is left for its pages
-        written = 0
-    if written != len(data):
-        raise InvalidDataError("outputs", f"the memory {region.key!r} cannot be written")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,10 +11,11 @@ from typing import Any, Never
 
 import grpc
 import numpy as np
+from google.protobuf.message import Message
 
 from gradwire._wire.framing import varint
 from gradwire_server.config.version import VERSION
-from gradwire_server.engine import EvaluationRequest, Execution, Prepared
+from gradwire_server.engine import EvaluationRequest, Execution, Prepared, Ring
 from gradwire_server.errors import (
     InvalidDataError,
     MessageTooLargeError,
@@ -22,16 +24,15 @@ from gradwire_server.errors import (
     UnsupportedCallError,
 )
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import ActiveCall, ActiveCalls, Context, Metadata, caller_of
+from gradwire_server.rpc.call_context import ActiveCall, Context, Metadata, caller_of
 from gradwire_server.rpc.message_budget import MessageBudget
-from gradwire_server.rpc.open_inference import regions
 from gradwire_server.rpc.open_inference.descriptors import NAME, SERVICE, message
-from gradwire_server.rpc.open_inference.models import PLATFORM, Model, Models
-from gradwire_server.rpc.open_inference.regions import Regions
-from gradwire_server.rpc.open_inference.requests import InferHeader, InferReader
+from gradwire_server.rpc.open_inference.models import PLATFORM, Models
+from gradwire_server.rpc.open_inference.regions import Regions, check_local
+from gradwire_server.rpc.open_inference.requests import Inference, InferReader
 from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.rpc.status_map import ErrorStatus
-from gradwire_server.rpc.streaming import ServedStream, write_last
+from gradwire_server.rpc.streaming import ServedStream
 from gradwire_server.rpc.unary import UnaryEvaluator
 
 INFER, STREAM_INFER = f"/{NAME}/ModelInfer", f"/{NAME}/ModelStreamInfer"
@@ -43,12 +44,17 @@ _StreamResponse = message("ModelStreamInferResponse")
 class InferCall(ActiveCall):
     """One call in flight, with the statuses that the protocol's clients expect.
 
-    model     the model, once it is known
-    given_id  id that the caller chose; may be empty
+    inference  the request, once it is read
+    given_id   id that the caller chose; may be empty
     """
 
-    model: Model | None = None
+    inference: Inference
     given_id = ""
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the input or the result is in shared memory."""
+        return self.inference.source is not None or self.inference.sink is not None
 
     def _status(self, error: Exception) -> ErrorStatus:
         failed = super()._status(error)
@@ -56,29 +62,22 @@ class InferCall(ActiveCall):
             return replace(failed, status="INVALID_ARGUMENT")
         return failed
 
-    def _finish(
-        self,
-        level: int,
-        status: str,
-        error: Exception | None = None,
-        *,
-        failed: ErrorStatus | None = None,
-    ) -> None:
-        super()._finish(level, status, error, failed=failed)
-        if self.model is not None:
+    def _finish(self, level: int, status: str, *given: Any, **named: Any) -> None:
+        super()._finish(level, status, *given, **named)
+        if hasattr(self, "inference"):
             duration_s = time.monotonic() - self._started
-            self.model.counts.note(self.phases, duration_s, succeeded=status == "OK")
+            self.inference.model.note(self.phases, duration_s, succeeded=status == "OK")
 
 
-class ModelInfer(UnaryEvaluator[InferHeader, InferCall]):
+class ModelInfer(UnaryEvaluator[InferCall]):
     """The RPC ModelInfer, and each message of ModelStreamInfer."""
 
     def __init__(
-        self, service: ServiceContext, budget: MessageBudget, models: Models, memory: Regions
+        self, service: ServiceContext, budget: MessageBudget, models: Models, regions: Regions
     ) -> None:
         super().__init__(service, budget)
         self._reader = InferReader(models)
-        self._memory = memory
+        self._regions = regions
 
     async def infer(self, metadata: Metadata, _requests: object, context: Context) -> bytes:
         """Evaluate one model on one tensor; metadata is the call's."""
@@ -86,100 +85,80 @@ class ModelInfer(UnaryEvaluator[InferHeader, InferCall]):
         call = InferCall("ModelInfer", context, self._service.active, sent=metadata)
         return await self._answer(received, call)
 
-    async def infer_item(self, received: bytes, context: Context, active: ActiveCalls) -> bytes:
+    async def infer_item(self, received: bytes, context: Context) -> bytes:
         """Answer one message of a stream."""
         item: Any = _ItemContext(context)
-        reply = await self._answer(received, InferCall("ModelInfer", item, active))
+        reply = await self._answer(received, InferCall("ModelInfer", item, self._service.active))
         if item.error:
             return bytes(_StreamResponse(error_message=item.error).SerializeToString())
         # Field 2, infer_response.
         return b"".join((b"\x12", varint(len(reply)), reply))
 
-    def _split(self, message: bytes, call: InferCall) -> tuple[InferHeader, memoryview]:
-        request_id, header, contents = self._reader.read(message)
+    def _split(self, message: bytes, call: InferCall) -> tuple[bytes, memoryview]:
+        request_id, call.inference, contents = self._reader.read(message)
         call.request_id = call.given_id = codec.read_request_id(request_id)
-        call.model = header.model
-        if header.source is not None or header.sink is not None:
-            regions.check_local(call.context)
-        return header, contents
+        if call.shares_memory:
+            check_local(call.context)
+        return call.inference.header, contents
 
-    def _decode(self, key: InferHeader) -> EvaluationRequest:
-        return key.request
-
-    def _check_size(self, key: InferHeader, request: EvaluationRequest) -> None:
+    def _check_size(self, request: EvaluationRequest, call: InferCall) -> None:
+        needed, sink = call.inference.output_bytes, call.inference.sink
         allowed = self._service.settings.max_message_bytes - _RESPONSE_BYTES
-        if key.sink is None and key.output.wire_bytes > allowed:
+        if sink is not None and sink[2] < needed:
+            raise InvalidDataError("outputs.y", f"{sink[2]} bytes; the result takes {needed}")
+        if sink is None and needed > allowed:
             raise MessageTooLargeError(
-                f"outputs.y is {key.output.wire_bytes} bytes; a response takes {allowed} (setting "
+                f"outputs.y is {needed} bytes; a response takes {allowed} (setting "
                 "GRADWIRE_MAX_MESSAGE_BYTES), shared memory any number",
                 limit="max_message_bytes",
                 allowed=allowed,
             )
 
-    def _check_length(self, key: InferHeader, length: int, request: EvaluationRequest) -> None:
-        length = length if key.source is None else key.source[2]
+    def _check_length(self, length: int, request: EvaluationRequest, call: InferCall) -> None:
+        if call.inference.source is not None:
+            length = call.received_bytes = call.inference.source[2]
         codec.check_data_length(length, request, field="inputs.x")
-        if key.sink is not None and key.sink[2] < key.output.wire_bytes:
-            raise InvalidDataError(
-                "outputs.y", f"{key.sink[2]} bytes; the result takes {key.output.wire_bytes}"
-            )
 
-    def _evaluate_now(
-        self, key: InferHeader, prepared: Prepared, data: memoryview, call: InferCall
-    ) -> bytes | None:
-        if key.source is None and key.sink is None:
-            return super()._evaluate_now(key, prepared, data, call)
-        call.note_request(prepared.request, received=prepared.input.wire_bytes)
-        self._check_length(key, len(data), prepared.request)
-        return None
-
-    async def _has_turn(self, key: InferHeader, prepared: Prepared) -> bool:
-        if key.source is None and key.sink is None:
-            return await super()._has_turn(key, prepared)
-        return False
+    def _is_inline(self, call: InferCall) -> bool:
+        return not call.shares_memory
 
     def _steps(
-        self, key: InferHeader, prepared: Prepared, data: memoryview, result: codec.Bytes
+        self, prepared: Prepared, data: memoryview, result: codec.Bytes, call: InferCall
     ) -> Iterator[object]:
-        if key.source is None and key.sink is None:
-            return super()._steps(key, prepared, data, result)
-        source = key.source and self._memory.find("inputs.x", *key.source)
-        sink = key.sink and self._memory.find("outputs.y", *key.sink)
+        if not call.shares_memory:
+            return super()._steps(prepared, data, result, call)
+        source, sink = call.inference.source, call.inference.sink
+        inputs = source and self._regions.find("inputs.x", *source)
+        outputs = sink and self._regions.find("outputs.y", *sink)
 
         def steps() -> Iterator[object]:
-            given = np.frombuffer(data, np.uint8)
-            if source and prepared.walk.layout.held:
-                given = np.empty(prepared.input.wire_bytes, np.uint8)
-                regions.read(*source, given)
-            whole = given if given.size or not source else None
             execution = Execution(prepared, self._service.backend)
+            read_into, written_from = Ring(1), Ring(1)
+            given, span = np.frombuffer(data, np.uint8), (0, 0)
+            part = given[:0]
             # Step by step, so that what is read is still in the processor's caches.
             for step in prepared.steps():
                 first, stop = prepared.input_range(step)
-                if source and whole is None:
-                    part = np.empty(stop - first, np.uint8)
-                    regions.read(source[0], source[1] + first, part)
-                else:
+                if not (source and inputs):
                     part = given[first:stop]
+                elif (first, stop) != span:  # several steps may need the whole input
+                    part, span = read_into.take(stop - first), (first, stop)
+                    inputs.read(source[1] + first, part)
                 begin, end = prepared.output_range(step)
-                target = np.empty(end - begin, np.uint8) if sink else result[begin:end]
+                target = written_from.take(end - begin) if outputs else result[begin:end]
                 execution.step(step, part, target)
-                if sink:
-                    regions.write(sink[0], sink[1] + begin, target)
+                if sink and outputs:
+                    outputs.write(sink[1] + begin, target)
                 yield step
 
         return steps()
 
-    def _reply(
-        self, key: InferHeader, prepared: Prepared, result: memoryview, call: InferCall
-    ) -> bytes:
-        return key.response(call.given_id, result)
+    def _reply(self, prepared: Prepared, result: memoryview, call: InferCall) -> bytes:
+        return call.inference.reply(call.given_id, result)
 
 
 class _ItemContext:
-    """Context of one message of a stream.
-
-    The status goes into the message.
+    """Context of one message of a stream, which carries the call's status.
 
     error  text of the status; empty if the message succeeded
     """
@@ -204,7 +183,7 @@ class _ItemContext:
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         """Call back at once.
 
-        The stream writes the reply before it reads the next message.
+        The reply is written before the next message is read.
         """
         callback(self)
 
@@ -219,7 +198,6 @@ class InferStream(ServedStream):
     def __init__(self, infer: ModelInfer, service: ServiceContext, context: Context) -> None:
         super().__init__(service, context)
         self._infer = infer
-        self._writes = False
 
     async def _run(self) -> None:
         caller = caller_of(self._context)
@@ -232,13 +210,12 @@ class InferStream(ServedStream):
             if self._failed:
                 continue
             self._admitted.note_data()
-            self._busy += 1
-            reply = await self._infer.infer_item(received, self._context, self._service.active)
-            self._busy -= 1
+            self._busy = 1
+            reply = await self._infer.infer_item(received, self._context)
+            self._busy = 0
             if not self._failed:
-                self._writes = True
-                await self._context.write(reply)
-                self._writes = False
+                self._writer = asyncio.ensure_future(self._context.write(reply))
+                await self._writer
             self._progress = self._clock()
         self._done.set()
 
@@ -251,40 +228,37 @@ class InferStream(ServedStream):
     def _stop(self) -> None:
         """Do nothing: reading sees that the stream has failed."""
 
-    async def _send_error(self, failed: ErrorStatus) -> None:
-        self._failed = True
-        if not self._writes:  # else the caller does not read
-            await write_last(self._context, _StreamResponse(error_message=failed.message))
+    @classmethod
+    def error_message(cls, failed: ErrorStatus) -> Message:
+        """Return the last message of a stream that fails."""
+        last: Message = _StreamResponse(error_message=failed.message)
+        return last
 
 
 class InferenceService:
     """All handlers of the service, by path."""
 
     def __init__(self, service: ServiceContext, budget: MessageBudget) -> None:
-        settings = service.settings
         self._service = service
         self._budget = budget
-        self._models = Models(settings.named_models)
-        self._memory = Regions(settings)
-        infer = ModelInfer(service, budget, self._models, self._memory)
-        self.infer = infer.infer
-
-        async def stream(_requests: object, context: Context) -> None:
-            await InferStream(infer, service, context).answer()
-
-        self._stream: Any = stream
+        self._models = Models(service.settings.named_models)
+        self._regions = Regions(service.settings)
+        self._infer = ModelInfer(service, budget, self._models, self._regions)
+        self.infer = self._infer.infer
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """Return the handlers of all methods but ModelInfer."""
-        found: dict[str, Any] = {STREAM_INFER: grpc.stream_stream_rpc_method_handler(self._stream)}
         answers = self._answers()
+        found: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         for method in SERVICE.methods:
-            answer = answers.get(method.name, self._refuse)
-            path = f"/{NAME}/{method.name}"
-            if path not in {INFER, STREAM_INFER}:
-                control: Any = partial(self._control, method, answer)
-                found[path] = grpc.stream_unary_rpc_method_handler(control)
-        return found
+            control: Any = partial(self._control, method, answers.get(method.name, _refuse))
+            found[f"/{NAME}/{method.name}"] = grpc.stream_unary_rpc_method_handler(control)
+        del found[INFER]
+        stream: Any = self._stream
+        return found | {STREAM_INFER: grpc.stream_stream_rpc_method_handler(stream)}
+
+    async def _stream(self, _requests: object, context: Context) -> None:
+        await InferStream(self._infer, self._service, context).answer()
 
     async def _control(
         self, method: Any, answer: Any, _requests: object, context: Context
@@ -294,60 +268,51 @@ class InferenceService:
         `answer` returns the response's fields for a request.
         """
         received = await self._budget.receive(context)
-        call = InferCall(method.name, context, self._service.active)
 
         async def work() -> bytes:
-            data = codec.well_formed(received)
-            request = codec.parse(message(method.input_type.name), data, header_bytes=len(data))
+            kind = message(method.input_type.name)
+            request = codec.parse(kind, codec.well_formed(received), {})
             codec.refuse_unknown_fields(request, "")
             told = answer(request, context)
             return bytes(message(method.output_type.name)(**told).SerializeToString())
 
-        return await call.answer(work)
-
-    def _refuse(self, request: Any, _context: Context) -> Never:
-        raise UnsupportedCallError(
-            f"{request.DESCRIPTOR.name.removesuffix('Request')}: this server has no CUDA shared "
-            "memory, loads no models, and takes settings of its log and traces when it starts"
-        )
+        return await InferCall(method.name, context, self._service.active).answer(work)
 
     def _answers(self) -> dict[str, Callable[[Any, Context], dict[str, Any]]]:
-        """Return the functions that answer calls without tensors.
-
-        Each returns the response's fields for a request.
-        """
-        models, memory = self._models, self._memory
+        """Return the functions that answer calls without tensors."""
+        models, regions, ready = self._models, self._regions, self._service.ready.is_set
         extensions = ["model_configuration", "model_repository", "statistics"]
         extensions += ["system_shared_memory"] * bool(self._service.settings.open_inference_memory)
         server = {"name": PLATFORM, "version": VERSION, "extensions": extensions}
 
-        def ready() -> bool:
-            return self._service.ready.is_set()
+        def statistics(request: Any, _context: Context) -> dict[str, Any]:
+            name, version = request.name, request.version
+            chosen = [models.find(name, version)] if name else models.values()
+            return {"model_stats": [each.statistics() for each in chosen]}
 
-        def register(request: Any, context: Context) -> dict[str, Any]:
-            memory.register(request, context)
-            return {}
-
-        def unregister(request: Any, context: Context) -> dict[str, Any]:
-            memory.unregister(request.name, context)
-            return {}
+        def index(request: Any, _context: Context) -> dict[str, Any]:
+            shown = models.values() if ready() or not request.ready else ()
+            return {"models": [each.index() for each in shown]}
 
         return {
             "ServerLive": lambda _r, _c: {"live": True},
             "ServerReady": lambda _r, _c: {"ready": ready()},
-            "ModelReady": lambda r, _c: {"ready": bool(models.get(r.name, r.version)) and ready()},
+            "ModelReady": lambda r, _c: {"ready": bool(models.find(r.name, r.version)) and ready()},
             "ServerMetadata": lambda _r, _c: server,
-            "ModelMetadata": lambda r, _c: models.get(r.name, r.version).metadata(),
-            "ModelConfig": lambda r, _c: {"config": models.get(r.name, r.version).config()},
-            "ModelStatistics": lambda r, _c: {
-                "model_stats": [each.statistics() for each in models.chosen(r.name, r.version)]
-            },
-            "RepositoryIndex": lambda r, _c: {
-                "models": [each.index() for each in models.chosen("", "") if ready() or not r.ready]
-            },
-            "SystemSharedMemoryStatus": lambda r, c: {"regions": memory.statuses(r.name, c)},
-            "SystemSharedMemoryRegister": register,
-            "SystemSharedMemoryUnregister": unregister,
+            "ModelMetadata": lambda r, _c: models.find(r.name, r.version).metadata(),
+            "ModelConfig": lambda r, _c: {"config": models.find(r.name, r.version).config()},
+            "ModelStatistics": statistics,
+            "RepositoryIndex": index,
+            "SystemSharedMemoryStatus": regions.statuses,
+            "SystemSharedMemoryRegister": regions.register,
+            "SystemSharedMemoryUnregister": regions.unregister,
             # There are no regions to forget: perf_analyzer ends where this fails.
             "CudaSharedMemoryUnregister": lambda _r, _c: {},
         }
+
+
+def _refuse(request: Any, _context: Context) -> Never:
+    raise UnsupportedCallError(
+        f"{request.DESCRIPTOR.name.removesuffix('Request')}: this server has no CUDA shared "
+        "memory, loads no models, and takes settings of its log and traces when it starts"
+    )
