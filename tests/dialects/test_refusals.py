@@ -69,8 +69,14 @@ DISAGREEING: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 ONEDNN: list[Row] = [
-    *((Backward(**given), (1, 2, 6, 9), (1, 2, 4, 6), *why) for given, *why in DISAGREEING),
-    *((Interpolate(**given), (1, 2, 4, 6), (1, 2, 6, 9), *why) for given, *why in DISAGREEING),
+    *(
+        (Backward(**given), (1, 2, 6, 9), (1, 2, 4, 6), field, words)
+        for given, field, words in DISAGREEING
+    ),
+    *(
+        (Interpolate(**given), (1, 2, 4, 6), (1, 2, 6, 9), field, words)
+        for given, field, words in DISAGREEING
+    ),
     (Interpolate(), (1, 1, 4), (1, 1, 8), "sizes", "give one of the three"),
     # A scale that makes no size.
     (Interpolate(scales=(0.05,)), (1, 1, 10), None, "scales[0]", "to 0.5; give a scale"),

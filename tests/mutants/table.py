@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from itertools import takewhile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 Outcome = Literal["caught", "equivalent", "escaped"]
 
@@ -117,7 +117,7 @@ def functions(
 
 def read(path: Path) -> list[Mutant]:
     with path.open("rb") as file:
-        entries = tomllib.load(file)["mutant"]
+        entries: list[dict[str, Any]] = tomllib.load(file)["mutant"]
     return [Mutant(**{**entry, "tests": tuple(entry.get("tests", ()))}) for entry in entries]
 
 

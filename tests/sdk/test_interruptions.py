@@ -158,12 +158,16 @@ def test_another_event_loop_is_refused(server: ServerThread) -> None:
     asyncio.run(use())
 
 
+def _many(client: Client) -> object:
+    return list(client.evaluate_many([ITEM] * 3))
+
+
 @pytest.mark.parametrize(
     ("face", "call"),
     [
         (Client, SMALL_CALL),
         (Client, LARGE_CALL),
-        (Client, lambda client: list(client.evaluate_many([ITEM] * 3))),
+        (Client, _many),
         (AWAITED, SMALL_CALL),
         (AWAITED, LARGE_CALL),
     ],

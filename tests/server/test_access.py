@@ -91,7 +91,7 @@ def basic(user: str, password: str) -> tuple[str, str]:
 
 
 # The same over HTTP.
-HTTP_SHOWN = {
+HTTP_SHOWN: dict[str, tuple[Callable[[Tokens], Metadata], set[str] | None]] = {
     **{name: row for name, row in SHOWN.items() if name != "two tokens"},
     "a password": (lambda tokens: (basic("anyone", tokens["inspect"]),), {"inspect"}),
     "a password that may not": (lambda tokens: (basic("a", tokens["evaluate"]),), {"evaluate"}),

@@ -41,8 +41,8 @@ class InputAssembler:
 
     A step is complete once all its bytes have arrived. Holds the arrived bytes of one step at most.
     Bytes shared by overlapping steps are copied; a range within one chunk is a view of the chunk.
-    A step of several slices ends with the chunk if that ends with a slice and has half of its bytes:
-    they need no copy together with the next chunk's.
+    A step of several slices ends with the chunk if the chunk ends with a slice and has half of the
+    step's bytes: they need no copy together with the next chunk's.
 
     stop  end of the input bytes that are needed
     held  steps whose bytes are still in use when the next step's begin to arrive
@@ -88,9 +88,9 @@ class InputAssembler:
         self._last = None
 
     def _ended(self, piece: _Piece, base: int, end: int) -> _Piece:
-        """Return the piece, or its first slices if most of it is there and a slice ends with it.
+        """Return the piece, or its slices that the chunk completes.
 
-        The rest becomes the next piece.
+        Half of the piece must be there. The rest becomes the next piece.
 
         base, end  range of the chunk's bytes
         """

@@ -310,7 +310,10 @@ class Prepared:
 
     @property
     def input_slice_bytes(self) -> int:
-        """Wire bytes of an outer slice of the input; 0 if steps do not take whole slices."""
+        """Wire bytes of an outer slice of the input.
+
+        0 if steps do not take whole slices.
+        """
         walk = self.walk
         if walk.mode != "slices" or walk.layout.held or not self.output.elements:
             return 0
