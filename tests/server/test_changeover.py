@@ -214,6 +214,15 @@ def test_a_server_that_ends_while_its_children_compile_leaves_none(
 
 
 @needs_numba
+def test_children_are_forked_without_the_handlers_of_grpc(tmp_path: Path, cache: Cache) -> None:
+    # They start threads between fork and exec, which end some of the children by SIGSEGV.
+    cache.unlock()
+    with running_command(*cache.flags, log=tmp_path / "log") as command:
+        environment = Path(f"/proc/{compiling(command)[0]}/environ").read_bytes().split(b"\0")
+    assert b"GRPC_ENABLE_FORK_SUPPORT=0" in environment
+
+
+@needs_numba
 def test_a_child_that_is_killed_is_replaced(tmp_path: Path, cache: Cache) -> None:
     cache.unlock()
     with running_command(*cache.flags, log=tmp_path / "log") as command:
