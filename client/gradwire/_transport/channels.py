@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 from weakref import WeakSet
 
@@ -56,6 +57,10 @@ _KEEPALIVE_MS = 20_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
 SERVICE_PATH = "/gradwire.v1.GradientService/"
 _USER_AGENT = f"gradwire/{VERSION}"
+
+# grpc imports it for the first channel of a process, which would delay the first call.
+with contextlib.suppress(ImportError):
+    import_module("grpc._channel")
 
 
 def channel_options(
