@@ -118,7 +118,9 @@ def functions(
 def read(path: Path) -> list[Mutant]:
     with path.open("rb") as file:
         entries: list[dict[str, Any]] = tomllib.load(file)["mutant"]
-    return [Mutant(**{**entry, "tests": tuple(entry.get("tests", ()))}) for entry in entries]
+    for entry in entries:
+        entry["tests"] = tuple(entry.get("tests", ()))
+    return [Mutant(**entry) for entry in entries]
 
 
 def text(mutants: Iterable[Mutant]) -> str:
