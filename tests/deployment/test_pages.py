@@ -1,4 +1,4 @@
-"""What pages of docs/ say of releases, alerts, units and sizes is so."""
+"""Releases, alerts, units and sizes on the pages of docs/ match the code."""
 
 from __future__ import annotations
 

@@ -264,7 +264,7 @@ def _huge_pages(_folder: Path) -> int:
 
 
 HALF = 32 << 20
-# What is registered, its length as told, and words of the answer.
+# Registered file, its declared length, and words of the answer.
 FILES: dict[str, tuple[Callable[[Path], int], int, str]] = {
     "unsealed": (lambda _: memory_file(PAGE, seals=0), PAGE, "the file"),
     "sealed in part": (lambda _: memory_file(PAGE, seals=SEALS & ~2), PAGE, "the file"),

@@ -1,4 +1,4 @@
-"""What a server does before it serves leaves no trace, and its first calls import nothing."""
+"""Warm-up leaves no trace, and first calls import no module."""
 
 from __future__ import annotations
 

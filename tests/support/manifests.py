@@ -18,7 +18,7 @@ from gradwire_server.config.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"
-# What a server holds beside max_memory_bytes, in bytes: docs/sizing.md.
+# Memory of a server beside max_memory_bytes, in bytes (docs/sizing.md).
 WORKER, WATCHER, ARRIVING = 460 << 20, 60 << 20, 512 << 20
 _UNITS = {"m": 1e-3, "": 1, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
