@@ -218,8 +218,13 @@ def test_children_are_forked_without_the_handlers_of_grpc(tmp_path: Path, cache:
     # They start threads between fork and exec, which end some of the children by SIGSEGV.
     cache.unlock()
     with running_command(*cache.flags, log=tmp_path / "log") as command:
-        environment = Path(f"/proc/{compiling(command)[0]}/environ").read_bytes().split(b"\0")
-    assert b"GRPC_ENABLE_FORK_SUPPORT=0" in environment
+        child = compiling(command)[0]
+
+        def environment() -> list[bytes]:
+            return Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+
+        # Until its exec a child shows the variables with which the server was started.
+        wait_until(lambda: b"GRPC_ENABLE_FORK_SUPPORT=0" in environment())
 
 
 @needs_numba
