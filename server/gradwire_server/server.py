@@ -25,7 +25,7 @@ from gradwire_server.rpc.call_context import ActiveCalls
 from gradwire_server.rpc.handlers import Handlers, add_handlers
 from gradwire_server.rpc.health import Health
 from gradwire_server.rpc.segments import SegmentListener, Segments
-from gradwire_server.rpc.service_context import BackendInUse, ServiceContext
+from gradwire_server.rpc.service_context import BackendInUse, ServiceContext, inline_limits
 from gradwire_server.rpc.warm_up import check_backend
 from gradwire_server.scheduling import malloc
 from gradwire_server.scheduling.admission import Admission, InlineWork
@@ -356,9 +356,5 @@ def _service_context(
         device=device,
         ready=asyncio.Event(),
         draining=asyncio.Event(),
-        inline=InlineWork(
-            _RATE,
-            most_s=backends.most_inline_s(in_use.backend),
-            most_work=backends.most_inline_work(in_use.backend),
-        ),
+        inline=InlineWork(_RATE, **inline_limits(in_use.backend, settings)),
     )

@@ -98,3 +98,35 @@ def test_nothing_is_computed_there_without_a_rate_or_beyond_a_backend_s_most() -
     some = InlineWork(RATE, most_s=MOST_S, most_work=100, next_turn=Turns().ask)
     assert some.admits(copy_of(100))
     assert not some.admits(copy_of(101))
+
+
+def test_short_steps_of_a_stream_are_computed_on_the_event_loop_once_measured() -> None:
+    turns = Turns()
+    inline = InlineWork(RATE, most_s=MOST_S, most_step_s=1e-3, next_turn=turns.ask)
+    stream = copy_of(10_000)
+    assert not inline.is_short_step(stream, 100)
+    stream.measured_steps.note(6e-6)  # for each byte
+    assert inline.is_short_step(stream, 100)
+    assert not inline.is_short_step(stream, 200)
+    assert inline.admits_step(stream, 100)
+    inline.spend(600e-6)
+    assert not inline.admits_step(stream, 100)
+    turns.next()
+    assert inline.admits_step(stream, 100)
+
+
+def test_steps_of_a_short_evaluation_need_no_measure() -> None:
+    inline = InlineWork(RATE, most_s=MOST_S, next_turn=Turns().ask)
+    assert inline.is_short_step(copy_of(1), 8)
+    assert inline.admits_step(copy_of(1), 8)
+
+
+def test_a_step_of_a_whole_turn_is_computed_though_a_little_time_is_carried_over() -> None:
+    turns = Turns()
+    inline = InlineWork(RATE, most_s=MOST_S, most_step_s=1e-3, next_turn=turns.ask)
+    stream = copy_of(10_000)
+    stream.measured_steps.note(9.9e-6)
+    inline.spend(50e-6)
+    turns.next()
+    assert inline.is_short_step(stream, 100)
+    assert inline.admits_step(stream, 100)

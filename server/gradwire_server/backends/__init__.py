@@ -159,6 +159,20 @@ def most_inline_s(backend: Backend) -> float:
     return 500e-6 if backend.name == NumpyCpu.name else 50e-6
 
 
+# Computing threads that a worker's event loop keeps busy with receiving and sending.
+_FEW_THREADS = 2
+
+
+def most_inline_step_s(backend: Backend, threads: int) -> float:
+    """Return the most seconds of a stream's step on the event loop.
+
+    Receiving a chunk takes the event loop as long as computing it. In a thread the step takes more
+    processor time: its chunk is in another core's caches, and the interpreter changes hands twice.
+    Where there are more cores than the event loop can feed, threads have the higher rate.
+    """
+    return 1e-3 if threads <= _FEW_THREADS and not backend.may_wait else 0.0
+
+
 def most_inline_work(backend: Backend) -> float:
     """Return the most multiplications of a call that waits for processors only.
 

@@ -198,6 +198,7 @@ class Prepared:
 
     response_header  encoded header of a response
     measured         its measured time
+    measured_steps   measured time of its steps in a stream, per byte of input and result
     derived          values that others derived from it, by their owner
     """
 
@@ -207,6 +208,7 @@ class Prepared:
     walk: Walk
     response_header: bytes = b""
     measured: Measured = field(default_factory=Measured)
+    measured_steps: Measured = field(default_factory=Measured)
     derived: dict[object, Any] = field(default_factory=dict[object, Any], init=False, repr=False)
 
     @property

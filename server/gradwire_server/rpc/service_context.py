@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypedDict, TypeVar
 
 from gradwire_server import backends
 from gradwire_server.backends import Backend
@@ -44,6 +44,27 @@ class Do(Protocol):
     async def __call__(self, work: Callable[[], T], /) -> T:
         """Return what the work returns."""
         ...
+
+
+# Runs a step of a stream, of so many bytes of input and result.
+DoStep: TypeAlias = Callable[[Callable[[], object], int], Awaitable[None]]
+
+
+class InlineLimits(TypedDict):
+    """What the event loop computes at most, as InlineWork takes it."""
+
+    most_s: float
+    most_step_s: float
+    most_work: float
+
+
+def inline_limits(backend: Backend, settings: Settings) -> InlineLimits:
+    """Return what the event loop computes at most with a backend."""
+    return {
+        "most_s": backends.most_inline_s(backend),
+        "most_step_s": backends.most_inline_step_s(backend, settings.threads),
+        "most_work": backends.most_inline_work(backend),
+    }
 
 
 @dataclass(slots=True)
@@ -89,9 +110,7 @@ class ServiceContext:
         rate  multiplications per second of the backend; None keeps the old one
         """
         self.in_use.backend, self.in_use.reason, self.in_use.to_come = backend, reason, ""
-        self.inline.limit(
-            most_s=backends.most_inline_s(backend), most_work=backends.most_inline_work(backend)
-        )
+        self.inline.limit(**inline_limits(backend, self.settings))
         if rate is not None:
             self.inline.rate = rate
         self.admission.forget_times()
@@ -154,20 +173,33 @@ class ServiceContext:
                 )
 
     @contextmanager
-    def computing(self, prepared: Prepared, call: ActiveCall, *, left: float) -> Generator[Do]:
-        """Admit a stream; yield a Do that runs a step.
+    def computing(self, prepared: Prepared, call: ActiveCall, *, left: float) -> Generator[DoStep]:
+        """Admit a stream; yield a function that runs a step.
 
-        Small steps run on the event loop, others in a thread, in turn.
+        Short steps run on the event loop, others in a thread, in turn.
 
         left  part of the evaluation that is not done yet
         """
-        if prepared.passes_through or self.inline.admits(prepared):
-            yield partial(self._at_once, call)
-            return
         part = min(1.0, prepared.step_part / left)
         claim = claim_of(call.context, math.ceil(prepared.work * left), part=part, paced=True)
         with self.turns(claim, call) as do:
-            yield do
+            yield partial(self._step, prepared, call, do)
+
+    async def _step(
+        self, prepared: Prepared, call: ActiveCall, do: Do, work: Callable[[], object], nbytes: int
+    ) -> None:
+        def measured() -> None:
+            began = time.perf_counter()
+            work()
+            prepared.measured_steps.note((time.perf_counter() - began) / max(1, nbytes))
+
+        inline = self.inline
+        while inline.is_short_step(prepared, nbytes):
+            if inline.admits_step(prepared, nbytes):
+                call.compute_inline(measured, inline)
+                return
+            await asyncio.sleep(0)
+        await do(measured)
 
     @contextmanager
     def turns(self, claim: Claim, call: ActiveCall) -> Generator[Do]:
@@ -199,9 +231,6 @@ class ServiceContext:
                 done.cancel()  # which does nothing once it has begun
         turns.spend(seconds)
         return result
-
-    async def _at_once(self, call: ActiveCall, work: Callable[[], T]) -> T:
-        return call.compute_inline(work, self.inline)
 
     async def off_loop(self, work: Callable[[], T]) -> T:
         """Run work in the thread pool."""

@@ -33,7 +33,7 @@ from gradwire_server.errors import (
 )
 from gradwire_server.rpc import codec
 from gradwire_server.rpc.call_context import CANCELLATION_S, Context, caller_of
-from gradwire_server.rpc.service_context import Do, ServiceContext
+from gradwire_server.rpc.service_context import DoStep, ServiceContext
 from gradwire_server.rpc.streaming import ServedStream
 
 
@@ -239,7 +239,7 @@ class EvaluationStream(ServedStream):
         self._admitted.note_data()
         return chunk
 
-    async def _compute_steps(self, prepared: Prepared, wanted: range, do: Do) -> None:
+    async def _compute_steps(self, prepared: Prepared, wanted: range, do: DoStep) -> None:
         execution = Execution(prepared, self._service.backend)
         results = Ring(_STEPS + 1)
         while (ready := await self._steps.get()) is not None:
@@ -248,7 +248,7 @@ class EvaluationStream(ServedStream):
             result = results.take(stop - offset)
             self._busy = 1
             execution.backend = self._service.backend
-            await do(partial(execution.step, step, data, result))
+            await do(partial(execution.step, step, data, result), len(data) + len(result))
             self._busy = 0
             self._progress = self._clock()
             self._call.observer.step(len(data) + len(result))

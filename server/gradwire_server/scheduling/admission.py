@@ -453,8 +453,9 @@ class InlineWork:
 
     rate       multiplications per second of the backend, used until an evaluation has been
                measured; 0 admits nothing
-    most_s     longest evaluation admitted, in seconds
-    most_work  multiplications above which a backend may wait for a device
+    most_s       longest evaluation admitted, in seconds
+    most_step_s  longest step of a stream admitted, in seconds
+    most_work    multiplications above which a backend may wait for a device
     next_turn  calls a function in the next loop iteration; None for the running event loop
     """
 
@@ -463,17 +464,19 @@ class InlineWork:
         rate: float,
         *,
         most_s: float,
+        most_step_s: float = 0.0,
         most_work: float = math.inf,
         next_turn: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         self.rate = rate
-        self.limit(most_s=most_s, most_work=most_work)
+        self.limit(most_s=most_s, most_step_s=most_step_s, most_work=most_work)
         self._next_turn = next_turn or _call_soon
         self._spent_s = 0.0
 
-    def limit(self, *, most_s: float, most_work: float) -> None:
+    def limit(self, *, most_s: float, most_step_s: float, most_work: float) -> None:
         """Replace the limits, which depend on the backend."""
         self._most_s = most_s
+        self._most_step_s = most_step_s
         self._most_work = most_work
 
     def estimate_s(self, prepared: Prepared) -> float:
@@ -500,6 +503,27 @@ class InlineWork:
         if not self.is_short(prepared):
             return False
         return self._spent_s + self.estimate_s(prepared) <= _MOST_OF_A_TURN_S
+
+    def is_short_step(self, prepared: Prepared, nbytes: int) -> bool:
+        """Return whether a stream's step is computed on the event loop, in this or a later turn.
+
+        The first step of a long evaluation is not: it has not been measured.
+
+        nbytes  bytes of its input and result
+        """
+        return self._step_s(prepared, nbytes) <= max(self._most_s, self._most_step_s)
+
+    def admits_step(self, prepared: Prepared, nbytes: int) -> bool:
+        """Whether such a step is computed in this turn."""
+        # Carried seconds are never reset by waiting.
+        is_fresh = self._spent_s < _CARRIED_S
+        return is_fresh or self._spent_s + self._step_s(prepared, nbytes) <= _MOST_OF_A_TURN_S
+
+    def _step_s(self, prepared: Prepared, nbytes: int) -> float:
+        measured = prepared.measured_steps.seconds
+        if measured is not None:
+            return measured * nbytes
+        return self.estimate_s(prepared) if self.is_short(prepared) else math.inf
 
     def most(self, prepared: Prepared) -> int:
         """Return the number of evaluations to compute in this turn.
