@@ -30,7 +30,8 @@ from gradwire import Client, ops, tensors, v1
 
 _OPERATOR = ops.TorchUpsampleBackward(mode="bilinear")
 _SERVICE = "/gradwire.v1.GradientService"
-_CHUNK_BYTES = 1 << 20
+# As the SDK cuts them.
+_CHUNK_BYTES = 2 << 20
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -90,11 +91,11 @@ def _stream(address: str) -> Call:
     result = tensors.result_descriptor(described, result_shape(LARGE))
     header = v1.Open(operator=ops.to_message(_OPERATOR), input=described, output=result)
     messages = [v1.EvaluateStreamRequest(open=header)]
-    data = source.tobytes()
-    messages += [
-        v1.EvaluateStreamRequest(chunk=v1.Chunk(offset=at, data=data[at : at + _CHUNK_BYTES]))
-        for at in range(0, len(data), _CHUNK_BYTES)
-    ]
+    data, view, at = source.tobytes(), tensors.WireView(source), 0
+    while at < len(data):
+        stop = view.chunk_stop(at, _CHUNK_BYTES)
+        messages.append(v1.EvaluateStreamRequest(chunk=v1.Chunk(offset=at, data=data[at:stop])))
+        at = stop
     frames = [message.SerializeToString() for message in messages]
     method = _method(address, "EvaluateStream")
 
