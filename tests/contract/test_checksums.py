@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from google_crc32c import python as specified
 
-from gradwire import DataLossError, v1
+from gradwire import Client, DataLossError, v1
 from gradwire._wire import checksums
 from support.oracles.golden_bytes import of_hex
+from support.serving import serving
 
 DATA = b"\x01\x02\x03"
 HEADER = b"\x12\x00"
@@ -118,3 +119,12 @@ def test_no_message_is_taken_with_a_changed_byte(frame: bytes, read: Any) -> Non
                 changed = frame[:at] + bytes((value,)) + frame[at + 1 :]
                 with contextlib.suppress(DataLossError):
                     assert read(changed) is None
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_a_server_tells_whether_it_computes_checksums(
+    monkeypatch: pytest.MonkeyPatch, *, available: bool
+) -> None:
+    monkeypatch.setattr(checksums, "AVAILABLE", available)
+    with serving() as server, Client(server.address) as client:
+        assert client.server_info().checksums is available

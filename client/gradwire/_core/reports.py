@@ -89,6 +89,7 @@ class ServerInfo:
     operators         their names, as operators() returns them
     limits            in force
     shared_memory     whether it shares memory with this client, over a unix socket
+    checksums         whether its messages may carry checksums
     """
 
     version: str
@@ -99,6 +100,7 @@ class ServerInfo:
     operators: tuple[str, ...]
     limits: ServerLimits
     shared_memory: bool
+    checksums: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,6 +103,7 @@ def info(*, server: Connection, as_json: bool) -> None:
         f"gradwire {told.version}, numerics version {told.numerics_version}",
         f"backend    {told.backend}: {told.backend_reason}",
         *([f"to come    {told.backend_to_come}"] if told.backend_to_come else []),
+        f"checksums  {'yes' if told.checksums else 'no'}",
         f"operators  {', '.join(told.operators)}",
         "limits",
         *(f"  {limit:26}{value:>16,}" for limit, value in facts["limits"].items()),

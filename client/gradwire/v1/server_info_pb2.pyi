@@ -198,6 +198,7 @@ class GetServerInfoResponse(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     SHARED_MEMORY_FIELD_NUMBER: _builtins.int
     BACKEND_TO_COME_FIELD_NUMBER: _builtins.int
+    CHECKSUMS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the server."""
     numerics_version: _builtins.str
@@ -212,6 +213,8 @@ class GetServerInfoResponse(_message.Message):
     """
     backend_to_come: _builtins.str
     """Name of the backend that replaces this one once its kernels are there, with the same bits; empty if none does."""
+    checksums: _builtins.bool
+    """Whether the server reads and writes checksums, the fields 14 of the messages with data."""
     @_builtins.property
     def operators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the operators, as in ListOperators."""
@@ -231,10 +234,11 @@ class GetServerInfoResponse(_message.Message):
         limits: Global___Limits | None = ...,
         shared_memory: _builtins.bool = ...,
         backend_to_come: _builtins.str = ...,
+        checksums: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "backend_reason", b"backend_reason", "backend_to_come", b"backend_to_come", "limits", b"limits", "numerics_version", b"numerics_version", "operators", b"operators", "shared_memory", b"shared_memory", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "backend_reason", b"backend_reason", "backend_to_come", b"backend_to_come", "checksums", b"checksums", "limits", b"limits", "numerics_version", b"numerics_version", "operators", b"operators", "shared_memory", b"shared_memory", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,6 +13,7 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
 from gradwire import ops, v1
+from gradwire._wire import checksums
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import (
@@ -244,6 +245,7 @@ def server_info(settings: Settings, backend: str, backend_reason: str) -> v1.Get
         backend_reason=backend_reason,
         operators=list(ops.OPERATORS),
         limits=_limits(settings),
+        checksums=checksums.AVAILABLE,
     )
 
 

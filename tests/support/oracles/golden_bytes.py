@@ -263,10 +263,11 @@ GOLDEN: dict[str, tuple[Message, str]] = {
             limits=v1.Limits(max_rank=8),
             shared_memory=True,
             backend_to_come="c",
+            checksums=True,
         ),
         (
             "0a 01 76 | 12 01 6e | 1a 01 62 | 22 01 72 | 2a 01 78 | 2a 01 79 | 32 02 08 08"
-            " | 38 01 | 42 01 63"
+            " | 38 01 | 42 01 63 | 48 01"
         ),
     ),
     "Limits": (
