@@ -451,12 +451,12 @@ class InlineWork:
 
     They take at most a millisecond per loop iteration ("turn").
 
-    rate       multiplications per second of the backend, used until an evaluation has been
-               measured; 0 admits nothing
+    rate         multiplications per second of the backend, used until an evaluation has been
+                 measured; 0 admits nothing
     most_s       longest evaluation admitted, in seconds
     most_step_s  longest step of a stream admitted, in seconds
     most_work    multiplications above which a backend may wait for a device
-    next_turn  calls a function in the next loop iteration; None for the running event loop
+    next_turn    calls a function in the next loop iteration; None for the running event loop
     """
 
     def __init__(
@@ -505,9 +505,10 @@ class InlineWork:
         return self._spent_s + self.estimate_s(prepared) <= _MOST_OF_A_TURN_S
 
     def is_short_step(self, prepared: Prepared, nbytes: int) -> bool:
-        """Return whether a stream's step is computed on the event loop, in this or a later turn.
+        """Return whether a stream's step is computed on the event loop.
 
-        The first step of a long evaluation is not: it has not been measured.
+        It may be in this or a later turn. The first step of a long evaluation is not: it has not
+        been measured.
 
         nbytes  bytes of its input and result
         """
