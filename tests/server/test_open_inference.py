@@ -210,6 +210,28 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "words": (upsample(output_shape="abc"), INVALID, "output_shape: 'abc'; a list of sizes"),
     "negative": (upsample(output_shape="[1, 3, 32, -1]"), INVALID, "output_shape"),
     "huge": (upsample(output_shape="[1, 3, 1000000000, 1000000000]"), INVALID, "output"),
+    "offset in text": (
+        {
+            "outputs": [
+                {"name": "y", **parameters(shared_memory_region="in", shared_memory_offset="1")}
+            ]
+        },
+        INVALID,
+        "outputs.y.parameters.shared_memory_offset: string_param; int64_param or uint64_param",
+    ),
+    "region by number": (
+        {"outputs": [{"name": "y", **parameters(shared_memory_region=1)}]},
+        INVALID,
+        "outputs.y.parameters.shared_memory_region: int64_param; string_param is needed",
+    ),
+    "many sizes": (
+        {
+            "inputs": [X, {"name": "output_shape", "datatype": "INT64", "shape": [100]}],
+            "raw_input_contents": [bytes(49152), bytes(800)],
+        },
+        INVALID,
+        "INT64 of shape [axes], at most 8, is needed",
+    ),
     "above a message": (
         {
             "model_name": "dml_resample",
@@ -335,7 +357,7 @@ def registered(client: InferenceClient, data: bytes) -> Generator[SharedFile]:
         client.call("SystemSharedMemoryUnregister")
 
 
-def _shared_request(nbytes: int, *, result_bytes: int = 0) -> Any:
+def _shared_request(nbytes: int, *, result_bytes: int = 0, kind: str = "int64_param") -> Any:
     request = infer_request(gradient())
     request.ClearField("raw_input_contents")
     request.inputs[0].parameters["shared_memory_region"].string_param = "in"
@@ -343,7 +365,7 @@ def _shared_request(nbytes: int, *, result_bytes: int = 0) -> Any:
     if result_bytes:
         tensor = request.outputs.add(name="y")
         tensor.parameters["shared_memory_region"].string_param = "in"
-        tensor.parameters["shared_memory_offset"].int64_param = nbytes
+        setattr(tensor.parameters["shared_memory_offset"], kind, nbytes)
         tensor.parameters["shared_memory_byte_size"].int64_param = result_bytes
     return request
 
@@ -355,9 +377,13 @@ def test_shared_memory_is_read_and_written(server: ServerThread, client: Inferen
         for _ in range(2):
             reply = client.call("ModelInfer", _shared_request(x.nbytes))
             assert reply.raw_output_contents == [result]
-        reply = client.call("ModelInfer", _shared_request(x.nbytes, result_bytes=len(result)))
-        assert reply.raw_output_contents == [b""]
-        assert file.path.read_bytes()[x.nbytes :] == result
+        for kind in ("int64_param", "uint64_param"):
+            file.path.write_bytes(data)
+            request = _shared_request(x.nbytes, result_bytes=len(result), kind=kind)
+            assert client.call("ModelInfer", request).raw_output_contents == [b""]
+            assert file.path.read_bytes() == x.tobytes() + result
+        request.outputs[0].parameters["shared_memory_offset"].uint64_param = 2**64 - 1
+        assert "exceed int64" in client.refused("ModelInfer", request)[1]
         regions = client.call("SystemSharedMemoryStatus").regions
         assert (regions["in"].key, regions["in"].byte_size) == (file.name, len(data))
         client.call("SystemSharedMemoryUnregister", name="in")

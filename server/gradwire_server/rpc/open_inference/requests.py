@@ -13,6 +13,7 @@ import numpy as np
 from gradwire import ops, v1
 from gradwire._wire.framing import read_varint, varint
 from gradwire.errors import InvalidRequestError
+from gradwire.tensors import MAX_RANK
 from gradwire_server.config.models import DATATYPES
 from gradwire_server.config.settings import MAX_HEADER_BYTES
 from gradwire_server.engine import NUMERICS_VERSION, TensorSpec
@@ -32,6 +33,8 @@ _TYPED = {"FP32": ("fp32_contents", "<f4"), "FP64": ("fp64_contents", "<f8")}
 _RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}
 _RESERVED_PREFIX = "triton_"
 _REGION, *_WITHIN = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
+_INTEGERS = ("int64_param", "uint64_param")
+_MOST_INT64 = 2**63 - 1
 _MOST_KNOWN = 256
 
 # The name of a region, offset and length in it.
@@ -156,13 +159,13 @@ def _inputs(
 def _sizes(tensor: Any, raw: memoryview | None) -> Sequence[int]:
     """Return the elements of the input output_shape."""
     sizes = list(tensor.contents.int64_contents)
-    if raw is not None and len(raw) % 8 == 0:
+    if raw is not None and len(raw) % 8 == 0 and len(raw) <= 8 * MAX_RANK:
         sizes = np.frombuffer(raw, "<i8").tolist()
     if tensor.datatype != "INT64" or list(tensor.shape) != [len(sizes)] or not sizes:
         raise InvalidFieldError(
             f"inputs.{OUTPUT_SHAPE}",
             f"{tensor.datatype} of shape {list(tensor.shape)} with {len(sizes)} elements; INT64 of "
-            "shape [axes] is needed, in the message",
+            f"shape [axes], at most {MAX_RANK}, is needed, in the message",
         )
     return sizes
 
@@ -281,5 +284,23 @@ def _range(field: str, parameters: Any) -> Range | None:
         raise InvalidFieldError(f"{field}.parameters.{unknown[0]}", "is not known here")
     if _REGION not in parameters:
         return None
-    offset, size = (parameters[name].int64_param if name in parameters else 0 for name in _WITHIN)
-    return parameters[_REGION].string_param, offset, size
+    offset, size = (_parameter(field, parameters, name, _INTEGERS, 0) for name in _WITHIN)
+    if max(offset, size) > _MOST_INT64:
+        raise InvalidFieldError(f"{field}.parameters", f"{offset} and {size} exceed int64")
+    return _parameter(field, parameters, _REGION, ("string_param",), ""), offset, size
+
+
+def _parameter(field: str, parameters: Any, name: str, kinds: Sequence[str], absent: Any) -> Any:
+    """Return the value of a parameter.
+
+    Raises InvalidFieldError if it has another type.
+    """
+    if name not in parameters:
+        return absent
+    choice = parameters[name].WhichOneof("parameter_choice")
+    if choice not in kinds:
+        came = choice or "no value"
+        raise InvalidFieldError(
+            f"{field}.parameters.{name}", f"{came}; {' or '.join(kinds)} is needed"
+        )
+    return getattr(parameters[name], choice)
