@@ -27,11 +27,10 @@ import numpy as np
 from benchmarks.peers.loops import Call, CallSample, closed_loop, write
 from benchmarks.peers.problems import LARGE, SMALL, Shape, gradient, reference, result_shape
 from gradwire import Client, ops, tensors, v1
+from gradwire._core.options import CHUNK_BYTES
 
 _OPERATOR = ops.TorchUpsampleBackward(mode="bilinear")
 _SERVICE = "/gradwire.v1.GradientService"
-# As the SDK cuts them.
-_CHUNK_BYTES = 2 << 20
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -93,7 +92,7 @@ def _stream(address: str) -> Call:
     messages = [v1.EvaluateStreamRequest(open=header)]
     data, view, at = source.tobytes(), tensors.WireView(source), 0
     while at < len(data):
-        stop = view.chunk_stop(at, _CHUNK_BYTES)
+        stop = view.chunk_stop(at, CHUNK_BYTES)
         messages.append(v1.EvaluateStreamRequest(chunk=v1.Chunk(offset=at, data=data[at:stop])))
         at = stop
     frames = [message.SerializeToString() for message in messages]
