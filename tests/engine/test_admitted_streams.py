@@ -51,6 +51,16 @@ def test_the_stream_that_waited_longest_for_its_first_byte_gives_way() -> None:
     assert hall.admission.streams == 0
 
 
+def test_each_stream_that_gives_way_is_told_so_itself() -> None:
+    hall = Hall(max_streams=1)
+    with ExitStack() as stack:
+        opener = Opener(hall, stack)
+        for name in ("a", "b", "c"):
+            opener.open(name)
+            hall.now += MOMENT_S
+        assert list(opener.ended) == ["a", "b"]
+
+
 def test_a_stream_has_a_moment_for_its_first_byte() -> None:
     hall = Hall(max_streams=1)
     with ExitStack() as stack:

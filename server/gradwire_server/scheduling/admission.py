@@ -307,9 +307,9 @@ class Admission:
                 raise self._full_of_streams(came)
             waited = f"no data of this one has come for {least.waited_s:.1f} s"
             refused = self._full_of_streams(f"{came}, and {waited}")
-            give_way = least.give_way
+            end = least.give_way
             self._leave(least)
-            give_way(refused)
+            end(refused)
         stream = AdmittedStream(caller, give_way, self._clock)
         self._stream_drain.enter(self._clock())
         self._streams.add(stream)
