@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from gradwire_server.backends import Backend, NumpyCpu, most_inline_step_s
 from gradwire_server.engine import Prepared
 from gradwire_server.plans import Plan
 from gradwire_server.scheduling.admission import InlineWork
@@ -130,3 +134,22 @@ def test_a_step_of_a_whole_turn_is_computed_though_a_little_time_is_carried_over
     turns.next()
     assert inline.is_short_step(stream, 100)
     assert inline.admits_step(stream, 100)
+
+
+@pytest.mark.parametrize(
+    ("rate", "most_step_s", "most_work"), [(RATE, 0.0, 100), (RATE, 0.0, math.inf), (0, 1e-3, 100)]
+)
+def test_no_step_of_a_long_evaluation_is_short_without_a_limit_or_a_rate(
+    rate: float, most_step_s: float, most_work: float
+) -> None:
+    inline = InlineWork(rate, most_s=MOST_S, most_step_s=most_step_s, most_work=most_work)
+    stream = copy_of(10_000)
+    stream.measured_steps.note(1e-9)
+    assert not inline.is_short_step(stream, 1)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 16])
+def test_steps_stay_on_the_event_loop_where_few_threads_compute_on_no_device(threads: int) -> None:
+    device = SimpleNamespace(name="device", may_wait=True)
+    assert most_inline_step_s(cast("Backend", device), threads) == 0
+    assert (most_inline_step_s(NumpyCpu(), threads) > 0) is (threads <= 2)

@@ -166,9 +166,10 @@ _FEW_THREADS = 2
 def most_inline_step_s(backend: Backend, threads: int) -> float:
     """Return the most seconds of a stream's step on the event loop.
 
-    Receiving a chunk takes the event loop as long as computing it. In a thread the step takes more
-    processor time: its chunk is in another core's caches, and the interpreter changes hands twice.
-    Where there are more cores than the event loop can feed, threads have the higher rate.
+    0 for none. In a thread the step takes more processor time: its chunk is in another core's
+    caches, and the interpreter changes hands twice; docs/benchmarks/peers.md has the ratios for two
+    cores. With more threads than the event loop can feed, steps would wait for it. A device may
+    hang.
     """
     return 1e-3 if threads <= _FEW_THREADS and not backend.may_wait else 0.0
 

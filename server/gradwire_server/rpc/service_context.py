@@ -51,7 +51,7 @@ DoStep: TypeAlias = Callable[[Callable[[], object], int], Awaitable[None]]
 
 
 class InlineLimits(TypedDict):
-    """What the event loop computes at most, as InlineWork takes it."""
+    """Limits of InlineWork, which describes them."""
 
     most_s: float
     most_step_s: float
@@ -59,7 +59,7 @@ class InlineLimits(TypedDict):
 
 
 def inline_limits(backend: Backend, settings: Settings) -> InlineLimits:
-    """Return what the event loop computes at most with a backend."""
+    """Return the limits of the event loop's computations with a backend."""
     return {
         "most_s": backends.most_inline_s(backend),
         "most_step_s": backends.most_inline_step_s(backend, settings.threads),
@@ -188,6 +188,11 @@ class ServiceContext:
     async def _step(
         self, prepared: Prepared, call: ActiveCall, do: Do, work: Callable[[], object], nbytes: int
     ) -> None:
+        """Run a step, on the event loop if such steps are short.
+
+        nbytes  bytes of its input and result
+        """
+
         def measured() -> None:
             began = time.perf_counter()
             work()

@@ -454,7 +454,7 @@ class InlineWork:
     rate         multiplications per second of the backend, used until an evaluation has been
                  measured; 0 admits nothing
     most_s       longest evaluation admitted, in seconds
-    most_step_s  longest step of a stream admitted, in seconds
+    most_step_s  longest step of a long evaluation admitted, in seconds; 0 admits none
     most_work    multiplications above which a backend may wait for a device
     next_turn    calls a function in the next loop iteration; None for the running event loop
     """
@@ -512,7 +512,11 @@ class InlineWork:
 
         nbytes  bytes of its input and result
         """
-        return self._step_s(prepared, nbytes) <= max(self._most_s, self._most_step_s)
+        if self.is_short(prepared):
+            return True
+        # Without a limit, as on devices, no step of a longer evaluation is.
+        takes_steps = self.rate > 0 and self._most_step_s > 0
+        return takes_steps and self._step_s(prepared, nbytes) <= self._most_step_s
 
     def admits_step(self, prepared: Prepared, nbytes: int) -> bool:
         """Whether such a step is computed in this turn."""
