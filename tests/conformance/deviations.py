@@ -46,6 +46,7 @@ class Deviation:
     test: str
     code: str
     prints: str
+    needs_avx512: bool = False
 
     def __str__(self) -> str:
         return f"{self.framework}: {self.title}"

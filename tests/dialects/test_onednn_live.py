@@ -25,6 +25,8 @@ def matrix(case: AxisCase) -> Matrix:
 @pytest.mark.parametrize("dtype", live_onednn.DTYPES)
 @pytest.mark.parametrize("operator", live_onednn.TABLES)
 def test_weights_have_the_library_s_bits(operator: str, dtype: str) -> None:
+    if dtype == "bfloat16" and not live_onednn.has_avx512():
+        pytest.skip("oneDNN has no bfloat16 without AVX-512")
     for case in live_onednn.cases(1000):
         attributes = case.attributes
         if operator == "interpolate_backward" and attributes["mode"] == "nearest":
@@ -34,8 +36,9 @@ def test_weights_have_the_library_s_bits(operator: str, dtype: str) -> None:
         np.testing.assert_array_equal(table, ours, str(case))
 
 
-def test_ties_of_the_gradient_are_one_element_low_in_nxc_alone() -> None:
-    for data_format, reached in (("NCX", [7, 21]), ("NXC", [7, 20])):
+def test_ties_of_the_gradient_are_one_element_low_in_nxc_with_avx512_alone() -> None:
+    low = [7, 20] if live_onednn.has_avx512() else [7, 21]
+    for data_format, reached in (("NCX", [7, 21]), ("NXC", low)):
         case = AxisCase({"mode": "nearest", "data_format": data_format}, 28, 2)
         assert live_onednn.forward_table(case).argmax(axis=1).tolist() == [7, 21]
         assert live_onednn.gradient_table(case).argmax(axis=1).tolist() == reached

@@ -33,6 +33,7 @@ _TYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
 _ALGORITHMS = {"nearest": 0x2FFF0, "linear": 0x2FFF1}
 _FORWARD_TRAINING = 64
 _SRC, _DST, _DIFF_SRC, _DIFF_DST = 1, 17, 129, 145
+_AVX512 = 0x20  # the bit that every dnnl_cpu_isa_t from avx512_core has
 
 
 class _Argument(ctypes.Structure):
@@ -45,6 +46,14 @@ def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(path.locate()))
     library.omp_set_num_threads(1)  # tensors this small are many times slower with several
     return library
+
+
+def has_avx512() -> bool:
+    """Tell whether the library runs its code for AVX-512.
+
+    Its other code has no bfloat16, and scatters the gradient of nearest by other instructions.
+    """
+    return bool(_library().dnnl_get_effective_cpu_isa() & _AVX512)
 
 
 class _Calls:
