@@ -61,7 +61,7 @@ print(*answers, "of 2 found:", found)
 """
 
 ALL = """
-from support import assembly
+from backends import assembly
 from support.kernels.numba_here import compiled
 from gradwire_server.backends.numba_cpu import compilation
 

@@ -27,7 +27,7 @@ from support.kernels.backend_calls import applied
 from support.kernels.cuda_backends import ILLEGAL, MIB, check, simulated, sliced_plan
 from support.kernels.cuda_here import needs_simulator
 from support.oracles import oracles
-from support.serving import serving
+from support.servers import serving
 
 pytestmark = needs_simulator
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support import assembly
+from backends import assembly
 from support.kernels.numba_here import compiled, needs_numba, run_program
 
 pytestmark = needs_numba
@@ -29,7 +29,7 @@ PROCESSORS = [
 
 CHECK = """
 import sys
-from support import assembly
+from backends import assembly
 from support.kernels import guarded_memory
 from support.kernels import kernel_checks
 from support.kernels import kernel_ways
