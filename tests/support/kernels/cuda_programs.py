@@ -18,9 +18,7 @@ Array = npt.NDArray[Any]
 
 
 @cache
-def ptx(
-    architecture: int, some: frozenset[Kernel] | None = None, *, counting: bool = False
-) -> PtxModule:
+def ptx(architecture: int, some: frozenset[Kernel] | None = None) -> PtxModule:
     """Compile kernels, all of them unless some are named, with NVRTC and then with g++.
 
     architecture  compute capability: 90 is 9.0
@@ -30,7 +28,7 @@ def ptx(
         (text, {name: mangled for name, mangled in lowered.items() if name in named})
         for text, lowered in cuda_compiled.texts(architecture)
     ]
-    return translated(there, counting=counting)
+    return translated(there)
 
 
 class SimulatedCuda:
