@@ -16,7 +16,7 @@ import pytest
 
 from gradwire_server.backends import cache_files
 from gradwire_server.backends.numba_cpu import compilation
-from support.kernels.numba_here import compiled, needs_numba, run_program
+from support.kernels.numba_calls import compiled, needs_numba, run_program
 
 pytestmark = needs_numba
 
@@ -62,7 +62,7 @@ print(*answers, "of 2 found:", found)
 
 ALL = """
 from backends import assembly
-from support.kernels.numba_here import compiled
+from support.kernels.numba_calls import compiled
 from gradwire_server.backends.numba_cpu import compilation
 
 compiled(1)
@@ -289,7 +289,7 @@ def test_every_kernel_is_counted() -> None:
     program = """
 from gradwire_server.observability import logs
 logs.configure("text", "debug")
-from support.kernels.numba_here import compiled
+from support.kernels.numba_calls import compiled
 compiled(1)
 """
     done = run_program(program)

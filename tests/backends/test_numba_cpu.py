@@ -15,11 +15,19 @@ from gradwire_server.backends import Backend, NumpyCpu
 from gradwire_server.plans import BandedMap, Plan
 from support.kernels import kernel_maps as maps
 from support.kernels import kernel_plans
-from support.kernels.kernel_cases import Case, check, numbers
-from support.kernels.kernel_checks import check_all, check_case, check_conversions
-from support.kernels.kernel_table import cases
-from support.kernels.kernel_ways import listed_ways, methods, window_methods
-from support.kernels.numba_here import compiled, needs_numba, small_shares, streaming
+from support.kernels.kernel_table import Case, cases, check, numbers
+from support.kernels.numba_calls import (
+    check_all,
+    check_case,
+    check_conversions,
+    compiled,
+    listed_ways,
+    methods,
+    needs_numba,
+    small_shares,
+    streaming,
+    window_methods,
+)
 from support.oracles import oracles
 
 pytestmark = needs_numba

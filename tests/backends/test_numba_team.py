@@ -17,9 +17,15 @@ from hypothesis import strategies as st
 from gradwire_server import backends
 from gradwire_server.plans import Plan
 from support.kernels import kernel_maps as maps
-from support.kernels.kernel_cases import check
-from support.kernels.numba_here import needs_numba, run_program, small_shares
-from support.kernels.team_calls import Count, team_code, word
+from support.kernels.kernel_table import check
+from support.kernels.numba_calls import (
+    Count,
+    needs_numba,
+    run_program,
+    small_shares,
+    team_code,
+    word,
+)
 
 pytestmark = needs_numba
 
@@ -89,8 +95,8 @@ def test_what_a_helper_has_not_begun_is_taken_back() -> None:
 
 LATE = """
 import random, time
-from support.kernels.guarded_memory import GuardedMemory
-from support.kernels.team_calls import counting, team_code
+from support.kernels.numba_calls import GuardedMemory
+from support.kernels.numba_calls import counting, team_code
 import numpy as np
 
 team = team_code().Team(3)
@@ -114,8 +120,8 @@ def test_no_helper_touches_what_belongs_to_a_call_that_has_returned() -> None:
 
 def test_who_touches_memory_that_is_shut_ends() -> None:
     program = """
-from support.kernels import guarded_memory
-memory = guarded_memory.GuardedMemory(1)
+from support.kernels import numba_calls
+memory = numba_calls.GuardedMemory(1)
 memory.touch(beyond=-1)
 memory.shut()
 memory.touch(beyond=-1)
@@ -168,7 +174,7 @@ from support.kernels import kernel_maps as maps
 from support.kernels.backend_calls import applied
 from gradwire_server import backends
 from gradwire_server.plans import Plan
-from support.kernels.numba_here import small_shares
+from support.kernels.numba_calls import small_shares
 
 plan = Plan.build([None, maps.linear(256, 512)], (512, 256))
 x = np.ones(plan.input_shape, np.float32)

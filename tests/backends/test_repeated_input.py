@@ -10,10 +10,9 @@ import pytest
 
 from gradwire_server.backends import NumpyCpu, TellsHeldBytes
 from gradwire_server.plans import Plan
-from support.kernels.kernel_cases import Case, check, numbers, some_formats
 from support.kernels.kernel_maps import linear
-from support.kernels.kernel_table import cases
-from support.kernels.numba_here import compiled, needs_numba, small_shares
+from support.kernels.kernel_table import Case, cases, check, numbers, some_formats
+from support.kernels.numba_calls import compiled, needs_numba, small_shares
 
 pytestmark = needs_numba
 

@@ -8,9 +8,9 @@ import pytest
 
 from gradwire_server.backends.cuda.backend import Cuda
 from support.kernels import cuda_device, cuda_table
+from support.kernels.cuda_backends import needs_simulator
 from support.kernels.cuda_device import SimulatedDevice
-from support.kernels.cuda_here import needs_simulator
-from support.kernels.kernel_cases import Case
+from support.kernels.kernel_table import Case
 
 pytestmark = needs_simulator
 

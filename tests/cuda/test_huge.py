@@ -7,7 +7,7 @@ import math
 import pytest
 
 from support.kernels import cuda_device, cuda_huge
-from support.kernels.cuda_here import needs_cuda_packages, needs_simulator
+from support.kernels.cuda_backends import needs_cuda_packages, needs_simulator
 from support.kernels.cuda_huge import Huge
 
 pytestmark = [needs_simulator, needs_cuda_packages]

@@ -6,8 +6,8 @@ import pytest
 
 from cudasim import child
 from support.kernels import cuda_mutants
+from support.kernels.cuda_backends import needs_cuda_packages, needs_simulator
 from support.kernels.cuda_device import SOURCES
-from support.kernels.cuda_here import needs_cuda_packages, needs_simulator
 from support.kernels.cuda_mutants import MUTANTS, Mutant
 
 pytestmark = needs_simulator

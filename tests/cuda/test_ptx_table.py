@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from support.kernels import cuda_programs, cuda_table
-from support.kernels.cuda_here import needs_cuda_packages, needs_simulator
+from support.kernels.cuda_backends import needs_cuda_packages, needs_simulator
 from support.kernels.cuda_programs import SimulatedCuda
 
 pytestmark = [needs_simulator, needs_cuda_packages]

@@ -11,7 +11,7 @@ from cudasim.samples import show
 from ptxsim.module import PtxModule, translated
 from ptxsim.parser import PtxError, entries
 from ptxsim.samples import compiled_samples
-from support.kernels.cuda_here import needs_cuda_packages, needs_simulator
+from support.kernels.cuda_backends import needs_cuda_packages, needs_simulator
 from support.oracles import oracles
 
 pytestmark = needs_simulator

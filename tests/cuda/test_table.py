@@ -13,9 +13,9 @@ from cudasim.compiler import Mode
 from cudasim.module import FORWARD, REVERSE
 from gradwire_server.backends.cuda.programs import every_kernel
 from support.kernels import cuda_device, cuda_table
-from support.kernels.cuda_here import needs_cuda_packages, needs_simulator
+from support.kernels.cuda_backends import needs_cuda_packages, needs_simulator
 from support.kernels.cuda_programs import SimulatedCuda
-from support.kernels.kernel_cases import Case
+from support.kernels.kernel_table import Case
 
 pytestmark = needs_simulator
 
