@@ -6,7 +6,6 @@ import gc
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -46,31 +45,6 @@ def test_every_unit_is_computed_once(most: int, wanted: int, units: int, slow_us
         count.share(team.ready(wanted), threads=wanted, slow_us=slow_us)
         assert (count.done == 1).all()
         assert not count.in_use
-    assert word(team.ready(1), "FREE_THREADS") == most
-
-
-def test_more_threads_than_shares_compute_every_unit_once() -> None:
-    team = team_code().Team(24)
-    for units in (5, 1000):
-        count = Count(units)
-        count.share(team.ready(24), threads=24, slow_us=500)
-        assert (count.done == 1).all()
-        assert not count.in_use
-
-
-@pytest.mark.parametrize("most", [2, 4])
-def test_calls_at_once_share_the_helpers(most: int) -> None:
-    team = team_code().Team(most)
-
-    def call(number: int) -> Count:
-        count = Count(1 + number % 90)
-        count.share(team.ready(most), threads=most, slow_us=number % 3 * 100)
-        return count
-
-    with ThreadPoolExecutor(6) as pool:
-        for count in pool.map(call, range(600)):
-            assert (count.done == 1).all()
-            assert not count.in_use
     assert word(team.ready(1), "FREE_THREADS") == most
 
 
