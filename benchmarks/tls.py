@@ -48,7 +48,7 @@ from gradwire_server.config.tokens import Scope, add_token
 from gradwire_server.rpc.call_context import ActiveCalls
 from gradwire_server.rpc.interceptors import AuthorizingHandler
 from gradwire_server.security.authorization import Authorizer
-from support.papers import Papers, pair, trusting
+from support.certificates import Papers, pair, trusting
 
 _EVALUATE = "/gradwire.v1.GradientService/Evaluate"
 _LOOKUPS = 20_000

@@ -13,7 +13,7 @@ from benchmarks.compute.native import UnavailableError
 from benchmarks.servers import OURS, started
 from gradwire import Client, ops
 from gradwire_server.backends import Backend
-from support.serving import serving
+from support.servers import serving
 
 _OPERATOR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
 # Timeout of one call: results of 64 MiB over loopback take some tenths of a second.

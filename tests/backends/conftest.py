@@ -10,9 +10,9 @@ from gradwire_server import backends
 from gradwire_server.backends import Backend
 from gradwire_server.backends.cuda.backend import Cuda
 from support.kernels import cuda_device
+from support.kernels.cuda_backends import needs_simulator
 from support.kernels.cuda_device import SimulatedDevice
-from support.kernels.cuda_here import needs_simulator
-from support.kernels.numba_here import needs_numba
+from support.kernels.numba_calls import needs_numba
 
 
 @pytest.fixture(

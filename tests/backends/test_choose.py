@@ -12,8 +12,8 @@ import pytest
 
 from gradwire import Client
 from gradwire_server import backends
-from support.kernels.cuda_here import needs_cuda_packages, needs_no_cupy
-from support.kernels.numba_here import needs_numba
+from support.kernels.cuda_backends import needs_cuda_packages, needs_no_cupy
+from support.kernels.numba_calls import needs_numba
 from support.processes import run_command, running_command
 from support.raw_calls import RawClient, wait_until
 from support.scraping import scrape

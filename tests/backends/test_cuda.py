@@ -24,10 +24,16 @@ from gradwire_server.plans import BandedMap, Plan
 from gradwire_server.rpc.warm_up import check_backend
 from support.kernels import kernel_maps as maps
 from support.kernels.backend_calls import applied
-from support.kernels.cuda_backends import ILLEGAL, MIB, check, simulated, sliced_plan
-from support.kernels.cuda_here import needs_simulator
+from support.kernels.cuda_backends import (
+    ILLEGAL,
+    MIB,
+    check,
+    needs_simulator,
+    simulated,
+    sliced_plan,
+)
 from support.oracles import oracles
-from support.serving import serving
+from support.servers import serving
 
 pytestmark = needs_simulator
 

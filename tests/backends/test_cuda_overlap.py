@@ -18,8 +18,7 @@ from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.plans import Plan
 from support.kernels import kernel_maps as maps
 from support.kernels.backend_calls import applied
-from support.kernels.cuda_backends import MIB, check, simulated, sliced_plan
-from support.kernels.cuda_here import needs_simulator
+from support.kernels.cuda_backends import MIB, check, needs_simulator, simulated, sliced_plan
 from support.oracles import oracles
 
 pytestmark = needs_simulator

@@ -14,8 +14,7 @@ import pytest
 
 from gradwire_server.backends.cuda import backend, staging
 from gradwire_server.backends.cuda.device import DeviceError
-from support.kernels.cuda_backends import check, simulated, sliced_plan
-from support.kernels.cuda_here import needs_simulator
+from support.kernels.cuda_backends import check, needs_simulator, simulated, sliced_plan
 
 pytestmark = needs_simulator
 

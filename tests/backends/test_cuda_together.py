@@ -16,9 +16,15 @@ from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.backends.cuda.staging import CallQueue
 from gradwire_server.errors import DeviceLostError
 from gradwire_server.plans import Plan
-from support.kernels.cuda_backends import ILLEGAL, MIB, check, simulated, sliced_plan
+from support.kernels.cuda_backends import (
+    ILLEGAL,
+    MIB,
+    check,
+    needs_simulator,
+    simulated,
+    sliced_plan,
+)
 from support.kernels.cuda_device import SimulatedDevice
-from support.kernels.cuda_here import needs_simulator
 
 pytestmark = needs_simulator
 

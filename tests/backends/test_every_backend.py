@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from itertools import pairwise
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -11,10 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dialect_tables import EXAMPLES
 from gradwire_server.backends import Backend, compute_dtype
 from gradwire_server.plans import BandedMap, Plan
 from support.kernels.backend_calls import applied
 from support.oracles import oracles
+from support.oracles.dialect_oracles import lowered
+from support.oracles.dialect_table import Example
 
 
 def test_float64_is_computed_in_float64_and_the_rest_in_float32() -> None:
@@ -258,3 +262,13 @@ def test_the_one_rounding_goes_to_the_nearest_and_ties_to_even(
         bands = BandedMap.from_taps(index, np.array([[1, exact - 1]]), inputs=2)
         result = applied(backend, Plan.build([bands], (2,)), np.ones(2, dtype), dtype)
         assert result.astype(np.float64) == [rounded]
+
+
+@pytest.mark.parametrize("dtype", oracles.STORAGE_TYPES, ids=str)
+@pytest.mark.parametrize("example", EXAMPLES.values(), ids=list(EXAMPLES))
+def test_an_example_has_the_bits_of_the_scalar_loop(
+    backend: Backend, example: Example, dtype: np.dtype[Any]
+) -> None:
+    plan = lowered(example.operator, example.source, example.result, dtype)
+    x = example.given(dtype)
+    oracles.same_bits(applied(backend, plan, x, dtype), oracles.scalar_apply(plan, x, dtype))

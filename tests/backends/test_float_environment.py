@@ -16,7 +16,7 @@ from gradwire_server.backends import Backend, NumpyCpu
 from gradwire_server.backends.float_environment import default_float_environment, is_default
 from gradwire_server.plans import BandedMap, Plan
 from support.kernels.backend_calls import applied
-from support.kernels.numba_here import needs_numba, small_shares
+from support.kernels.numba_calls import needs_numba, small_shares
 from support.oracles import oracles
 
 pytestmark = pytest.mark.skipif(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from itertools import pairwise, product
 
 import numpy as np
@@ -11,15 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire_server import backends
-from gradwire_server.backends import Backend, NumpyCpu
+from gradwire_server.backends import Backend, NumpyCpu, TellsHeldBytes
 from gradwire_server.plans import BandedMap, Plan
 from support.kernels import kernel_maps as maps
 from support.kernels import kernel_plans
-from support.kernels.kernel_cases import Case, check, numbers
-from support.kernels.kernel_checks import check_all, check_case, check_conversions
-from support.kernels.kernel_table import cases
-from support.kernels.kernel_ways import listed_ways, methods, window_methods
-from support.kernels.numba_here import compiled, needs_numba, small_shares, streaming
+from support.kernels.kernel_table import Case, cases, check, numbers, some_formats
+from support.kernels.numba_calls import (
+    check_all,
+    check_case,
+    check_conversions,
+    compiled,
+    listed_ways,
+    methods,
+    needs_numba,
+    small_shares,
+    streaming,
+    window_methods,
+)
 from support.oracles import oracles
 
 pytestmark = needs_numba
@@ -138,3 +147,37 @@ def _in_pieces(
     assert (memory[:guard] == 77.25).all()
     assert (memory[guard + size :] == 77.25).all()
     return y
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+def test_repeated_slices_have_the_bits_of_copies(case: Case) -> None:
+    choices = list(product([False, True], repeat=len(case.plan.input_shape)))
+    first = zlib.crc32(case.name.encode())
+    for number, (arriving, leaving) in enumerate(some_formats(case)):
+        whole = numbers(case, arriving, special=True)
+        some = choices[(first + 7 * number) % len(choices)]
+        for repeated in (some, choices[len(choices) // 2], choices[-1]):
+            once = whole[tuple(slice(1) if again else slice(None) for again in repeated)]
+            check(compiled(1), case.plan, np.broadcast_to(once, whole.shape), leaving)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_one_number_is_a_tensor_of_any_shape(threads: int) -> None:
+    with small_shares():
+        for shape in ((64, 96), (3, 64, 96), (2, 3, 40, 64, 96)):
+            bands = [None] * (len(shape) - 2) + [maps.linear(64, 33), maps.linear(96, 50)]
+            x = np.broadcast_to(np.float32(0.1), shape)
+            check(compiled(threads), Plan.build(bands, shape), x, np.float32)
+
+
+def test_only_a_row_is_held_of_an_input_that_repeats_it() -> None:
+    plan = Plan.build([maps.linear(2048, 64), maps.linear(1024, 32)], (2048, 1024))
+    backend = compiled(1)
+    assert isinstance(backend, TellsHeldBytes)
+    y = np.empty(plan.output_shape, np.float32)
+    x = np.zeros(1024, np.float32)
+    assert backend.held_bytes(plan, np.broadcast_to(x, plan.input_shape), y) == 0
+    assert backend.held_bytes(plan, np.broadcast_to(x[:1], plan.input_shape), y) == x.nbytes
+    column = np.zeros((2048, 1), np.float32)
+    assert backend.held_bytes(plan, np.broadcast_to(column, plan.input_shape), y) == 4 << 21
+    assert not isinstance(NumpyCpu(), TellsHeldBytes)

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from support.kernels.numba_here import needs_numba, run_program
+from support.kernels.numba_calls import needs_numba, run_program
 
 
 @pytest.mark.slow
@@ -15,13 +15,13 @@ from support.kernels.numba_here import needs_numba, run_program
     "check", ["check_guarded_cases", "check_guarded_streams", "check_guarded_sums"]
 )
 def test_nothing_before_or_beyond_a_tensor_is_read_or_written(check: str) -> None:
-    done = run_program(f"from support.kernels import guarded_memory\nguarded_memory.{check}()")
+    done = run_program(f"from support.kernels import numba_calls\nnumba_calls.{check}()")
     assert done.returncode == 0, done.stderr
 
 
 def test_who_touches_what_lies_beyond_guarded_memory_ends() -> None:
-    program = """from support.kernels import guarded_memory
-guarded_memory.GuardedMemory(1).touch(beyond={})"""
+    program = """from support.kernels import numba_calls
+numba_calls.GuardedMemory(1).touch(beyond={})"""
     inside, outside = (run_program(program.format(place)) for place in (-1, 0))
     assert inside.returncode == 0, inside.stderr
     assert outside.returncode == -signal.SIGSEGV

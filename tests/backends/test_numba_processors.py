@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from support import assembly
-from support.kernels.numba_here import compiled, needs_numba, run_program
+from backends import assembly
+from support.kernels.numba_calls import compiled, needs_numba, run_program
 
 pytestmark = needs_numba
 
@@ -29,19 +29,17 @@ PROCESSORS = [
 
 CHECK = """
 import sys
-from support import assembly
-from support.kernels import guarded_memory
-from support.kernels import kernel_checks
-from support.kernels import kernel_ways
+from backends import assembly
+from support.kernels import numba_calls
 from gradwire_server.backends.numba_cpu.vectors import FEATURES
-from support.kernels.numba_here import compiled, streaming
+from support.kernels.numba_calls import compiled, streaming
 
-kernel_checks.check_all(compiled(2))
+numba_calls.check_all(compiled(2))
 with streaming(2) as backend:
-    kernel_checks.check_all(backend)
-guarded_memory.check_guarded_sums()
-every = kernel_ways.methods() | kernel_ways.window_methods()
-assert {way.method for way in kernel_ways.listed_ways()} == every
+    numba_calls.check_all(backend)
+numba_calls.check_guarded_sums()
+every = numba_calls.methods() | numba_calls.window_methods()
+assert {way.method for way in numba_calls.listed_ways()} == every
 assert not any(map(assembly.fused, assembly.of_kernels().values()))
 print(*(feature.strip("+") for feature in FEATURES))
 """

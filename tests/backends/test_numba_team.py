@@ -6,7 +6,6 @@ import gc
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +16,15 @@ from hypothesis import strategies as st
 from gradwire_server import backends
 from gradwire_server.plans import Plan
 from support.kernels import kernel_maps as maps
-from support.kernels.kernel_cases import check
-from support.kernels.numba_here import needs_numba, run_program, small_shares
-from support.kernels.team_calls import Count, team_code, word
+from support.kernels.kernel_table import check
+from support.kernels.numba_calls import (
+    Count,
+    needs_numba,
+    run_program,
+    small_shares,
+    team_code,
+    word,
+)
 
 pytestmark = needs_numba
 
@@ -40,31 +45,6 @@ def test_every_unit_is_computed_once(most: int, wanted: int, units: int, slow_us
         count.share(team.ready(wanted), threads=wanted, slow_us=slow_us)
         assert (count.done == 1).all()
         assert not count.in_use
-    assert word(team.ready(1), "FREE_THREADS") == most
-
-
-def test_more_threads_than_shares_compute_every_unit_once() -> None:
-    team = team_code().Team(24)
-    for units in (5, 1000):
-        count = Count(units)
-        count.share(team.ready(24), threads=24, slow_us=500)
-        assert (count.done == 1).all()
-        assert not count.in_use
-
-
-@pytest.mark.parametrize("most", [2, 4])
-def test_calls_at_once_share_the_helpers(most: int) -> None:
-    team = team_code().Team(most)
-
-    def call(number: int) -> Count:
-        count = Count(1 + number % 90)
-        count.share(team.ready(most), threads=most, slow_us=number % 3 * 100)
-        return count
-
-    with ThreadPoolExecutor(6) as pool:
-        for count in pool.map(call, range(600)):
-            assert (count.done == 1).all()
-            assert not count.in_use
     assert word(team.ready(1), "FREE_THREADS") == most
 
 
@@ -89,8 +69,8 @@ def test_what_a_helper_has_not_begun_is_taken_back() -> None:
 
 LATE = """
 import random, time
-from support.kernels.guarded_memory import GuardedMemory
-from support.kernels.team_calls import counting, team_code
+from support.kernels.numba_calls import GuardedMemory
+from support.kernels.numba_calls import counting, team_code
 import numpy as np
 
 team = team_code().Team(3)
@@ -114,8 +94,8 @@ def test_no_helper_touches_what_belongs_to_a_call_that_has_returned() -> None:
 
 def test_who_touches_memory_that_is_shut_ends() -> None:
     program = """
-from support.kernels import guarded_memory
-memory = guarded_memory.GuardedMemory(1)
+from support.kernels import numba_calls
+memory = numba_calls.GuardedMemory(1)
 memory.touch(beyond=-1)
 memory.shut()
 memory.touch(beyond=-1)
@@ -168,7 +148,7 @@ from support.kernels import kernel_maps as maps
 from support.kernels.backend_calls import applied
 from gradwire_server import backends
 from gradwire_server.plans import Plan
-from support.kernels.numba_here import small_shares
+from support.kernels.numba_calls import small_shares
 
 plan = Plan.build([None, maps.linear(256, 512)], (512, 256))
 x = np.ones(plan.input_shape, np.float32)

@@ -18,9 +18,8 @@ from gradwire_server.plans import Plan
 from support.kernels import kernel_maps as maps
 from support.kernels import kernel_plans
 from support.kernels.backend_calls import applied
-from support.kernels.kernel_cases import FORMATS, check, numbers
-from support.kernels.kernel_table import cases
-from support.kernels.numba_here import compiled, needs_numba, run_program, small_shares
+from support.kernels.kernel_table import FORMATS, cases, check, numbers
+from support.kernels.numba_calls import compiled, needs_numba, run_program, small_shares
 from support.oracles import oracles
 
 pytestmark = needs_numba
@@ -111,8 +110,8 @@ from support.kernels.backend_calls import applied
 from gradwire_server import backends
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.plans import Plan
-from support.kernels.numba_here import small_shares
-from support.kernels.team_calls import free_threads
+from support.kernels.numba_calls import small_shares
+from support.kernels.numba_calls import free_threads
 
 plan = Plan.build([None, maps.linear(256, 512)], (512, 256))
 x = np.random.default_rng(9).standard_normal(plan.input_shape).astype(np.float32)

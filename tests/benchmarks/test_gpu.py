@@ -30,7 +30,7 @@ from benchmarks.gpu.machines import SimulatedMachine
 from benchmarks.gpu.report import GpuRecord
 from benchmarks.gpu.run import GpuPace, Run
 from gradwire_server.backends import NumpyCpu
-from support.kernels.cuda_here import needs_cuda_packages, needs_simulator
+from support.kernels.cuda_backends import needs_cuda_packages, needs_simulator
 
 MIB = 1 << 20
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.serving import serving
+from support.servers import serving
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "unet.py"

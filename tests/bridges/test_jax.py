@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gradwire import Client, InvalidRequestError, ops
-from support.serving import serving
+from support.servers import serving
 
 jax: Any = pytest.importorskip("jax", reason="bridges to JAX where it is installed")
 bridge: Any = pytest.importorskip("gradwire.jax")

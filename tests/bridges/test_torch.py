@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gradwire import Client, InvalidRequestError, ops, tensors
-from support.serving import serving
+from support.servers import serving
 
 torch: Any = pytest.importorskip("torch", reason="bridges to PyTorch where it is installed")
 bridge: Any = pytest.importorskip("gradwire.torch")

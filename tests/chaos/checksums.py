@@ -23,7 +23,7 @@ from gradwire import Client, GradwireError, Item, RetryPolicy, ops
 from gradwire_server import LocalClient
 from support.clients import AWAITED
 from support.relay import relaying
-from support.serving import serving
+from support.servers import serving
 
 LINEAR = ops.DmlResampleGrad(interpolation_mode="linear")
 SMALL, LARGE, ITEMS = (1, 2, 32, 32), (1, 4, 256, 384), 8

@@ -15,6 +15,7 @@ import json
 import os
 import random
 import selectors
+import shutil
 import socket
 import struct
 import subprocess
@@ -23,13 +24,14 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import cache
 from itertools import count
 from typing import Any
 
 import numpy as np
 
 from gradwire import Client, GradwireError, Item, RetryPolicy, ops
-from support.callers import Callers
+from support.load import Callers
 
 # linux/if_tun.h
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
@@ -52,6 +54,21 @@ def device(name: str, address: str) -> int:
     ):
         subprocess.run(["/usr/bin/env", "ip", *words.split()], check=True)  # noqa: S603 - our words
     return end
+
+
+@cache
+def may_link() -> bool:
+    """Whether a process may have networks of its own, joined by devices that it speaks for."""
+    words = "ip link set lo up && ip tuntap add dev t0 mode tun && ip addr add 10.0.0.1 dev t0"
+    return _works("unshare", "-rn", "sh", "-c", words)
+
+
+def _works(program: str, *arguments: str) -> bool:
+    found = shutil.which(program)
+    if found is None:
+        return False
+    tried = subprocess.run([found, *arguments], capture_output=True, check=False)  # noqa: S603
+    return tried.returncode == 0
 
 
 class Line:

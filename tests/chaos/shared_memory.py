@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from gradwire import Client, GradwireError, ops
-from support.serving import ServerProcess
+from support.servers import ServerProcess
 
 LINEAR = ops.DmlResampleGrad(interpolation_mode="linear")
 SOURCE, RESULT = (2, 3, 300, 400), (2, 3, 150, 200)

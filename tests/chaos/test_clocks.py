@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.callers import Callers
+from support.load import Callers
 from support.processes import environment, running_command
 
 ROOT = Path(__file__).parents[2]

@@ -7,10 +7,10 @@ import pytest
 from chaos.cutting import drawn
 from gradwire import RetryPolicy
 from gradwire_server.backends.numpy_cpu import NumpyCpu
-from support.callers import Callers
+from support.load import Callers
 from support.raw_calls import wait_until
 from support.relay import relaying
-from support.serving import serving
+from support.servers import serving
 
 KINDS = ("unary", "async unary", "many", "small stream", "stream", "async stream")
 PROMPT = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.05, max_attempts=100)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from gradwire import RetryPolicy
-from support.callers import Callers
+from support.load import Callers
 from support.processes import EAGER, Command, memory_kib, running_command
 from support.raw_calls import RawClient, identity_request
 from support.refusals import Refusal
-from support.served import commanded
+from support.servers import commanded
 
 LOGGING = ("--access-log",)
 MIB = 1 << 20

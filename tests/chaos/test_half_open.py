@@ -9,9 +9,8 @@ import pytest
 
 from gradwire import Client, DeadlineExceededError, Item, RetryPolicy, UnavailableError, ops
 from gradwire_server.backends.numpy_cpu import NumpyCpu
-from support.raw_calls import wait_idle
 from support.relay import relaying
-from support.serving import serving
+from support.servers import serving, wait_idle
 
 COPY = ops.DmlResample(interpolation_mode="linear")
 SMALL = np.ones((4, 4), np.float32)

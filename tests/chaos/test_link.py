@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.namespaces import may_link
+from chaos.link import may_link
 from support.processes import environment
 from support.raw_calls import PATIENCE_S
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gradwire import RetryPolicy
-from support.callers import Callers
+from support.load import Callers
 from support.processes import running_command
 
 PATIENCE_S = 2.0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.serving import serving
+from support.servers import serving
 
 
 @pytest.fixture(scope="module")

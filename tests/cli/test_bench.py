@@ -16,7 +16,7 @@ from gradwire_server import LocalClient
 from gradwire_server.config.tokens import Scope, add_token
 from support.command_line import run, run_here
 from support.relay import relaying
-from support.serving import serving
+from support.servers import serving
 
 SHORT = ("--duration", "0.5", "--warm-up", "0")
 

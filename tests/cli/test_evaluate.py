@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from support.command_line import Outcome, run, run_here
-from support.serving import serving
+from support.servers import serving
 
 PUBLISHED = ("--op", "dml_resample_grad", "--attr", "interpolation_mode=nearest")
 SCALES = ("--attr", "scales=0.5,1.5")

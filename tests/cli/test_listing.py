@@ -10,9 +10,9 @@ import pytest
 
 from gradwire import Client, ops
 from gradwire_server import backends
+from support.certificates import Papers
 from support.command_line import run, run_here
-from support.papers import Papers
-from support.serving import serving
+from support.servers import serving
 
 
 def test_operators_lists_every_operator_of_the_server(target: str) -> None:

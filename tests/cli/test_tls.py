@@ -10,10 +10,10 @@ import pytest
 import trustme
 
 from gradwire.loadtest.result import from_json
+from support.certificates import Papers
+from support.certificates import pair as client_pair
 from support.command_line import run, run_here
-from support.papers import Papers
-from support.papers import pair as client_pair
-from support.serving import serving
+from support.servers import serving
 
 COMMANDS = [("info",), ("health",)]
 

@@ -14,7 +14,7 @@ import pytest
 
 from gradwire import ops
 from support.raw_calls import PUBLISHED_GRADIENT, PUBLISHED_RESULT
-from support.serving import serving
+from support.servers import serving
 
 HEADER = {
     "requestId": "from buf",

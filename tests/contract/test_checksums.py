@@ -12,7 +12,7 @@ from google_crc32c import python as specified
 from gradwire import Client, DataLossError, v1
 from gradwire._wire import checksums
 from support.oracles.golden_bytes import of_hex
-from support.serving import serving
+from support.servers import serving
 
 DATA = b"\x01\x02\x03"
 HEADER = b"\x12\x00"

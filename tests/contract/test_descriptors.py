@@ -8,11 +8,11 @@ import typing
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
+from contract.schema import FILES
 from gradwire import ops, v1
 from gradwire.ops._base import rule_of
 from gradwire.tensors import DTYPES, MAX_RANK
 from gradwire.v1 import gradient_service_pb2_grpc
-from support.schema import FILES
 
 MEMBERS = list(v1.Operator.DESCRIPTOR.oneofs_by_name["operator"].fields)
 KINDS = list(ops.OPERATORS.values())

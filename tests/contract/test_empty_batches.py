@@ -15,7 +15,7 @@ from gradwire import AsyncClient, Client, InvalidRequestError, ops, v1
 from gradwire_server import LocalClient
 from support.command_line import run_here
 from support.raw_calls import RawClient
-from support.serving import ServerThread, serving
+from support.servers import ServerThread, serving
 
 TORCH = ops.TorchUpsampleBackward(mode="bilinear", align_corners=False, size=(8, 8))
 FORWARD = ops.TorchInterpolate(mode="bicubic", align_corners=False, scale_factor=(2.0, 2.0))

@@ -19,7 +19,7 @@ from gradwire_server import LocalClient
 from support.command_line import run_here
 from support.oracles.dialect_oracles import Tensor, evaluate
 from support.oracles.dialect_table import Example
-from support.serving import serving
+from support.servers import serving
 
 DTYPES = [np.dtype(t) for t in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)]
 every_example = pytest.mark.parametrize("example", EXAMPLES.values(), ids=list(EXAMPLES))

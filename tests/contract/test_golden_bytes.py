@@ -7,6 +7,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
+from contract.schema import MESSAGES
 from gradwire import v1
 from gradwire._wire.framing import (
     chunk_frame,
@@ -20,7 +21,6 @@ from gradwire._wire.framing import (
 )
 from gradwire_server.rpc import codec
 from support.oracles.golden_bytes import GOLDEN, OPERATOR, OPERATOR_HEX, TENSOR, TENSOR_HEX, of_hex
-from support.schema import MESSAGES
 
 
 @pytest.mark.parametrize(("message", "text"), GOLDEN.values(), ids=list(GOLDEN))

@@ -17,7 +17,7 @@ from dialect_tables import EXAMPLES
 from gradwire import ops, v1
 from support.oracles.dialect_oracles import evaluate
 from support.oracles.dialect_table import Example
-from support.serving import serving
+from support.servers import serving
 
 HERE = Path(__file__).parent / "node"
 PROTO = Path(__file__).parents[2] / "proto"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from contract.schema import FILES, MESSAGES
 from dialect_tables import TABLES
 from gradwire.v1 import gradient_service_pb2
-from support.schema import FILES, MESSAGES
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda each: each.name)

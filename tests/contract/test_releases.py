@@ -11,13 +11,12 @@ import grpc
 import numpy as np
 import pytest
 
+from contract.wire_exchange import EXCHANGE, requests
 from gradwire import Client, InvalidRequestError, Item, RetryPolicy, Timing, ops, v1
 from gradwire_server.backends.numpy_cpu import NumpyCpu
-from support.many_calls import ManyCall
-from support.raw_calls import PATIENCE_S, RawClient, as_stream
-from support.serving import ServerThread, serving
-from support.skewed import newer, older, skewed
-from support.wire_exchange import EXCHANGE, requests
+from support.raw_calls import PATIENCE_S, ManyCall, RawClient, as_stream
+from support.relay import newer, older, skewed
+from support.servers import ServerThread, serving
 
 HALVE = ops.InterpolateBackward(mode="linear", data_format="NCX")
 ARRAYS = {

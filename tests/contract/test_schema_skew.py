@@ -25,7 +25,7 @@ from support.raw_calls import (
     published_request,
 )
 from support.refusals import check_in_band, check_refusal
-from support.serving import serving
+from support.servers import serving
 
 Field = descriptor_pb2.FieldDescriptorProto
 

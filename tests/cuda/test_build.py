@@ -12,7 +12,7 @@ import pytest
 
 from gradwire_server.backends.cuda import build
 from gradwire_server.backends.cuda.programs import every_kernel
-from support.kernels import cuda_compiled
+from support.kernels import cuda_programs
 
 needs_nvrtc = pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed")
 
@@ -29,21 +29,21 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("architecture", cuda_compiled.ARCHITECTURES)
+@pytest.mark.parametrize("architecture", cuda_programs.ARCHITECTURES)
 def test_every_kernel_compiles_without_spills_and_within_its_registers(
     architecture: int, cache: Path
 ) -> None:
-    taken = cuda_compiled.registers(architecture, cache)
-    budget = cuda_compiled.budget()
+    taken = cuda_programs.registers(architecture, cache)
+    budget = cuda_programs.budget()
     assert taken.keys() == budget.keys()
     beyond = {name: count for name, count in taken.items() if count > budget[name]}
-    assert not beyond, f"tests/support/kernels/cuda_compiled.py writes the budget anew: {beyond}"
+    assert not beyond, f"tests/support/kernels/cuda_programs.py writes the budget anew: {beyond}"
 
 
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", [90, 120])
 def test_compiled_kernels_fuse_nothing_add_in_order_and_keep_denormals(architecture: int) -> None:
-    for text, lowered in cuda_compiled.texts(architecture):
+    for text, lowered in cuda_programs.texts(architecture):
         assert all(name in text for name in lowered.values())
         found = FORBIDDEN.search(text)
         assert found is None, f"{min(lowered)}: {found and found.group()}"
@@ -117,8 +117,8 @@ def test_a_folder_that_cannot_be_written_to_is_done_without(tmp_path: Path) -> N
 
 def test_spilled_registers_are_seen_in_the_compilers_report() -> None:
     used = "    {} bytes stack frame, {} bytes spill stores, 0 bytes spill loads"
-    assert cuda_compiled.spills(used.format(8, 0)) == []
-    assert cuda_compiled.spills(used.format(8, 16)) == [used.format(8, 16)]
+    assert cuda_programs.spills(used.format(8, 0)) == []
+    assert cuda_programs.spills(used.format(8, 16)) == [used.format(8, 16)]
 
 
 @needs_nvrtc

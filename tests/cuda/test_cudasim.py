@@ -10,7 +10,7 @@ from cudasim import child, sources
 from cudasim.compiler import Mode
 from cudasim.module import REVERSE, SimError
 from cudasim.samples import mapped, samples, show
-from support.kernels.cuda_here import needs_simulator
+from support.kernels.cuda_backends import needs_simulator
 from support.oracles import oracles
 
 pytestmark = needs_simulator

@@ -15,7 +15,7 @@ from gradwire_server.backends import cache_files
 from gradwire_server.backends.cuda import cupy_device
 from gradwire_server.backends.cuda.device import DeviceError
 from gradwire_server.errors import DeviceLostError
-from support.kernels.cuda_here import needs_cuda_packages
+from support.kernels.cuda_backends import needs_cuda_packages
 
 
 def _without_cupy(program: str) -> str:

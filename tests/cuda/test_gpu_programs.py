@@ -13,13 +13,12 @@ from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.backends.cuda.programs import every_kernel
 from gradwire_server.plans import Plan
-from support import service_load
-from support.kernels import cuda_device, cuda_table, faulty_device, gpu_rows
+from support.kernels import cuda_device, cuda_table, faulty_device, gpu_rows, service_load
+from support.kernels.cuda_backends import needs_simulator
 from support.kernels.cuda_device import SimulatedDevice
-from support.kernels.cuda_here import needs_simulator
-from support.large_tensor import check_rows
+from support.kernels.cuda_table import check_rows
 from support.oracles import oracles
-from support.serving import serving
+from support.servers import serving
 
 pytestmark = needs_simulator
 

@@ -1,4 +1,4 @@
-"""PTX on the CPU: what it means, what is refused, what is counted."""
+"""PTX on the CPU: what it means, what is refused."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 from cudasim.compiler import Mode
 from cudasim.module import REVERSE, SimError
 from cudasim.samples import show
-from ptxsim.module import PtxModule, Traffic, translated
+from ptxsim.module import PtxModule, translated
 from ptxsim.parser import PtxError, entries
 from ptxsim.samples import compiled_samples
-from support.kernels.cuda_here import needs_cuda_packages, needs_simulator
+from support.kernels.cuda_backends import needs_cuda_packages, needs_simulator
 from support.oracles import oracles
 
 pytestmark = needs_simulator
@@ -55,9 +55,9 @@ $L__BB0_2:
 """
 
 
-def _squares(instruction: str, *, counting: bool = False) -> PtxModule:
+def _squares(instruction: str) -> PtxModule:
     text = _SQUARES.replace("INSTRUCTION", instruction)
-    return translated([(text, {"squares": "squares"})], counting=counting)
+    return translated([(text, {"squares": "squares"})])
 
 
 def _launched(module: PtxModule, x: oracles.Tensor, *, threads: int = 64) -> oracles.Tensor:
@@ -123,19 +123,6 @@ def test_functions_that_are_called_are_an_error() -> None:
 def test_launch_bounds_are_kept() -> None:
     with pytest.raises(SimError, match="a block of 65 threads; __launch_bounds__ says 64"):
         _launched(_squares("mul.f32 %f2, %f1, %f1;"), np.ones(65, np.float32), threads=65)
-
-
-def test_instructions_and_memory_are_counted() -> None:
-    module = _squares("mul.rn.f32 	%f2, %f1, %f1;", counting=True)
-    module.reset_counts()
-    _launched(module, np.ones(40, np.float32))
-    counts = module.counts()
-    assert counts.instructions == 40 * 16 + 24 * 7
-    assert counts.loads == counts.stores == Traffic(requests=2, sectors=5)
-    assert counts.shared == Traffic(0, 0)
-    assert (counts.loaded, counts.stored) == (160, 160)
-    module.reset_counts()
-    assert module.counts().instructions == 0
 
 
 @needs_cuda_packages

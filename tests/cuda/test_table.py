@@ -1,4 +1,8 @@
-"""The CUDA kernels, compiled for the CPU, have NumPy's bits in every row of the table."""
+"""The CUDA kernels have NumPy's bits in every row of the table, and mistakes in them are caught.
+
+They run compiled for the CPU from their sources, within the whole backend or launch by launch, and
+from the PTX that NVRTC makes of them.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,15 @@ import pytest
 from cudasim import child
 from cudasim.compiler import Mode
 from cudasim.module import FORWARD, REVERSE
+from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.backends.cuda.programs import every_kernel
-from support.kernels import cuda_device, cuda_table
-from support.kernels.cuda_here import needs_cuda_packages, needs_simulator
+from support.kernels import cuda_device, cuda_huge, cuda_mutants, cuda_programs, cuda_table
+from support.kernels.cuda_backends import needs_cuda_packages, needs_simulator
+from support.kernels.cuda_device import SOURCES, SimulatedDevice
+from support.kernels.cuda_huge import Huge
+from support.kernels.cuda_mutants import MUTANTS, Mutant
 from support.kernels.cuda_programs import SimulatedCuda
-from support.kernels.kernel_cases import Case
+from support.kernels.kernel_table import Case
 
 pytestmark = needs_simulator
 
@@ -77,3 +85,87 @@ def test_no_sanitizer_finds_anything_in_small_rows(mode: Mode) -> None:
     outcome = child.run(_WATCHED, mode.name, mode=mode)
     assert not outcome.finding, outcome.text[-5000:]
     assert f"{len(cuda_table.watched_rows())} rows" in outcome.text
+
+
+@cache
+def _backend() -> Cuda:
+    """Return one for all rows, so that each finds what others left in memory."""
+    return Cuda(SimulatedDevice(cuda_device.compiled()), memory_bytes=64 << 20, streams=2)
+
+
+@pytest.mark.parametrize("case", cuda_table.cases(), ids=lambda case: case.name)
+def test_every_row_has_the_bits_of_numpy_on_some_device_through_the_backend(case: Case) -> None:
+    for row in cuda_table.rows_of(case):
+        row.check(_backend())
+
+
+@cache
+def _ptx_device(architecture: int, multiprocessors: int) -> SimulatedCuda:
+    return SimulatedCuda(cuda_programs.ptx(architecture), multiprocessors=multiprocessors)
+
+
+@needs_cuda_packages
+def test_every_row_has_the_bits_of_numpy_as_nvrtc_compiles_it() -> None:
+    for number, row in enumerate(cuda_table.rows()):
+        row.check(_ptx_device(90, (132, 1, 0)[number % 3]))
+
+
+@needs_cuda_packages
+def test_small_rows_have_the_bits_of_numpy_on_newer_devices() -> None:
+    rows = cuda_table.watched_rows()
+    kernels = frozenset(kernel for row in rows for kernel in row.kernels)
+    device = SimulatedCuda(cuda_programs.ptx(120, kernels))
+    for row in rows:
+        row.check(device)
+
+
+@needs_cuda_packages
+def test_conversions_of_older_devices_have_the_bits_of_numpy() -> None:
+    """For 7.5 they are integer arithmetic of CUDA's own headers, which cudasim replaces."""
+    rows = [
+        row
+        for row in cuda_table.rows()
+        if row.formats[0] != row.formats[1] and row.case in cuda_table.own_cases()
+    ][::7]
+    assert {one.name for row in rows for one in row.formats} >= {"bfloat16", "float16"}
+    kernels = frozenset(kernel for row in rows for kernel in row.kernels)
+    device = SimulatedCuda(cuda_programs.ptx(75, kernels))
+    for row in rows:
+        row.check(device)
+
+
+@needs_cuda_packages
+@pytest.mark.parametrize("huge", cuda_huge.huge(), ids=lambda huge: huge.name)
+def test_the_end_of_a_huge_tensor_has_the_bits_of_numpy(
+    huge: Huge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Then the last blocks of every kernel are those that write the end.
+    monkeypatch.setattr("gradwire_server.backends.cuda.launches._MOST_LOOPED", 2**31 - 1)
+    sizes = map(math.prod, (huge.plan.input_shape, huge.plan.output_shape))
+    assert max(sizes) > 2**31
+    huge.check(cuda_device.compiled())
+
+
+@needs_cuda_packages
+def test_the_end_of_huge_rows_has_the_bits_of_numpy() -> None:
+    cuda_huge.check_huge_rows(cuda_device.compiled())
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_every_mutant_still_changes_one_place(mutant: Mutant) -> None:
+    text = (SOURCES / mutant.source).read_text()
+    assert mutant.changed(text) != text
+
+
+@needs_cuda_packages
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_every_mutant_is_caught(mutant: Mutant) -> None:
+    program = f"from support.kernels import cuda_mutants; cuda_mutants.run({mutant.name!r})"
+    outcome = child.run(program, mode=mutant.mode)
+    assert outcome.finding == mutant.finding, outcome.text[-3000:]
+
+
+def test_a_mutant_whose_place_is_gone_is_an_error() -> None:
+    with pytest.raises(ValueError, match="which is there 0 times"):
+        MUTANTS[0].changed("")
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) == len(cuda_mutants.MUTANTS)

@@ -89,7 +89,6 @@ def library(
     mode: Mode,
     *,
     headers: Mapping[str, str] | None = None,
-    defines: Sequence[str] = (),
 ) -> Path:
     """Compile programs together with the runtime; return the library.
 
@@ -98,7 +97,7 @@ def library(
 
     Raises CompileError with what g++ said.
     """
-    flags = [*_COMMON, *defines, *_INCLUDE]
+    flags = [*_COMMON, *_INCLUDE]
     runtime = {path.name: path.read_text() for path in sorted((_HERE / "runtime").iterdir())}
     jobs = [
         _Job("kernels.cpp", {**(headers or {}), "kernels.cpp": text}, [*flags, *mode.value.kernels])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.manifests import ROOT
+from deployment.manifests import ROOT
 
 # Too large for CI: their results are stored, and `make conformance` runs them.
 NOT_IN_CI = {"tensorflow", "openvino"}

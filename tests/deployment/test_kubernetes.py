@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gradwire_server.observability.definitions import METRICS
-from support.manifests import (
+from deployment.manifests import (
     ARRIVING,
     KUBERNETES,
     ROOT,
@@ -21,6 +20,7 @@ from support.manifests import (
     quantity,
     rendered,
 )
+from gradwire_server.observability.definitions import METRICS
 from support.processes import run_command
 
 # What a server takes to stop beyond its drain delay and grace period.

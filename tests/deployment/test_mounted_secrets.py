@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 import trustme
 
+from deployment.manifests import KUBERNETES, Manifests, rendered
 from gradwire import AuthenticationError, Client, RetryPolicy, UnavailableError, ops
 from gradwire_server.config.tokens import Scope, add_token
-from support.manifests import KUBERNETES, Manifests, rendered
 from support.processes import Command, running_command
 from support.raw_calls import wait_until
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
+from deployment.manifests import ARRIVING, ROOT, WATCHER, WORKER
 from gradwire import ops
 from gradwire_server.config.settings import Settings
 from gradwire_server.engine import (
@@ -22,7 +23,6 @@ from gradwire_server.engine import (
     TensorSpec,
 )
 from gradwire_server.observability.definitions import METRICS
-from support.manifests import ARRIVING, ROOT, WATCHER, WORKER
 from support.processes import run_command
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -17,7 +17,7 @@ import grpc
 import numpy as np
 
 from gradwire import Client, ops
-from support.callers import Callers, Tally
+from support.load import Callers, Tally
 
 _KINDS = ("unary", "async unary", "many", "stream", "copy", "async stream")
 _LARGE = (32, 1024, 1024)

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from dialects.random_calls import RandomCall, random_call
 from gradwire import ops
 from gradwire_server import dialects
 from gradwire_server.backends import NumpyCpu, compute_dtype
 from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TableCache, TensorSpec
 from gradwire_server.errors import RequestLimitError
 from support.evaluation_cases import computed
-from support.random_calls import RandomCall, random_call
 
 # Elements that are written in a millisecond, and those that a line of Python is worth.
 _BUDGET = 1 << 20

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 
+from engine.hall import WORK, Hall, leave, on_event_loop, settle, waiting
 from gradwire_server.errors import ServerFullError
-from support.hall import WORK, Hall, leave, on_event_loop, settle, waiting
 
 
 @on_event_loop

@@ -6,9 +6,9 @@ from contextlib import ExitStack
 
 import pytest
 
+from engine.hall import Hall
 from gradwire_server.errors import RETRY_AFTER_S, ServerFullError
 from gradwire_server.scheduling.admission import AdmittedStream
-from support.hall import Hall
 
 MOMENT_S = 0.5
 

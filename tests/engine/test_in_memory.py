@@ -13,7 +13,7 @@ from gradwire_server.backends import Backend
 from gradwire_server.engine import Prepared, TensorSpec, in_memory
 from gradwire_server.plans import BandedMap, Plan
 from support.evaluation_cases import BACKEND, Bytes, Case, cases, data_for, expected
-from support.kernels.numba_here import compiled, needs_numba
+from support.kernels.numba_calls import compiled, needs_numba
 
 
 def _run(evaluation: Prepared, data: Bytes, backend: Backend) -> tuple[Bytes, int]:

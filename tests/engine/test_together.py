@@ -27,7 +27,7 @@ from gradwire_server.engine import (
 )
 from gradwire_server.plans import BandedMap, Plan
 from support.evaluation_cases import BACKEND, Case, cases, computed, data_for, expected
-from support.kernels.numba_here import compiled, needs_numba
+from support.kernels.numba_calls import compiled, needs_numba
 
 BACKENDS = [
     pytest.param("numpy_cpu"),

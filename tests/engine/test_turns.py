@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from engine.hall import Hall, leave, on_event_loop, settle, waiting
 from gradwire_server.scheduling.scheduler import Backlog
-from support.hall import Hall, leave, on_event_loop, settle, waiting
 
 
 @on_event_loop

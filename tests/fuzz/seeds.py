@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from google.protobuf.message import Message
 
+from contract.wire_exchange import requests
 from fuzz import corpus
 from gradwire import v1
 from support.inference_calls import infer_request
 from support.oracles.golden_bytes import GOLDEN
 from support.raw_calls import TRACEPARENT, as_stream, float32, published_request
-from support.wire_exchange import requests
 
 
 def _inferences() -> Iterator[Message]:

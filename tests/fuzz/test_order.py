@@ -14,20 +14,21 @@ from hypothesis import strategies as st
 
 from gradwire import v1
 from gradwire_server.backends.numpy_cpu import NumpyCpu
-from support.many_calls import ManyCall, named
 from support.raw_calls import (
     PATIENCE_S,
     PUBLISHED_GRADIENT,
     PUBLISHED_RESULT,
     Answer,
+    ManyCall,
     RawClient,
     chunk,
+    named,
     opening,
     published_request,
     read_all,
 )
 from support.refusals import check_in_band, check_refusal
-from support.serving import serving
+from support.servers import serving
 
 TOTAL = len(PUBLISHED_GRADIENT)
 GARBAGE = b"\x0a\xff\xff"

@@ -19,7 +19,7 @@ from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.plans import Plan
 from support.kernels import kernel_maps as maps
 from support.kernels.backend_calls import applied
-from support.large_tensor import check_rows
+from support.kernels.cuda_table import check_rows
 from support.oracles import oracles
 
 GIB = 1 << 30

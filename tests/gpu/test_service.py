@@ -12,7 +12,7 @@ import pytest
 from gradwire_server.backends.cuda.backend import Cuda
 
 NEEDS = "SDK and server need it"
-service_load: Any = pytest.importorskip("support.service_load", reason=NEEDS)
+service_load: Any = pytest.importorskip("support.kernels.service_load", reason=NEEDS)
 faulty_device: Any = pytest.importorskip("support.kernels.faulty_device", reason=NEEDS)
 pytest.importorskip("grpc_reflection", reason=NEEDS)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.inference_calls import MODEL
-from support.serving import serving
+from support.servers import serving
 
 PROGRAM = Path(os.environ.get("PERF_ANALYZER", "/nowhere"))
 # It asks for as much as there is.

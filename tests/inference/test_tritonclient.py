@@ -23,7 +23,7 @@ from google.protobuf.descriptor_pb2 import (
 from gradwire import Client, ops
 from gradwire_server.rpc.open_inference.descriptors import SERVICE, message
 from support.inference_calls import DTYPES, MODEL, RESULT_SHAPE, SHAPE, gradient
-from support.serving import ServerThread, serving
+from support.servers import ServerThread, serving
 
 triton = pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc] is not installed")
 aio: Any = pytest.importorskip("tritonclient.grpc.aio")

@@ -36,7 +36,7 @@ from gradwire import ops, v1
 from gradwire.loadtest.result import from_json
 from gradwire.loadtest.scenarios import PROBLEMS
 from support.raw_calls import RawClient
-from support.serving import serving_process
+from support.servers import serving_process
 
 _METHOD: Final = "/gradwire.v1.GradientService/Evaluate"
 _CALLERS: Final = 4

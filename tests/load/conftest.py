@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.loading import Run, loading
-from support.serving import ServerThread, serving
+from load.loading import Run, loading
+from support.servers import ServerThread, serving
 
 
 @pytest.fixture(scope="module")

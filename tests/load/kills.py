@@ -32,7 +32,7 @@ from typing import Any
 
 from chaos.cutting import drawn
 from load.program import reported
-from support.callers import Callers
+from support.load import Callers
 from support.processes import Command, running_command
 from support.raw_calls import wait_until
 from support.relay import relaying

@@ -33,8 +33,8 @@ from gradwire.loadtest.generator import Phase
 from gradwire.loadtest.result import ScenarioResult, failures
 from gradwire.loadtest.runner import ProcessTree, Runner, Usage
 from gradwire.loadtest.scenarios import Flow, Scenario
+from load.loading import fleet_of
 from load.program import reported
-from support.loading import fleet_of
 from support.processes import Command, running_command
 
 # A server that shares its cores with others is full at times, and says so: nothing leaks by that.

@@ -27,7 +27,7 @@ from gradwire.loadtest.result import (
 )
 from gradwire.loadtest.runner import warnings
 from gradwire.loadtest.scenarios import SCENARIOS, at_rate
-from support.loading import Run
+from load.loading import Run
 
 MARKUP = "<script>alert(1)</script> & \"quotes\" 'too'"
 

@@ -26,9 +26,9 @@ from gradwire.loadtest.scenarios import (
     with_callers,
 )
 from gradwire_server import LocalClient
-from support.loading import Run, loading
+from load.loading import Run, loading
 from support.relay import relaying
-from support.serving import ServerThread, serving_process
+from support.servers import ServerThread, serving_process
 
 # The server is stopped so long, in the midst of a load of four times that.
 STALL_S = 0.5

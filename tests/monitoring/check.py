@@ -31,7 +31,7 @@ import yaml
 from gradwire import Client, GradwireError, ops, v1
 from gradwire._core.retries import RetryPolicy
 from monitoring.scraper import FILES, WINDOW, Prometheus, filled, prometheus
-from support.papers import Papers
+from support.certificates import Papers
 from support.processes import Command, running_command
 from support.raw_calls import RawClient, as_stream, opening, published_request, wrong_request
 

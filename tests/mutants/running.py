@@ -1,8 +1,9 @@
 """Runs the tests of mutants in copies of the repository.
 
-A mutant is caught if a selected test fails, exceeds the limit of a single test, or its process dies
-with the mutant, and the same test then passes in the same copy without it. A mutant whose tests
-merely exceed their common limit is not caught.
+A mutant is caught if one of its tests fails, exceeds the limit of a single test, or its process
+dies with the mutant, and the same test then passes in the same copy without it. A mutant whose
+tests merely exceed their common limit is not caught. A test that has moved is run where it is now,
+and where it is gone, all of its module.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,6 +60,7 @@ class Copy:
         self.folder = folder
         self._home = folder.with_name(f"{folder.name}-cache")
         self._progress = folder.with_name(f"{folder.name}-progress")
+        self._homes: dict[str, list[str]] = {}
 
     def refresh(self) -> None:
         """Copy the tracked and the new files of the repository that have changed."""
@@ -70,9 +74,15 @@ class Copy:
         names = {name for name in listed.split("\0") if name and (self._root / name).is_file()}
         for name in names:
             _copy(self._root / name, self.folder / name)
+        self._homes = defaultdict(list)
         for file in self.folder.rglob("*.py"):
-            if str(file.relative_to(self.folder)) not in names:
+            name = str(file.relative_to(self.folder))
+            if name not in names:
                 file.unlink()
+            elif file.name.startswith("test_"):
+                text = file.read_text(encoding="utf-8")
+                for function in re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE):
+                    self._homes[function].append(name)
 
     def warm(self) -> None:
         """Compile the kernels if numba is installed: no mutant changes them."""
@@ -87,13 +97,14 @@ class Copy:
 
     def judge(self, mutant: Mutant) -> str | None:
         """Return the test that catches a mutant; None if none does. Raises LookupError."""
-        tests = [test for test in mutant.tests if self._has_file_of(test)]
+        tests = list(dict.fromkeys(chain.from_iterable(map(self._located, mutant.tests))))
         until = time.monotonic() + LIMIT_S
         while tests:
             with self._mutated(mutant):
                 found = self._tests(tests, until=until)
             if found.missing:
-                tests = [test for test in tests if not _is_of(test, found.missing)]
+                others = (_without_case(test, found.missing) for test in tests)
+                tests = list(dict.fromkeys(chain.from_iterable(others)))
             elif found.suspect is None:
                 return None
             # A failure counts only if the test passes without the mutant.
@@ -104,8 +115,14 @@ class Copy:
                 tests = tests[behind:]
         return None
 
-    def _has_file_of(self, test: str) -> bool:
-        return (self.folder / test.partition("::")[0]).is_file()
+    def _located(self, test: str) -> list[str]:
+        """Return where a test is now: in its module, in others, or its module if it is gone."""
+        path, _, name = test.partition("::")
+        function = name.partition("[")[0]
+        homes = self._homes.get(function, [])
+        if path in homes:
+            return [test]
+        return [f"{home}::{function}" for home in homes] or [path] * (self.folder / path).is_file()
 
     def _passes(self, test: str) -> bool:
         return self._tests([test], until=time.monotonic() + LIMIT_S) == Finding(None)
@@ -187,8 +204,12 @@ class Copy:
         }
 
 
-def _is_of(test: str, names: Collection[str]) -> bool:
-    return test in names or test.partition("[")[0] in names
+def _without_case(test: str, missing: frozenset[str]) -> list[str]:
+    """Return a test as it is, or where its case is missing, all cases of its function."""
+    function, bracket, _ = test.partition("[")
+    if not missing & {test, function}:
+        return [test]
+    return [function] if bracket else []
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -11,15 +11,14 @@ import json
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
 Outcome = Literal["caught", "equivalent", "escaped"]
 
 _HEADER = """\
-# Mutants of the product, run by `make mutants`; tests/mutants/drawing.py drew them, and
-# tests/mutants/table.py describes the fields.
+# Mutants of the product, run by `make mutants`; tests/mutants/table.py describes the fields.
+# tests/mutants/drawing.py of commit 27aa72d drew them from the sources of the tag baseline-1.
 """
 
 
@@ -36,7 +35,7 @@ class Mutant:
     after     the lines that replace them
     outcome   "caught" if a test fails, "equivalent" if none can, "escaped" if none does
     reason    why it is equivalent
-    tests     tests that execute the lines; the first one catches a caught mutant
+    tests     tests that execute the lines; the first one caught it last
     """
 
     number: int
@@ -50,14 +49,6 @@ class Mutant:
     reason: str = ""
     tests: tuple[str, ...] = ()
 
-    def lines(self, source: str) -> range:
-        """Return the numbers of the lines that it changes. Raises LookupError if they are gone."""
-        first, _ = _found(self, source)
-        before, after = self.before.splitlines(), self.after.splitlines()
-        same = _shared(before, after)
-        behind = _shared(before[same:][::-1], after[same:][::-1])
-        return range(first + same, first + max(len(before) - behind, same + 1))
-
     def applied(self, source: str) -> str:
         """Return a source with the fault. Raises LookupError if its lines are gone."""
         first, indent = _found(self, source)
@@ -65,11 +56,6 @@ class Mutant:
         count = len(self.before.splitlines())
         lines[first - 1 : first - 1 + count] = [_indented(self.after, indent)]
         return "".join(lines)
-
-
-def _shared(one: list[str], other: list[str]) -> int:
-    """Return how many of the first lines are equal."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _found(mutant: Mutant, source: str) -> tuple[int, str]:

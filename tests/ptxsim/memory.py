@@ -7,7 +7,6 @@ from ptxsim.parser import Instruction, PtxError, elements
 from ptxsim.shared import Translator, assigned
 
 _SPACES = ("global", "shared", "local", "param")
-_KINDS = {"shared": "kShared", "local": "kLocal"}
 
 
 def _space(one: Instruction) -> str:
@@ -18,16 +17,14 @@ def _load(one: Instruction, scope: Scope) -> str:
     space, targets = _space(one), elements(one.operands[0])
     kind = f"Vector<{TYPES[one.type]}, {len(targets)}>"
     if space == "param":
-        address, counted = scope.parameter(one.operands[1]), ""
+        address = scope.parameter(one.operands[1])
     else:
         address = scope.address(one.operands[1], space)
-        access = _KINDS.get(space, "kGlobalLoad")
-        counted = f"PTX_ACCESS({one.number}, {access}, address, sizeof(Held)); "
     # Registers are wider than what is loaded: signs are extended.
     widened = "(int32_t)" if one.type in {"s8", "s16"} else ""
     sets = "; ".join(assigned(to, f"{widened}held.v[{i}]") for i, to in enumerate(targets))
     return (
-        f"typedef {kind} Held; const void* address = {address}; {counted}"
+        f"typedef {kind} Held; const void* address = {address}; "
         f"const Held held = ptx::load<Held>(address); {sets}"
     )
 
@@ -35,11 +32,9 @@ def _load(one: Instruction, scope: Scope) -> str:
 def _store(one: Instruction, scope: Scope) -> str:
     space, values = _space(one), elements(one.operands[1])
     kind = f"Vector<{TYPES[one.type]}, {len(values)}>"
-    access = _KINDS.get(space, "kGlobalStore")
     held = ", ".join(scope.value(one.type, value) for value in values)
     return (
         f"typedef {kind} Held; void* address = {scope.address(one.operands[0], space)}; "
-        f"PTX_ACCESS({one.number}, {access}, address, sizeof(Held)); "
         f"ptx::store<Held>(address, Held{{{{{held}}}}})"
     )
 

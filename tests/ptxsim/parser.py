@@ -19,7 +19,7 @@ class Instruction:
     suffixes  what follows that after dots, such as ("global", "v4", "f32")
     operands  as they are written; vectors in braces and addresses in brackets are one each
     guard     C++ condition on a predicate's register, empty for none
-    number    of the instruction within all texts translated together
+    number    of the instruction within its kernel
     """
 
     opcode: str
@@ -90,7 +90,7 @@ _STATEMENT = re.compile(r"(?:@(!?)%(\w+)\s+)?([\w.]+)\s*(.*)", re.DOTALL)
 _NOT_CODE = re.compile(r"^\s*\.(?:reg|shared|local|pragma|loc|file)\b[^;\n]*(?:;|$)", re.MULTILINE)
 
 
-def entries(text: str, *, first_number: int = 0) -> dict[str, Entry]:
+def entries(text: str) -> dict[str, Entry]:
     """Return the kernels of a text by their mangled names."""
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
     text = re.sub(r"//[^\n]*", "", text)
@@ -100,8 +100,6 @@ def entries(text: str, *, first_number: int = 0) -> dict[str, Entry]:
     shared, dynamic = _arrays("shared", outside), _DYNAMIC.findall(outside)
     found = dict[str, Entry]()
     for name, parameters, directives, body in _ENTRY.findall(text):
-        code = tuple(_code(body, first_number))
-        first_number += len(code)
         threads = re.search(r"\.maxntid\s+(\d+)", directives)
         found[name] = Entry(
             name,
@@ -111,7 +109,7 @@ def entries(text: str, *, first_number: int = 0) -> dict[str, Entry]:
             (*(one for one in shared if one.name in body), *_arrays("shared", body)),
             tuple(one for one in dynamic if one in body),
             _arrays("local", body),
-            code,
+            tuple(_code(body)),
         )
     return found
 
@@ -130,7 +128,8 @@ def _parameters(text: str) -> Iterator[tuple[str, int]]:
         yield name, int(bits) // 8 * int(count or 1)
 
 
-def _code(body: str, number: int) -> Iterator[Instruction | Label]:
+def _code(body: str) -> Iterator[Instruction | Label]:
+    number = 0
     body = re.sub(r"(\$[\w$]+):", r"; LABEL \1;", _NOT_CODE.sub("", body))
     for part in body.split(";"):
         text = _without_scopes(" ".join(part.split()))

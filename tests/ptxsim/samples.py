@@ -8,7 +8,7 @@ import pytest
 
 from cudasim.samples import FOLDER, NAMES
 from ptxsim.module import PtxModule, translated
-from support.kernels import cuda_compiled
+from support.kernels import cuda_programs
 
 
 @cache
@@ -17,4 +17,4 @@ def compiled_samples(architecture: int) -> PtxModule:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gradwire_server.backends.cuda.build._FOLDER", FOLDER)
         patch.setattr("gradwire_server.backends.cuda.build._HEADER", "samples.cu")  # has none
-        return translated([cuda_compiled.ptx("samples.cu", NAMES, architecture)])
+        return translated([cuda_programs.ptx_text("samples.cu", NAMES, architecture)])

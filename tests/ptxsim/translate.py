@@ -55,7 +55,7 @@ def _statement(one: Instruction | Label, scope: Scope) -> str:
     if not translator:
         raise PtxError(f"unknown instruction {'.'.join((one.opcode, *one.suffixes))}")
     condition = f"if ({one.guard}) " if one.guard else ""
-    return f"PTX_INSTRUCTION(); {condition}{{ {translator(one, scope)}; }}"
+    return f"{condition}{{ {translator(one, scope)}; }}"
 
 
 def _label(name: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 
-from support.callers import Callers
+from support.load import Callers
 
 
 def main() -> None:

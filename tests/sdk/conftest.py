@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from gradwire import Client
 from gradwire_server import LocalClient
 from support.clients import FACES, Face, halved
-from support.fleets import DIFF_DST, Fleet, fleet_serving
-from support.raw_calls import wait_idle, wait_until
+from support.raw_calls import wait_until
 from support.relay import Relay, relaying
-from support.serving import ServerThread, serving
+from support.servers import DIFF_DST, Fleet, ServerThread, fleet_serving, serving, wait_idle
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from gradwire.errors import CallCancelledError, DeadlineExceededError
 from support.clients import ITEM, copied
 from support.raw_calls import wait_until
 from support.relay import Relay
-from support.serving import ServerThread, serving
+from support.servers import ServerThread, serving
 
 ARRAY = np.ones((300, 300), np.float32)
 # What the documentation of AsyncClient says.

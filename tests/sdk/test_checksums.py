@@ -16,7 +16,7 @@ from gradwire._wire import checksums
 from gradwire.errors import InvalidRequestError
 from support.clients import ONCE, PROMPT, Face, half
 from support.relay import relaying
-from support.serving import ServerThread
+from support.servers import ServerThread
 
 LINEAR = ops.DmlResampleGrad(interpolation_mode="linear")
 SMALL = np.arange(2048, dtype=np.float32).reshape(1, 2, 32, 32)

@@ -21,7 +21,7 @@ from gradwire import Client, health, ops, v1
 from gradwire.errors import LimitExceededError, UnavailableError
 from support.clients import BILINEAR, COPY, LARGE, ONCE, Face, copied, driver_thread, halved
 from support.relay import relaying
-from support.serving import ServerThread, serving
+from support.servers import ServerThread, serving
 
 RANDOM = np.random.default_rng(0)
 DIFF_DST = RANDOM.normal(size=(2, 3, 64, 48)).astype(np.float32)

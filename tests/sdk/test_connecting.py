@@ -15,9 +15,9 @@ import pytest
 from gradwire._core.retries import RetryBudget, Tries
 from gradwire._transport.unary import Patience
 from gradwire.errors import GradwireError, InvalidRequestError, UnavailableError
+from support.certificates import Papers
 from support.clients import LARGE, ONCE, SMALL, Counting, Face, copied
-from support.papers import Papers
-from support.serving import serving
+from support.servers import serving
 
 ARRAYS = {"unary": SMALL, "stream": LARGE}
 CALLS = pytest.mark.parametrize("call", list(ARRAYS))

@@ -29,7 +29,7 @@ from support.clients import (
 )
 from support.raw_calls import wait_until
 from support.relay import Relay
-from support.serving import ServerThread, serving_process
+from support.servers import ServerThread, serving_process
 
 pytestmark = pytest.mark.usefixtures("nothing_waits_for_the_watch")
 

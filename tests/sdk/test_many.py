@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from gradwire import AsyncClient, Client, Item, ops
 from gradwire.errors import GradwireError, InvalidRequestError
+from sdk.strided_arrays import arrays
 from support.clients import BILINEAR, COPY, ONCE, Collect, Outcome, both_clients, either_way, half
 from support.oracles import oracles
-from support.raw_calls import wait_idle
-from support.serving import ServerThread, serving
-from support.strided_arrays import arrays
+from support.servers import ServerThread, serving, wait_idle
 
 NEAREST = ops.DmlResampleGrad(interpolation_mode="nearest")
 

@@ -16,8 +16,8 @@ import pytest
 from gradwire import Client, Item
 from gradwire.errors import CallCancelledError
 from support.clients import AWAITED, COPY, ITEM, Collect, Face, both_clients, either_way
-from support.raw_calls import PATIENCE_S, wait_idle, wait_until
-from support.serving import ServerThread
+from support.raw_calls import PATIENCE_S, wait_until
+from support.servers import ServerThread, wait_idle
 
 pytestmark = pytest.mark.usefixtures("nothing_is_held_on_the_server", "no_thread_is_left")
 

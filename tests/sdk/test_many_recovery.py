@@ -24,12 +24,9 @@ from gradwire.errors import (
 )
 from gradwire_server.errors import RETRY_AFTER_S
 from support.clients import BRISK, COPY, PROMPT, Collect, Face, Outcome, blocking, both_clients
-from support.many_calls import ManyCall, named
-from support.raw_calls import wait_until
-from support.relay import Relay, relaying
-from support.served import served_many, summed
-from support.serving import ServerThread, serving, serving_process
-from support.skewed import older, skewed
+from support.raw_calls import ManyCall, named, summed, wait_until
+from support.relay import Relay, older, relaying, skewed
+from support.servers import ServerThread, served_many, serving, serving_process
 
 # One connection, so that the relay sees every one there is.
 PATIENT: dict[str, Any] = {"connections": 1, "retry": PROMPT}

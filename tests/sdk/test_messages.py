@@ -12,7 +12,7 @@ import pytest
 from gradwire import Client, RetryPolicy, ops
 from gradwire.health import health
 from support.clients import COPY, SMALL, Face, copied, halved
-from support.serving import ServerThread
+from support.servers import ServerThread
 
 IMAGE = np.ones((1, 1, 4, 4), np.float32)
 

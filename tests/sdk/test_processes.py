@@ -15,7 +15,7 @@ import pytest
 
 from gradwire import AsyncClient, Client, RetryPolicy
 from support.clients import ITEM, LARGE, SMALL, copied
-from support.serving import ServerThread
+from support.servers import ServerThread
 
 # Runs apart from pytest, whose threads are not at rest when a test wants to fork.
 FORKING = """

@@ -17,10 +17,9 @@ from gradwire.errors import InvalidRequestError, OverloadedError, UnavailableErr
 from gradwire_server.engine import prepared as server_prepared
 from gradwire_server.errors import RETRY_AFTER_S
 from support.clients import BRISK, PROMPT, SMALL, Face, copied, halved
-from support.raw_calls import RawClient
+from support.raw_calls import RawClient, WaitingStream
 from support.relay import relaying
-from support.serving import ServerThread, serving, serving_process
-from support.waiting_streams import WaitingStream
+from support.servers import ServerThread, serving, serving_process
 
 DIFF_DST = np.random.default_rng(0).normal(size=(1, 2, 512, 512)).astype(np.float32)
 # Nobody reads this much before the server ends the stream.

@@ -21,10 +21,10 @@ from gradwire.errors import InvalidRequestError, UnavailableError
 from gradwire.health import health
 from gradwire_ray.listing import Listing
 from gradwire_server.config.settings import Settings
+from support.certificates import Papers, trusting
 from support.clients import BILINEAR, ONCE, Face, halved
-from support.papers import Papers, trusting
 from support.raw_calls import wait_until
-from support.serving import ServerThread, serving, serving_process
+from support.servers import ServerThread, serving, serving_process
 
 ONES = np.ones((1, 1, 4, 4), np.float32)
 # Above the default threshold of streams.

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 
 from gradwire import Client, DeadlineExceededError, InvalidRequestError, ops
 from support.clients import BILINEAR, Face
-from support.gated import Gated
 from support.raw_calls import wait_until
 from support.scraping import scrape
-from support.serving import ServerProcess, ServerThread, serving
+from support.servers import Gated, ServerProcess, ServerThread, serving
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files are Linux's")
 

@@ -23,7 +23,7 @@ from gradwire._transport.shared_memory import (
 )
 from gradwire._wire.requests import prepare
 from support.raw_calls import wait_until
-from support.serving import ServerThread, serving
+from support.servers import ServerThread, serving
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files are Linux's")
 

@@ -24,10 +24,10 @@ from gradwire_ray.listing import Listing
 from gradwire_server import LocalClient
 from gradwire_server.config.settings import Settings
 from support.clients import BILINEAR, Face, halved
-from support.fleets import ALWAYS, DIFF_DST, SHAPE, Fleet, same_bits
 from support.oracles.dialect_table import Case
 from support.raw_calls import wait_until
 from support.relay import relaying
+from support.servers import ALWAYS, DIFF_DST, SHAPE, Fleet, same_bits
 
 CASES = st.one_of([table.cases for table in TABLES.values()])
 DTYPES = [np.dtype(t) for t in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)]

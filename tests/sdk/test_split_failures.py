@@ -24,12 +24,20 @@ from gradwire.errors import (
 from gradwire_server.config.tokens import Scope, add_token
 from gradwire_server.errors import UnknownFieldError
 from gradwire_server.rpc import stream
+from support.certificates import Papers, trusting
 from support.clients import BRISK, ONCE, PROMPT, halved
-from support.fleets import ALWAYS, DIFF_DST, SHAPE, Fleet, same_bits
-from support.papers import Papers, trusting
-from support.raw_calls import wait_idle
 from support.relay import Relay, relaying
-from support.serving import ServerThread, serving, serving_process
+from support.servers import (
+    ALWAYS,
+    DIFF_DST,
+    SHAPE,
+    Fleet,
+    ServerThread,
+    same_bits,
+    serving,
+    serving_process,
+    wait_idle,
+)
 
 
 @pytest.mark.slow

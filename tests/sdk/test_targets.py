@@ -11,11 +11,11 @@ import pytest
 
 from gradwire import Client, health
 from gradwire._core.options import channel_targets, read_target
-from support.callers import Callers
 from support.clients import LARGE, SMALL, Face, copied
+from support.load import Callers
 from support.processes import running_command
 from support.relay import Relay
-from support.serving import ServerThread, serving, serving_process
+from support.servers import ServerThread, serving, serving_process
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from gradwire.tensors import (
     wire_axes,
     wire_bytes,
 )
-from support.strided_arrays import Array, arrays
+from sdk.strided_arrays import Array, arrays
 
 FLOAT32 = v1.DataType.DATA_TYPE_FLOAT32
 

@@ -17,7 +17,7 @@ from gradwire.errors import InvalidRequestError
 from support.clients import COPY, LARGE, PROMPT, SMALL, Face, copied, either_size, halved
 from support.raw_calls import RawClient, as_stream, published_request
 from support.relay import relaying
-from support.serving import ServerThread
+from support.servers import ServerThread
 
 
 def check(timing: Timing, *, streamed: bool) -> None:

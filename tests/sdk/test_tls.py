@@ -14,9 +14,9 @@ import trustme
 from gradwire import Client, Item
 from gradwire._wire.statuses import is_lasting, with_hint
 from gradwire.errors import UnavailableError
+from support.certificates import Papers, impatient, pair, trusting
 from support.clients import BILINEAR, PROMPT, Counting, Face, halved
-from support.papers import Papers, impatient, pair, trusting
-from support.serving import ServerThread, serving
+from support.servers import ServerThread, serving
 
 SMALL = np.ones((1, 1, 4, 4), np.float32)
 LARGE = np.ones((1, 8, 512, 512), np.float32)

@@ -22,12 +22,12 @@ from gradwire.errors import (
     PermissionDeniedError,
 )
 from gradwire_server.config.tokens import Scope, add_token, revoke_token
+from support.certificates import Papers, trusting
 from support.clients import BILINEAR, Face, halved
 from support.command_line import run
-from support.papers import Papers, trusting
 from support.raw_calls import wait_until
 from support.relay import relaying
-from support.serving import ServerThread, serving
+from support.servers import ServerThread, serving
 
 SMALL = np.ones((1, 1, 4, 4), np.float32)
 LARGE = np.ones((1, 8, 512, 512), np.float32)

@@ -12,7 +12,7 @@ import pytest
 from gradwire._transport.tracing import call_span, status_of
 from gradwire._wire.semantic_conventions import Conventions, of_address
 from gradwire.errors import CallCancelledError
-from support.serving import serving
+from support.servers import serving
 
 PLAIN = """
 import sys

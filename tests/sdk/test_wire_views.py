@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from gradwire import v1
 from gradwire.tensors import WireView, describe, result_descriptor, wire_axes, wire_bytes
-from support.strided_arrays import Array, arrays, wire_bytes_of
+from sdk.strided_arrays import Array, arrays, wire_bytes_of
 
 
 @given(arrays())

@@ -9,7 +9,7 @@ import pytest
 
 from support.processes import Command, running_command
 from support.raw_calls import RawClient
-from support.serving import ServerThread, serving
+from support.servers import ServerThread, serving
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,8 @@ from gradwire_server.config.tokens import Scope, add_token, revoke_token
 from gradwire_server.config.version import VERSION
 from gradwire_server.rpc.health import has_list
 from gradwire_server.rpc.interceptors import SCOPES
-from support.every_method import (
+from support.certificates import Pair, Papers, pair, trusting
+from support.raw_calls import (
     EVERY,
     HEALTH,
     REFLECTION,
@@ -30,16 +31,17 @@ from support.every_method import (
     SERVICE,
     SHARED,
     UNKNOWN,
+    RawClient,
     bearer,
     call,
     methods_of_the_schema,
     own_address,
+    published_request,
+    refused,
+    wait_until,
 )
-from support.papers import Pair, Papers, pair, trusting
-from support.raw_calls import RawClient, published_request, wait_idle, wait_until
 from support.scraping import get, scrape
-from support.served import refused, served
-from support.serving import ServerThread, serving
+from support.servers import ServerThread, served, serving, wait_idle
 
 YESTERDAY = datetime.now(UTC).date() - timedelta(days=2)
 TOMORROW = datetime.now(UTC) + timedelta(days=1)

@@ -14,8 +14,7 @@ from gradwire_server.config import addresses
 from gradwire_server.config.settings import Settings
 from support.processes import QUICK, Command, run_command
 from support.raw_calls import RawClient
-from support.served import commanded, served
-from support.serving import serving
+from support.servers import commanded, served, serving
 
 CORE_LINE = re.compile(r"[IWE]\d{4} |WARNING: All log messages before absl")
 

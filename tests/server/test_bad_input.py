@@ -10,9 +10,17 @@ import pytest
 from google.protobuf.message import Message
 
 from gradwire import v1
-from support.raw_calls import RawClient, float32, identity_request, opening, published_request
+from support.raw_calls import (
+    BOTH_WAYS,
+    RawClient,
+    ended,
+    float32,
+    identity_request,
+    opening,
+    published_request,
+    refused,
+)
 from support.refusals import check_in_band
-from support.served import BOTH_WAYS, ended, refused
 
 Change = Callable[[v1.EvaluateRequest], None]
 

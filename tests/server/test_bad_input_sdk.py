@@ -17,7 +17,7 @@ from gradwire import (
     LimitExceededError,
     ops,
 )
-from support.serving import ServerThread
+from support.servers import ServerThread
 
 GRADIENT = np.array([[4, 5, 6]], "f4")
 GRAD = ops.DmlResampleGrad(interpolation_mode="nearest", scales=(0.5, 1.5))

@@ -17,14 +17,13 @@ import trustme
 
 from gradwire_server.config.settings import Settings
 from gradwire_server.security.certificates import Certificates
-from support.every_method import own_address
+from support.certificates import Pair, Papers, pair, trusting
 from support.load import repeated
-from support.papers import Pair, Papers, pair, trusting
 from support.processes import QUICK, run_command, running_command
-from support.raw_calls import RawClient, published_request, wait_until
+from support.raw_calls import RawClient, own_address, published_request, wait_until
 from support.refusals import Refusal
 from support.scraping import get, scrape
-from support.serving import serving
+from support.servers import serving
 
 
 @pytest.fixture

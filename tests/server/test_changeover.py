@@ -22,15 +22,16 @@ import pytest
 
 from gradwire import Client, ops, v1
 from gradwire_server.backends import cache_files, changeover
-from support.callers import KINDS, Callers, problem
-from support.kernels.numba_here import compiled, needs_numba
-from support.many_calls import ManyCall, named
+from support.kernels.numba_calls import compiled, needs_numba
+from support.load import KINDS, Callers, problem
 from support.processes import Command, is_running, running_command
 from support.raw_calls import (
     PUBLISHED_RESULT,
+    ManyCall,
     RawClient,
     chunks,
     float32,
+    named,
     opening,
     published_request,
     read_all,

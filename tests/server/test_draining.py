@@ -19,16 +19,16 @@ from support.raw_calls import (
     PATIENCE_S,
     REQUEST_ID,
     RawClient,
+    WaitingStream,
     chunk,
+    ended,
     identity_request,
     opening,
     published_request,
     read_all,
     wait_until,
 )
-from support.served import commanded, ended, served
-from support.serving import ServerThread
-from support.waiting_streams import WaitingStream
+from support.servers import ServerThread, commanded, served
 
 
 def endless(piece: int) -> Iterator[v1.EvaluateStreamRequest]:

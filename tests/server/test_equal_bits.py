@@ -19,13 +19,13 @@ from support.raw_calls import (
     Answer,
     RawClient,
     chunks,
+    ended,
     identity_request,
     opening,
     published_request,
     read_all,
 )
-from support.served import ended
-from support.serving import serving
+from support.servers import serving
 
 TYPES: dict[int, np.dtype[np.generic]] = {
     v1.DataType.DATA_TYPE_FLOAT32: np.dtype(np.float32),

@@ -20,8 +20,8 @@ from gradwire_server import errors
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.plans import Plan
 from gradwire_server.rpc.status_map import STATUS, failure
-from support.every_method import EVERY, call
-from support.served import CODES, refused, served
+from support.raw_calls import CODES, EVERY, call, refused
+from support.servers import served
 
 # Errors of the Open Inference Protocol; metrics count them as unknown operators.
 INFERENCE = {errors.UnknownModelError, errors.UnsupportedCallError}

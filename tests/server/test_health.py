@@ -15,10 +15,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from gradwire import v1
 from gradwire.v1 import gradient_service_pb2
 from gradwire_server.rpc.health import has_list
-from support.every_method import HEALTH, call
-from support.raw_calls import PATIENCE_S, RawClient
+from support.raw_calls import HEALTH, PATIENCE_S, RawClient, call
 from support.raw_frames import DATA, END_HEADERS, HEADERS, RawConnection, call_headers, frame
-from support.serving import ServerThread, serving
+from support.servers import ServerThread, serving
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

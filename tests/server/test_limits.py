@@ -7,19 +7,21 @@ import pytest
 
 from gradwire import v1
 from support.raw_calls import (
+    BOTH_WAYS,
     RawClient,
     as_stream,
     chunk,
     chunks,
+    copies,
+    ended,
     float32,
     identity_request,
     opening,
     published_request,
-    wait_idle,
+    refused,
 )
 from support.refusals import check_in_band
-from support.served import BOTH_WAYS, copies, ended, refused, served
-from support.serving import serving
+from support.servers import served, serving, wait_idle
 
 LINEAR = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_LINEAR
 

@@ -22,7 +22,7 @@ from gradwire import (
 )
 from gradwire_server import LocalClient
 from gradwire_server.engine import Limits
-from support.serving import serving
+from support.servers import serving
 
 UP = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
 SMALL_SLABS = Limits(slab_bytes=1 << 12)

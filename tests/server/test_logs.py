@@ -17,20 +17,22 @@ import pytest
 from gradwire import v1
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.plans import Plan
-from support.many_calls import ManyCall, named, rows
 from support.processes import Command, run_command, running_command
 from support.raw_calls import (
     PATIENCE_S,
     REQUEST_ID,
     TRACEPARENT,
+    ManyCall,
     RawClient,
+    WaitingStream,
     as_stream,
+    copies,
+    named,
     published_request,
-    wait_idle,
+    rows,
     wrong_request,
 )
-from support.served import commanded, copies, served, served_many
-from support.waiting_streams import WaitingStream
+from support.servers import commanded, served, served_many, wait_idle
 
 
 def good_and_bad_calls(command: Command) -> None:

@@ -15,9 +15,8 @@ from gradwire_server import LocalClient
 from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TableCache, TensorSpec
 from gradwire_server.plans.cancellation import AbandonedError, Check
 from gradwire_server.scheduling.scheduler import TurnedWork
-from support.raw_calls import PATIENCE_S, RawClient, float32, wait_until
-from support.served import refused, served
-from support.serving import serving
+from support.raw_calls import PATIENCE_S, RawClient, float32, refused, wait_until
+from support.servers import served, serving
 
 LANCZOS = ops.JaxResize(method="lanczos5")
 # Seconds of work in float64, in thousands of blocks.

@@ -26,14 +26,23 @@ from gradwire import Client, Item, OutOfMemoryError, RetryPolicy, Timing, Unavai
 from gradwire_server import DeviceLostError, LocalClient, backends
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.plans import Plan
-from support.callers import KINDS, Callers
 from support.kernels import simulated_device
-from support.kernels.cuda_here import needs_simulator
-from support.kernels.device_commands import FLAGS, PROGRAM, TESTS, serving, variables
+from support.kernels.cuda_backends import needs_simulator
+from support.kernels.simulated_device import FLAGS, PROGRAM, serving, variables
+from support.load import KINDS, Callers
 from support.processes import Command, is_running, run_command
-from support.raw_calls import RawClient, float32, opening, read_all, wait_until
+from support.raw_calls import (
+    RawClient,
+    ended,
+    float32,
+    opening,
+    read_all,
+    refused,
+    silence,
+    wait_until,
+)
 from support.scraping import get, scrape
-from support.served import ended, refused, served, silence
+from support.servers import served
 
 pytestmark = needs_simulator
 
@@ -440,9 +449,9 @@ def test_a_device_that_was_never_there_keeps_no_other_one_from_serving(tmp_path:
 @pytest.mark.slow
 def test_a_worker_that_nothing_ends_holds_up_no_other_one_and_no_end(tmp_path: Path) -> None:
     """A driver may hold a process whatever signal it gets; here a supervisor's SIGKILL is lost."""
-    program = (str(TESTS / "support" / "unkillable.py"),)
+    (tmp_path / "unkillable").touch()
     flags = (*HTTP, "--stall-timeout-s", "2", "--grace-s", "0")
-    with serving(tmp_path, *flags, devices=2, program=program) as command:
+    with serving(tmp_path, *flags, devices=2) as command:
         command.wait_for_log(" worker serves ", times=2)
         stuck = worker(command)
         os.kill(stuck, signal.SIGSTOP)

@@ -8,11 +8,20 @@ import pytest
 from gradwire._wire.framing import varint
 from gradwire_server.config.settings import MAX_HEADER_BYTES
 from gradwire_server.rpc.codec import DATA, beside_data
-from support.every_method import SERVICE, call
-from support.many_calls import ManyCall, named
-from support.raw_calls import PATIENCE_S, RawClient, opening, published_request
+from support.raw_calls import (
+    PATIENCE_S,
+    SERVICE,
+    ManyCall,
+    RawClient,
+    call,
+    ended,
+    named,
+    opening,
+    published_request,
+    refused,
+    send_bytes,
+)
 from support.refusals import Refusal, check_in_band, refusal_of
-from support.served import ended, refused, send_bytes
 
 GARBAGE = {
     "a tag without a value": b"\x0a",

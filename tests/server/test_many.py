@@ -11,19 +11,20 @@ import numpy as np
 import pytest
 
 from gradwire import ops, tensors, v1
-from support.many_calls import ManyCall, named
 from support.raw_calls import (
     PUBLISHED_RESULT,
     REQUEST_ID,
+    ManyCall,
     RawClient,
+    ended,
     float32,
     identity_request,
+    named,
     published_request,
-    wait_idle,
+    summed,
     wait_until,
 )
-from support.served import ended, summed
-from support.serving import ServerThread, serving
+from support.servers import ServerThread, serving, wait_idle
 
 OPERATOR = ops.to_message(ops.InterpolateBackward(mode="bilinear", data_format="NCX"))
 

@@ -18,19 +18,22 @@ from gradwire_server.errors import RETRY_AFTER_S
 from gradwire_server.plans import Plan
 from gradwire_server.rpc.batch import find_prepared
 from gradwire_server.scheduling.admission import Admission
-from support.many_calls import ManyCall, named, rows
-from support.nobody import Nobody
 from support.raw_calls import (
     PATIENCE_S,
     PUBLISHED_RESULT,
+    ManyCall,
     RawClient,
     as_stream,
+    copies,
+    ended,
+    named,
     published_request,
-    wait_idle,
+    refused,
+    rows,
     wait_until,
 )
-from support.served import copies, ended, refused, served, served_many
-from support.serving import ServerThread, in_threads, serving
+from support.servers import ServerThread, in_threads, served, served_many, serving, wait_idle
+from support.virtual_calls import Nobody
 
 STALL_S = 0.4
 NAMES = [str(number) for number in range(100)]

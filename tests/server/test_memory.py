@@ -13,20 +13,23 @@ import grpc
 import pytest
 
 from gradwire import v1
-from support.many_calls import ManyCall, named
 from support.processes import EAGER, Command, memory_kib, run_command, running_command
 from support.raw_calls import (
+    ManyCall,
     RawClient,
     as_stream,
     chunk,
     chunks,
+    copies,
+    ended,
     float32,
     identity_request,
+    named,
     opening,
-    wait_idle,
+    silence,
     wait_until,
 )
-from support.served import commanded, copies, ended, served, silence
+from support.servers import commanded, served, wait_idle
 
 MIB = 1 << 20
 ROWS = 1024

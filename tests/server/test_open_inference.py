@@ -23,7 +23,6 @@ from gradwire_server.errors import UnsupportedCallError
 from gradwire_server.rpc.interceptors import OPEN_INFERENCE_SCOPES
 from gradwire_server.rpc.open_inference.descriptors import NAME, SERVICE, message
 from gradwire_server.rpc.open_inference.regions import Regions, check_local
-from support.every_method import REFLECTION, bearer, call
 from support.inference_calls import (
     DTYPES,
     MODEL,
@@ -33,9 +32,9 @@ from support.inference_calls import (
     gradient,
     infer_request,
 )
-from support.raw_calls import wait_idle
+from support.raw_calls import REFLECTION, bearer, call
 from support.refusals import Refusal
-from support.serving import ServerThread, serving
+from support.servers import ServerThread, serving, wait_idle
 
 OPERATOR = "torch_upsample_backward"
 FOLDER = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory is

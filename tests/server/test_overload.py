@@ -13,16 +13,19 @@ import pytest
 from gradwire import v1
 from gradwire_server.errors import RETRY_AFTER_S
 from support.raw_calls import (
+    BOTH_WAYS,
     PATIENCE_S,
     PUBLISHED_RESULT,
     Answer,
     RawClient,
     StreamCall,
+    WaitingStream,
     as_stream,
+    ended,
     opening,
     published_request,
     read_all,
-    wait_idle,
+    refused,
     wait_until,
 )
 from support.raw_frames import (
@@ -35,9 +38,7 @@ from support.raw_frames import (
     message,
 )
 from support.refusals import Refusal, check_in_band
-from support.served import BOTH_WAYS, ended, refused, served
-from support.serving import serving
-from support.waiting_streams import WaitingStream
+from support.servers import served, serving, wait_idle
 
 
 class Held:

@@ -15,22 +15,23 @@ import numpy as np
 import pytest
 
 from gradwire import AsyncClient, Client, RetryPolicy, ops, v1
-from support.gated import gated, laborious, wait_for
-from support.many_calls import ManyCall, named
 from support.raw_calls import (
     PATIENCE_S,
+    ManyCall,
     RawClient,
     as_stream,
     chunks,
+    copies,
     identity_request,
+    named,
     opening,
     published_request,
     read_all,
-    wait_idle,
+    refused,
+    silence,
     wait_until,
 )
-from support.served import copies, refused, served, silence
-from support.serving import ServerThread, serving
+from support.servers import ServerThread, gated, laborious, served, serving, wait_for, wait_idle
 
 # One that computes and one that is next.
 SLOTS = 2

@@ -14,14 +14,19 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gradwire import v1
-from support.callers import Callers
-from support.papers import Papers, trusting
+from support.certificates import Papers, trusting
+from support.load import Callers
 from support.processes import Command, running_command
-from support.raw_calls import PATIENCE_S, PUBLISHED_RESULT, RawClient, published_request, wait_until
+from support.raw_calls import (
+    PATIENCE_S,
+    PUBLISHED_RESULT,
+    RawClient,
+    WaitingStream,
+    published_request,
+    wait_until,
+)
 from support.relay import relaying
-from support.served import served
-from support.serving import serving
-from support.waiting_streams import WaitingStream
+from support.servers import served, serving
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
 FLAGS = ("--workers", "2", "--backend", "numpy_cpu")

@@ -19,7 +19,7 @@ from gradwire_server.command import gradwire_server, read_settings
 from gradwire_server.config.settings import Settings
 from gradwire_server.scheduling.thread_pool import NICENESS
 from support.processes import run_command
-from support.serving import serving
+from support.servers import serving
 
 NAMES = [field.name for field in fields(Settings)]
 # For each setting a value that is not its default, as text.

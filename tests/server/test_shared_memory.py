@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 
 from gradwire import Client, v1
 from gradwire.ops import DmlResampleGrad, to_message
-from support.gated import gated, wait_for
-from support.raw_calls import PATIENCE_S, float32, wait_idle, wait_until
+from support.raw_calls import PATIENCE_S, float32, refused, wait_until
 from support.refusals import Refusal, refusal_of
 from support.scraping import scrape
-from support.served import refused
-from support.serving import ServerThread, serving
+from support.servers import ServerThread, gated, serving, wait_for, wait_idle
 from support.shared_segments import (
     F_SEAL_WRITE,
     PAGE,

@@ -14,9 +14,8 @@ import grpc
 import pytest
 
 from support.processes import QUICK, environment, is_running, run_command, running_command
-from support.raw_calls import PATIENCE_S, wait_until
-from support.served import commanded
-from support.waiting_streams import WaitingStream
+from support.raw_calls import PATIENCE_S, WaitingStream, wait_until
+from support.servers import commanded
 
 # Sent by the process to itself right before it becomes the server: it waits there all the while.
 SIGNALLED_BEFORE = """

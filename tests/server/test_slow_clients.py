@@ -11,25 +11,29 @@ import grpc
 import pytest
 
 from gradwire import v1
-from support.gated import gated, laborious, wait_for
-from support.many_calls import ManyCall, named
 from support.raw_calls import (
+    BOTH_WAYS,
     PATIENCE_S,
+    ManyCall,
     RawClient,
     StreamCall,
     as_stream,
     chunks,
+    copies,
+    ended,
     float32,
     identity_request,
+    named,
     opening,
     published_request,
     read_all,
-    wait_idle,
+    refused,
+    silence,
+    summed,
     wait_until,
 )
 from support.relay import relaying
-from support.served import BOTH_WAYS, copies, ended, refused, silence, summed
-from support.serving import ServerThread, serving
+from support.servers import ServerThread, gated, laborious, serving, wait_for, wait_idle
 
 STALL_S = 0.4
 

@@ -21,12 +21,13 @@ from support.raw_calls import (
     REQUEST_ID,
     TRACEPARENT,
     RawClient,
+    WaitingStream,
     as_stream,
     float32,
+    refused,
     wait_until,
 )
-from support.served import refused, served
-from support.waiting_streams import WaitingStream
+from support.servers import served
 
 
 def request(seed: int, *, scale: float = 0.5, request_id: str = REQUEST_ID) -> v1.EvaluateRequest:

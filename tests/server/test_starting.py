@@ -27,7 +27,7 @@ from support.command_line import run_here
 from support.processes import environment, run_command
 from support.raw_calls import PATIENCE_S, RawClient, as_stream, published_request, wait_until
 from support.refusals import check_in_band, check_refusal
-from support.serving import ServerThread
+from support.servers import ServerThread
 
 COPY = ops.DmlResample(interpolation_mode="linear")
 SMALL = np.ones((4, 4), np.float32)

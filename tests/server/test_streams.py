@@ -19,15 +19,17 @@ from support.raw_calls import (
     as_stream,
     chunk,
     chunks,
+    ended,
     float32,
     identity_request,
     opening,
     published_request,
     read_all,
-    wait_idle,
+    refused,
+    silence,
 )
 from support.refusals import Refusal
-from support.served import ended, refused, served, silence
+from support.servers import served, wait_idle
 
 Messages = list[v1.EvaluateStreamRequest]
 

@@ -17,10 +17,9 @@ from click.testing import CliRunner, Result
 
 from gradwire_server.command import gradwire_server
 from gradwire_server.config.tokens import Scope, add_token, read_tokens, revoke_token
-from support.every_method import EVERY, SERVICE, bearer, call
 from support.load import repeated
 from support.processes import run_command, running_command
-from support.raw_calls import RawClient, wait_until
+from support.raw_calls import EVERY, SERVICE, RawClient, bearer, call, wait_until
 from support.refusals import Refusal
 
 LIST = f"{SERVICE}/ListOperators"

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from support.many_calls import ManyCall, named
 from support.processes import environment, run_command, running_command
-from support.raw_calls import RawClient, published_request
+from support.raw_calls import ManyCall, RawClient, named, published_request
 from support.scraping import scrape
-from support.serving import serving
+from support.servers import serving
 
 # Tells what it has imported since it serves, once all that came was answered.
 SERVING = """

@@ -23,8 +23,8 @@ from gradwire_server.processes.gpus import visible
 from gradwire_server.processes.supervised import WorkerProcess
 from gradwire_server.processes.supervisor import Crew
 from gradwire_server.processes.worker_config import WorkerConfig, share
-from support.callers import Callers
-from support.papers import Papers
+from support.certificates import Papers
+from support.load import Callers
 from support.processes import Command, is_running, run_command, running_command
 from support.raw_calls import PATIENCE_S, RawClient, wait_until
 

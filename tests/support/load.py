@@ -1,13 +1,22 @@
-"""Calls repeated in threads while a test changes the server."""
+"""Callers that go on calling while a test changes or disturbs the server."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
 
-from support.raw_calls import wait_until
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire import AsyncClient, Client, Item, Timing, ops
+from gradwire_server import LocalClient
+from support.raw_calls import PATIENCE_S, wait_until
 
 
 @dataclass
@@ -44,3 +53,164 @@ def repeated(ask: Callable[[], object], *, threads: int = 3) -> Generator[Load]:
         for thread in running:
             thread.join()
     assert not load.failures
+
+
+Array = NDArray[Any]
+# Items of one evaluate_many.
+_MANY = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of call; shapes are those of the tensor sent and of the one that comes back."""
+
+    operator: ops.Operator
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+
+
+HALVE = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
+COPY = ops.DmlResample(interpolation_mode="linear")
+KINDS = {
+    "unary": Kind(HALVE, (1, 3, 32, 32), (1, 3, 16, 16)),
+    "stream": Kind(HALVE, (1, 16, 320, 320), (1, 16, 160, 160)),
+    "small stream": Kind(HALVE, (1, 2, 256, 256), (1, 2, 128, 128)),
+    # Adds rows to running sums.
+    "sums": Kind(
+        ops.InterpolateBackward(mode="linear", data_format="NCX"),
+        (1, 1, 3000, 700),
+        (1, 1, 50, 350),
+    ),
+    "copy": Kind(COPY, (1024, 1024), (1024, 1024)),
+    "large": Kind(COPY, (8, 1024, 1024), (8, 1024, 1024)),
+}
+
+
+@dataclass
+class Tally:
+    """What one caller saw.
+
+    calls    that ended
+    retried  of them, that took more than one try
+    wrong    whose result had other bits than it should
+    lost     what those raised that brought no result
+    """
+
+    calls: int = 0
+    retried: int = 0
+    wrong: int = 0
+    lost: list[str] = field(default_factory=list[str])
+    slowest_s: float = 0.0
+
+    def note(self, timing: Timing) -> None:
+        self.retried += timing.tries > 1
+        self.slowest_s = max(self.slowest_s, timing.total_s)
+
+    def judge(self, result: Array, expected: Array) -> None:
+        self.wrong += result.tobytes() != expected.tobytes()
+
+
+class Callers:
+    """Threads that call one server until the block ends, each the same again and again.
+
+    kinds  of calls, one thread for each; those that begin with "async" go by AsyncClient, and
+           "many" is evaluate_many of small ones
+
+    After the block `tallies` hold what they saw, in the order of the kinds.
+    """
+
+    def __init__(self, target: str, *kinds: str, **options: Any) -> None:
+        self._target = target
+        self._options = options
+        self._over = threading.Event()
+        self._client = Client(target, **options)
+        self.tallies = [Tally() for _ in kinds]
+        self._threads = [
+            threading.Thread(target=self._starter(kind, tally), daemon=True)
+            for kind, tally in zip(kinds, self.tallies, strict=True)
+        ]
+
+    def wait_for_more(self) -> None:
+        seen = [(tally, tally.calls + 2) for tally in self.tallies]
+        wait_until(lambda: all(tally.calls >= least for tally, least in seen))
+
+    def check(self) -> None:
+        for tally in self.tallies:
+            assert not tally.lost, tally.lost
+            assert tally.wrong == 0
+            assert tally.calls
+
+    def _starter(self, kind: str, tally: Tally) -> Callable[[], None]:
+        if kind == "many":
+            unary = KINDS["unary"]
+            array, expected = problem(unary)
+            return lambda: self._call_many(unary, array, expected, tally)
+        name = kind.removeprefix("async ")
+        array, expected = problem(KINDS[name])
+        if name == kind:
+            return lambda: self._call(KINDS[name], array, expected, tally)
+        return lambda: asyncio.run(self._await(KINDS[name], array, expected, tally))
+
+    def _call(self, kind: Kind, array: Array, expected: Array, tally: Tally) -> None:
+        while not self._over.is_set():
+            with _counted(tally):
+                result = self._client.evaluate(
+                    kind.operator, array, output_shape=kind.received, on_timing=tally.note
+                )
+                tally.judge(result, expected)
+
+    def _call_many(self, kind: Kind, array: Array, expected: Array, tally: Tally) -> None:
+        items = [Item(kind.operator, array, kind.received)] * _MANY
+        while not self._over.is_set():
+            results = self._client.evaluate_many(items)
+            for _ in items:
+                with _counted(tally):
+                    tally.judge(next(results), expected)
+
+    async def _await(self, kind: Kind, array: Array, expected: Array, tally: Tally) -> None:
+        async with AsyncClient(self._target, **self._options) as client:
+            while not self._over.is_set():
+                with _counted(tally):
+                    result = await client.evaluate(
+                        kind.operator, array, output_shape=kind.received, on_timing=tally.note
+                    )
+                    tally.judge(result, expected)
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Have every caller end after its call, and wait for that."""
+        self._over.set()
+        until = time.monotonic() + PATIENCE_S
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        self._client.close()
+        assert not any(thread.is_alive() for thread in self._threads)
+
+
+@contextmanager
+def _counted(tally: Tally) -> Generator[None]:
+    """Count a call, which is lost if it raises."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever it is, the call is lost
+        tally.lost.append(f"{type(error).__name__}: {error}")
+    tally.calls += 1
+
+
+def problem(kind: Kind) -> tuple[Array, Array]:
+    """Return what is sent, and what must come back."""
+    array = np.random.default_rng(0).normal(size=kind.sent).astype(np.float32)
+    with LocalClient("numpy_cpu") as local:
+        return array, local.evaluate(kind.operator, array, output_shape=kind.received)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, Protocol, Self
 
 import grpc
 import numpy as np
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpc_reflection.v1alpha import reflection_pb2
 
 from gradwire import v1
-from support.refusals import Refusal, refusal_of, trailers_of
-from support.serving import ServerThread
+from support.refusals import Refusal, check_in_band, check_refusal, refusal_of, trailers_of
 
 REQUEST_ID = "a request of the tests"
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -231,7 +237,287 @@ def wait_until(holds: Callable[[], object], *, patience_s: float = PATIENCE_S) -
         time.sleep(0.005)
 
 
-def wait_idle(server: ServerThread) -> None:
-    """Wait until a server holds no stream and no memory for any call."""
-    admission = server.server.service.admission
-    wait_until(lambda: (admission.streams, admission.memory_bytes) == (0, 0))
+def named(request: v1.EvaluateRequest, name: str) -> v1.EvaluateManyRequest:
+    evaluation = v1.EvaluateRequest.FromString(request.SerializeToString())
+    evaluation.request_id = name
+    return v1.EvaluateManyRequest(evaluation=evaluation)
+
+
+def rows(length: int) -> v1.EvaluateRequest:
+    """Halve an axis of float32 numbers."""
+    request = identity_request(2 * length, data=bytes(8 * length))
+    request.output.CopyFrom(float32(length))
+    return request
+
+
+class Responses(Protocol):
+    """A running call of grpc."""
+
+    def __iter__(self) -> Iterator[v1.EvaluateManyResponse]: ...
+    def __next__(self) -> v1.EvaluateManyResponse: ...
+    def cancel(self) -> bool: ...
+    def code(self) -> grpc.StatusCode: ...
+
+
+class ManyCall:
+    """A running EvaluateMany; what is sent and when it ends is up to the test.
+
+    answered  requests answered until now
+    """
+
+    def __init__(self, client: RawClient, *, timeout_s: float | None = PATIENCE_S) -> None:
+        self._requests: SimpleQueue[v1.EvaluateManyRequest | None] = SimpleQueue()
+        self._in_band: v1.Error | None = None
+        self.answered = 0
+        self.call: Responses = client.stub.EvaluateMany(
+            iter(self._requests.get, None),
+            timeout=timeout_s,
+            metadata=(("traceparent", TRACEPARENT),),
+        )
+
+    def send(self, *requests: v1.EvaluateManyRequest) -> None:
+        for request in requests:
+            self._requests.put(request)
+
+    @classmethod
+    def of_bytes(cls, client: RawClient, *messages: bytes) -> Self:
+        """Send these bytes as messages, then half-close."""
+        self = cls(client)
+        self.call.cancel()
+        self.half_close()
+        method: grpc.StreamStreamMultiCallable[bytes, v1.EvaluateManyResponse]
+        method = client.channel.stream_stream(
+            "/gradwire.v1.GradientService/EvaluateMany",
+            response_deserializer=v1.EvaluateManyResponse.FromString,
+        )
+        self.call = method(iter(messages), timeout=PATIENCE_S)
+        return self
+
+    def half_close(self) -> None:
+        self._requests.put(None)
+
+    def __iter__(self) -> Iterator[v1.EvaluateManyResponse]:
+        """Yield the answers there are until the stream ends with OK."""
+        for response in self.call:
+            assert self._in_band is None, "an error without a name is the last message"
+            if response.request_id:
+                if response.WhichOneof("outcome") == "result":
+                    assert response.result.request_id == response.request_id
+                self.answered += 1
+                yield response
+            else:
+                self._in_band = response.error
+
+    def receive(self) -> v1.EvaluateManyResponse:
+        return next(iter(self))
+
+    def answers(self) -> dict[str, v1.EvaluateManyResponse]:
+        """Half-close, and return every answer still to come by its name, in their order."""
+        self.half_close()
+        return {each.request_id: each for each in self}
+
+    def refusal(self) -> Refusal:
+        """Read to the end, and return how the stream was refused."""
+        try:
+            for _ in self:
+                pass
+        except grpc.RpcError as error:
+            return refusal_of(error, self._in_band)
+        raise AssertionError("the stream ended with OK")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.call.cancel()
+        self.half_close()
+
+
+class WaitingStream:
+    """A stream of the published request that has its answer to `open`, and sends its data later.
+
+    call    as grpc has it
+    opened  what came first
+    """
+
+    def __init__(self, client: RawClient, request: v1.EvaluateRequest | None = None) -> None:
+        self._request = published_request() if request is None else request
+        self._go = threading.Event()
+        self.call = client.start(self._messages())
+        self.opened = next(self.call)
+
+    def _messages(self) -> Iterator[v1.EvaluateStreamRequest]:
+        opened, data = as_stream(self._request)
+        yield opened
+        self._go.wait(PATIENCE_S)
+        yield data
+
+    def send(self) -> None:
+        """Send the data; nothing comes of it where the call has ended."""
+        self._go.set()
+
+    def finish(self) -> None:
+        self.send()
+        assert b"".join(each.chunk.data for each in self.call) == PUBLISHED_RESULT
+        assert self.call.code() is grpc.StatusCode.OK
+
+    def cancel(self) -> None:
+        self.call.cancel()
+        self.send()
+
+
+SERVICE = "/gradwire.v1.GradientService"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+HEALTH = "/grpc.health.v1.Health/Check"
+UNKNOWN = f"{SERVICE}/Unheard"
+# Answers only callers who have registered memory.
+SHARED = f"{SERVICE}/EvaluateShared"
+
+_many = v1.EvaluateManyRequest(evaluation=published_request())
+# Messages of a call of each method; those that a scope opens, by its name.
+REQUESTS: Mapping[str, Mapping[str, tuple[bytes, ...]]] = {
+    "evaluate": {
+        f"{SERVICE}/Evaluate": (published_request().SerializeToString(),),
+        f"{SERVICE}/EvaluateStream": tuple(
+            each.SerializeToString() for each in as_stream(published_request())
+        ),
+        f"{SERVICE}/EvaluateMany": (_many.SerializeToString(),),
+        f"{SERVICE}/ListOperators": (b"",),
+    },
+    "inspect": {
+        f"{SERVICE}/GetServerInfo": (b"",),
+        REFLECTION: (reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString(),),
+    },
+}
+EVERY = {name: messages for methods in REQUESTS.values() for name, messages in methods.items()}
+
+
+def call(
+    channel: grpc.Channel,
+    method: str,
+    messages: Iterable[bytes],
+    *metadata: tuple[str, str],
+    timeout_s: float = PATIENCE_S,
+) -> tuple[list[bytes], Refusal | None]:
+    """Call a method, streaming or not; return its replies and how it failed, if it did."""
+    replies: list[bytes] = []
+    untyped: Any = channel
+    stream: Iterator[bytes] = untyped.stream_stream(method)(
+        iter(messages), metadata=metadata, timeout=timeout_s
+    )
+    try:
+        replies.extend(stream)
+    except grpc.RpcError as error:
+        return replies, refusal_of(error)
+    return replies, None
+
+
+def bearer(token: str) -> tuple[str, str]:
+    return "authorization", f"Bearer {token}"
+
+
+def own_address() -> str | None:
+    """Return an address of this machine that is not loopback; None where it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # which sends nothing
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
+def methods_of_the_schema() -> set[str]:
+    described = FileDescriptorProto()
+    v1.EvaluateRequest.DESCRIPTOR.file.CopyToProto(described)
+    (service,) = described.service
+    return {f"/{described.package}.{service.name}/{method.name}" for method in service.method}
+
+
+BOTH_WAYS = ["Evaluate", "EvaluateStream"]
+
+# The reasons of each status, as their comments in error_reason.proto promise.
+_REASONS = {
+    grpc.StatusCode.INVALID_ARGUMENT: "INVALID_FIELD INVALID_DATA",
+    grpc.StatusCode.UNIMPLEMENTED: "UNKNOWN_FIELD UNKNOWN_OPERATOR",
+    grpc.StatusCode.FAILED_PRECONDITION: (
+        "USE_STREAM TABLE_TOO_LARGE LAYOUT_NOT_STREAMABLE LIMIT_EXCEEDED"
+    ),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "OVERLOADED OUT_OF_MEMORY",
+    grpc.StatusCode.UNAVAILABLE: "STARTING UNKNOWN_SEGMENT DEVICE_LOST DRAINING",
+    grpc.StatusCode.DATA_LOSS: "CHECKSUM_MISMATCH",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "STALLED DEADLINE_EXCEEDED",
+    grpc.StatusCode.ABORTED: "EVALUATION_CHANGED",
+    grpc.StatusCode.UNAUTHENTICATED: "UNAUTHENTICATED",
+    grpc.StatusCode.PERMISSION_DENIED: "PERMISSION_DENIED",
+    grpc.StatusCode.INTERNAL: "INTERNAL",
+}
+CODES = {reason: code for code, reasons in _REASONS.items() for reason in reasons.split()}
+
+
+def refused(
+    answer: Answer | Refusal | None,
+    reason: str,
+    *,
+    field: str | None = None,
+    in_band: bool = False,
+    **metadata: object,
+) -> Refusal:
+    """Assert that a call was refused for a reason, with its status and these metadata.
+
+    in_band  whether the last message of a stream must say the same
+    """
+    refusal = answer.refusal if isinstance(answer, Answer) else answer
+    checked = check_refusal(refusal, CODES[reason], reason, field=field)
+    for name, told in metadata.items():
+        assert checked.info.metadata[name] == str(told), checked
+    if in_band:
+        check_in_band(checked)
+    return checked
+
+
+ended = partial(refused, in_band=True)
+
+
+def copies(rows: int, columns: int = 0) -> v1.EvaluateRequest:
+    """Order copies of one number with 4 bytes, in a square unless columns are given."""
+    request = identity_request(rows, columns or rows, data=bytes(4))
+    request.input.strides[:] = [0, 0]
+    return request
+
+
+def summed(size: int, *, rows: int = 1) -> v1.EvaluateRequest:
+    """Order the work of a square of one number, sent as 4 bytes, for one column of results."""
+    request = identity_request(1, data=bytes(4))
+    request.input.CopyFrom(float32(size, size, strides=(0, 0)))
+    request.output.CopyFrom(float32(rows, 1))
+    request.operator.dml_resample_grad.CopyFrom(request.operator.dml_resample)
+    return request
+
+
+Silent = Callable[[], Iterator[v1.EvaluateStreamRequest]]
+
+
+@contextmanager
+def silence(messages: Iterable[v1.EvaluateStreamRequest]) -> Generator[Silent]:
+    """Give an input of streams that falls silent after its messages, until the block ends."""
+    over = threading.Event()
+
+    def silent() -> Iterator[v1.EvaluateStreamRequest]:
+        yield from messages
+        over.wait(PATIENCE_S)
+
+    try:
+        yield silent
+    finally:
+        over.set()
+
+
+def send_bytes(client: RawClient, method: str, *messages: bytes) -> Refusal | None:
+    """Call a method of the service with these messages; return how it was refused, if it was."""
+    if method != "EvaluateStream":
+        return call(client.channel, f"{SERVICE}/{method}", messages)[1]
+    stream: grpc.StreamStreamMultiCallable[bytes, v1.EvaluateStreamResponse]
+    stream = client.channel.stream_stream(
+        f"{SERVICE}/{method}", response_deserializer=v1.EvaluateStreamResponse.FromString
+    )
+    return read_all(stream(iter(messages), timeout=PATIENCE_S)).refusal

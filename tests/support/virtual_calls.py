@@ -150,3 +150,16 @@ class VirtualCall:
 
     def set_details(self, details: str) -> None:
         self.details = details
+
+
+class Nobody:
+    """A caller without a certificate or a deadline."""
+
+    def peer(self) -> str:
+        return "nobody:1"
+
+    def peer_identities(self) -> None:
+        return
+
+    def time_remaining(self) -> None:
+        return

@@ -11,20 +11,21 @@ import pytest
 
 from gradwire import v1
 from gradwire_server.observability.definitions import METRICS
-from support.many_calls import ManyCall, named
 from support.raw_calls import (
+    ManyCall,
     RawClient,
+    WaitingStream,
     as_stream,
     chunks,
     identity_request,
+    named,
     opening,
     published_request,
     wait_until,
     wrong_request,
 )
 from support.scraping import Scrape, scrape
-from support.serving import ServerThread, serving
-from support.waiting_streams import WaitingStream
+from support.servers import ServerThread, serving
 
 STREAM = {"method": "EvaluateStream"}
 MANY = {"method": "EvaluateMany"}

@@ -15,8 +15,7 @@ import pytest
 from support.processes import run_command, running_command
 from support.raw_calls import PATIENCE_S, RawClient
 from support.scraping import get, scrape
-from support.served import served
-from support.serving import ServerThread, serving
+from support.servers import ServerThread, served, serving
 
 HERE = "127.0.0.1:0"
 

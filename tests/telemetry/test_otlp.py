@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.raw_calls import wrong_request
-from support.served import served
+from support.servers import served
 
 pytest.importorskip(
     "opentelemetry.exporter.otlp.proto.http", reason='the extra "otel" is not installed'

@@ -20,9 +20,9 @@ import numpy as np
 from playwright.sync_api import ViewportSize
 
 from gradwire import Client, GradwireError, ops
-from support.chromium import browsing
 from support.processes import running_command
 from support.raw_calls import RawClient, published_request
+from web.chromium import browsing
 
 FLAGS = ("--workers", "2", "--max-streams", "32", "--http-port", "0")
 SMALL = ops.InterpolateBackward(mode="bilinear", data_format="NCX")

@@ -15,9 +15,9 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.config.tokens import Scope, add_token
-from support.chromium import browsing
 from support.raw_calls import RawClient, published_request
-from support.serving import ServerThread, serving
+from support.servers import ServerThread, serving
+from web.chromium import browsing
 
 EVIL = "<script>document.title='evil'</script><img src=x onerror=\"document.title='evil'\">"
 MARKED = "window.unchanged = document.getElementById('settings')"

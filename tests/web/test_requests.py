@@ -21,7 +21,7 @@ from gradwire_server.admin_http.listener import (
     next_request,
 )
 from support.raw_calls import RawClient
-from support.serving import ServerThread, serving
+from support.servers import ServerThread, serving
 
 EMPTY = b"\r\n\r\n"
 # Of an attacker's site whose name leads to this machine.

@@ -22,7 +22,7 @@ from gradwire_server.observability.definitions import READY
 from support.processes import memory_kib, running_command
 from support.raw_calls import RawClient, as_stream, published_request, wait_until
 from support.scraping import get
-from support.serving import ServerThread, serving
+from support.servers import ServerThread, serving
 
 ITEM = ops.InterpolateBackward(mode="nearest", data_format="NCX"), np.ones((1, 1, 4, 4), np.float32)
 

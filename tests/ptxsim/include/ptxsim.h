@@ -89,14 +89,3 @@ static inline Shuffled shuffle(ShuffleMode mode, uint32_t value, uint32_t b, uin
 }
 
 }  // namespace ptx
-
-// Counting is compiled in where it is asked for.
-#if defined(PTXSIM_COUNTS)
-#include "cudasim_counts.h"
-#define PTX_INSTRUCTION() ::sim::count_instruction()
-#define PTX_ACCESS(instruction, kind, address, bytes) \
-  ::sim::count_access(instruction, ::sim::kind, address, bytes)
-#else
-#define PTX_INSTRUCTION() ((void)0)
-#define PTX_ACCESS(instruction, kind, address, bytes) ((void)0)
-#endif

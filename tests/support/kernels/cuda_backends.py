@@ -1,9 +1,13 @@
-"""CUDA backends on simulated devices, and plans for them."""
+"""CUDA backends on simulated devices, plans for them, and what they need of a machine."""
 
 from __future__ import annotations
 
-import numpy as np
+from importlib.util import find_spec
 
+import numpy as np
+import pytest
+
+from cudasim.compiler import why_not
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.plans import Plan
@@ -12,6 +16,15 @@ from support.kernels import kernel_maps as maps
 from support.kernels.backend_calls import applied
 from support.kernels.cuda_device import SimulatedDevice
 from support.oracles import oracles
+
+needs_simulator = pytest.mark.skipif(bool(why_not()), reason=why_not() or "g++ is here")
+
+# NVRTC; and what takes minutes, which runs where CUDA is worked on.
+needs_cuda_packages = pytest.mark.skipif(
+    find_spec("cupy") is None, reason="CuPy is not installed; .ci/cuda installs it"
+)
+needs_no_cupy = pytest.mark.skipif(find_spec("cupy") is not None, reason="CuPy is installed")
+
 
 MIB = 1 << 20
 ILLEGAL = "an illegal memory access was encountered"

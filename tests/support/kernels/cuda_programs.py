@@ -1,26 +1,86 @@
-"""The programs of the CUDA backend without a GPU, one by one."""
+"""The CUDA kernels as NVRTC compiles them, and programs of them without a GPU.
+
+PYTHONPATH=tests python -m support.kernels.cuda_programs
+
+writes the registers of each into tests/data/cuda_registers.json.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+import tempfile
+from collections import ChainMap
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
 from cudasim.module import FORWARD, Module
-from gradwire_server.backends.cuda import dispatch
+from gradwire_server.backends.cuda import build, dispatch
 from gradwire_server.backends.cuda.programs import Buffer, Kernel, Program, every_kernel
 from gradwire_server.plans import BandedMap, Plan
 from ptxsim.module import PtxModule, translated
-from support.kernels import cuda_compiled
+
+ARCHITECTURES = [75, 80, 86, 89, 90, 100, 120]
+BUDGET = Path(__file__).parents[2] / "data" / "cuda_registers.json"
+
+
+@cache
+def texts(architecture: int) -> list[tuple[str, dict[str, str]]]:
+    return [ptx_text(*one, architecture) for one in build.by_source(every_kernel()).items()]
+
+
+def ptx_text(source: str, expressions: list[str], architecture: int) -> tuple[str, dict[str, str]]:
+    made = build.compiled(source, expressions, f"compute_{architecture}")
+    return made.code.rstrip(b"\0").decode(), made.lowered
+
+
+def _registers(log: str) -> dict[str, int]:
+    found = re.findall(r"Compiling entry function '(\w+)'.*?Used (\d+) registers", log, re.DOTALL)
+    return {name: int(count) for name, count in found}
+
+
+def spills(log: str) -> list[str]:
+    return [line for line in log.splitlines() if re.search(r"[1-9]\d* bytes spill", line)]
+
+
+def registers(architecture: int, cache: Path) -> dict[str, int]:
+    """Compile every kernel; return the registers that a thread of each takes, and spills none."""
+
+    def of_file(source: str, expressions: list[str]) -> dict[str, int]:
+        cubin = build.cubin(source, expressions, architecture, cache)
+        assert not spills(cubin.log), cubin.log
+        counts = _registers(cubin.log)
+        return {name: counts[lowered] for name, lowered in cubin.lowered.items()}
+
+    grouped = build.by_source(every_kernel())
+    with ThreadPoolExecutor() as pool:
+        return dict(ChainMap(*pool.map(of_file, grouped.keys(), grouped.values())))
+
+
+def budget() -> dict[str, int]:
+    """Return the most registers that a thread of each kernel may take on any architecture."""
+    kept: dict[str, int] = json.loads(BUDGET.read_text(encoding="utf-8"))
+    return kept
+
+
+def write_budget(architectures: Iterable[int]) -> None:
+    """Keep what kernels take now, on the architecture where each takes most."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = [registers(one, Path(folder)) for one in architectures]
+    most = {name: max(one[name] for one in found) for name in found[0]}
+    BUDGET.write_text(json.dumps(most, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
 
 Array = npt.NDArray[Any]
 
 
 @cache
-def ptx(
-    architecture: int, some: frozenset[Kernel] | None = None, *, counting: bool = False
-) -> PtxModule:
+def ptx(architecture: int, some: frozenset[Kernel] | None = None) -> PtxModule:
     """Compile kernels, all of them unless some are named, with NVRTC and then with g++.
 
     architecture  compute capability: 90 is 9.0
@@ -28,9 +88,9 @@ def ptx(
     named = {kernel.expression for kernel in some or every_kernel()}
     there = [
         (text, {name: mangled for name, mangled in lowered.items() if name in named})
-        for text, lowered in cuda_compiled.texts(architecture)
+        for text, lowered in texts(architecture)
     ]
-    return translated(there, counting=counting)
+    return translated(there)
 
 
 class SimulatedCuda:
@@ -99,3 +159,7 @@ class SimulatedCuda:
                 order=self._order,
             )
         y[...] = result
+
+
+if __name__ == "__main__":
+    write_budget(ARCHITECTURES)

@@ -19,10 +19,10 @@ from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cuda import dispatch
 from gradwire_server.backends.cuda.programs import Kernel
 from gradwire_server.plans import BandedMap, Plan
-from support.kernels import kernel_cases, kernel_table
 from support.kernels import kernel_maps as maps
+from support.kernels import kernel_table
 from support.kernels.backend_calls import Applies, applied
-from support.kernels.kernel_cases import FORMATS, Case, Formats
+from support.kernels.kernel_table import FORMATS, Case, Formats
 from support.oracles import oracles
 
 # Numbers that a row for the sanitizers reads and writes.
@@ -62,7 +62,7 @@ class Row(NamedTuple):
     def _x(self) -> oracles.Tensor:
         if self.numbers != "special":
             special = self.numbers == "strewn"
-            return kernel_cases.numbers(self.case, self.formats[0], special=special)
+            return kernel_table.numbers(self.case, self.formats[0], special=special)
         rng = np.random.default_rng(zlib.crc32(self.name.encode()))
         with np.errstate(all="ignore"):
             values = np.array(oracles.VALUES).astype(self.formats[0])
@@ -75,7 +75,7 @@ def cases() -> list[Case]:
 
 def rows_of(case: Case) -> Iterator[Row]:
     """Yield one plan's rows: in three of the formats, and in all where it is the table's own."""
-    formats = FORMATS if case in own_cases() else kernel_cases.some_formats(case)
+    formats = FORMATS if case in own_cases() else kernel_table.some_formats(case)
     for number, one in enumerate(formats):
         yield Row(case, one, _NUMBERS[number % len(_NUMBERS)])
 
@@ -257,3 +257,23 @@ def _awkward() -> Iterator[Case]:
         yield _case(f"awkward weights, {name}, two axes", (2, 90, 90), {1: one, 2: other})
         moving = {0: one, 1: other}
         yield _case(f"awkward weights, {name}, channels", (90, 90, 8), moving)
+
+
+# A prime: columns taken for others are found, whatever power of two lies between them.
+_PERIOD = 1_000_003
+
+
+def check_rows(backend: Applies, *, columns: int, period: int = _PERIOD) -> None:
+    """Assert that rows of so many float16, equal every `period` columns, give NumPy's bits."""
+    up = maps.linear(2, 3)
+    rng = np.random.default_rng(6)
+    some = rng.standard_normal((2, period)).astype(np.float16)
+    expected = applied(NumpyCpu(), Plan.build([up, None], some.shape), some, some.dtype)
+    x = np.empty((2, columns), some.dtype)
+    for first in range(0, columns, period):
+        part = x[:, first : first + period]
+        part[...] = some[:, : part.shape[1]]
+    y = applied(backend, Plan.build([up, None], x.shape), x, x.dtype)
+    for first in range(0, columns, period):
+        part = y[:, first : first + period]
+        oracles.same_bits(part.copy(), expected[:, : part.shape[1]].copy())

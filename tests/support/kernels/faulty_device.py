@@ -110,7 +110,7 @@ def check_loss(folder: Path, *, kind: str, env: Mapping[str, str]) -> None:
 
 def check_replacement(folder: Path, *, kind: str) -> None:
     """Assert that a server whose device is lost under load loses no call and serves again."""
-    service_load: Any = import_module("support.service_load")
+    service_load: Any = import_module("support.kernels.service_load")
     processes: Any = import_module("support.processes")
     paths = filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")))
     env = {_KIND: kind, _FOLDER: str(folder), "PYTHONPATH": os.pathsep.join(paths)}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gradwire_server.plans import BandedMap, Plan
 from support.kernels import kernel_maps as maps
-from support.kernels.kernel_cases import SPECIALS
+from support.kernels.kernel_table import SPECIALS
 from support.oracles import oracles
 
 # Around the widths of vectors, blocks and tiles.

@@ -13,20 +13,27 @@ load-N     one process loses the GPU as it opens it
 broken-N   one process loses the GPU as it next uses it
 hung-N     one process finds that the GPU never answers again
 full-N     the GPU has no memory left
+unkillable SIGKILL does not end the first process that the supervisor sends it, as where a driver
+           holds a process
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from gradwire_server import __main__ as server
 from gradwire_server import backends
 from gradwire_server.errors import DeviceLostError
+from gradwire_server.processes import supervised
 from support.kernels import cuda_device
 from support.kernels.cuda_device import SimulatedDevice, SimulatedMemory
+from support.processes import Command, running_command
 
 # The variable that names the folder.
 FOLDER = "SIMULATED_DEVICES"
@@ -87,6 +94,51 @@ def _takes(file: Path) -> bool:
     return True
 
 
+TESTS = Path(__file__).parents[2]
+PROGRAM = (__file__,)
+FLAGS = ("--backend", "cuda", "--log-level", "info")
+
+
+def variables(folder: Path) -> dict[str, str]:
+    paths = (str(TESTS), os.environ.get("PYTHONPATH", ""))
+    return {
+        FOLDER: str(folder),
+        # NumPy takes the place of compiled code, which takes a worker longer to load than the rest.
+        "NUMBA_DISABLE_JIT": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
+
+
+@contextmanager
+def serving(
+    folder: Path,
+    *flags: str,
+    devices: int = 1,
+    env: Mapping[str, str] | None = None,
+) -> Generator[Command]:
+    """Run a server on simulated devices, which files in the folder tell to fail."""
+    (folder / "count").write_text(str(devices))
+    every = {**variables(folder), **(env or {})}
+    with running_command(*FLAGS, *flags, log=folder / "log", env=every, program=PROGRAM) as command:
+        yield command
+
+
+_kill = os.kill
+_spared = set[int]()
+
+
+def _kill_in_vain(pid: int, number: int) -> None:
+    """Send a signal, but no SIGKILL to the process that got the first one."""
+    if number == signal.SIGKILL and (not _spared or pid in _spared):
+        _spared.add(pid)
+        return
+    _kill(pid, number)
+
+
 if __name__ == "__main__":
+    if (Path(os.environ[FOLDER]) / "unkillable").exists():
+        os.kill = _kill_in_vain
+        # After which a process that SIGKILL has not ended counts as held.
+        supervised.__dict__["_KILL_S"] = 1.0
     backends.DEVICES = "support.kernels.simulated_device"
     server.main()

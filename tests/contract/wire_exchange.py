@@ -1,6 +1,6 @@
 """A request for each operator, as the SDK writes it, and what a server answers.
 
-PYTHONPATH=tests python -m support.wire_exchange
+PYTHONPATH=tests python -m contract.wire_exchange
 
 writes those of this release to tests/data, for the servers and SDKs of later ones.
 """
@@ -15,7 +15,7 @@ from gradwire import v1
 from gradwire._wire.requests import prepare
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from support.raw_calls import PATIENCE_S, REQUEST_ID, RawClient
-from support.serving import serving
+from support.servers import serving
 
 EXCHANGE = Path(__file__).parents[1] / "data" / "exchange.json"
 

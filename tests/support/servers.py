@@ -1,4 +1,4 @@
-"""Real servers for tests: in this process on a thread of their own, or as child processes."""
+"""Real servers for tests: in this process on threads of their own, or as child processes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ import subprocess
 import threading
 from collections.abc import Generator
 from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import uvloop
+from numpy.typing import NDArray
 
-from gradwire_server.backends import Backend
+from gradwire import v1
+from gradwire_server.backends import Backend, NumpyCpu
 from gradwire_server.config.settings import Settings
+from gradwire_server.plans import Plan
 from gradwire_server.server import Server
-from support.processes import start_command
+from support.processes import Command, running_command, start_command
+from support.raw_calls import PATIENCE_S, ManyCall, RawClient, float32, identity_request, wait_until
 
 
 class ServerThread:
@@ -142,3 +149,106 @@ def serving_process(*flags: str) -> Generator[ServerProcess]:
     finally:
         if server.process.poll() is None:
             server.kill()
+
+
+# Too much to be computed on the event loop.
+LABORIOUS = 1 << 17
+
+
+class Gated(NumpyCpu):
+    """Computes as NumPy does, large plans once `gate` is open."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def apply(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
+        if plan.work > LABORIOUS:
+            assert self.gate.wait(PATIENCE_S)
+        super().apply(plan, x, y)
+
+
+@contextmanager
+def gated(**settings: Any) -> Generator[tuple[ServerThread, threading.Event]]:
+    """Run a server of one thread that computes; give it and its gate, which is closed."""
+    backend = Gated()
+    server = ServerThread(backend=backend, compute_threads=1, **{"max_queue_s": 60.0, **settings})
+    server.start()
+    backend.gate.clear()
+    try:
+        yield server, backend.gate
+    finally:
+        backend.gate.set()
+        server.stop()
+
+
+def laborious() -> v1.EvaluateRequest:
+    """Ask for much work in one step with 4 bytes, for a result of 16."""
+    request = identity_request(1, data=bytes(4))
+    request.input.CopyFrom(float32(512, 512, strides=(0, 0)))
+    request.output.CopyFrom(float32(2, 2))
+    request.operator.dml_resample_grad.CopyFrom(request.operator.dml_resample)
+    return request
+
+
+def wait_for(server: ServerThread, *, computing: int, waiting: int) -> None:
+    admission = server.server.service.admission
+    wait_until(lambda: (admission.computing, admission.queue_depth) == (computing, waiting))
+
+
+SHAPE = (1, 3, 256, 256)
+DIFF_DST = np.random.default_rng(0).normal(size=(1, 3, 512, 512)).astype(np.float32)
+# Every tensor is cut, into as many parts as there are targets or elements.
+ALWAYS: dict[str, Any] = {"split": True, "split_threshold_bytes": 0, "stream_threshold_bytes": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Servers that walk a tensor in steps of different sizes."""
+
+    servers: tuple[ServerThread, ...]
+
+    @property
+    def targets(self) -> list[str]:
+        return [server.address for server in self.servers]
+
+
+@contextmanager
+def fleet_serving() -> Generator[Fleet]:
+    with ExitStack() as stack:
+        slabs = (2 << 20, 1000, 60)
+        yield Fleet(tuple(stack.enter_context(serving(slab_bytes=slab)) for slab in slabs))
+
+
+def same_bits(result: NDArray[Any], expected: NDArray[Any]) -> None:
+    assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
+    assert result.tobytes() == expected.tobytes()
+
+
+@contextmanager
+def served(**settings: Any) -> Generator[tuple[ServerThread, RawClient]]:
+    """Run a server with these settings in a thread, and connect to it."""
+    with serving(**settings) as server, RawClient(server.address) as client:
+        yield server, client
+
+
+@contextmanager
+def served_many(**settings: Any) -> Generator[tuple[ServerThread, RawClient, ManyCall]]:
+    with served(**settings) as (server, client), ManyCall(client) as call:
+        yield server, client, call
+
+
+@contextmanager
+def commanded(*flags: str, log: Path, **options: Any) -> Generator[tuple[Command, RawClient]]:
+    """Run the command as `running_command` does, and connect to it."""
+    with (
+        running_command(*flags, log=log, **options) as command,
+        RawClient(command.address) as client,
+    ):
+        yield command, client
+
+
+def wait_idle(server: ServerThread) -> None:
+    """Wait until a server holds no stream and no memory for any call."""
+    admission = server.server.service.admission
+    wait_until(lambda: (admission.streams, admission.memory_bytes) == (0, 0))
