@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from gradwire import Client
 from gradwire_server import LocalClient
-from support.clients import FACES, Face, halved
+from support.clients import FACES, Collect, Face, halved, outcomes_of
 from support.fleets import DIFF_DST, Fleet, fleet_serving
 from support.raw_calls import wait_idle, wait_until
 from support.relay import Relay, relaying
@@ -37,6 +38,12 @@ def face(request: pytest.FixtureRequest) -> Face:
     """Run the test with Client and with AsyncClient."""
     face: Face = request.param
     return face
+
+
+@pytest.fixture
+def collect(face: Face) -> Collect:
+    """Return what gives place and outcome of every item of evaluate_many."""
+    return partial(outcomes_of, face)
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
+import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
+from types import FrameType
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -63,6 +66,16 @@ def halved(
 
 def half(array: NDArray[Any]) -> tuple[int, ...]:
     return (*array.shape[:-2], array.shape[-2] // 2, array.shape[-1] // 2)
+
+
+# Every RPC, by what a user calls for it.
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "Evaluate": lambda client: copied(client, SMALL),
+    "EvaluateStream": lambda client: copied(client, LARGE),
+    "EvaluateMany": lambda client: list(client.evaluate_many([ITEM] * 3)),
+    "ListOperators": lambda client: client.operators(),
+    "GetServerInfo": lambda client: client.server_info(),
+}
 
 
 @cache
@@ -192,10 +205,21 @@ def outcomes_of(
             outcomes.append((index, outcome))
 
 
-blocking = partial(outcomes_of, Client)
-both_clients = pytest.mark.parametrize(
-    "collect", [blocking, partial(outcomes_of, AWAITED)], ids=FACES
-)
+@contextmanager
+def interrupted(*, after_s: float) -> Generator[None]:
+    """Have Ctrl-C meet the block, this once."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, after_s)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 either_way = pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "as they come"])
 either_size = pytest.mark.parametrize("array", [SMALL, LARGE], ids=["unary", "stream"])
 

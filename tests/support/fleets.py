@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwire_ray.listing import Listing
+from gradwire_server.config.settings import Settings
 from support.serving import ServerThread, serving
 
 SHAPE = (1, 3, 256, 256)
@@ -27,6 +29,20 @@ class Fleet:
     @property
     def targets(self) -> list[str]:
         return [server.address for server in self.servers]
+
+
+class List(Listing):
+    """A list of replicas that a test changes."""
+
+    def __init__(self, *replicas: str, **settings: Any) -> None:
+        self.replicas = list(replicas)
+        super().__init__(
+            "some",
+            host="127.0.0.1",
+            port=0,
+            settings=Settings(**settings),
+            addresses=lambda: self.replicas,
+        )
 
 
 @contextmanager
