@@ -149,8 +149,9 @@ def test_other_numbers_of_axes_are_asked_for(check: Check, rank: str) -> None:
 
 
 def test_a_wrong_tie_is_shrunk_to_one_output_between_two_inputs(check: Check) -> None:
-    done = check("ties_down", "--failures", "1")
+    done = check("ties_down", "--failures", "1", "--seed", "5")
     assert (done.code, done.stderr) == (9, "")
+    assert check("ties_down", "--failures", "1", "--seed", "5") == done
     # Of 3 outputs the middle one lies between 2 inputs; fewer have no tie.
     assert "1. float32 (1, 1, 1, 3) to (1, 1, 1, 2) (the smallest of" in done.stdout
     assert "   given 1 at [0, 0, 0, 1], else 0\n" in done.stdout
@@ -214,11 +215,6 @@ def test_a_tolerance_is_told_with_those_that_differ_by_more_in_its_own_ulps(chec
     assert "which --tolerance 3 lets pass" in failed.stdout
     facts = json.loads(check("three_off", *options, "2", "--json").stdout)
     assert {each["ulps"] for each in facts["failures"]} == {3}
-
-
-@pytest.mark.slow
-def test_the_same_seed_gives_the_same_report(check: Check) -> None:
-    assert check("ties_down", "--seed", "5") == check("ties_down", "--seed", "5")
 
 
 @pytest.mark.slow

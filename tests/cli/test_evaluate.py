@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -138,31 +137,6 @@ def test_a_result_without_room_for_it_is_told_with_its_size_and_folder(
     assert done.code == 1
     assert f"no room for 4.0 MB in {tmp_path}: " in done.stderr
     assert sorted(each.name for each in tmp_path.iterdir()) == ["gradient.npy"]
-
-
-def test_a_limit_of_the_server_ends_with_code_4(tmp_path: Path) -> None:
-    with serving(max_elements=3) as server:
-        done = evaluate_published(
-            tmp_path, *SCALES, "--output-shape", "2,2", "--target", server.address
-        )
-    assert done.code == 4
-    assert "gradwire: error: " in done.stderr
-
-
-def test_a_deadline_ends_with_code_6(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        silent_target = f"127.0.0.1:{silent.getsockname()[1]}"
-        options = ("--output-shape", "2,2", "--target", silent_target, "--timeout", "0.2")
-        done = evaluate_published(tmp_path, *options)
-    assert done.code == 6
-    assert done.stderr == "gradwire: error: no result within 0.2 s\n"
-
-
-def test_no_server_ends_with_code_7(tmp_path: Path) -> None:
-    with serving() as server:
-        gone = server.address
-    done = evaluate_published(tmp_path, "--output-shape", "2,2", "--target", gone, "--timeout", "5")
-    assert done.code == 7
 
 
 @pytest.mark.parametrize("shape", [(), ("--output-shape", "2,2")])
