@@ -74,29 +74,24 @@ def begun_here() -> Generator[list[str]]:
         sys.setprofile(None)
 
 
+async def take_many(client: AsyncClient) -> None:
+    assert len([each async for each in client.evaluate_many([ITEM] * 3)]) == 3
+
+
 @pytest.mark.parametrize(
-    ("name", "split"),
-    [("EvaluateStream", False), ("EvaluateStream", True), ("EvaluateMany", False)],
+    ("ask", "at_once", "split"), [(call, 8, False), (call, 8, True), (take_many, 1, False)]
 )
 def test_no_stream_and_no_thread_is_started_in_the_event_loop(
-    server: ServerThread, name: str
+    server: ServerThread, ask: Callable[[AsyncClient], Any], at_once: int, *, split: bool
 ) -> None:
-    async def ask(client: AsyncClient) -> None:
-        if name == "many":
-            assert len([each async for each in client.evaluate_many([ITEM] * 3)]) == 3
-        else:
-            await call(client)
-
     async def run() -> None:
         with serving() as other:
             target = [server.address, other.address]
-            async with AsyncClient(
-                target, split=name == "split", split_threshold_bytes=1
-            ) as client:
+            async with AsyncClient(target, split=split, split_threshold_bytes=1) as client:
                 # The first time the event loop gets the thread of to_thread(), which it keeps.
                 await ask(client)
                 with begun_here() as begun:
-                    await asyncio.gather(*[ask(client) for _ in range(8)])
+                    await asyncio.gather(*[ask(client) for _ in range(at_once)])
                 assert begun == []
 
     asyncio.run(run())
