@@ -38,23 +38,23 @@ def along(gradient, axis, inputs, *, tie=0.5, last=0):
     return np.moveaxis(result, 0, axis)
 
 
+def over_axes(gradient, output_shape, *, backward=False, **options):
+    for axis in sorted(range(2, gradient.ndim), reverse=backward):
+        gradient = along(gradient, axis, output_shape[axis], **options)
+    return gradient
+
+
 def right(gradient, output_shape):
-    result = gradient if gradient.dtype == np.float64 else gradient.astype(np.float32)
-    for axis in range(2, gradient.ndim):
-        result = along(result, axis, output_shape[axis])
-    return result.astype(gradient.dtype)
+    wide = gradient if gradient.dtype == np.float64 else gradient.astype(np.float32)
+    return over_axes(wide, output_shape).astype(gradient.dtype)
 
 
 def ties_down(gradient, output_shape):
-    for axis in range(2, gradient.ndim):
-        gradient = along(gradient, axis, output_shape[axis], tie=0.499)
-    return gradient
+    return over_axes(gradient, output_shape, tie=0.499)
 
 
 def long_axes(gradient, output_shape):
-    for axis in range(2, gradient.ndim):
-        gradient = along(gradient, axis, output_shape[axis], last=1)
-    return gradient
+    return over_axes(gradient, output_shape, last=1)
 
 
 def packed_only(gradient, output_shape):
@@ -64,9 +64,7 @@ def packed_only(gradient, output_shape):
 
 
 def columns_first(gradient, output_shape):
-    for axis in reversed(range(2, gradient.ndim)):
-        gradient = along(gradient, axis, output_shape[axis])
-    return gradient
+    return over_axes(gradient, output_shape, backward=True)
 
 
 def writes(gradient, output_shape):

@@ -327,113 +327,95 @@ def test_the_list_is_asked_for_when_it_is_old_and_soon_after_a_failure() -> None
             assert len(asked) == most
 
 
-class Opened:
-    """Connections that were opened, each named after its target and its number."""
+class Calls:
+    """Calls on a pool whose connections are named after their targets and numbers.
 
-    def __init__(self) -> None:
-        self.names: list[str] = []
+    opened, closed  connections so far
+    now             what the pool's clock says
+    """
+
+    def __init__(self, targets: str, *, connections: int = 2) -> None:
+        self.opened: list[str] = []
+        self.closed: list[str] = []
         self.now = 100.0
+        self.pool = Pool(
+            targets,
+            self._open,
+            connections=connections,
+            close_one=self.closed.append,
+            clock=lambda: self.now,
+        )
 
-    def __call__(self, target: str) -> str:
-        self.names.append(f"{target}{sum(name[0] == target for name in self.names)}")
-        return self.names[-1]
+    def _open(self, target: str) -> str:
+        self.opened.append(f"{target}{sum(name[0] == target for name in self.opened)}")
+        return self.opened[-1]
 
-    def clock(self) -> float:
-        return self.now
+    def begin(self, count: int) -> list[str]:
+        """Begin so many calls, which stay; return their connections."""
+        return [self.pool.take()[1] for _ in range(count)]
 
-
-def connections(pool: Pool[str], count: int) -> list[str]:
-    """Return those of so many calls at once."""
-    return [pool.take()[1] for _ in range(count)]
-
-
-def end_calls(pool: Pool[str], count: int, *, failed: bool) -> None:
-    """Begin so many calls, and end them all."""
-    for seat in [pool.take()[0] for _ in range(count)]:
-        pool.give_back(seat, failed=failed)
-
-
-@pytest.fixture
-def opened() -> Opened:
-    return Opened()
-
-
-def test_calls_one_after_the_other_share_a_connection(opened: Opened) -> None:
-    pool = Pool("a", opened, connections=3)
-    for _ in range(5):
-        seat, connection = pool.take()
-        assert connection == "a0"
-        pool.give_back(seat, failed=False)
-    assert opened.names == ["a0"]
+    def end(self, count: int, *, failed: bool = False) -> list[str]:
+        """Begin so many calls at once and end them; return their connections."""
+        taken = [self.pool.take() for _ in range(count)]
+        for seat, _ in taken:
+            self.pool.give_back(seat, failed=failed)
+        return [connection for _, connection in taken]
 
 
-def test_calls_at_once_spread_evenly(opened: Opened) -> None:
-    pool = Pool("a", opened, connections=3)
-    taken = [pool.take() for _ in range(7)]
+def test_calls_one_after_the_other_share_a_connection() -> None:
+    calls = Calls("a", connections=3)
+    assert [calls.end(1) for _ in range(5)] == [["a0"]] * 5
+    assert calls.opened == ["a0"]
+
+
+def test_calls_at_once_spread_evenly() -> None:
+    calls = Calls("a", connections=3)
+    taken = [calls.pool.take() for _ in range(7)]
     assert [connection for _, connection in taken] == ["a0", "a1", "a2", "a0", "a1", "a2", "a0"]
     for seat, _ in (taken[1], taken[4]):
-        pool.give_back(seat, failed=False)
-    assert connections(pool, 4) == ["a1", "a1", "a1", "a2"]
+        calls.pool.give_back(seat, failed=False)
+    assert calls.begin(4) == ["a1", "a1", "a1", "a2"]
 
 
-def test_targets_take_turns(opened: Opened) -> None:
-    pool = Pool("ab", opened, connections=2)
-    seen: list[str] = []
-    for _ in range(6):
-        seat, connection = pool.take()
-        seen.append(connection[0])
-        pool.give_back(seat, failed=False)
-    assert sorted(seen) == sorted("ababab")
+def test_targets_take_turns() -> None:
+    calls = Calls("ab")
+    seen = [calls.end(1)[0] for _ in range(6)]
+    assert sorted(seen) == ["a0"] * 3 + ["b0"] * 3
     assert all(one != other for one, other in itertools.pairwise(seen))
-    assert sorted(opened.names) == ["a0", "b0"]
 
 
-def test_calls_at_once_spread_over_targets_first(opened: Opened) -> None:
-    pool = Pool("abc", opened, connections=2)
-    assert sorted(connections(pool, 3)) == ["a0", "b0", "c0"]
-    assert sorted(connections(pool, 3)) == ["a1", "b1", "c1"]
+def test_calls_at_once_spread_over_targets_first() -> None:
+    calls = Calls("abc")
+    assert sorted(calls.begin(3)) == ["a0", "b0", "c0"]
+    assert sorted(calls.begin(3)) == ["a1", "b1", "c1"]
 
 
-def test_a_connection_that_failed_is_avoided_for_a_while(opened: Opened) -> None:
-    pool = Pool("a", opened, connections=2, clock=opened.clock)
-    end_calls(pool, 1, failed=True)
-    assert connections(pool, 3) == ["a1"] * 3
-    opened.now += AVOIDED_S
-    assert pool.take()[1] == "a0"
+def test_a_connection_that_failed_is_avoided_for_a_while() -> None:
+    calls = Calls("a")
+    calls.end(1, failed=True)
+    assert calls.begin(3) == ["a1"] * 3
+    calls.now += AVOIDED_S
+    assert calls.begin(1) == ["a0"]
 
 
-def test_rather_than_another_connection_to_where_one_failed_another_target_is_taken(
-    opened: Opened,
-) -> None:
-    pool = Pool("ab", opened, connections=2, clock=opened.clock)
-    failed, connection = pool.take()
-    pool.give_back(failed, failed=True)
-    other = "b" if connection[0] == "a" else "a"
-    assert {name[0] for name in connections(pool, 4)} == {other}
-    opened.now += AVOIDED_S
-    assert pool.take()[1][0] == connection[0]
+def test_rather_than_another_connection_to_where_one_failed_another_target_is_taken() -> None:
+    calls = Calls("ab")
+    (failed,) = calls.end(1, failed=True)
+    assert failed[0] not in {name[0] for name in calls.begin(4)}
+    calls.now += AVOIDED_S
+    assert calls.begin(1)[0][0] == failed[0]
 
 
-def test_where_every_target_failed_a_connection_that_did_not_is_taken(opened: Opened) -> None:
-    pool = Pool("ab", opened, connections=2, clock=opened.clock)
-    end_calls(pool, 2, failed=True)
-    assert sorted(connections(pool, 2)) == ["a1", "b1"]
+def test_where_every_target_failed_a_connection_that_did_not_is_taken() -> None:
+    calls = Calls("ab")
+    calls.end(2, failed=True)
+    assert sorted(calls.begin(2)) == ["a1", "b1"]
 
 
-def test_where_every_connection_failed_the_least_busy_is_taken(opened: Opened) -> None:
-    pool = Pool("a", opened, connections=2, clock=opened.clock)
-    end_calls(pool, 2, failed=True)
-    assert connections(pool, 4) == ["a0", "a1", "a0", "a1"]
-
-
-def test_a_closed_pool_opens_nothing(opened: Opened) -> None:
-    pool = Pool("a", opened, connections=2)
-    seat, connection = pool.take()
-    assert pool.close() == [connection]
-    pool.give_back(seat, failed=False)
-    with pytest.raises(CallCancelledError, match="closed"):
-        pool.take()
-    assert opened.names == ["a0"]
+def test_where_every_connection_failed_the_least_busy_is_taken() -> None:
+    calls = Calls("a")
+    calls.end(2, failed=True)
+    assert calls.begin(4) == ["a0", "a1", "a0", "a1"]
 
 
 def test_threads_never_lose_count() -> None:
@@ -450,33 +432,33 @@ def test_threads_never_lose_count() -> None:
     assert {pool.take()[0].calls for _ in range(4)} == {1}
 
 
-def test_new_targets_take_turns_with_those_that_stay(opened: Opened) -> None:
-    closed: list[str] = []
-    pool = Pool("ab", opened, connections=1, close_one=closed.append)
-    end_calls(pool, 2, failed=False)
-    pool.renew("bc")
-    assert sorted(connections(pool, 4)) == ["b0", "b0", "c0", "c0"]
-    assert closed == ["a0"]
+def test_new_targets_take_turns_with_those_that_stay() -> None:
+    calls = Calls("ab", connections=1)
+    calls.end(2)
+    calls.pool.renew("bc")
+    assert sorted(calls.begin(4)) == ["b0", "b0", "c0", "c0"]
+    assert calls.closed == ["a0"]
 
 
-def test_a_target_that_goes_ends_its_calls_first(opened: Opened) -> None:
-    closed: list[str] = []
-    pool = Pool("a", opened, connections=1, close_one=closed.append)
-    first, second = pool.take()[0], pool.take()[0]
-    pool.renew("b")
-    assert pool.take()[1] == "b0"
-    pool.give_back(first, failed=False)
-    assert not closed
-    pool.give_back(second, failed=True)
-    assert closed == ["a0"]
+def test_a_target_that_goes_ends_its_calls_first() -> None:
+    calls = Calls("a", connections=1)
+    first, second = calls.pool.take()[0], calls.pool.take()[0]
+    calls.pool.renew("b")
+    assert calls.begin(1) == ["b0"]
+    calls.pool.give_back(first, failed=False)
+    assert not calls.closed
+    calls.pool.give_back(second, failed=True)
+    assert calls.closed == ["a0"]
 
 
-def test_closing_finds_the_connections_of_targets_that_went(opened: Opened) -> None:
-    pool = Pool("a", opened, connections=2, close_one=opened.names.remove)
-    pool.take()
-    pool.renew("b")
-    pool.take()
-    assert sorted(pool.close()) == ["a0", "b0"]
-    pool.renew("c")
-    with pytest.raises(CallCancelledError):
-        pool.take()
+def test_closing_finds_all_connections_and_opens_no_more() -> None:
+    calls = Calls("a")
+    seat, _ = calls.pool.take()
+    calls.pool.renew("b")
+    calls.begin(1)
+    assert sorted(calls.pool.close()) == ["a0", "b0"]
+    calls.pool.give_back(seat, failed=False)
+    calls.pool.renew("c")
+    with pytest.raises(CallCancelledError, match="closed"):
+        calls.pool.take()
+    assert calls.opened == ["a0", "b0"]
