@@ -103,17 +103,17 @@ def test_every_manner_of_call_shows_the_token(tmp_path: Path) -> None:
             assert words in done.stderr
 
 
-def test_no_server_ends_it_with_7(free_target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_server_ends_it_with_7(nobody: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gradwire.cli.bench.TARGET_PATIENCE_S", 0.7)
-    done = run_here("bench", "--target", free_target, *SHORT)
+    done = run_here("bench", "--target", nobody, *SHORT)
     assert done.code == 7
     first, last = done.stderr.splitlines()
-    assert first.startswith(f"gradwire: waiting up to 0.7 s for the server at {free_target}: ")
-    assert last.startswith(f"gradwire: error: no server at {free_target}; start one with ")
+    assert first.startswith(f"gradwire: waiting up to 0.7 s for the server at {nobody}: ")
+    assert last.startswith(f"gradwire: error: no server at {nobody}; start one with ")
 
 
-def test_metrics_that_are_none_are_found_before_the_load(target: str, free_target: str) -> None:
-    url = f"http://{free_target}/metrics"
+def test_metrics_that_are_none_are_found_before_the_load(target: str, nobody: str) -> None:
+    url = f"http://{nobody}/metrics"
     done = run_here("bench", "--target", target, "--metrics", url, *SHORT)
     assert (done.code, done.stdout) == (1, "")
     assert url in done.stderr

@@ -6,6 +6,7 @@ import io
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import tomllib
@@ -140,17 +141,20 @@ def test_the_readme_s_table_has_every_extra() -> None:
     assert extras - {""} == set(project["optional-dependencies"])
 
 
-def test_the_quick_start_runs_line_by_line(tmp_path: Path, free_target: str) -> None:
+def test_the_quick_start_runs_line_by_line(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free = f"127.0.0.1:{probe.getsockname()[1]}"
     (block,) = (block for block in blocks("README.md", "sh") if "gradwire-server" in block)
     set_up, separator, commands = block.partition("gradwire-server &\n")
     assert separator
     assert "pip install" in set_up
-    script = f"set -e\n{separator}{commands}wait\n".replace(DEFAULT_TARGET, free_target)
-    script = script.replace("gradwire health", f"gradwire health --target {free_target}")
+    script = f"set -e\n{separator}{commands}wait\n".replace(DEFAULT_TARGET, free)
+    script = script.replace("gradwire health", f"gradwire health --target {free}")
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "GRADWIRE_ADDRESS": free_target,
+        "GRADWIRE_ADDRESS": free,
     }
     done = subprocess.run(  # noqa: S603 - our own document
         ["/bin/bash", "-c", script],

@@ -177,19 +177,19 @@ def test_a_reader_who_leaves_is_met_with_silence() -> None:
 
 @pytest.mark.parametrize("command", ["info", "operators", "health"])
 def test_where_nobody_listens_the_program_says_how_to_start_a_server(
-    free_target: str, command: str
+    nobody: str, command: str
 ) -> None:
-    done = run_here(command, "--target", free_target)
+    done = run_here(command, "--target", nobody)
     assert done.code == 7
     assert done.stderr == (
-        f"gradwire: error: no server at {free_target}; start one with `gradwire-server`\n"
+        f"gradwire: error: no server at {nobody}; start one with `gradwire-server`\n"
     )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
-def test_a_terminal_sees_that_the_program_goes_on_trying(free_target: str) -> None:
+def test_a_terminal_sees_that_the_program_goes_on_trying(nobody: str) -> None:
     near, far = os.openpty()
-    command = [*GRADWIRE, "info", "--target", free_target]
+    command = [*GRADWIRE, "info", "--target", nobody]
     with subprocess.Popen(command, stderr=far, stdout=subprocess.DEVNULL) as program:  # noqa: S603
         os.close(far)
         shown = b""

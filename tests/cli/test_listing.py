@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from gradwire_server import backends
 from support.command_line import run, run_here
 from support.papers import Papers
 from support.papers import pair as client_pair
+from support.raw_calls import wait_until
 from support.serving import serving
 
 
@@ -49,8 +49,8 @@ def test_the_environment_names_the_server(target: str, monkeypatch: pytest.Monke
     assert run_here("info").code == 0
 
 
-def test_one_of_several_servers_will_do(target: str, free_target: str) -> None:
-    for several in (f"{target},{free_target}", f"{free_target},{target}"):
+def test_one_of_several_servers_will_do(target: str, nobody: str) -> None:
+    for several in (f"{target},{nobody}", f"{nobody},{target}"):
         assert run_here("health", "--target", several).stdout == "SERVING\n"
         assert run_here("info", "--target", several).code == 0
 
@@ -144,17 +144,17 @@ def holder() -> Generator[tuple[subprocess.Popen[str], str]]:
             process.kill()
 
 
-def is_gone(target: str, *, within_s: float) -> bool:
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
+def wait_until_gone(target: str, *, within_s: float) -> None:
+    def is_gone() -> bool:
         try:
             health(target, timeout_s=1)
         except UnavailableError:
             return True
         except GradwireError:
-            continue  # it is on its way out
-        time.sleep(0.05)
-    return False
+            pass  # it is on its way out
+        return False
+
+    wait_until(is_gone, patience_s=within_s)
 
 
 def test_it_serves_and_is_gone_when_the_command_ends() -> None:
@@ -162,7 +162,7 @@ def test_it_serves_and_is_gone_when_the_command_ends() -> None:
         assert health(target) == "SERVING"
         process.communicate("\n")
         assert process.returncode == 0
-        assert is_gone(target, within_s=1)
+        wait_until_gone(target, within_s=1)
 
 
 @pytest.mark.parametrize(("number", "within_s"), [(signal.SIGINT, 1), (signal.SIGKILL, 15)])
@@ -172,7 +172,7 @@ def test_it_does_not_outlive_a_command_that_is_ended(
     with holder() as (process, target):
         process.send_signal(number)
         process.wait(timeout=10)
-        assert is_gone(target, within_s=within_s)
+        wait_until_gone(target, within_s=within_s)
 
 
 def test_without_the_server_package_one_line_says_what_to_install(

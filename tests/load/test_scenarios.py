@@ -91,9 +91,9 @@ def test_many_by_one_stream_are_judged_each(run: Run) -> None:
     assert result.flows[0].sent_bytes == 8 * PROBLEMS["tiny"].sent_bytes
 
 
-def test_callers_whom_no_server_answers_pause_and_say_so(free_port: int) -> None:
+def test_callers_whom_no_server_answers_pause_and_say_so(nobody: str) -> None:
     lines: list[str] = []
-    with loading(f"127.0.0.1:{free_port}") as run:
+    with loading(nobody) as run:
         result = run(SCENARIOS["tiny"], 2.5, lines.append)
     (flow,) = result.flows
     assert [one.status for one in flow.outcomes] == ["UNAVAILABLE"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -44,14 +43,6 @@ def face(request: pytest.FixtureRequest) -> Face:
 def collect(face: Face) -> Collect:
     """Return what gives place and outcome of every item of evaluate_many."""
     return partial(outcomes_of, face)
-
-
-@pytest.fixture(scope="session")
-def nobody() -> Iterator[str]:
-    """Name an address that refuses connections."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 @pytest.fixture

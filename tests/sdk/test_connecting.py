@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from gradwire import AsyncClient, Client
 from gradwire._core.retries import RetryBudget, Tries
 from gradwire._transport.unary import Patience
+from gradwire._wire.files import Reloaded
 from gradwire._wire.statuses import is_lasting, with_hint
 from gradwire.errors import (
     AuthenticationError,
@@ -280,6 +281,19 @@ def is_served(client: Client) -> bool:
     except AuthenticationError:
         return False
     return True
+
+
+def test_a_file_is_not_read_for_every_call(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(b"before")
+    errors: list[Exception] = []
+    file = Reloaded(
+        (str(path),), lambda contents: contents[0], on_error=errors.append, every_s=3600
+    )
+    path.write_bytes(b"after")
+    assert file.get() == b"before"
+    assert file.look()
+    assert (file.get(), errors) == (b"after", [])
 
 
 def test_no_proxy_sees_what_goes_to_this_machine(

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ import pytest
 
 from gradwire import Client, ops, v1
 from gradwire_server.observability.definitions import METRICS
+from support.load import repeated
 from support.many_calls import ManyCall, named
 from support.processes import run_command, running_command
 from support.raw_calls import (
@@ -385,47 +385,34 @@ def test_workers_are_merged_and_told_apart(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_no_count_falls_and_none_is_lost_while_workers_are_killed(tmp_path: Path) -> None:
-    with running_command(*FLAGS, log=tmp_path / "log") as command:
+    with (
+        running_command(*FLAGS, log=tmp_path / "log") as command,
+        Client(command.address) as caller,
+    ):
         address = command.http_address
-        over = threading.Event()
-        fallen: list[object] = []
-        done = [0]
+        before: dict[object, float] = {}
 
-        def watch() -> None:
-            before: dict[object, float] = {}
-            while not over.wait(0.02):
-                now = counts(scrape(address))
-                fallen.extend(key for key, value in before.items() if now.get(key, 0) < value)
-                before = now
+        def fallen() -> object:
+            now = counts(scrape(address))
+            less = [key for key, value in before.items() if now.get(key, 0) < value]
+            before.update(now)
+            return less or None
 
         def evaluate() -> None:
-            with Client(command.address) as client:
-                while not over.is_set():
-                    client.evaluate(OPERATOR, GRADIENT, output_shape=(1, 1, 2, 2))
-                    done[0] += 1
+            caller.evaluate(OPERATOR, GRADIENT, output_shape=(1, 1, 2, 2))
 
-        def has_done(calls: int) -> bool:
-            return done[0] >= calls
-
-        threads = [threading.Thread(target=each) for each in (watch, evaluate)]
-        for thread in threads:
-            thread.start()
-        for kill in range(KILLS):
-            wait_until(partial(has_done, done[0] + 20))
-            worker = str(kill % 2)
-            command.kill_worker(kill % 2)
-            command.wait_for_log(f"worker serves worker={worker} ", times=2 + kill // 2)
-        over.set()
-        for thread in threads:
-            thread.join()
+        with repeated(fallen, threads=1), repeated(evaluate, threads=1) as load:
+            for kill in range(KILLS):
+                load.wait_for_more(20)
+                command.kill_worker(kill % 2)
+                command.wait_for_log(f"worker serves worker={kill % 2} ", times=2 + kill // 2)
         wait_until(lambda: scrape(address).value("gradwire_worker_ready") == 2)
-        seen_last = scrape(address)
-    assert not fallen
-    assert seen_last.value("gradwire_worker_restarts_total", worker="0") == KILLS // 2
+        seen = scrape(address)
+    assert seen.value("gradwire_worker_restarts_total", worker="0") == KILLS // 2
     # A try whose answer was lost with its worker was counted too, once for each kill at most.
-    counted = seen_last.value("gradwire_requests_total", status="OK")
-    assert done[0] <= counted <= done[0] + KILLS
-    assert seen_last.value("gradwire_requests_in_flight") == 0
+    counted = seen.value("gradwire_requests_total", status="OK")
+    assert load.calls <= counted <= load.calls + KILLS
+    assert seen.value("gradwire_requests_in_flight") == 0
 
 
 def test_a_worker_that_is_away_is_not_ready(tmp_path: Path) -> None:
