@@ -19,7 +19,17 @@ from numpy.typing import NDArray
 
 from gradwire import Client, health, ops, v1
 from gradwire.errors import LimitExceededError, UnavailableError
-from support.clients import BILINEAR, COPY, LARGE, ONCE, Face, copied, driver_thread, halved
+from support.clients import (
+    BILINEAR,
+    COPY,
+    LARGE,
+    LAYOUTS,
+    ONCE,
+    Face,
+    copied,
+    driver_thread,
+    halved,
+)
 from support.relay import relaying
 from support.serving import ServerThread, serving
 
@@ -57,38 +67,15 @@ def test_the_result_has_the_type_of_the_input(client: Client, dtype: np.dtype[An
     np.testing.assert_array_equal(result, array)
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        DIFF_DST.astype(">f4"),
-        np.asfortranarray(DIFF_DST),
-        DIFF_DST[:, ::-1][:, ::-1],
-        np.repeat(DIFF_DST, 2, axis=3)[..., ::2],
-        np.ascontiguousarray(DIFF_DST.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2),
-        np.ascontiguousarray(DIFF_DST[::-1])[::-1],
-        DIFF_DST.tolist(),
-    ],
-    ids=[
-        "big-endian",
-        "column-major",
-        "reversed twice",
-        "gaps",
-        "channels last",
-        "backward",
-        "list",
-    ],
-)
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_the_same_elements_give_the_same_bits_wherever_they_lie(
-    client: Client, expected: NDArray[Any], view: Any
+    client: Client, expected: NDArray[Any], layout: Callable[[NDArray[Any]], NDArray[Any]]
 ) -> None:
-    array = np.asarray(view, np.float32) if isinstance(view, list) else view
-    result = halved(client, array)
-    np.testing.assert_array_equal(result, expected)
+    np.testing.assert_array_equal(halved(client, layout(DIFF_DST)), expected)
 
 
 def test_a_result_nests_its_axes_as_the_input_does(client: Client) -> None:
-    channels_last = np.ascontiguousarray(DIFF_DST.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
-    result = halved(client, channels_last)
+    result = halved(client, LAYOUTS["channels last"](DIFF_DST))
     assert result.transpose(0, 2, 3, 1).flags.c_contiguous
 
 
@@ -159,9 +146,7 @@ def test_what_a_server_does_not_take_in_one_message_is_streamed(
 @pytest.mark.parametrize(
     "source",
     [
-        np.ascontiguousarray(RANDOM.normal(size=(2, 256, 256, 3)).astype(np.float32)).transpose(
-            0, 3, 1, 2
-        ),
+        LAYOUTS["channels last"](RANDOM.normal(size=(2, 3, 256, 256)).astype(np.float32)),
         np.broadcast_to(RANDOM.normal(size=(3, 256, 256)).astype(np.float32), (2, 3, 256, 256)),
     ],
     ids=["channels last", "broadcast"],

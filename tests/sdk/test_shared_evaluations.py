@@ -30,7 +30,7 @@ from gradwire._transport.shared_memory import (
     segment_bytes,
 )
 from gradwire._wire.requests import prepare
-from support.clients import BILINEAR, Face
+from support.clients import BILINEAR, LAYOUTS, Face
 from support.gated import gated
 from support.raw_calls import wait_until
 from support.scraping import scrape
@@ -89,11 +89,7 @@ def held(server: ServerThread) -> int:
 
 
 ARRAYS: dict[str, NDArray[Any]] = {
-    "packed": GRADIENT,
-    "channels last": np.ascontiguousarray(GRADIENT.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2),
-    "every other": np.repeat(GRADIENT, 2, axis=3)[..., ::2],
-    "backward": GRADIENT[:, ::-1, :, ::-1],
-    "big-endian": GRADIENT.astype(">f4"),
+    **{name: layout(GRADIENT) for name, layout in LAYOUTS.items()},
     "broadcast": np.broadcast_to(GRADIENT[:1], SOURCE),
     "float16": GRADIENT.astype(np.float16),
     "bfloat16": GRADIENT.astype(ml_dtypes.bfloat16),

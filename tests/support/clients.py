@@ -33,6 +33,18 @@ SMALL = np.ones((4, 4), np.float32)
 LARGE = np.ones((1024, 1024), np.float32)
 ITEM = Item(COPY, np.ones((2, 2), np.float32), (2, 2))
 
+# Ways in which the elements of a float32 tensor of four axes may lie.
+LAYOUTS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
+    "packed": np.ascontiguousarray,
+    "big-endian": lambda array: array.astype(">f4"),
+    "column-major": np.asfortranarray,
+    "gaps": lambda array: np.repeat(array, 2, axis=3)[..., ::2],
+    "backward": lambda array: np.ascontiguousarray(array[::-1, ..., ::-1])[::-1, ..., ::-1],
+    "channels last": lambda array: np.ascontiguousarray(array.transpose(0, 2, 3, 1)).transpose(
+        0, 3, 1, 2
+    ),
+}
+
 PROMPT = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.1, max_attempts=40)
 BRISK = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.01, max_attempts=3)
 ONCE = RetryPolicy(max_attempts=1)
