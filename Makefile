@@ -36,7 +36,7 @@ PIP := -m pip --quiet --disable-pip-version-check
 ON_GPU := PYTHONPATH=$(CURDIR)/server:$(CURDIR)/client:$(CURDIR)/tests$(if $(PYTHONPATH),:$(PYTHONPATH)) $(or $(GPU_PYTHON),$(BIN)/python)
 
 .PHONY: help demo test gpu-test gpu-bench lint ruff-check ruff-format-check mypy pyright lint-imports words schema breaking \
-	check generate load load-agreement load-kills soak chaos fuzz monitoring kubernetes ray status bench bench-compute peers conformance full image install \
+	check generate load load-kills soak chaos fuzz monitoring kubernetes ray status bench bench-compute peers conformance full image install \
 	constraints mutants shape docs release clean
 
 help:  ## List the targets
@@ -94,11 +94,6 @@ generate: $(GENERATE_VENV)/.installed  ## Write client/gradwire/v1 anew from pro
 load: $(VENV)/.installed  ## Put a server under every load of docs/load-testing.md; writes out/load.html and out/load.json
 	mkdir -p out
 	$(BIN)/gradwire bench --output out/load.json --report out/load.html $(ARGS)
-
-load-agreement: $(VENV)/.installed $(VENV)-locust/.installed  ## Compare gradwire bench with Locust and h2load
-	mkdir -p out
-	@command -v h2load >/dev/null || { echo "no h2load; run: apt-get update && apt-get install -y nghttp2-client" >&2; exit 1; }
-	PYTHONPATH=tests $(BIN)/python -m load.agreement --locust $(VENV)-locust/bin/python --json out/agreement.json $(ARGS)
 
 soak: $(VENV)/.installed  ## Load a server for 20 minutes; fails if it keeps memory, threads, files or processes (ARGS="--duration 60")
 	mkdir -p out
@@ -202,7 +197,7 @@ constraints:  ## Pin today's newest versions in constraints/pinned.txt and cuda1
 	rm -rf build/pin
 
 clean:  ## Remove what these targets made
-	rm -rf .venv .venv-generate .venv-conformance .venv-docs .venv-locust .venv-ray build dist out .coverage .hypothesis .*_cache tests/contract/node/node_modules
+	rm -rf .venv .venv-generate .venv-conformance .venv-docs .venv-ray build dist out .coverage .hypothesis .*_cache tests/contract/node/node_modules
 
 # Set up again whenever dependencies or pins have changed.
 $(VENV)/.installed: pyproject.toml $(PINS)
@@ -244,13 +239,6 @@ $(GENERATE_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(GENERATE_VENV)
 	$(GENERATE_VENV)/bin/python $(PIP) install --constraint $(PINS) pip
 	$(GENERATE_VENV)/bin/python $(PIP) install --group generate
-	@touch $@
-
-# gevent patches what it meets: nothing of ours is beside it.
-$(VENV)-locust/.installed: pyproject.toml
-	$(PYTHON) -m venv $(VENV)-locust
-	$(VENV)-locust/bin/python $(PIP) install --constraint $(PINS) pip
-	$(VENV)-locust/bin/python $(PIP) install --group locust
 	@touch $@
 
 # The pages are made from the packages, which are imported.

@@ -1,24 +1,37 @@
-"""Full disks, logs that nobody reads, no memory: the server serves on, and says so where it can."""
+"""Connections, disks, memory, clocks and processes fail: no call is lost, and no bit is wrong."""
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import resource
+import shutil
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gradwire import RetryPolicy
+from chaos.checksums import run
+from chaos.link import may_link
+from gradwire import Client, DeadlineExceededError, RetryPolicy, UnavailableError
+from gradwire_server.backends.numpy_cpu import NumpyCpu
+from support.clients import CALLS, ONCE
 from support.load import Callers
-from support.processes import EAGER, Command, memory_kib, running_command
-from support.raw_calls import RawClient, identity_request
+from support.processes import EAGER, Command, environment, memory_kib, running_command
+from support.raw_calls import PATIENCE_S, RawClient, identity_request, wait_until
 from support.refusals import Refusal
-from support.servers import commanded
+from support.relay import drawn_cuts, relaying
+from support.servers import commanded, serving, wait_idle
 
 LOGGING = ("--access-log",)
 MIB = 1 << 20
+PATIENT = RetryPolicy(max_attempts=40, max_backoff_s=0.5)
 
 
 def check_and_stop(command: Command) -> None:
@@ -90,9 +103,8 @@ def test_calls_that_find_no_memory_end_and_the_server_goes_on(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_worker_without_memory_brings_no_wrong_bits_and_loses_no_call(tmp_path: Path) -> None:
-    patient = RetryPolicy(max_attempts=40, max_backoff_s=0.5)
     with running_command("--workers", "2", log=tmp_path / "log") as command:
-        with Callers(command.address, "unary", "stream", "copy", retry=patient) as callers:
+        with Callers(command.address, "unary", "stream", "copy", retry=PATIENT) as callers:
             callers.wait_for_more()
             pid = command.workers[0]
             _, hard = resource.prlimit(pid, resource.RLIMIT_AS)
@@ -106,3 +118,216 @@ def test_a_worker_without_memory_brings_no_wrong_bits_and_loses_no_call(tmp_path
         for tally in callers.tallies:
             assert tally.wrong == 0
             assert all(text.startswith("OutOfMemoryError: ") for text in tally.lost), tally.lost
+
+
+KINDS = ("unary", "async unary", "many", "small stream", "stream", "async stream")
+PROMPT = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.05, max_attempts=100)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "seed"), [(15, 0), pytest.param(100, 1, marks=pytest.mark.slow)], ids=["15", "100"]
+)
+def test_no_call_is_lost_while_every_connection_is_cut(cuts: int, seed: int) -> None:
+    down, up = drawn_cuts(seed)
+    with (
+        serving(backend=NumpyCpu()) as server,
+        relaying(server.address, cuts=down, cuts_up=up) as relay,
+    ):
+        with Callers(relay.address, *KINDS, retry=PROMPT) as callers:
+            wait_until(lambda: relay.cut >= cuts, patience_s=240)
+            relay.spare()
+            callers.wait_for_more()
+        callers.check()
+
+
+TIMEOUT_S = 0.5
+
+
+@pytest.mark.parametrize("call", ["Evaluate", "EvaluateStream", "EvaluateMany"])
+def test_a_call_ends_at_both_ends_where_the_line_between_is_dead(call: str) -> None:
+    with (
+        serving(backend=NumpyCpu(), stall_timeout_s=TIMEOUT_S) as server,
+        relaying(server.address) as relay,
+        Client(relay.address, retry=ONCE, timeout_s=TIMEOUT_S) as client,
+    ):
+        CALLS[call](client)
+        relay.swallow()
+        with pytest.raises((DeadlineExceededError, UnavailableError)):
+            CALLS[call](client)
+        wait_idle(server)
+
+
+TESTS = Path(__file__).parents[1]
+
+
+in_networks = pytest.mark.skipif(not may_link(), reason="no networks of one's own may be made here")
+
+
+def play(scenario: str) -> Any:
+    """Play a scenario in networks of its own; return what callers saw."""
+    paths = [str(TESTS), *(path for path in sys.path if path)]
+    done = subprocess.run(  # noqa: S603 - our own program
+        ["/usr/bin/env", "unshare", "-rn", sys.executable, "-m", "chaos.link", scenario],
+        env=environment({"PYTHONPATH": ":".join(paths)}),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    return json.loads(done.stdout)
+
+
+@in_networks
+@pytest.mark.slow
+def test_no_call_is_lost_over_a_line_that_loses_packets_and_stops() -> None:
+    seen = play("loss")
+    assert seen["calls"]
+    assert seen["packets_lost"]
+    assert (seen["wrong"], seen["lost"]) == (0, [])
+
+
+@in_networks
+@pytest.mark.slow
+def test_calls_to_an_end_that_has_vanished_end_and_later_ones_succeed() -> None:
+    seen = play("vanish")
+    assert set(seen["first"].values()) == {"a result"}
+    assert set(seen["gone"].values()) <= {"DeadlineExceededError", "UnavailableError"}
+    assert max(seen["seconds"].values()) < PATIENCE_S
+    assert set(seen["again"].values()) == {"a result"}
+
+
+STALL_S = 2.0
+FLAGS = (
+    *("--workers", "2"),
+    *("--backend", "numpy_cpu"),
+    *("--compute-threads", "1"),
+    *("--stall-timeout-s", str(STALL_S)),
+)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_is_replaced_and_no_call_is_lost(tmp_path: Path) -> None:
+    with (
+        running_command(*FLAGS, log=tmp_path / "log") as command,
+        Callers(command.address, "unary", "async unary", "stream", retry=PATIENT) as callers,
+    ):
+        callers.wait_for_more()
+        stopped = command.workers[0]
+        os.kill(stopped, signal.SIGSTOP)
+        command.wait_for_log(f"worker hangs pid={stopped} ")
+        command.wait_for_log("worker serves worker=0 ", times=2)
+        callers.wait_for_more()
+        assert command.workers[0] != stopped
+    callers.check()
+
+
+@pytest.mark.slow
+def test_a_parent_that_was_stopped_takes_nobody_for_dead(tmp_path: Path) -> None:
+    with running_command(*FLAGS, log=tmp_path / "log") as command:
+        before = command.workers
+        command.signal(signal.SIGSTOP)
+        time.sleep(3 * STALL_S)
+        command.signal(signal.SIGCONT)
+        time.sleep(2 * STALL_S)
+        assert command.workers == before
+        assert "hangs" not in command.log
+
+
+ROOT = TESTS.parent
+DAY_S = 86_400
+SOURCES = [
+    path
+    for folder in ("client", "server")
+    for path in (ROOT / folder).rglob("*.py")
+    if not path.name.endswith(("_pb2.py", "_pb2_grpc.py"))
+]
+# Moments that are told, or compared with those of files and the last days of tokens and
+# certificates: never what lasts.
+MAY_ASK = {
+    *("authorization.py", "certificates.py", "cache_files.py", "cells.py"),
+    *("cluster.py", "models.py", "otlp.py", "status.py", "token_command.py"),
+}
+CLOCK = TESTS / "clock.c"
+
+
+def asked(path: Path) -> Iterator[str]:
+    """Yield what a module asks for the time of day."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            name = f"{node.value.id}.{node.attr}"
+            if name in {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow"}:
+                yield name
+        if isinstance(node, ast.ImportFrom) and node.module == "time":
+            yield from (f"time.{each.name}" for each in node.names)
+
+
+def test_nobody_asks_for_the_time_of_day_who_need_not() -> None:
+    who = {path.name for path in SOURCES if any(asked(path))}
+    assert who == MAY_ASK
+
+
+@pytest.fixture(scope="module")
+def clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    made = tmp_path_factory.mktemp("clock") / "clock.so"
+    command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(made), str(CLOCK)]
+    subprocess.run(command, check=True)  # noqa: S603 - our own source
+    return made
+
+
+def test_a_clock_that_is_set_costs_no_call(clock: Path, tmp_path: Path) -> None:
+    offset = tmp_path / "offset"
+    offset.write_text(str(DAY_S))
+    variables = {"LD_PRELOAD": str(clock), "CLOCK_OFFSET": str(offset)}
+    said = subprocess.run(
+        [sys.executable, "-c", "import time; print(time.time())"],
+        env=environment(variables),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert float(said.stdout) > time.time() + DAY_S / 2
+    offset.write_text("0")
+    with running_command(
+        "--backend", "numpy_cpu", "--workers", "2", log=tmp_path / "log", env=variables
+    ) as command:
+        with Callers(command.address, "unary", "async unary", "stream", "many") as callers:
+            for seconds in (DAY_S, -DAY_S, 400 * DAY_S, 0):
+                offset.write_text(str(seconds))
+                callers.wait_for_more()
+        callers.check()
+        assert all(tally.retried == 0 for tally in callers.tallies)
+        assert "hangs" not in command.log
+
+
+@pytest.mark.parametrize(
+    "calls", [60, pytest.param(600, marks=[pytest.mark.slow, pytest.mark.heavy])]
+)
+def test_no_damaged_result_is_taken(calls: int) -> None:
+    outcome = run(calls, seed=calls)
+    assert outcome.damaged
+    assert outcome.failed < outcome.calls
+    assert outcome.right, outcome
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files are Linux's")
+@pytest.mark.parametrize(
+    ("clients", "servers"),
+    [(30, 2), pytest.param(1000, 50, marks=[pytest.mark.slow, pytest.mark.heavy])],
+)
+def test_the_killed_leave_nothing(clients: int, servers: int) -> None:
+    # A process of its own: clients are forked.
+    counts = [f"--clients={clients}", f"--servers={servers}"]
+    done = subprocess.run(  # noqa: S603 - our own program
+        [sys.executable, "-m", "chaos.shared_memory", *counts],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment({"PYTHONPATH": str(TESTS)}),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    outcome = ast.literal_eval(done.stdout)
+    assert outcome["clients"] == outcome["killed"] == clients
+    assert outcome["servers_killed"] == servers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 
 import pytest
@@ -20,11 +19,3 @@ def target() -> Iterator[str]:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
     """Have servers of commands' own compute with NumPy: they take less time to start."""
     monkeypatch.setenv("GRADWIRE_BACKEND", "numpy_cpu")
-
-
-@pytest.fixture
-def free_target() -> str:
-    """Name an address that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"

@@ -1,10 +1,17 @@
-"""`gradwire bench`: what it prints and writes, and how it ends."""
+"""`gradwire bench`: what it prints and writes, and how it ends, also before its time."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Callable
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +21,10 @@ from gradwire.loadtest.result import from_json
 from gradwire.loadtest.scenarios import PROBLEMS
 from gradwire_server import LocalClient
 from gradwire_server.config.tokens import Scope, add_token
+from load.soak import family
 from support.command_line import run, run_here
-from support.relay import relaying
+from support.raw_calls import wait_until
+from support.relay import Relay, relaying
 from support.servers import serving
 
 SHORT = ("--duration", "0.5", "--warm-up", "0")
@@ -39,11 +48,18 @@ def test_it_starts_a_server_and_writes_what_came_of_it(tmp_path: Path) -> None:
         assert f"<h2>{scenario.name}</h2>" in page.read_text()
 
 
-def test_json_is_all_that_it_prints(target: str, tmp_path: Path) -> None:
+def test_json_is_all_that_it_prints_and_two_files_are_compared(target: str, tmp_path: Path) -> None:
+    found, other = tmp_path / "a.json", tmp_path / "b.json"
     options = ("--target", target, "--scenario", "tiny", *SHORT)
-    done = run_here("bench", *options, "--json", "--output", tmp_path / "found.json")
-    assert from_json(done.stdout) == from_json((tmp_path / "found.json").read_text())
+    done = run_here("bench", *options, "--json", "--output", found)
+    assert from_json(done.stdout) == from_json(found.read_text())
     assert "Wrote" in done.stderr
+    value: Any = json.loads(found.read_text())
+    value["scenarios"][0]["flows"][0]["calls_per_s"] *= 2
+    other.write_text(json.dumps(value))
+    done = run_here("bench", "--compare", found, other)
+    assert done.code == 0
+    assert re.search(r"tiny +tiny +2\.00 +1\.00", done.stdout)
 
 
 def test_wrong_bits_end_it_with_1(target: str, tmp_path: Path) -> None:
@@ -65,66 +81,207 @@ def test_wrong_bits_end_it_with_1(target: str, tmp_path: Path) -> None:
     assert flow.ok == 0
 
 
-def test_two_files_are_compared(target: str, tmp_path: Path) -> None:
-    found, other = tmp_path / "a.json", tmp_path / "b.json"
-    run_here("bench", "--target", target, "--scenario", "tiny", *SHORT, "--output", found)
-    value: Any = json.loads(found.read_text())
-    value["scenarios"][0]["flows"][0]["calls_per_s"] *= 2
-    other.write_text(json.dumps(value))
-    done = run_here("bench", "--compare", found, other)
-    assert done.code == 0
-    assert re.search(r"tiny +tiny +2\.00 +1\.00", done.stdout)
-
-
-@pytest.fixture
-def tokens(tmp_path: Path) -> Callable[[Scope], Path]:
-    def add(scope: Scope) -> Path:
-        shown = tmp_path / scope.value
-        shown.write_text(add_token(tmp_path / "tokens", name=scope.value, scopes=[scope]))
-        return shown
-
-    return add
-
-
-def test_every_manner_of_call_shows_the_token(
-    tmp_path: Path, tokens: Callable[[Scope], Path]
-) -> None:
-    shown, looker = tokens(Scope.EVALUATE), tokens(Scope.INSPECT)
+def test_every_manner_of_call_shows_the_token(tmp_path: Path) -> None:
+    shown, looker = (tmp_path / scope.value for scope in (Scope.EVALUATE, Scope.INSPECT))
+    for file in (shown, looker):
+        token = add_token(tmp_path / "tokens", name=file.name, scopes=[Scope(file.name)])
+        file.write_text(token)
     with serving(tokens=str(tmp_path / "tokens"), warm_up=True, http_port="0") as server:
         arguments = ("bench", "--target", server.address, *SHORT)
-        done = run_here(
-            *arguments, "--token-file", shown,
-            "--scenario", "slow-readers", "--scenario", "tiny",
-        )  # fmt: skip
+        manners = ("--scenario", "slow-readers", "--scenario", "tiny")
+        done = run_here(*arguments, "--token-file", shown, *manners)
         assert (done.code, done.stderr) == (0, "")
         assert run_here(*arguments).code == 8
         # A token that opens no call, or not the metrics, ends it before the load.
-        done = run_here(*arguments, "--token-file", looker)
-        assert (done.code, done.stdout) == (8, "")
-        assert "the token inspect lacks the scope evaluate" in done.stderr
-        url = f"http://{server.server.instruments.address}/metrics"
-        done = run_here(*arguments, "--metrics", url, "--token-file", shown)
-        assert (done.code, done.stdout) == (8, "")
-        assert f"--metrics {url}: the token evaluate lacks the scope inspect" in done.stderr
+        url = f"http://{server.http_address}/metrics"
+        for file, more, words in (
+            (looker, (), "the token inspect lacks the scope evaluate"),
+            (shown, ("--metrics", url), f"--metrics {url}: the token evaluate lacks the scope"),
+        ):
+            done = run_here(*arguments, "--token-file", file, *more)
+            assert (done.code, done.stdout) == (8, "")
+            assert words in done.stderr
 
 
-def test_no_server_ends_it_with_7(free_target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_server_ends_it_with_7(nobody: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gradwire.cli.bench.TARGET_PATIENCE_S", 0.7)
-    done = run_here("bench", "--target", free_target, *SHORT)
+    done = run_here("bench", "--target", nobody, *SHORT)
     assert done.code == 7
     first, last = done.stderr.splitlines()
-    assert first.startswith(f"gradwire: waiting up to 0.7 s for the server at {free_target}: ")
-    assert last.startswith(f"gradwire: error: no server at {free_target}; start one with ")
+    assert first.startswith(f"gradwire: waiting up to 0.7 s for the server at {nobody}: ")
+    assert last.startswith(f"gradwire: error: no server at {nobody}; start one with ")
 
 
-def test_metrics_that_are_none_are_found_before_the_load(target: str, free_target: str) -> None:
-    url = f"http://{free_target}/metrics"
+def test_metrics_that_are_none_are_found_before_the_load(target: str, nobody: str) -> None:
+    url = f"http://{nobody}/metrics"
     done = run_here("bench", "--target", target, "--metrics", url, *SHORT)
     assert (done.code, done.stdout) == (1, "")
     assert url in done.stderr
 
 
-def test_the_help_names_every_scenario() -> None:
-    text = run_here("bench", "--help").stdout
-    for name in ("tiny", "medium", "large", "mixed", "overload", "slow-readers", "cancellations"):
-        assert f"  {name} " in text
+# Whoever runs the tests in the background may have SIGINT ignored, which programs inherit.
+PROGRAM = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    "from gradwire import cli; cli.main()"
+)
+# Generous: a machine that does much else takes its time to start programs.
+PATIENCE_S = 120.0
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+class Run:
+    """`gradwire bench` under way, in a process group of its own, as a terminal has it."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.process = subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, "-c", PROGRAM, "bench", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._seen: set[int] = set()
+
+    def children(self) -> set[int]:
+        now = family(self.process.pid) - {self.process.pid}
+        self._seen |= now
+        return now
+
+    def wait_until(self, holds: Callable[[], object]) -> None:
+        """Wait until something holds; fail at once if the process has ended."""
+        wait_until(lambda: holds() or self.process.poll() is not None, patience_s=PATIENCE_S)
+        if self.process.poll() is not None:
+            raise AssertionError(self.process.communicate())
+
+    def end(self, number: signal.Signals) -> tuple[int, str, str]:
+        """Send a signal to all of its group; return the status and what was printed."""
+        self.children()
+        os.killpg(self.process.pid, number)
+        stdout, stderr = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, stdout, stderr
+
+    def wait_until_nothing_is_left(self) -> None:
+        """Wait until none of the processes that were seen is there."""
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in self._seen))
+
+
+@contextmanager
+def benching(*arguments: object) -> Generator[Run]:
+    run = Run(*arguments)
+    try:
+        yield run
+    finally:
+        run.process.kill()
+        run.process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", CODES, ids=str)
+def test_the_user_who_ends_it_gets_what_there_is(
+    number: signal.Signals, target: str, tmp_path: Path
+) -> None:
+    found, page = tmp_path / "found.json", tmp_path / "report.html"
+    files = ("--output", found, "--report", page)
+    scenarios = ("--scenario", "tiny", "--scenario", "large")
+    with (
+        relaying(target) as relay,
+        benching(
+            *("--target", relay.address, *scenarios, *files),
+            *("--duration", 600, "--warm-up", 0, "--processes", 2),
+        ) as run,
+    ):
+        # Far more than the questions before the load take: some calls have ended.
+        run.wait_until(lambda: relay.carried_bytes > 1_000_000)
+        time.sleep(0.5)
+        code, stdout, stderr = run.end(number)
+        run.wait_until_nothing_is_left()
+    assert (code, stderr) == (CODES[number], "")
+    assert "tiny: " in stdout
+    document = from_json(found.read_text())
+    assert document.interrupted
+    (scenario,) = document.scenarios
+    assert scenario.duration_s < 60
+    (flow,) = scenario.flows
+    assert flow.sent == sum(outcome.count for outcome in flow.outcomes) > 0
+    assert flow.sent == sum(second.made for second in flow.seconds)
+    # What the user stopped has not failed.
+    assert [outcome.status for outcome in flow.outcomes] == ["OK"]
+    assert "ended the test early" in page.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", CODES, ids=str)
+@pytest.mark.parametrize("children", [1, 2, 5])
+def test_nothing_is_written_before_a_call_counts(
+    children: int, number: signal.Signals, target: str, tmp_path: Path
+) -> None:
+    found = tmp_path / "found.json"
+    with benching(
+        *("--target", target, "--scenario", "tiny", "--warm-up", 600, "--output", found),
+        *("--processes", 4),
+    ) as run:
+        # While those that make calls start, beside multiprocessing's own; all of them in warm-up.
+        run.wait_until(lambda: len(run.children()) >= children)
+        time.sleep(1.0 if children > 4 else 0.0)
+        code, stdout, stderr = run.end(number)
+        run.wait_until_nothing_is_left()
+    assert (code, stdout, stderr) == (CODES[number], "", "\ngradwire: interrupted\n")
+    assert not found.exists()
+
+
+@pytest.mark.parametrize("number", CODES, ids=str)
+def test_a_server_of_its_own_ends_with_it(number: signal.Signals) -> None:
+    with benching("--scenario", "tiny", "--duration", 600) as run:
+        run.wait_until(lambda: len(run.children()) >= 1)
+        code, _, stderr = run.end(number)
+        run.wait_until_nothing_is_left()
+    assert (code, stderr) == (CODES[number], "\ngradwire: interrupted\n")
+
+
+@contextmanager
+def gone_under_load(relay: Relay) -> Generator[None]:
+    """Have nothing listen any more where a relay does, a while after calls have come."""
+
+    def go() -> None:
+        wait_until(lambda: relay.connections > 1, patience_s=PATIENCE_S)
+        time.sleep(1.0)
+        relay.close()
+
+    going = threading.Thread(target=go)
+    going.start()
+    try:
+        yield
+    finally:
+        going.join()
+
+
+def test_a_server_that_is_gone_ends_it_with_7(target: str, tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    with relaying(target) as relay, gone_under_load(relay):
+        done = run_here(
+            *("bench", "--target", relay.address, "--warm-up", 0, "--duration", 5),
+            *("--scenario", "tiny", "--scenario", "medium", "--output", found),
+        )
+    assert done.code == 7
+    assert done.stderr.startswith(f"gradwire: error: {relay.address}: no server answers since")
+    assert done.stderr.endswith(" of tiny; not run: medium\n")
+    (scenario,) = from_json(found.read_text()).scenarios
+    assert "no server answers since second" in scenario.warnings[0]
+    assert f"note: {scenario.warnings[0]}" in done.stdout
+    (flow,) = scenario.flows
+    (refused,) = [one for one in flow.outcomes if one.status == "UNAVAILABLE"]
+    # 4 callers, who pause for half a second before long.
+    assert refused.count < 100
+    assert " UNAVAILABLE, p50 " in done.stdout
+
+
+def test_latencies_of_no_call_are_told_as_none(target: str, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    done = run_here(
+        *("bench", "--target", target, "--scenario", "tiny", "--warm-up", 0),
+        *("--duration", 0.3, "--timeout", 1e-6, "--report", page),
+    )
+    assert done.code == 1
+    (row,) = [line for line in done.stdout.splitlines() if " callers " in line]
+    assert row.split()[-5:] == ["-"] * 5
+    assert "<td>-</td>" in page.read_text()

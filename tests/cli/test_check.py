@@ -38,23 +38,23 @@ def along(gradient, axis, inputs, *, tie=0.5, last=0):
     return np.moveaxis(result, 0, axis)
 
 
+def over_axes(gradient, output_shape, *, backward=False, **options):
+    for axis in sorted(range(2, gradient.ndim), reverse=backward):
+        gradient = along(gradient, axis, output_shape[axis], **options)
+    return gradient
+
+
 def right(gradient, output_shape):
-    result = gradient if gradient.dtype == np.float64 else gradient.astype(np.float32)
-    for axis in range(2, gradient.ndim):
-        result = along(result, axis, output_shape[axis])
-    return result.astype(gradient.dtype)
+    wide = gradient if gradient.dtype == np.float64 else gradient.astype(np.float32)
+    return over_axes(wide, output_shape).astype(gradient.dtype)
 
 
 def ties_down(gradient, output_shape):
-    for axis in range(2, gradient.ndim):
-        gradient = along(gradient, axis, output_shape[axis], tie=0.499)
-    return gradient
+    return over_axes(gradient, output_shape, tie=0.499)
 
 
 def long_axes(gradient, output_shape):
-    for axis in range(2, gradient.ndim):
-        gradient = along(gradient, axis, output_shape[axis], last=1)
-    return gradient
+    return over_axes(gradient, output_shape, last=1)
 
 
 def packed_only(gradient, output_shape):
@@ -64,9 +64,7 @@ def packed_only(gradient, output_shape):
 
 
 def columns_first(gradient, output_shape):
-    for axis in reversed(range(2, gradient.ndim)):
-        gradient = along(gradient, axis, output_shape[axis])
-    return gradient
+    return over_axes(gradient, output_shape, backward=True)
 
 
 def writes(gradient, output_shape):
@@ -149,8 +147,9 @@ def test_other_numbers_of_axes_are_asked_for(check: Check, rank: str) -> None:
 
 
 def test_a_wrong_tie_is_shrunk_to_one_output_between_two_inputs(check: Check) -> None:
-    done = check("ties_down", "--failures", "1")
+    done = check("ties_down", "--failures", "1", "--seed", "5")
     assert (done.code, done.stderr) == (9, "")
+    assert check("ties_down", "--failures", "1", "--seed", "5") == done
     # Of 3 outputs the middle one lies between 2 inputs; fewer have no tie.
     assert "1. float32 (1, 1, 1, 3) to (1, 1, 1, 2) (the smallest of" in done.stdout
     assert "   given 1 at [0, 0, 0, 1], else 0\n" in done.stdout
@@ -214,11 +213,6 @@ def test_a_tolerance_is_told_with_those_that_differ_by_more_in_its_own_ulps(chec
     assert "which --tolerance 3 lets pass" in failed.stdout
     facts = json.loads(check("three_off", *options, "2", "--json").stdout)
     assert {each["ulps"] for each in facts["failures"]} == {3}
-
-
-@pytest.mark.slow
-def test_the_same_seed_gives_the_same_report(check: Check) -> None:
-    assert check("ties_down", "--seed", "5") == check("ties_down", "--seed", "5")
 
 
 @pytest.mark.slow

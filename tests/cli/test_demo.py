@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from itertools import islice
 from pathlib import Path
 
@@ -76,14 +75,3 @@ def test_the_gradient_of_the_loss_is_its_slope(target: str) -> None:
         first, second = islice(demo.descend(shrinking, small, start=image), 2)
     gradient = (first.image - second.image) * demo.LIPSCHITZ
     assert (after - before) / 2e-6 == pytest.approx(float(np.sum(gradient * step)), rel=1e-6)
-
-
-def test_without_matplotlib_one_line_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "gradwire.cli.pictures", raising=False)
-    monkeypatch.delattr("gradwire.cli.pictures", raising=False)
-    done = run_here("demo")
-    assert done.code == 1
-    assert 'pip install "gradwire[plot]"' in done.stderr

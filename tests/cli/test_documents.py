@@ -1,23 +1,29 @@
-"""The examples of README.md and of the operators' pages, run as they stand."""
+"""Examples of README.md and of the pages in docs run as they stand, and tables are complete."""
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import os
 import re
+import shlex
+import socket
 import subprocess
 import sys
 import tomllib
 from contextlib import redirect_stdout
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+import reference_tables
 
 from dialect_tables import TABLES
-from gradwire import Client, ops
+from gradwire import Client, ops, v1
+from gradwire.cli.app import commands
 from gradwire.ops._base import Choice, rule_of
+from gradwire_server.config.settings import Settings, flag
+from support.command_line import run_here
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted({table.page for table in TABLES.values()})
@@ -38,6 +44,7 @@ ELSEWHERE = {
     "docs/open-inference.md",
     "docs/scaling-out.md",
 }
+INSPECTING = "docs/inspecting.md"
 DEFAULT_TARGET = "127.0.0.1:50051"
 
 
@@ -94,9 +101,9 @@ def test_an_operators_page_names_every_attribute_and_value(kind: type[ops.Operat
     for document in ("README.md", "docs/operators.md"):
         assert f"| `{kind.name}` |" in (ROOT / document).read_text(), document
     text = (ROOT / pages()[kind.name]).read_text()
-    rules = [rule_of(field) for field in dataclasses.fields(kind)]
+    rules = [rule_of(field) for field in fields(kind)]
     values = [value for rule in rules if isinstance(rule, Choice) for value in rule.allowed]
-    names = [field.name for field in dataclasses.fields(kind)]
+    names = [field.name for field in fields(kind)]
     for word in (kind.name, *names, *values):
         assert f"`{word}`" in text
 
@@ -134,17 +141,20 @@ def test_the_readme_s_table_has_every_extra() -> None:
     assert extras - {""} == set(project["optional-dependencies"])
 
 
-def test_the_quick_start_runs_line_by_line(tmp_path: Path, free_target: str) -> None:
+def test_the_quick_start_runs_line_by_line(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free = f"127.0.0.1:{probe.getsockname()[1]}"
     (block,) = (block for block in blocks("README.md", "sh") if "gradwire-server" in block)
     set_up, separator, commands = block.partition("gradwire-server &\n")
     assert separator
     assert "pip install" in set_up
-    script = f"set -e\n{separator}{commands}wait\n".replace(DEFAULT_TARGET, free_target)
-    script = script.replace("gradwire health", f"gradwire health --target {free_target}")
+    script = f"set -e\n{separator}{commands}wait\n".replace(DEFAULT_TARGET, free)
+    script = script.replace("gradwire health", f"gradwire health --target {free}")
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "GRADWIRE_ADDRESS": free_target,
+        "GRADWIRE_ADDRESS": free,
     }
     done = subprocess.run(  # noqa: S603 - our own document
         ["/bin/bash", "-c", script],
@@ -158,3 +168,30 @@ def test_the_quick_start_runs_line_by_line(tmp_path: Path, free_target: str) -> 
     assert "SERVING\n" in done.stdout, done.stderr
     assert "[[9. 6.]\n [0. 0.]]\n" in done.stdout
     assert "--attr mode=" in done.stdout
+
+
+@pytest.mark.parametrize("block", blocks(INSPECTING, "console"), ids=lambda block: block.split()[2])
+def test_a_command_prints_what_stands_below_it(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (kernels,) = blocks(INSPECTING, "python")
+    (tmp_path / "kernels.py").write_text(kernels)
+    monkeypatch.chdir(tmp_path)
+    command, _, promised = block.partition("\n")
+    prompt, program, *arguments = shlex.split(command)
+    assert (prompt, program) == ("$", "gradwire")
+    done = run_here(*arguments)
+    assert done.stderr == ""
+    assert done.stdout == promised
+    assert done.code == (0 if arguments[0] == "explain" else 9)
+
+
+def test_the_reference_pages_have_every_setting_command_and_reason() -> None:
+    table = reference_tables.settings()
+    assert [one.name for one in fields(Settings) if f"| `{flag(one.name)}` |" not in table] == []
+    text = reference_tables.cli()
+    names = [*(f"gradwire {name}" for name in commands.commands), "gradwire-server token create"]
+    assert [name for name in names if f"## {name}\n" not in text] == []
+    table = reference_tables.errors()
+    reasons = [name.removeprefix("ERROR_REASON_") for name in v1.ErrorReason.keys()]  # noqa: SIM118 - an enum of protobuf
+    assert [one for one in reasons[1:] if f"| `{one}` |" not in table] == []

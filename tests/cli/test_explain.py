@@ -188,13 +188,15 @@ def test_axes_that_are_alike_are_told_once() -> None:
     assert "\naxis 2: as axis 1\n" in done.stdout
 
 
+@pytest.mark.parametrize("arguments", [("demo",), (*DOUBLED, "--output", "x.png")])
 def test_without_matplotlib_one_line_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
     for module in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "gradwire.cli.pictures", raising=False)
     monkeypatch.delattr("gradwire.cli.pictures", raising=False)
-    done = run_here(*DOUBLED, "--output", tmp_path / "x.png")
+    done = run_here(*arguments)
     assert done.code == 1
     assert 'pip install "gradwire[plot]"' in done.stderr

@@ -1,25 +1,31 @@
-"""`gradwire operators`, `info` and `health`."""
+"""`gradwire operators`, `info` and `health`, their servers, and how they reach them."""
 
 from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import trustme
 
 from gradwire import Client, ops
+from gradwire.cli import connection
+from gradwire.errors import GradwireError, UnavailableError
+from gradwire.health import health
+from gradwire.loadtest.result import from_json
 from gradwire_server import backends
 from support.certificates import Papers
+from support.certificates import pair as client_pair
 from support.command_line import run, run_here
+from support.raw_calls import wait_until
 from support.servers import serving
-
-
-def test_operators_lists_every_operator_of_the_server(target: str) -> None:
-    done = run_here("operators", "--target", target)
-    assert done.code == 0, done.stderr
-    listed = [line.split()[0] for line in done.stdout.splitlines() if line][: len(ops.OPERATORS)]
-    assert listed == list(ops.OPERATORS)
 
 
 @pytest.mark.parametrize("name", ops.OPERATORS)
@@ -43,24 +49,19 @@ def test_the_environment_names_the_server(target: str, monkeypatch: pytest.Monke
     assert run_here("info").code == 0
 
 
-def test_what_names_no_server_is_blamed_on_who_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRADWIRE_TARGET", " , ")
-    done = run_here("info")
-    assert (done.code, done.stdout) == (2, "")
-    assert "'--target' (env var: 'GRADWIRE_TARGET'): is ' , '; give a server's" in done.stderr
-
-
-def test_one_of_several_servers_will_do(target: str, free_target: str) -> None:
-    for several in (f"{target},{free_target}", f"{free_target},{target}"):
+def test_one_of_several_servers_will_do(target: str, nobody: str) -> None:
+    for several in (f"{target},{nobody}", f"{nobody},{target}"):
         assert run_here("health", "--target", several).stdout == "SERVING\n"
         assert run_here("info", "--target", several).code == 0
 
 
-def test_operators_as_json_hold_what_the_server_tells(target: str) -> None:
+def test_operators_are_listed_in_words_and_as_json(target: str) -> None:
     facts = json.loads(run_here("operators", "--json", "--target", target).stdout)
     with Client(target) as client:
         told = client.operators()
-    assert [each["name"] for each in facts] == [info.name for info in told]
+    listed = run_here("operators", "--target", target).stdout.splitlines()
+    names = [line.split()[0] for line in listed if line][: len(ops.OPERATORS)]
+    assert [each["name"] for each in facts] == [info.name for info in told] == names
     assert facts[0]["attributes"][0]["allowed_values"] == [*told[0].attributes[0].allowed_values]
     assert facts[0]["data_types"] == ["float32", "float16", "bfloat16", "float64"]
 
@@ -86,12 +87,9 @@ def test_info_tells_backend_and_limits() -> None:
     assert re.search(r"^  max_message_bytes +16,777,216$", shown, re.MULTILINE)
 
 
-def test_health_of_a_serving_server_is_code_0(target: str) -> None:
-    done = run("health", "--target", target)
+def test_health_tells_the_status_in_words_and_as_json(target: str) -> None:
+    done = run_here("health", "--target", target)
     assert (done.code, done.stdout, done.stderr) == (0, "SERVING\n", "")
-
-
-def test_health_as_json_tells_the_server_and_its_status(target: str) -> None:
     done = run_here("health", "--target", target, "--json")
     assert (done.code, done.stderr) == (0, "")
     assert json.loads(done.stdout) == {"target": target, "status": "SERVING"}
@@ -116,3 +114,183 @@ def test_health_says_at_once_that_tls_is_wanted(tmp_path: Path) -> None:
     assert waiting.startswith(f"gradwire: waiting up to 0.2 s for the server at {server.address}: ")
     assert "wants TLS (credentials, --tls-ca)" in waiting
     assert "wants TLS (credentials, --tls-ca)" in end
+
+
+# Whoever runs the tests in the background may have SIGINT ignored, which programs inherit.
+HOLDER = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from gradwire.cli.connection import local_server
+with local_server() as server:
+    print(server.target, flush=True)
+    input()
+"""
+
+
+@contextmanager
+def holder() -> Generator[tuple[subprocess.Popen[str], str]]:
+    """Yield a process that holds a local server until it reads a line, and the target."""
+    with subprocess.Popen(  # noqa: S603 - our own program
+        [sys.executable, "-c", HOLDER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+def wait_until_gone(target: str, *, within_s: float) -> None:
+    def is_gone() -> bool:
+        try:
+            health(target, timeout_s=1)
+        except UnavailableError:
+            return True
+        except GradwireError:
+            pass  # it is on its way out
+        return False
+
+    wait_until(is_gone, patience_s=within_s)
+
+
+def test_it_serves_and_is_gone_when_the_command_ends() -> None:
+    with holder() as (process, target):
+        assert health(target) == "SERVING"
+        process.communicate("\n")
+        assert process.returncode == 0
+        wait_until_gone(target, within_s=1)
+
+
+@pytest.mark.parametrize(("number", "within_s"), [(signal.SIGINT, 1), (signal.SIGKILL, 15)])
+def test_it_does_not_outlive_a_command_that_is_ended(
+    number: signal.Signals, within_s: float
+) -> None:
+    with holder() as (process, target):
+        process.send_signal(number)
+        process.wait(timeout=10)
+        wait_until_gone(target, within_s=within_s)
+
+
+def test_without_the_server_package_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "MODULE", "a_package_that_is_not_there")
+    done = run_here("info")
+    assert done.code == 1
+    assert done.stderr.count("\n") == 1
+    assert 'pip install "gradwire[server]"' in done.stderr
+
+
+def test_a_server_that_does_not_start_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADWIRE_MAX_STREAMS", "none")
+    done = run_here("info")
+    assert done.code == 1
+    assert done.stderr.startswith("gradwire: error: the local server did not start: ")
+    assert "'none' is not a valid integer" in done.stderr
+
+
+@dataclass(frozen=True, slots=True)
+class Mutual:
+    """A server that lets in clients of one authority, and options of commands.
+
+    authority   what trusts the server
+    pair        certificate and key of one of its clients
+    of_another  of a client of another authority
+    """
+
+    target: str
+    http: str
+    authority: tuple[str, str]
+    pair: tuple[str, ...]
+    of_another: tuple[str, ...]
+
+
+def pair_of(authority: trustme.CA, folder: Path) -> tuple[str, ...]:
+    folder.mkdir()
+    key, certificate = client_pair(authority)
+    (folder / "certificate.pem").write_bytes(certificate)
+    (folder / "key.pem").write_bytes(key)
+    return "--tls-certificate", f"{folder}/certificate.pem", "--tls-key", f"{folder}/key.pem"
+
+
+@pytest.fixture(scope="module")
+def mutual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mutual]:
+    folder = tmp_path_factory.mktemp("papers")
+    papers = Papers(folder)
+    with serving(**papers.mutual, http_port="0") as server:
+        yield Mutual(
+            server.address,
+            server.http_address,
+            ("--tls-ca", papers.mutual["tls_client_ca"]),
+            pair_of(papers.authority, folder / "client"),
+            pair_of(trustme.CA(), folder / "stranger"),
+        )
+
+
+@pytest.mark.parametrize("command", ["info", "health"])
+def test_a_client_of_the_authority_is_let_in_and_no_other(mutual: Mutual, command: str) -> None:
+    asked = (command, "--target", mutual.target, *mutual.authority)
+    done = run_here(*asked, *mutual.pair)
+    assert (done.code, done.stderr) == (0, "")
+    for pair in ((), mutual.of_another):
+        done = run_here(*asked, *pair)
+        assert (done.code, done.stdout) == (7, "")
+        assert done.stderr.startswith("gradwire: error: ")
+
+
+@pytest.mark.slow
+def test_a_load_test_shows_it_with_every_call_and_to_the_metrics(
+    mutual: Mutual, tmp_path: Path
+) -> None:
+    found = tmp_path / "found.json"
+    done = run(
+        *("bench", "--target", mutual.target, *mutual.authority, *mutual.pair),
+        *("--metrics", f"https://{mutual.http}/metrics", "--output", found),
+        *("--scenario", "tiny", "--scenario", "large", "--duration", 1.5, "--warm-up", 0),
+    )
+    assert (done.code, done.stderr) == (0, "")
+    for scenario in from_json(found.read_text()).scenarios:
+        assert scenario.flows[0].ok
+        assert scenario.server
+
+
+@pytest.mark.parametrize("option", ["--tls-ca", "--tls-certificate", "--tls-key"])
+def test_a_file_that_is_none_or_no_pem_is_named_before_anything_is_sent(
+    mutual: Mutual, tmp_path: Path, option: str
+) -> None:
+    (tmp_path / "wrong.pem").write_text("no PEM")
+    for name, words in (("wrong.pem", "cannot be used"), ("nowhere.pem", "does not exist")):
+        papers = [*mutual.authority, *mutual.pair]
+        papers[papers.index(option) + 1] = f"{tmp_path}/{name}"
+        # Nobody listens there.
+        done = run_here("health", "--target", "127.0.0.1:1", *papers)
+        assert (done.code, done.stdout) == (2, "")
+        assert option in done.stderr
+        assert f"{tmp_path}/{name}" in done.stderr
+        assert words in done.stderr
+
+
+def test_a_certificate_that_does_not_belong_to_its_key_is_named(mutual: Mutual) -> None:
+    mixed = (*mutual.pair[:2], *mutual.of_another[2:])
+    done = run_here("health", "--target", "127.0.0.1:1", *mutual.authority, *mixed)
+    assert (done.code, done.stdout) == (2, "")
+    assert "--tls-certificate" in done.stderr
+    assert "KEY_VALUES_MISMATCH" in done.stderr
+
+
+def test_a_server_that_is_not_trusted_is_told_of_in_one_line(
+    mutual: Mutual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
+    asked = ("health", "--target", mutual.target, "--tls-ca", tmp_path / "other.pem")
+    done = run(*asked)
+    assert (done.code, done.stdout) == (7, "")
+    assert done.stderr.startswith("gradwire: error: the server's certificate is of no")
+    assert done.stderr.count("\n") == 1
+    # Unless the lines of gRPC are asked for.
+    monkeypatch.setenv("GRPC_VERBOSITY", "INFO")
+    assert "Handshake failed" in run(*asked).stderr

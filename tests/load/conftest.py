@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 
 import pytest
@@ -22,12 +21,3 @@ def server() -> Iterator[ServerThread]:
 def run(server: ServerThread) -> Iterator[Run]:
     with loading(server.address, processes=2) as running:
         yield running
-
-
-@pytest.fixture
-def free_port() -> int:
-    """Name a port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

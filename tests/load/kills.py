@@ -30,12 +30,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chaos.cutting import drawn
 from load.program import reported
 from support.load import Callers
 from support.processes import Command, running_command
 from support.raw_calls import wait_until
-from support.relay import relaying
+from support.relay import drawn_cuts, relaying
 
 KINDS = ("unary", "unary", "async unary", "many", "stream", "copy", "async stream")
 FLAGS = ("--workers", "2")
@@ -119,7 +118,7 @@ def run(folder: Path, *, kills: int, cuts: int) -> dict[str, Any]:
         phase("connection age", command, lambda: time.sleep(5))
     with running_command(*FLAGS, "--stall-timeout-s", "3", log=folder / "6") as command:
         phase("3 workers stopped", command, lambda: stop_workers(command, times=3))
-    down, up = drawn(0, early=_EARLY, late=_LATE)
+    down, up = drawn_cuts(0, early=_EARLY, late=_LATE)
     with (
         running_command(*FLAGS, log=folder / "7") as command,
         relaying(command.address, cuts=down, cuts_up=up) as relay,

@@ -137,15 +137,14 @@ def test_a_page_without_matplotlib_says_how_to_get_charts(
 
 
 def test_a_page_of_nothing_is_a_page() -> None:
-    nothing = Tally(
-        Phase(
-            flows=SCENARIOS["mixed"].flows,
-            duration_s=1.0,
-            warm_up_s=0.0,
-            timeout_s=1.0,
-            connections=1,
-        )
+    phase = Phase(
+        flows=SCENARIOS["mixed"].flows,
+        duration_s=1.0,
+        warm_up_s=0.0,
+        timeout_s=1.0,
+        connections=1,
     )
+    nothing = Tally(phase)
     empty = ScenarioResult(
         name="mixed",
         summary="",

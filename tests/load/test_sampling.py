@@ -1,4 +1,4 @@
-"""What is seen of a server's processes, and what soak makes of it."""
+"""Latencies and their correction, and what is seen of a server's processes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gradwire.loadtest.generator import now
+from gradwire.loadtest.result import corrected, nines, percentile
 from gradwire.loadtest.runner import MetricsEndpoint, ProcessSampler, ProcessTree
 from load.soak import Held, family, growth, held
 from support.processes import running_command
@@ -60,8 +64,8 @@ def test_a_metrics_endpoint_tells_the_same_as_the_system(tmp_path: Path) -> None
         assert 0 < told.cpu_s <= seen.cpu_s + 0.1
 
 
-def test_no_endpoint_is_nothing_to_see(free_port: int) -> None:
-    assert MetricsEndpoint(f"http://127.0.0.1:{free_port}/metrics")() is None
+def test_no_endpoint_is_nothing_to_see(nobody: str) -> None:
+    assert MetricsEndpoint(f"http://{nobody}/metrics")() is None
 
 
 def test_a_sampler_tells_what_was_taken_between_two_looks() -> None:
@@ -97,3 +101,50 @@ def test_what_a_process_holds_more_is_told() -> None:
     assert f"files: pipe: {before.files.get('pipe', 0)} before" in " ".join(more)
     assert held(family(os.getpid())).more_than(before) == []
     assert Held(1, {"a": 1, "b": 2}, {}, 0, 0.0).more_than(Held(1, {"a": 3}, {}, 0, 0.0)) == []
+
+
+HOUR_US = 3_600_000_000
+TIMES = st.lists(st.integers(1, HOUR_US), min_size=1, max_size=60)
+
+
+def seconds(times_us: list[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.array(times_us) / 1e6
+
+
+@given(TIMES, st.sampled_from([1, 50, 90, 99, 99.9, 100]))
+def test_a_percentile_is_one_of_the_times(times: list[int], percent: float) -> None:
+    found = percentile(seconds(times), percent)
+    below = sum(time / 1e6 <= found for time in times)
+    assert found in seconds(times)
+    assert below >= percent / 100 * len(times) - 1e-9
+
+
+def test_the_correction_adds_what_stalled_callers_did_not_see() -> None:
+    # The example of HdrHistogram's own tests: calls of 1 ms every 10 ms, then one of 100 s.
+    raw = seconds([1000] * 10_000 + [100_000_000])
+    made = corrected(raw, 0.01)
+    assert (len(raw), len(made)) == (10_001, 20_000)
+    assert percentile(raw, 99) == pytest.approx(0.001)
+    for percent, expected in ((30, 1e-3), (50, 1e-3), (75, 50), (90, 80), (99, 98), (100, 100)):
+        assert percentile(made, percent) == pytest.approx(expected, rel=1e-3)
+
+
+@given(TIMES, st.integers(1, 1000))
+def test_the_correction_is_that_of_a_loop_over_all_times(times: list[int], interval: int) -> None:
+    interval_us = interval * 1000 + HOUR_US // 1000
+    added = [
+        late for time in times for late in range(time - interval_us, interval_us - 1, -interval_us)
+    ]
+    made = corrected(seconds(times), interval_us / 1e6)
+    np.testing.assert_allclose(np.sort(made), np.sort(seconds([*times, *added])), rtol=0, atol=1e-6)
+
+
+@given(TIMES)
+def test_an_interval_as_long_as_every_time_corrects_nothing(times: list[int]) -> None:
+    for interval_s in (HOUR_US / 1e6, 0.0):
+        np.testing.assert_array_equal(corrected(seconds(times), interval_s), seconds(times))
+
+
+def test_nothing_measured_is_nothing() -> None:
+    empty = np.empty(0)
+    assert (percentile(empty, 99), len(corrected(empty, 0.01)), nines(0)) == (0.0, 0, 1)

@@ -8,9 +8,11 @@ import threading
 import time
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from gradwire.loadtest.generator import Batch, Phase, dues, share
 from gradwire.loadtest.result import FlowResult, Tally, failures
@@ -45,11 +47,15 @@ def test_the_digest_is_that_of_the_specifications_result(problem: Problem) -> No
     assert result.nbytes == problem.received_bytes
 
 
-def test_a_judge_knows_one_bit_from_another() -> None:
-    judge = Judge(PROBLEMS["tiny"])
+def right_result() -> NDArray[Any]:
+    """Return what the tiny problem is to bring."""
     problem = PROBLEMS["tiny"]
     with LocalClient("numpy_cpu") as local:
-        right = local.evaluate(problem.operator, problem.input(), output_shape=problem.received)
+        return local.evaluate(problem.operator, problem.input(), output_shape=problem.received)
+
+
+def test_a_judge_knows_one_bit_from_another() -> None:
+    judge, right = Judge(PROBLEMS["tiny"]), right_result()
     wrong = right.copy()
     wrong.view(np.uint32).flat[-1] ^= 1
     # The first wrong one must not become what others are compared with.
@@ -85,9 +91,9 @@ def test_many_by_one_stream_are_judged_each(run: Run) -> None:
     assert result.flows[0].sent_bytes == 8 * PROBLEMS["tiny"].sent_bytes
 
 
-def test_callers_whom_no_server_answers_pause_and_say_so(free_port: int) -> None:
+def test_callers_whom_no_server_answers_pause_and_say_so(nobody: str) -> None:
     lines: list[str] = []
-    with loading(f"127.0.0.1:{free_port}") as run:
+    with loading(nobody) as run:
         result = run(SCENARIOS["tiny"], 2.5, lines.append)
     (flow,) = result.flows
     assert [one.status for one in flow.outcomes] == ["UNAVAILABLE"]
@@ -98,10 +104,7 @@ def test_callers_whom_no_server_answers_pause_and_say_so(free_port: int) -> None
 
 
 def test_wrong_bits_are_found(server: ServerThread) -> None:
-    problem = PROBLEMS["tiny"]
-    with LocalClient("numpy_cpu") as local:
-        result = local.evaluate(problem.operator, problem.input(), output_shape=problem.received)
-    right = result.tobytes()[-64:]
+    right = right_result().tobytes()[-64:]
     wrong = bytes((right[0] ^ 1,)) + right[1:]
     turns = iter(range(1 << 30))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gradwire import Client
 from gradwire_server import LocalClient
-from support.clients import FACES, Face, halved
+from support.clients import FACES, Collect, Face, halved, outcomes_of
 from support.raw_calls import wait_until
 from support.relay import Relay, relaying
 from support.servers import DIFF_DST, Fleet, ServerThread, fleet_serving, serving, wait_idle
@@ -38,12 +38,10 @@ def face(request: pytest.FixtureRequest) -> Face:
     return face
 
 
-@pytest.fixture(scope="session")
-def nobody() -> Iterator[str]:
-    """Name an address that refuses connections."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{taken.getsockname()[1]}"
+@pytest.fixture
+def collect(face: Face) -> Collect:
+    """Return what gives place and outcome of every item of evaluate_many."""
+    return partial(outcomes_of, face)
 
 
 @pytest.fixture

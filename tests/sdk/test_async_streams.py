@@ -74,31 +74,25 @@ def begun_here() -> Generator[list[str]]:
         sys.setprofile(None)
 
 
-@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
+async def take_many(client: AsyncClient) -> None:
+    assert len([each async for each in client.evaluate_many([ITEM] * 3)]) == 3
+
+
+@pytest.mark.parametrize(
+    ("ask", "at_once", "split"), [(call, 8, False), (call, 8, True), (take_many, 1, False)]
+)
 def test_no_stream_and_no_thread_is_started_in_the_event_loop(
-    server: ServerThread, *, split: bool
+    server: ServerThread, ask: Callable[[AsyncClient], Any], at_once: int, *, split: bool
 ) -> None:
     async def run() -> None:
         with serving() as other:
             target = [server.address, other.address]
             async with AsyncClient(target, split=split, split_threshold_bytes=1) as client:
-                await call(client)
+                # The first time the event loop gets the thread of to_thread(), which it keeps.
+                await ask(client)
                 with begun_here() as begun:
-                    await asyncio.gather(*[call(client) for _ in range(8)])
+                    await asyncio.gather(*[ask(client) for _ in range(at_once)])
                 assert begun == []
-
-    asyncio.run(run())
-
-
-def test_evaluate_many_starts_nothing_there_either(server: ServerThread) -> None:
-    async def run() -> None:
-        async with AsyncClient(server.address) as client:
-            items = [ITEM] * 3
-            # The first time the event loop gets the thread of to_thread(), which it keeps.
-            assert len([each async for each in client.evaluate_many(items)]) == len(items)
-            with begun_here() as begun:
-                assert len([each async for each in client.evaluate_many(items)]) == len(items)
-            assert begun == []
 
     asyncio.run(run())
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gradwire import Client, RetryPolicy, ops
+from gradwire import RetryPolicy, ops
 from gradwire.health import health
 from support.clients import COPY, SMALL, Face, copied, halved
 from support.servers import ServerThread
@@ -124,80 +125,74 @@ def test_a_target_in_the_environment_is_refused_by_its_name(
 
 
 INTEGER = "give an integer from 0 to 2**63 - 1"
+ABSENT = "output_shape: absent; the attributes of dml_resample do not determine its sizes: give it"
 Asked = Callable[[Any], object]
-# Messages, with field and call.
-ASKED: dict[str, tuple[str | None, Asked]] = {
-    "out: has shape (1, 1, 2, 3); the result has (1, 1, 2, 2)": (
-        "out",
-        lambda c: halved(c, IMAGE, out=np.empty((1, 1, 2, 3), np.float32)),
-    ),
-    "out: has dtype float64; the result has float32": (
-        "out",
-        lambda c: halved(c, IMAGE, out=np.empty((1, 1, 2, 2))),
-    ),
-    "out: is read-only; give a writable array": (
-        "out",
-        lambda c: halved(c, IMAGE, out=np.broadcast_to(np.float32(0), (1, 1, 2, 2))),
-    ),
-    "out: shares memory with the input; give another array": (
-        "out",
-        lambda c: halved(c, IMAGE, out=IMAGE[:, :, ::2, ::2]),
-    ),
-    "out is a bytearray; give a numpy.ndarray or numpy.memmap": (
-        None,
-        lambda c: halved(c, IMAGE, out=bytearray(100)),
-    ),
-    "op is a Operator; give an operator of gradwire.ops": (
-        None,
-        lambda c: c.evaluate(ops.to_message(COPY), SMALL, output_shape=(4, 4)),
-    ),
-    "output_shape: absent; the attributes of dml_resample do not determine its sizes: give it": (
-        "output",
-        lambda c: c.evaluate(COPY, SMALL),
-    ),
+
+
+def half_into(out: Any) -> Asked:
+    return lambda client: halved(client, IMAGE, out=out)
+
+
+def shaped(shape: Any, op: Any = COPY) -> Asked:
+    return lambda client: client.evaluate(op, SMALL, output_shape=shape)
+
+
+def many(items: Any = (), **options: Any) -> Asked:
+    return lambda client: client.evaluate_many(items, **options)
+
+
+# Calls by message and field.
+ASKED: dict[str | None, dict[str, Asked]] = {
+    "out": {
+        "out: has shape (1, 1, 2, 3); the result has (1, 1, 2, 2)": half_into(
+            np.empty((1, 1, 2, 3), np.float32)
+        ),
+        "out: has dtype float64; the result has float32": half_into(np.empty((1, 1, 2, 2))),
+        "out: is read-only; give a writable array": half_into(
+            np.broadcast_to(np.float32(0), (1, 1, 2, 2))
+        ),
+        "out: shares memory with the input; give another array": half_into(IMAGE[:, :, ::2, ::2]),
+    },
+    None: {
+        "out is a bytearray; give a numpy.ndarray or numpy.memmap": half_into(bytearray(100)),
+        "op is a Operator; give an operator of gradwire.ops": shaped((4, 4), ops.to_message(COPY)),
+        "'int' object is not iterable": many(5),
+    },
+    "output": {ABSENT: shaped(None)},
+    "output.sizes": {
+        "output_shape: is 5; give a tuple or list of integers": shaped(5),
+        f"output_shape: is {COPY!r}; give a tuple or list of integers": shaped(COPY),
+    },
+    "output.sizes[0]": {
+        f"output_shape[0]: is 'a'; {INTEGER}": shaped("ab"),
+        f"output_shape[0]: is 2.5; {INTEGER}": shaped((2.5, 3)),
+    },
+    "output.sizes[1]": {
+        f"output_shape[1]: is True; {INTEGER}": shaped((2, True)),
+        f"output_shape[1]: is -1; {INTEGER}": shaped((2, -1)),
+    },
+    "timeout_s": {
+        f"timeout_s: is {s!r}; {SECONDS}, or None for the default": (
+            partial(copied, array=SMALL, timeout_s=s)
+        )
+        for s in (0, -1, 1e10, math.nan, math.inf, "5")
+    },
+    "max_in_flight": {
+        f"max_in_flight: is {most!r}; give an integer, at least 1": many(max_in_flight=most)
+        for most in (0, -1, True, 2.0, "8")
+    },
 }
-SHAPES: list[tuple[Any, str, str]] = [
-    (5, "", "is 5; give a tuple or list of integers"),
-    (COPY, "", f"is {COPY!r}; give a tuple or list of integers"),
-    ("ab", "[0]", f"is 'a'; {INTEGER}"),
-    ((2.5, 3), "[0]", f"is 2.5; {INTEGER}"),
-    ((2, True), "[1]", f"is True; {INTEGER}"),
-    ((2, -1), "[1]", f"is -1; {INTEGER}"),
-]
 
 
-@pytest.mark.parametrize("message", ASKED)
+@pytest.mark.parametrize(
+    ("message", "field"), [(message, field) for field in ASKED for message in ASKED[field]]
+)
 def test_a_call_that_cannot_be_made_is_refused(
-    server: ServerThread, face: Face, message: str
+    server: ServerThread, face: Face, message: str, field: str | None
 ) -> None:
-    field, call = ASKED[message]
+    call = ASKED[field][message]
     with face(server.address) as client:
         assert refused(lambda: call(client)) == (field, message)
-
-
-@pytest.mark.parametrize(("shape", "at", "words"), SHAPES, ids=str)
-def test_a_shape_of_anything_but_sizes_is_refused(
-    plain: Client, shape: Any, at: str, words: str
-) -> None:
-    asked = refused(lambda: plain.evaluate(COPY, SMALL, output_shape=shape))
-    assert asked == (f"output.sizes{at}", f"output_shape{at}: {words}")
-
-
-@pytest.mark.parametrize("timeout_s", [0, -1, 1e10, math.nan, math.inf, "5"])
-def test_a_timeout_that_is_no_time_is_refused(plain: Client, timeout_s: Any) -> None:
-    message = f"timeout_s: is {timeout_s!r}; {SECONDS}, or None for the default"
-    assert refused(lambda: copied(plain, SMALL, timeout_s=timeout_s)) == ("timeout_s", message)
-
-
-@pytest.mark.parametrize("most", [0, -1, True, 2.0, "8"])
-def test_max_in_flight_is_a_count(server: ServerThread, face: Face, most: Any) -> None:
-    message = f"max_in_flight: is {most!r}; give an integer, at least 1"
-    with face(server.address) as client:
-        asked = refused(lambda: client.evaluate_many([], max_in_flight=most))
-        assert asked == ("max_in_flight", message)
-        number: Any = 5
-        asked = refused(lambda: client.evaluate_many(number))
-        assert asked == (None, "'int' object is not iterable")
 
 
 BACKOFFS = "; 0 < initial_backoff_s <= max_backoff_s is needed"

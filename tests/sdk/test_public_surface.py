@@ -7,12 +7,13 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 
 import pytest
 
 import gradwire
-from gradwire import AsyncClient, Client, Item, errors
+from gradwire import AsyncClient, Client, Item, RetryPolicy, errors
 
 NAMES = """
     AsyncClient AsyncResults AttributeInfo AuthenticationError CallCancelledError Client
@@ -21,10 +22,34 @@ NAMES = """
     Results RetryPolicy ServerError ServerInfo ServerLimits Timing UnavailableError
     UnsupportedOperatorError UseStreamError __version__ ops v1
 """
-ARGUMENTS = """
-    credentials connections timeout_s stream_threshold_bytes chunk_bytes retry split
-    split_threshold_bytes token token_file connect_timeout_s shared_memory checksums
-"""
+# Arguments of every method with their defaults, by position before the star.
+METHODS = {
+    "__init__": (
+        "target=None * credentials=None connections=2 timeout_s=60.0 stream_threshold_bytes=262144 "
+        f"chunk_bytes=2097152 retry={RetryPolicy()} split=False split_threshold_bytes=4194304 "
+        "token=None token_file=None connect_timeout_s=None shared_memory=True checksums=None"
+    ),
+    "close": "",
+    "empty": "shape dtype=<class 'numpy.float32'>",
+    "evaluate": (
+        "op array * output_shape=None out=None timeout_s=None on_progress=None on_timing=None"
+    ),
+    "evaluate_many": "items * ordered=True max_in_flight=64 timeout_s=None",
+    "operators": "",
+    "server_info": "",
+    "wait_ready": "timeout_s=30.0",
+}
+
+
+def arguments(method: Callable[..., object]) -> str:
+    """Spell the arguments of a method as METHODS does."""
+    spelled: list[str] = []
+    for each in list(inspect.signature(method).parameters.values())[1:]:
+        if each.kind is each.KEYWORD_ONLY and "*" not in spelled:
+            spelled.append("*")
+        default = "" if each.default is each.empty else f"={each.default}"
+        spelled.append(f"{each.name}{default}")
+    return " ".join(spelled)
 
 
 def test_the_package_exports_these_names() -> None:
@@ -48,53 +73,26 @@ def test_the_version_is_that_of_the_distribution() -> None:
     assert gradwire.__version__ == version("gradwire")
 
 
-def test_evaluate_takes_these_arguments() -> None:
-    own, op, array, *others = inspect.signature(Client.evaluate).parameters.values()
-    assert [own.name, op.name, array.name] == ["self", "op", "array"]
-    names = ["output_shape", "out", "timeout_s", "on_progress", "on_timing"]
-    assert [each.name for each in others] == names
-    assert {each.kind for each in others} == {inspect.Parameter.KEYWORD_ONLY}
-    assert {each.default for each in others} == {None}
-    assert inspect.Parameter.KEYWORD_ONLY not in {own.kind, op.kind, array.kind}
-
-
-def _public(kind: type) -> dict[str, object]:
-    return {
-        name: member
-        for name, member in inspect.getmembers(kind, inspect.isfunction)
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_both_clients_have_these_methods_with_these_arguments(
+    kind: type[Client | AsyncClient],
+) -> None:
+    methods = {
+        name: arguments(method)
+        for name, method in inspect.getmembers(kind, inspect.isfunction)
         if not name.startswith("_") or name == "__init__"
     }
+    assert methods == METHODS
+    assert Item._fields == ("op", "array", "output_shape", "out")
 
 
-def test_both_clients_have_the_same_methods() -> None:
-    assert _public(Client).keys() == _public(AsyncClient).keys()
-    names = "__init__ close empty evaluate evaluate_many operators server_info wait_ready"
-    assert sorted(_public(Client)) == names.split()
-
-
-@pytest.mark.parametrize("name", sorted(_public(Client).keys() - {"evaluate_many"}))
+@pytest.mark.parametrize("name", sorted(METHODS))
 def test_both_clients_take_and_return_the_same(name: str) -> None:
     blocking, awaited = getattr(Client, name), getattr(AsyncClient, name)
-    assert inspect.signature(blocking) == inspect.signature(awaited)
-    assert inspect.iscoroutinefunction(awaited) is (name != "__init__")
-
-
-def test_both_clients_take_the_same_for_many_and_return_iterators_at_once() -> None:
-    blocking, awaited = (
-        inspect.signature(kind.evaluate_many).parameters for kind in (Client, AsyncClient)
-    )
-    assert {name: (each.kind, each.default) for name, each in blocking.items()} == {
-        name: (each.kind, each.default) for name, each in awaited.items()
-    }
-    assert {name: each.default for name, each in blocking.items()} == {
-        "self": inspect.Parameter.empty,
-        "items": inspect.Parameter.empty,
-        "ordered": True,
-        "max_in_flight": 64,
-        "timeout_s": None,
-    }
-    assert Item._fields == ("op", "array", "output_shape", "out")
-    assert not inspect.iscoroutinefunction(AsyncClient.evaluate_many)
+    assert inspect.iscoroutinefunction(awaited) is (name not in {"__init__", "evaluate_many"})
+    # Results of many are of another type.
+    if name != "evaluate_many":
+        assert inspect.signature(blocking) == inspect.signature(awaited)
 
 
 @pytest.mark.parametrize("kind", [errors.OverloadedError, errors.UnavailableError])
@@ -106,27 +104,22 @@ def test_what_a_retry_helps_against_says_when(
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - dumped right here
     assert type(copy) is kind
     for one in (error, copy):
-        told = (one.retry_after_s, one.reason, one.request_id, one.metadata)
-        assert (str(one), *told) == ("m", 2.5, "R", "id", {"a": "b"})
+        seen = (one.retry_after_s, one.reason, one.request_id, one.metadata)
+        assert (str(one), *seen) == ("m", 2.5, "R", "id", {"a": "b"})
     assert issubclass(kind, ConnectionError) == (kind is errors.UnavailableError)
+
+
+def told(program: str) -> str:
+    """Return what a program prints that runs in a process of its own."""
+    clean = {name: text for name, text in os.environ.items() if name != "GRPC_VERBOSITY"}
+    return subprocess.check_output([sys.executable, "-c", program], text=True, env=clean).strip()  # noqa: S603
 
 
 def test_importing_the_package_leaves_grpc_and_the_environment_alone() -> None:
     ask = "import sys, os, gradwire; print('grpc' in sys.modules, 'GRPC_VERBOSITY' in os.environ)"
-    clean = {name: text for name, text in os.environ.items() if name != "GRPC_VERBOSITY"}
-    told = subprocess.check_output([sys.executable, "-c", ask], text=True, env=clean)  # noqa: S603
-    assert told.split() == ["False", "False"]
+    assert told(ask) == "False False"
 
 
 @pytest.mark.parametrize("name", ["health", "ops", "tensors", "v1"])
 def test_modules_are_there_without_being_imported(name: str) -> None:
-    ask = f"import gradwire; print(gradwire.{name}.__name__)"
-    told = subprocess.check_output([sys.executable, "-c", ask], text=True)  # noqa: S603
-    assert told.strip() == f"gradwire.{name}"
-
-
-def test_a_client_is_made_with_these_arguments() -> None:
-    target, *others = list(inspect.signature(Client).parameters.values())
-    assert (target.name, target.default) == ("target", None)
-    assert {each.kind for each in others} == {inspect.Parameter.KEYWORD_ONLY}
-    assert [each.name for each in others] == ARGUMENTS.split()
+    assert told(f"import gradwire; print(gradwire.{name}.__name__)") == f"gradwire.{name}"

@@ -1,8 +1,11 @@
-"""Whatever breaks on the way, the bits are those of an undisturbed call, or the error is right."""
+"""Broken and interrupted calls give the bits of undisturbed ones, or the right error."""
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,19 +15,42 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradwire import Client, RetryPolicy, Timing, ops
-from gradwire.errors import InvalidRequestError, OverloadedError, UnavailableError
+from gradwire import AsyncClient, Client, RetryPolicy, Timing, ops
+from gradwire.errors import (
+    CallCancelledError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    OverloadedError,
+    UnavailableError,
+)
 from gradwire_server.engine import prepared as server_prepared
 from gradwire_server.errors import RETRY_AFTER_S
-from support.clients import BRISK, PROMPT, SMALL, Face, copied, halved
-from support.raw_calls import RawClient, WaitingStream
-from support.relay import relaying
+from support.clients import (
+    AWAITED,
+    BRISK,
+    CALLS,
+    LARGE,
+    ONCE,
+    PROMPT,
+    SMALL,
+    Face,
+    copied,
+    either_size,
+    halved,
+    interrupted,
+    start_lost,
+)
+from support.raw_calls import RawClient, WaitingStream, wait_until
+from support.relay import Relay, relaying
 from support.servers import ServerThread, serving, serving_process
 
 DIFF_DST = np.random.default_rng(0).normal(size=(1, 2, 512, 512)).astype(np.float32)
 # Nobody reads this much before the server ends the stream.
 HUGE = np.zeros((1, 1, 4096, 4096), np.float32)
 RESULT_BYTES = DIFF_DST.nbytes // 4
+
+# After a minute without progress both sides end a stream by themselves.
+pytestmark = pytest.mark.usefixtures("nothing_waits_for_the_watch")
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +82,13 @@ def test_a_stream_that_is_cut_anywhere_gives_the_same_bits(
 def test_tries_are_counted_anew_after_every_new_result_byte(
     server: ServerThread, undisturbed: NDArray[Any]
 ) -> None:
-    cuts = (90_000,) * 5
     policy = RetryPolicy(initial_backoff_s=0.15, max_backoff_s=0.15, max_attempts=3)
     with (
-        relaying(server.address, cuts=cuts) as relay,
+        relaying(server.address, cuts=(90_000,) * 5) as relay,
         Client(relay.address, chunk_bytes=10_000, retry=policy) as client,
     ):
-        result = halved(client, DIFF_DST)
-        assert relay.connections == len(cuts) + 1
-    np.testing.assert_array_equal(result, undisturbed)
+        np.testing.assert_array_equal(halved(client, DIFF_DST), undisturbed)
+        assert relay.connections == 5 + 1
 
 
 def test_a_server_killed_amid_a_stream_and_started_again_gives_the_same_bits(
@@ -204,3 +228,143 @@ def test_shares_avoid_a_server_on_which_one_broke(server: ServerThread, nobody: 
     tries = [timing.tries for timing in timings]
     assert tries[0] > 1
     assert tries[1:] == [1, 1]
+
+
+def test_a_stream_in_which_nothing_moves_is_given_up(relay: Relay, face: Face) -> None:
+    with face(relay.address, timeout_s=0.3) as client:
+        copied(client, LARGE)
+        relay.hold()
+        with pytest.raises(DeadlineExceededError, match=r"nothing moved for 0\.3 s") as caught:
+            copied(client, LARGE)
+    assert isinstance(caught.value, TimeoutError)
+    assert caught.value.request_id
+
+
+def test_a_stream_may_take_longer_than_the_timeout_while_something_moves(relay: Relay) -> None:
+    relay.delay_s = 0.02
+    with Client(relay.address, timeout_s=0.8, chunk_bytes=1 << 16) as client:
+        started = time.monotonic()
+        result = copied(client, LARGE)
+        assert time.monotonic() > started + 0.8
+    np.testing.assert_array_equal(result, LARGE)
+
+
+@either_size
+def test_a_deadline_is_kept(relay: Relay, face: Face, array: NDArray[Any]) -> None:
+    with face(relay.address) as client:
+        copied(client, array)
+        relay.hold()
+        with pytest.raises(DeadlineExceededError, match=r"timeout_s, 0\.2 s") as caught:
+            copied(client, array, timeout_s=0.2)
+    assert caught.value.request_id
+
+
+@either_size
+def test_no_retry_reaches_past_the_deadline(nobody: str, array: NDArray[Any]) -> None:
+    with Client(nobody) as client, pytest.raises(UnavailableError):
+        copied(client, array, timeout_s=1.0)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), UnavailableError("another server")])
+def test_an_exception_from_on_progress_ends_the_call(
+    server: ServerThread, face: Face, error: Exception
+) -> None:
+    def tear(_sent: int, _received: int) -> None:
+        raise error
+
+    with face(server.address, chunk_bytes=5000) as client:
+        with pytest.raises(type(error)) as caught:
+            copied(client, LARGE, on_progress=tear)
+        # Not taken for an error of this call.
+        assert caught.value is error
+        np.testing.assert_array_equal(copied(client, LARGE), LARGE)
+
+
+@either_size
+def test_an_interrupt_ends_the_call(relay: Relay, array: NDArray[Any]) -> None:
+    with Client(relay.address) as client:
+        copied(client, array)
+        relay.hold()
+        with interrupted(after_s=0.2), pytest.raises(KeyboardInterrupt):
+            copied(client, array)
+        relay.let_go()
+        np.testing.assert_array_equal(copied(client, array), array)
+
+
+@either_size
+def test_cancelling_a_task_ends_its_call_at_once(relay: Relay, array: NDArray[Any]) -> None:
+    async def run() -> None:
+        async with AsyncClient(relay.address) as client:
+            await copied(client, array)
+            relay.hold()
+            sent = relay.carried_bytes
+            task = asyncio.create_task(copied(client, array))
+            await asyncio.to_thread(wait_until, lambda: relay.carried_bytes > sent)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            relay.let_go()
+            np.testing.assert_array_equal(await copied(client, array), array)
+
+    asyncio.run(run())
+
+
+@either_size
+def test_closing_ends_calls_of_others(relay: Relay, face: Face, array: NDArray[Any]) -> None:
+    with face(relay.address) as client:
+        copied(client, array)
+        call = start_lost(relay, lambda: copied(client, array))
+        client.close()
+        assert isinstance(call.exception(30), CallCancelledError)
+
+
+def test_a_closed_client_says_so(server: ServerThread, face: Face) -> None:
+    client = face(server.address)
+    client.server_info()
+    client.close()
+    client.close()
+    for call in CALLS.values():
+        with pytest.raises(RuntimeError, match="closed"):
+            call(client)
+    with pytest.raises(RuntimeError, match="closed"):
+        client.wait_ready()
+
+
+def test_another_event_loop_is_refused(server: ServerThread) -> None:
+    client = AsyncClient(server.address)
+
+    async def use_elsewhere() -> None:
+        with pytest.raises(RuntimeError, match="another event loop"):
+            await copied(client, SMALL)
+
+    async def use() -> None:
+        await copied(client, SMALL)
+        await asyncio.to_thread(asyncio.run, use_elsewhere())
+        await client.close()
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize(
+    ("face", "name"),
+    [
+        *((Client, name) for name in ("Evaluate", "EvaluateStream", "EvaluateMany")),
+        *((AWAITED, name) for name in ("Evaluate", "EvaluateStream")),
+    ],
+)
+def test_a_call_ends_that_no_server_answers_any_more(
+    monkeypatch: pytest.MonkeyPatch, face: Face, name: str
+) -> None:
+    # Takes 40 s by default.
+    monkeypatch.setattr("gradwire._transport.channels._KEEPALIVE_MS", 1000)
+    monkeypatch.setattr("gradwire._transport.channels._KEEPALIVE_TIMEOUT_MS", 500)
+    with (
+        serving_process() as server,
+        # Without keepalive calls would end with another error, after the timeout.
+        face(server.address, retry=ONCE, timeout_s=60) as client,
+    ):
+        CALLS[name](client)
+        # Its sockets stay open, and nobody is behind them.
+        server.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(UnavailableError):
+            CALLS[name](client)

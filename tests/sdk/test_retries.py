@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,26 +30,29 @@ def policies(draw: st.DrawFn) -> RetryPolicy:
     )
 
 
-def pauses(
+def pause_s(
     tries: Tries,
     error: errors.GradwireError = AWAY,
     *,
     progressed: bool = False,
     left_s: float = math.inf,
-) -> list[float]:
+    draw: float = 0.5,
+) -> float:
+    return tries.pause_s(error, progressed=progressed, left_s=left_s, draw=draw)
+
+
+def pauses(tries: Tries, error: errors.GradwireError = AWAY, **options: Any) -> list[float]:
     """Fail until there is no further try, at most a thousand times."""
     taken: list[float] = []
     with suppress(errors.GradwireError):
         while len(taken) < 1000:
-            taken.append(tries.pause_s(error, progressed=progressed, left_s=left_s, draw=0.5))
+            taken.append(pause_s(tries, error, **options))
     return taken
 
 
 def test_what_is_raised_in_the_end_is_the_last_error() -> None:
     with pytest.raises(errors.UnavailableError) as caught:
-        Tries(RetryPolicy(max_attempts=1), RetryBudget()).pause_s(
-            AWAY, progressed=False, left_s=math.inf, draw=0.5
-        )
+        pause_s(Tries(RetryPolicy(max_attempts=1), RetryBudget()))
     assert caught.value is AWAY
 
 
@@ -87,10 +91,8 @@ def test_progress_starts_the_count_anew_and_costs_the_budget_nothing() -> None:
 
 def test_progress_starts_the_pauses_anew() -> None:
     tries = Tries(RetryPolicy(), RetryBudget())
-    first, second = (
-        tries.pause_s(AWAY, progressed=False, left_s=math.inf, draw=0.5) for _ in range(2)
-    )
-    again = tries.pause_s(AWAY, progressed=True, left_s=math.inf, draw=0.5)
+    first, second = (pause_s(tries) for _ in range(2))
+    again = pause_s(tries, progressed=True)
     assert second > first == again
 
 
@@ -100,14 +102,13 @@ def test_a_pause_is_never_shorter_than_the_server_asks_for(
 ) -> None:
     full = errors.OverloadedError("full", retry_after_s=retry_after_s)
     tries = Tries(RetryPolicy(), RetryBudget())
-    assert tries.pause_s(full, progressed=False, left_s=math.inf, draw=draw) >= retry_after_s
+    assert pause_s(tries, full, draw=draw) >= retry_after_s
 
 
 @given(st.floats(0, 20))
 def test_no_pause_reaches_the_deadline(left_s: float) -> None:
-    assert all(
-        pause < left_s for pause in pauses(Tries(RetryPolicy(), RetryBudget()), left_s=left_s)
-    )
+    taken = pauses(Tries(RetryPolicy(), RetryBudget()), left_s=left_s)
+    assert all(pause < left_s for pause in taken)
 
 
 def test_a_client_whose_calls_mostly_fail_stops_repeating_them() -> None:
@@ -173,6 +174,12 @@ def test_a_policy_can_be_pickled(policy: RetryPolicy) -> None:
     assert pickle.loads(pickle.dumps(policy)) == policy  # noqa: S301 - our own bytes
 
 
+def test_errors_that_last_stay_so_in_another_process() -> None:
+    error = errors.UnavailableError("")
+    error.lasting = True
+    assert pickle.loads(pickle.dumps(error)).lasting  # noqa: S301 - our own
+
+
 @pytest.mark.parametrize(
     ("one_server", "lasting", "most"), [(True, True, 2), (False, True, 8), (True, False, 8)]
 )
@@ -183,15 +190,4 @@ def test_what_waiting_does_not_mend_is_tried_twice_unless_there_are_other_server
     error = errors.UnavailableError("")
     error.lasting = lasting
     tries = Tries(RetryPolicy(max_attempts=attempts), RetryBudget(), one_server=one_server)
-    made = 1
-    with suppress(errors.UnavailableError):
-        while True:
-            tries.pause_s(error, progressed=False, left_s=math.inf, draw=0.5)
-            made += 1
-    assert made == min(most, attempts)
-
-
-def test_errors_that_last_stay_so_in_another_process() -> None:
-    error = errors.UnavailableError("")
-    error.lasting = True
-    assert pickle.loads(pickle.dumps(error)).lasting  # noqa: S301 - our own
+    assert 1 + len(pauses(tries, error)) == min(most, attempts)

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gradwire import Client, DeadlineExceededError, InvalidRequestError, ops
-from support.clients import BILINEAR, Face
+from gradwire import Client, DeadlineExceededError, InvalidRequestError, ops, v1
+from gradwire._transport.shared_memory import (
+    SegmentPool,
+    SegmentRefusedError,
+    SharedTry,
+    segment_bytes,
+)
+from gradwire._wire.requests import prepare
+from support.clients import BILINEAR, LAYOUTS, Face
 from support.raw_calls import wait_until
 from support.scraping import scrape
-from support.servers import Gated, ServerProcess, ServerThread, serving
+from support.servers import ServerProcess, ServerThread, gated, serving
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files are Linux's")
 
@@ -32,20 +44,32 @@ GRADIENT = RANDOM.normal(size=SOURCE).astype(np.float32)
 
 
 def evaluated(
-    face: Face, server: ServerThread, array: Any, *, shared_memory: bool = True, **named: Any
+    face: Face,
+    server: ServerThread,
+    array: Any,
+    *,
+    op: Any = LINEAR,
+    shared_memory: bool = True,
+    **named: Any,
 ) -> NDArray[Any]:
     """Evaluate by a client of its own."""
     with face(server.address, shared_memory=shared_memory) as client:
-        result: NDArray[Any] = client.evaluate(LINEAR, array, **named)
+        result: NDArray[Any] = client.evaluate(op, array, **named)
         return result
+
+
+@contextmanager
+def served_locally(**settings: Any) -> Generator[ServerThread]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(address=f"unix:{folder}/socket", **settings) as server,
+    ):
+        yield server
 
 
 @pytest.fixture(scope="module")
 def server() -> Generator[ServerThread]:
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        serving(address=f"unix:{folder}/socket", http_port="0") as one,
-    ):
+    with served_locally(http_port="0") as one:
         yield one
 
 
@@ -64,11 +88,7 @@ def held(server: ServerThread) -> int:
 
 
 ARRAYS: dict[str, NDArray[Any]] = {
-    "packed": GRADIENT,
-    "channels last": np.ascontiguousarray(GRADIENT.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2),
-    "every other": np.repeat(GRADIENT, 2, axis=3)[..., ::2],
-    "backward": GRADIENT[:, ::-1, :, ::-1],
-    "big-endian": GRADIENT.astype(">f4"),
+    **{name: layout(GRADIENT) for name, layout in LAYOUTS.items()},
     "broadcast": np.broadcast_to(GRADIENT[:1], SOURCE),
     "float16": GRADIENT.astype(np.float16),
     "bfloat16": GRADIENT.astype(ml_dtypes.bfloat16),
@@ -158,53 +178,42 @@ def test_without_shared_memory_an_array_of_empty_is_ordinary(
 
 
 def test_a_server_without_room_gets_streams(expected: NDArray[Any]) -> None:
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        serving(address=f"unix:{folder}/socket", max_memory_bytes=16 << 20) as server,
-        Client(server.address) as client,
-    ):
+    with served_locally(max_memory_bytes=16 << 20) as server:
         large = np.tile(GRADIENT, (4, 1, 1, 1))
-        result = client.evaluate(LINEAR, large, output_shape=(8, 3, 150, 200))
+        result = evaluated(Client, server, large, output_shape=(8, 3, 150, 200))
         assert result[:2].tobytes() == expected.tobytes()
         assert held(server) == 0
 
 
 def test_errors_are_those_of_a_stream(server: ServerThread) -> None:
-    errors: list[InvalidRequestError] = []
+    seen: list[tuple[str | None, str]] = []
     for shared in (True, False):
-        with (
-            Client(server.address, shared_memory=shared) as client,
-            pytest.raises(InvalidRequestError) as caught,
-        ):
-            client.evaluate(BILINEAR, GRADIENT, output_shape=(2, 4, 150, 200))
-        errors.append(caught.value)
-    one, other = errors
-    assert type(one) is type(other)
-    assert one.field == other.field != ""
-    assert one.reason == other.reason != ""
+        wrong: dict[str, Any] = {"op": BILINEAR, "output_shape": (2, 4, 150, 200)}
+        with pytest.raises(InvalidRequestError) as caught:
+            evaluated(Client, server, GRADIENT, shared_memory=shared, **wrong)
+        seen.append((caught.value.field, caught.value.reason))
+    assert seen[0] == seen[1]
+    assert all(seen[0])
 
 
 def test_a_late_worker_writes_to_no_array_of_its_caller() -> None:
-    backend = Gated()
-    with tempfile.TemporaryDirectory() as folder:
-        server = ServerThread(backend=backend, compute_threads=1, address=f"unix:{folder}/socket")
-        server.start()
-        try:
-            with Client(server.address) as client:
-                client.evaluate(LINEAR, GRADIENT, output_shape=RESULT)
-                out = np.zeros(RESULT, np.float32)
-                backend.gate.clear()
-                with pytest.raises(DeadlineExceededError):
-                    client.evaluate(LINEAR, GRADIENT, out=out, timeout_s=0.3)
-                kept = [client.empty(RESULT) for _ in range(4)]
-                for each in kept:
-                    each[...] = 7
-                backend.gate.set()
-                wait_until(lambda: not server.server.service.admission.computing)
-                assert all((each == 7).all() for each in kept)
-        finally:
-            backend.gate.set()
-            server.stop()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        gated(address=f"unix:{folder}/socket") as (server, gate),
+        Client(server.address) as client,
+    ):
+        gate.set()
+        client.evaluate(LINEAR, GRADIENT, output_shape=RESULT)
+        out = np.zeros(RESULT, np.float32)
+        gate.clear()
+        with pytest.raises(DeadlineExceededError):
+            client.evaluate(LINEAR, GRADIENT, out=out, timeout_s=0.3)
+        kept = [client.empty(RESULT) for _ in range(4)]
+        for each in kept:
+            each[...] = 7
+        gate.set()
+        wait_until(lambda: not server.server.service.admission.computing)
+        assert all((each == 7).all() for each in kept)
 
 
 def test_a_server_that_is_killed_and_comes_back_shares_memory_again(
@@ -215,7 +224,7 @@ def test_a_server_that_is_killed_and_comes_back_shares_memory_again(
         with Client(f"unix:{folder}/socket") as client:
             array = client.empty(SOURCE)
             array[...] = GRADIENT
-            for _ in range(3):
+            for _ in range(2):
                 result = client.evaluate(LINEAR, array, output_shape=RESULT)
                 assert result.tobytes() == expected.tobytes()
                 process.kill()
@@ -253,3 +262,90 @@ def test_a_forked_process_shares_memory_of_its_own(server: ServerThread) -> None
     command = [sys.executable, "-c", FORKING, server.address]
     subprocess.run(command, check=True, timeout=60)  # noqa: S603 - our own program
     assert calls(server, "EvaluateShared") == before + 3
+
+
+@pytest.fixture
+def small() -> Generator[ServerThread]:
+    """Run a server with little memory, of which a test has all."""
+    with served_locally(max_memory_bytes=64 << 20) as one:
+        yield one
+
+
+@pytest.fixture
+def pool(small: ServerThread) -> Generator[SegmentPool]:
+    one = SegmentPool(f"{small.address.removeprefix('unix:')}.memory")
+    yield one
+    one.close()
+
+
+@given(nbytes=st.integers(1, 1 << 40))
+def test_segments_are_whole_pages_and_at_most_an_eighth_longer(nbytes: int) -> None:
+    size = segment_bytes(nbytes)
+    assert size % 4096 == 0
+    assert nbytes <= size <= max(4096, nbytes + nbytes // 8 + 4096)
+
+
+def test_a_segment_is_used_again_once_no_array_lies_in_it(pool: SegmentPool) -> None:
+    segment = pool.take(100_000)
+    array = pool.memory(segment, 100_000).view(np.float32)
+    view = array[10:20:3]
+    del array
+    gc.collect()
+    assert pool.take(100_000) is not segment
+    del view
+    gc.collect()
+    assert pool.take(100_000) is segment
+
+
+def test_an_array_of_empty_is_found_with_its_aligned_parts(pool: SegmentPool) -> None:
+    array = pool.empty((10, 16), "f8")
+    assert array.shape == (10, 16)
+    found, part = pool.find(array), pool.find(array[3:5])
+    assert found is not None
+    assert part is not None
+    assert (part.handle, part.offset, part.length) == (found.handle, 3 * 128, 256)
+    assert pool.find(array.reshape(-1)[1:3]) is None
+    assert pool.find(np.empty((10, 16))) is None
+
+
+def test_unused_segments_make_room_for_another_size(small: ServerThread, pool: SegmentPool) -> None:
+    pool.keep(pool.take(20 << 20))
+    kept = pool.take(30 << 20)
+    wait_until(lambda: held(small) == 30 << 20)
+    with pytest.raises(SegmentRefusedError, match="bytes of memory"):
+        pool.take(30 << 20)
+    assert kept.nbytes == 30 << 20
+
+
+def test_a_closed_pool_leaves_nothing(small: ServerThread, pool: SegmentPool) -> None:
+    array = pool.empty((1 << 20,), np.uint8)
+    pool.close()
+    wait_until(lambda: held(small) == 0)
+    array[:] = 1
+    with pytest.raises(SegmentRefusedError):
+        pool.take(1)
+
+
+def test_after_an_answer_that_comes_late_no_other_is_awaited() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        beside = Path(folder) / "s"
+        beside.touch()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+            silent.bind(f"{beside}.memory")
+            silent.listen()
+            pool = SegmentPool(f"{beside}.memory")
+            with pytest.raises(SegmentRefusedError):
+                pool.take(1, wait_s=0.05)
+            assert pool.closed
+            with pytest.raises(SegmentRefusedError):
+                pool.take(1)
+            pool.close()
+
+
+def test_an_abandoned_try_writes_nothing_to_its_caller(pool: SegmentPool) -> None:
+    source, out = np.ones((2, 3, 40, 40), np.float32), np.full((2, 3, 20, 20), 7, np.float32)
+    request = prepare(LINEAR, source, output_shape=None, out=out)
+    attempt = SharedTry(pool, request, out.nbytes, 1.0)
+    attempt.abandon()
+    attempt.result(v1.EvaluateSharedResponse(output=request.output).SerializeToString())
+    assert (out == 7).all()

@@ -1,11 +1,15 @@
-"""Several servers that share an evaluation give the bits of one."""
+"""Several servers that share an evaluation give the bits of one, or its error."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import threading
+import time
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -16,18 +20,36 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dialect_tables import TABLES
-from gradwire import Client, Timing, ops
+from gradwire import AsyncClient, Client, RetryPolicy, Timing, ops
 from gradwire._core.evaluation import Shares, in_order, share_count
 from gradwire._wire.requests import prepare
-from gradwire.errors import InvalidRequestError
-from gradwire_ray.listing import Listing
+from gradwire.errors import (
+    AuthenticationError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    UnavailableError,
+)
 from gradwire_server import LocalClient
-from gradwire_server.config.settings import Settings
-from support.clients import BILINEAR, Face, halved
+from gradwire_server.config.tokens import Scope, add_token
+from gradwire_server.errors import UnknownFieldError
+from gradwire_server.rpc import stream
+from support.certificates import Papers, trusting
+from support.clients import BILINEAR, BRISK, ONCE, PROMPT, Face, halved
 from support.oracles.dialect_table import Case
 from support.raw_calls import wait_until
-from support.relay import relaying
-from support.servers import ALWAYS, DIFF_DST, SHAPE, Fleet, same_bits
+from support.relay import Relay, relaying
+from support.servers import (
+    ALWAYS,
+    DIFF_DST,
+    SHAPE,
+    Fleet,
+    List,
+    ServerThread,
+    same_bits,
+    serving,
+    serving_process,
+    wait_idle,
+)
 
 CASES = st.one_of([table.cases for table in TABLES.values()])
 DTYPES = [np.dtype(t) for t in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)]
@@ -133,17 +155,6 @@ def test_a_part_has_half_the_threshold_or_more(
     assert share_count(bulk, servers=servers, threshold_bytes=threshold) == count
 
 
-def test_a_split_stands_as_long_as_the_share_that_has_waited_longest() -> None:
-    job = prepare(BILINEAR, DIFF_DST, output_shape=SHAPE, out=None)
-    shares = Shares(job, 3, chunk_bytes=999)
-    parts = shares.cut()
-    for number, part in enumerate(parts, 1):
-        part.moved_at = float(number)
-    assert shares.moved_at == 1.0
-    parts[0].wait(waits=True)
-    assert shares.moved_at == 2.0
-
-
 def test_the_size_of_a_result_is_asked_for_with_one_byte_of_it() -> None:
     job = prepare(BILINEAR, DIFF_DST, output_shape=None, out=None)
     question = Shares(job, 3, chunk_bytes=999).ask()
@@ -160,20 +171,16 @@ def test_an_input_with_broadcast_axes_stays_as_small_as_it_is() -> None:
 
 @pytest.mark.slow
 def test_only_what_is_above_the_threshold_is_shared(fleet: Fleet, expected: NDArray[Any]) -> None:
-    asked: list[int] = []
-
-    def note(timing: Timing) -> None:
-        asked.append(timing.tries)
-
-    for threshold in (DIFF_DST.nbytes, DIFF_DST.nbytes - 1, DIFF_DST.nbytes // 3, 0):
-        options: dict[str, Any] = {**ALWAYS, "split_threshold_bytes": threshold}
-        with Client(fleet.targets, **options) as client:
-            result = halved(client, DIFF_DST, on_timing=note)
+    asked: list[Timing] = []
+    size = DIFF_DST.nbytes
+    for threshold in (size, size - 1, size // 3, 0, None):
+        chosen: dict[str, Any] = {**ALWAYS, "split_threshold_bytes": threshold}
+        if threshold is None:
+            chosen = {**ALWAYS, "split": False}
+        with Client(fleet.targets, **chosen) as client:
+            result = halved(client, DIFF_DST, on_timing=asked.append)
         same_bits(result, expected)
-    alone: dict[str, Any] = {**ALWAYS, "split": False}
-    with Client(fleet.targets, **alone) as client:
-        halved(client, DIFF_DST, on_timing=note)
-    assert asked == [1, 2, 3, 3, 1]
+    assert [timing.tries for timing in asked] == [1, 2, 3, 3, 1]
 
 
 def test_each_server_reads_its_part_and_little_more(fleet: Fleet, expected: NDArray[Any]) -> None:
@@ -190,24 +197,18 @@ def test_each_server_reads_its_part_and_little_more(fleet: Fleet, expected: NDAr
 def test_all_replicas_of_a_list_share_and_those_that_come_join_them(
     fleet: Fleet, expected: NDArray[Any]
 ) -> None:
-    addresses = fleet.targets[:1]
-    listing = Listing(
-        "some", host="127.0.0.1", port=0, settings=Settings(), addresses=lambda: addresses
-    )
-    tries: list[int] = []
-
-    def note(timing: Timing) -> None:
-        tries.append(timing.tries)
+    listing = List(fleet.targets[0])
+    timings: list[Timing] = []
 
     def evaluate() -> int:
-        result = halved(client, DIFF_DST, on_timing=note)
+        result = halved(client, DIFF_DST, on_timing=timings.append)
         same_bits(result, expected)
-        return tries[-1]
+        return timings[-1].tries
 
     try:
         with Client(listing.url, **ALWAYS) as client:
             assert evaluate() == 1
-            addresses += fleet.targets[1:]
+            listing.replicas += fleet.targets[1:]
             wait_until(lambda: evaluate() == len(fleet.targets))
     finally:
         listing.close()
@@ -230,3 +231,199 @@ def test_progress_and_calls_at_once_see_one_call(
             same_bits(call.result(), expected)
     assert reports == sorted(reports)
     assert reports[-1] == (DIFF_DST.nbytes, expected.nbytes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", [1, 20_000, 150_000])
+def test_a_server_killed_amid_its_part_leaves_it_to_the_others(
+    fleet: Fleet, expected: NDArray[Any], cut: int
+) -> None:
+    with (
+        serving_process() as doomed,
+        relaying(doomed.address, cuts=[cut, cut], on_cut=doomed.kill) as relay,
+        Client(
+            [relay.address, *fleet.targets], chunk_bytes=20_000, retry=PROMPT, **ALWAYS
+        ) as client,
+    ):
+        out = np.zeros(SHAPE, np.float32)
+        assert halved(client, DIFF_DST, out=out) is out
+        assert doomed.process.poll() is not None
+        same_bits(out, expected)
+        same_bits(halved(client, DIFF_DST), expected)
+
+
+@pytest.mark.parametrize(("retry", "others"), [(BRISK, False), (ONCE, True)])
+def test_where_no_server_is_left_or_may_be_tried_the_call_is_unavailable(
+    server: ServerThread, retry: RetryPolicy, *, others: bool
+) -> None:
+    other = server.address if others else "127.0.0.1:2"
+    with (
+        Client(["127.0.0.1:1", other], retry=retry, **ALWAYS) as client,
+        pytest.raises(UnavailableError),
+    ):
+        halved(client, DIFF_DST)
+
+
+@pytest.mark.slow
+def test_a_share_for_which_no_server_has_room_waits_for_another_to_end(
+    expected: NDArray[Any],
+) -> None:
+    # Its tries are over, and it would count as stalled, long before the other share has ended.
+    retry = RetryPolicy(initial_backoff_s=0.01, max_attempts=5)
+    options: dict[str, Any] = {**ALWAYS, "retry": retry, "timeout_s": 2.0, "chunk_bytes": 10_000}
+    with serving(max_streams=1, slab_bytes=1000) as narrow, relaying(narrow.address) as relay:
+        relay.delay_s = 0.12
+        with Client(["127.0.0.1:1", relay.address], **options) as client:
+            same_bits(halved(client, DIFF_DST), expected)
+        wait_idle(narrow)
+
+
+def test_a_share_may_take_longer_than_an_answer(fleet: Fleet, expected: NDArray[Any]) -> None:
+    options: dict[str, Any] = {**ALWAYS, "timeout_s": 2.0, "chunk_bytes": 20_000}
+    with ExitStack() as stack:
+        relays = [stack.enter_context(relaying(target)) for target in fleet.targets[1:]]
+        for relay in relays:
+            relay.delay_s = 0.12
+        client = stack.enter_context(Client([one.address for one in relays], **options))
+        began = time.monotonic()
+        same_bits(halved(client, DIFF_DST), expected)
+        assert time.monotonic() - began > options["timeout_s"]
+
+
+def test_a_server_that_never_answers_leaves_its_share_to_the_others(
+    fleet: Fleet, expected: NDArray[Any]
+) -> None:
+    with relaying(fleet.targets[0]) as silent:
+        silent.swallow()
+        targets = [silent.address, *fleet.targets]
+        with Client(targets, timeout_s=4.0, **ALWAYS) as client:
+            same_bits(halved(client, DIFF_DST), expected)
+        nothing_runs(fleet)
+
+
+def test_where_a_thread_cannot_start_none_is_left_that_writes(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, shares = threading.Thread.start, iter(range(3))
+
+    def exhausted(self: threading.Thread) -> None:
+        if self.name == "gradwire-share" and next(shares) == 1:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", exhausted)
+    with held(fleet) as relay, Client([relay.address, *fleet.targets], **ALWAYS) as client:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            halved(client, DIFF_DST)
+        assert "gradwire-share" not in {thread.name for thread in threading.enumerate()}
+        relay.let_go()
+        nothing_runs(fleet)
+
+
+def test_servers_that_compute_other_bits_do_not_share(
+    fleet: Fleet, expected: NDArray[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = iter(["one", "another"])
+    opened = stream.opened
+
+    def disagreeing(output: Any, wants: range, *, digest: str, max_chunk_bytes: int) -> Any:
+        said = next(digests, digest)
+        return opened(output, wants, digest=said, max_chunk_bytes=max_chunk_bytes)
+
+    monkeypatch.setattr(stream, "opened", disagreeing)
+    with Client(fleet.targets, **ALWAYS) as client:
+        same_bits(halved(client, DIFF_DST), expected)
+
+
+def test_servers_of_a_release_without_parts_do_not_share(
+    fleet: Fleet, expected: NDArray[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted_bytes = stream.wanted_bytes
+
+    def older(header: Any, *others: Any) -> range:
+        if header.stop_before:
+            raise UnknownFieldError("open has field number 9, which this server does not know")
+        return wanted_bytes(header, *others)
+
+    monkeypatch.setattr(stream, "wanted_bytes", older)
+    with Client(fleet.targets, **ALWAYS) as client:
+        same_bits(halved(client, DIFF_DST), expected)
+
+
+def test_a_refusal_is_that_of_one_server(fleet: Fleet) -> None:
+    wrong = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1.0,))
+    with Client(fleet.targets, **ALWAYS) as client, pytest.raises(InvalidRequestError) as caught:
+        client.evaluate(wrong, DIFF_DST, output_shape=SHAPE)
+    assert caught.value.field == "operator.dml_resample_grad.scales"
+    assert caught.value.request_id
+
+
+def test_each_server_sees_token_and_certificate(expected: NDArray[Any], tmp_path: Path) -> None:
+    papers, tokens = Papers(tmp_path), tmp_path / "tokens"
+    token = add_token(tokens, name="evaluates", scopes=[Scope.EVALUATE])
+    options: dict[str, Any] = {**ALWAYS, "credentials": trusting(papers.roots)}
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(serving(**papers.settings, tokens=str(tokens))) for _ in range(2)
+        ]
+        targets = [server.address for server in servers]
+        with Client(targets, token=token, **options) as client:
+            same_bits(halved(client, DIFF_DST), expected)
+        with Client(targets, **options) as client, pytest.raises(AuthenticationError):
+            halved(client, DIFF_DST)
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "stall_s", "words"),
+    [
+        (0.5, 20.0, r"no result within timeout_s, 0\.5 s"),
+        (None, 0.5, r"nothing moved for 0\.5 s"),
+    ],
+    ids=["deadline", "stall"],
+)
+def test_a_part_that_gets_stuck_ends_the_call_and_leaves_nothing_behind(
+    fleet: Fleet, deadline_s: float | None, stall_s: float, words: str
+) -> None:
+    options: dict[str, Any] = {**ALWAYS, "timeout_s": stall_s}
+    with held(fleet) as relay, Client([relay.address, *fleet.targets], **options) as client:
+        with pytest.raises(DeadlineExceededError, match=words):
+            halved(client, DIFF_DST, timeout_s=deadline_s)
+        relay.let_go()
+        nothing_runs(fleet)
+
+
+def test_a_cancelled_task_ends_every_part(fleet: Fleet) -> None:
+    async def work(target: str) -> None:
+        async with AsyncClient([target, *fleet.targets], **ALWAYS) as client:
+            under_way = asyncio.Event()
+
+            def note(_sent: int, received: int) -> None:
+                if received:
+                    under_way.set()
+
+            task = asyncio.ensure_future(halved(client, DIFF_DST, on_progress=note))
+            await under_way.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    with held(fleet) as relay:
+        asyncio.run(work(relay.address))
+        relay.let_go()
+        nothing_runs(fleet)
+
+
+@contextmanager
+def held(fleet: Fleet) -> Generator[Relay]:
+    """Lead to a server by a way on which its part gets stuck."""
+    with relaying(fleet.targets[0]) as relay:
+        relay.hold(after=100_000)
+        yield relay
+
+
+def nothing_runs(fleet: Fleet) -> None:
+    """Assert that no server works on, and no thread of a shared evaluation is left."""
+    for server in fleet.servers:
+        wait_idle(server)
+    names = [thread.name for thread in threading.enumerate()]
+    assert not {"gradwire-split", "gradwire-share"} & set(names)

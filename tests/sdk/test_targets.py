@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
+import ssl
+import threading
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
-from gradwire import Client, health
+from gradwire import CallCancelledError, Client, health
 from gradwire._core.options import channel_targets, read_target
-from support.clients import LARGE, SMALL, Face, copied
+from gradwire._transport.channels import AVOIDED_S, Pool
+from gradwire._transport.replicas import FRESH_S, Replicas, resolve
+from gradwire.errors import InvalidRequestError, UnavailableError
+from support.certificates import Papers, trusting
+from support.clients import CALLS, LARGE, ONCE, SMALL, Face, copied
 from support.load import Callers
 from support.processes import running_command
+from support.raw_calls import wait_until
 from support.relay import Relay
-from support.servers import ServerThread, serving, serving_process
+from support.servers import List, ServerThread, serving, serving_process
 
 
 @pytest.mark.parametrize(
@@ -120,3 +134,330 @@ def test_the_connections_of_a_client_reach_all_workers(tmp_path: Path) -> None:
                 callers.wait_for_more()
             callers.check()
             seen = set(re.findall(r" call worker=(\d) .*method=Evaluate ", command.log))
+
+
+@pytest.fixture
+def several() -> Generator[list[ServerThread]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(serving()) for _ in range(2)]
+
+
+@pytest.fixture
+def listed(several: list[ServerThread]) -> Generator[List]:
+    made = List(*(one.address for one in several))
+    yield made
+    made.close()
+
+
+def calls_of(server: ServerThread) -> int:
+    return server.server.service.admission.entered
+
+
+@contextmanager
+def telling(tell: Callable[[], bytes]) -> Generator[str]:
+    """Answer every request over HTTP, and yield a target that asks there."""
+
+    class Tells(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(tell())
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Tells) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"replicas+http://127.0.0.1:{server.server_address[1]}/x"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_every_kind_of_call_finds_the_replicas(
+    listed: List, face: Face, call: Callable[[Client], Any]
+) -> None:
+    with face(listed.url) as client:
+        assert call(client) is not None
+
+
+def test_readiness_and_health_find_the_replicas(listed: List, face: Face) -> None:
+    with face(listed.url) as client:
+        client.wait_ready()
+    assert health.health(listed.url) == "SERVING"
+
+
+def test_calls_go_to_those_that_come_and_not_to_those_that_went(
+    listed: List, several: list[ServerThread]
+) -> None:
+    first, second = several
+    listed.replicas = [first.address]
+    with Client(listed.url) as client:
+        copied(client, SMALL)
+        assert (calls_of(first), calls_of(second)) == (1, 0)
+        listed.replicas = [second.address]
+        wait_until(lambda: copied(client, SMALL).any() and calls_of(second))
+        before = calls_of(first)
+        for _ in range(10):
+            copied(client, SMALL)
+        assert calls_of(first) == before
+
+
+def test_replicas_stay_known_while_nobody_tells_of_them() -> None:
+    listed = List("127.0.0.1:1", "[::1]:2", "name:3")
+    known = ("127.0.0.1:1", "[::1]:2", "dns:///name:3")
+    heard: list[Sequence[str]] = []
+    replicas = Replicas(listed.url)
+    replicas.subscribe(heard.append)
+    replicas.look()
+    assert replicas.addresses == known
+    listed.replicas = []
+    replicas.look()
+    listed.close()
+    replicas.look()
+    assert replicas.addresses == known
+    assert heard == [known]
+    assert "no replicas are known" in str(replicas.failure)
+
+
+def test_a_replica_that_is_killed_loses_no_call() -> None:
+    with serving_process() as doomed, serving() as other:
+        listed = List(doomed.address, other.address)
+        with Client(listed.url) as client:
+            for number in range(20):
+                if number == 5:
+                    doomed.kill()
+                    listed.replicas = [other.address]
+                copied(client, SMALL)
+                copied(client, LARGE)
+        listed.close()
+
+
+def test_who_knows_no_replica_says_so_and_retries() -> None:
+    listed = List()
+    with Client(listed.url, retry=ONCE) as client:
+        for array in (SMALL, LARGE):
+            with pytest.raises(UnavailableError, match="it lists none now"):
+                copied(client, array)
+    with serving() as server, Client(listed.url) as client:
+        late = threading.Timer(0.5, listed.replicas.append, (server.address,))
+        late.start()
+        copied(client, SMALL)
+        late.join()
+    listed.close()
+    with pytest.raises(UnavailableError, match="no replicas are known from"):
+        health.health(listed.url)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        *(b'{"replicas": %s}' % told for told in (b'"a:1"', b"[1]", b'["a"]', b'["a:1", "b:"]')),
+        *(b'{"replicas": ["%s"]}' % told for told in (b"unix:/s", b"dns:///a:1", b"a:1,b:2")),
+        b"\xff\xfe",
+        b"[" * 100_000,
+    ],
+    ids=lambda body: str(body[:30]),
+)
+def test_a_list_that_is_none_is_not_taken(body: bytes) -> None:
+    with (
+        telling(lambda: body) as target,
+        pytest.raises(UnavailableError, match="no replicas are known"),
+    ):
+        resolve(target)
+
+
+def test_who_speaks_no_http_is_told_so_in_printable_words() -> None:
+    with serving() as server, pytest.raises(UnavailableError, match="with no HTTP") as raised:
+        resolve(f"replicas+http://{server.address}/x")
+    assert str(raised.value).isprintable()
+
+
+def test_the_list_comes_by_tls_from_who_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    papers = Papers(tmp_path)
+    with serving(**papers.settings) as server:
+        listing = List(server.address, **papers.settings)
+        assert listing.url.startswith("replicas+https://")
+        with pytest.raises(UnavailableError, match=r"(?i)certificate"):
+            resolve(listing.url)
+        monkeypatch.setenv("SSL_CERT_FILE", papers.mutual["tls_client_ca"])
+        assert ssl.get_default_verify_paths().cafile == papers.mutual["tls_client_ca"]
+        credentials = trusting(papers.roots)
+        with Client(listing.url, credentials=credentials, token="shown") as client:  # noqa: S106
+            copied(client, SMALL)
+        listing.close()
+
+
+def test_no_token_goes_where_others_may_send_it() -> None:
+    credentials = grpc.ssl_channel_credentials()
+    Client("replicas+https://ray:1/x", credentials=credentials, token="a")  # noqa: S106
+    Client("replicas+http://127.0.0.1:1/x", credentials=credentials, token="a")  # noqa: S106
+    with pytest.raises(InvalidRequestError, match="give replicas\\+https"):
+        Client("replicas+http://ray:1/x", credentials=credentials, token="a")  # noqa: S106
+    with pytest.raises(InvalidRequestError, match="plain text"):
+        Client("replicas+https://ray:1/x", token="a")  # noqa: S106
+
+
+def test_the_list_is_asked_for_when_it_is_old_and_soon_after_a_failure() -> None:
+    asked: list[float] = []
+    now = 100.0
+
+    def tell() -> bytes:
+        asked.append(now)
+        return json.dumps({"replicas": ["a:1"]}).encode()
+
+    with telling(tell) as target:
+        replicas = Replicas(target, clock=lambda: now)
+        replicas.wait()
+        assert asked == [100.0]
+        for seconds, ask, most in (
+            (0.1, replicas.refresh_soon, 1),
+            (1.0, replicas.refresh, 1),
+            (1.0, replicas.refresh_soon, 2),
+            (FRESH_S, replicas.refresh, 3),
+        ):
+            now += seconds
+            ask()
+            wait_until(lambda: not replicas.refreshing)
+            assert len(asked) == most
+
+
+class Calls:
+    """Calls on a pool whose connections are named after their targets and numbers.
+
+    opened, closed  connections so far
+    now             what the pool's clock says
+    """
+
+    def __init__(self, targets: str, *, connections: int = 2) -> None:
+        self.opened: list[str] = []
+        self.closed: list[str] = []
+        self.now = 100.0
+        self.pool = Pool(
+            targets,
+            self._open,
+            connections=connections,
+            close_one=self.closed.append,
+            clock=lambda: self.now,
+        )
+
+    def _open(self, target: str) -> str:
+        self.opened.append(f"{target}{sum(name[0] == target for name in self.opened)}")
+        return self.opened[-1]
+
+    def begin(self, count: int) -> list[str]:
+        """Begin so many calls, which stay; return their connections."""
+        return [self.pool.take()[1] for _ in range(count)]
+
+    def end(self, count: int, *, failed: bool = False) -> list[str]:
+        """Begin so many calls at once and end them; return their connections."""
+        taken = [self.pool.take() for _ in range(count)]
+        for seat, _ in taken:
+            self.pool.give_back(seat, failed=failed)
+        return [connection for _, connection in taken]
+
+
+def test_calls_one_after_the_other_share_a_connection() -> None:
+    calls = Calls("a", connections=3)
+    assert [calls.end(1) for _ in range(5)] == [["a0"]] * 5
+    assert calls.opened == ["a0"]
+
+
+def test_calls_at_once_spread_evenly() -> None:
+    calls = Calls("a", connections=3)
+    taken = [calls.pool.take() for _ in range(7)]
+    assert [connection for _, connection in taken] == ["a0", "a1", "a2", "a0", "a1", "a2", "a0"]
+    for seat, _ in (taken[1], taken[4]):
+        calls.pool.give_back(seat, failed=False)
+    assert calls.begin(4) == ["a1", "a1", "a1", "a2"]
+
+
+def test_targets_take_turns() -> None:
+    calls = Calls("ab")
+    seen = [calls.end(1)[0] for _ in range(6)]
+    assert sorted(seen) == ["a0"] * 3 + ["b0"] * 3
+    assert all(one != other for one, other in itertools.pairwise(seen))
+
+
+def test_calls_at_once_spread_over_targets_first() -> None:
+    calls = Calls("abc")
+    assert sorted(calls.begin(3)) == ["a0", "b0", "c0"]
+    assert sorted(calls.begin(3)) == ["a1", "b1", "c1"]
+
+
+def test_a_connection_that_failed_is_avoided_for_a_while() -> None:
+    calls = Calls("a")
+    calls.end(1, failed=True)
+    assert calls.begin(3) == ["a1"] * 3
+    calls.now += AVOIDED_S
+    assert calls.begin(1) == ["a0"]
+
+
+def test_rather_than_another_connection_to_where_one_failed_another_target_is_taken() -> None:
+    calls = Calls("ab")
+    (failed,) = calls.end(1, failed=True)
+    assert failed[0] not in {name[0] for name in calls.begin(4)}
+    calls.now += AVOIDED_S
+    assert calls.begin(1)[0][0] == failed[0]
+
+
+def test_where_every_target_failed_a_connection_that_did_not_is_taken() -> None:
+    calls = Calls("ab")
+    calls.end(2, failed=True)
+    assert sorted(calls.begin(2)) == ["a1", "b1"]
+
+
+def test_where_every_connection_failed_the_least_busy_is_taken() -> None:
+    calls = Calls("a")
+    calls.end(2, failed=True)
+    assert calls.begin(4) == ["a0", "a1", "a0", "a1"]
+
+
+def test_threads_never_lose_count() -> None:
+    pool = Pool("ab", str, connections=2)
+
+    def call() -> None:
+        for number in range(2000):
+            seat, _ = pool.take()
+            pool.give_back(seat, failed=number % 7 == 0)
+
+    with ThreadPoolExecutor(8) as threads:
+        for each in [threads.submit(call) for _ in range(8)]:
+            each.result()
+    assert {pool.take()[0].calls for _ in range(4)} == {1}
+
+
+def test_new_targets_take_turns_with_those_that_stay() -> None:
+    calls = Calls("ab", connections=1)
+    calls.end(2)
+    calls.pool.renew("bc")
+    assert sorted(calls.begin(4)) == ["b0", "b0", "c0", "c0"]
+    assert calls.closed == ["a0"]
+
+
+def test_a_target_that_goes_ends_its_calls_first() -> None:
+    calls = Calls("a", connections=1)
+    first, second = calls.pool.take()[0], calls.pool.take()[0]
+    calls.pool.renew("b")
+    assert calls.begin(1) == ["b0"]
+    calls.pool.give_back(first, failed=False)
+    assert not calls.closed
+    calls.pool.give_back(second, failed=True)
+    assert calls.closed == ["a0"]
+
+
+def test_closing_finds_all_connections_and_opens_no_more() -> None:
+    calls = Calls("a")
+    seat, _ = calls.pool.take()
+    calls.pool.renew("b")
+    calls.begin(1)
+    assert sorted(calls.pool.close()) == ["a0", "b0"]
+    calls.pool.give_back(seat, failed=False)
+    calls.pool.renew("c")
+    with pytest.raises(CallCancelledError, match="closed"):
+        calls.pool.take()
+    assert calls.opened == ["a0", "b0"]

@@ -1,16 +1,24 @@
-"""A descriptor tells how an array travels; what cannot travel, or hold a result, is refused."""
+"""Arrays and tensors of any library, their descriptors, and their bytes in wire order."""
 
 from __future__ import annotations
 
 import math
+import sys
+import tracemalloc
+from array import array as typed_array
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
+from numpy.typing import NDArray
 
 from gradwire import v1
 from gradwire.errors import InvalidRequestError
@@ -28,9 +36,20 @@ from gradwire.tensors import (
     wire_axes,
     wire_bytes,
 )
-from sdk.strided_arrays import Array, arrays
+from sdk.strided_arrays import Array, arrays, wire_bytes_of
 
 FLOAT32 = v1.DataType.DATA_TYPE_FLOAT32
+
+
+def whole(array: Array) -> bytes:
+    view = WireView(array)
+    return bytes(view.read(0, view.nbytes))
+
+
+def ranges(data: st.DataObject, view: WireView) -> tuple[int, int]:
+    """Draw the first byte of a range, and the one behind its last."""
+    start = data.draw(st.integers(0, view.nbytes))
+    return start, data.draw(st.integers(start, view.nbytes))
 
 
 @given(arrays())
@@ -93,16 +112,14 @@ def test_channels_last_keeps_its_order() -> None:
 def test_one_element_stands_for_a_broadcast_gradient() -> None:
     ones = np.broadcast_to(np.float32(1), (8, 64, 112, 112))
     assert list(describe(ones).strides) == [0, 0, 0, 0]
-    view = WireView(ones)
-    assert bytes(view.read(0, view.nbytes)) == np.float32(1).tobytes()
+    assert whole(ones) == np.float32(1).tobytes()
     assert not result_descriptor(describe(ones), (8, 64, 56, 56)).strides
 
 
 def test_a_broadcast_sliding_window_sends_each_window_once() -> None:
     windows = np.broadcast_to(sliding_window_view(np.arange(6, dtype=np.float32), 3), (5, 4, 3))
     assert list(describe(windows).strides) == [0, 3, 1]
-    view = WireView(windows)
-    assert bytes(view.read(0, view.nbytes)) == windows[0].tobytes()
+    assert whole(windows) == windows[0].tobytes()
 
 
 INTERLEAVED = as_strided(np.arange(6, dtype=np.float32), (2, 3), (12, 8))
@@ -112,8 +129,7 @@ WINDOWS = sliding_window_view(np.arange(6, dtype=np.float32), 3)
 @pytest.mark.parametrize("array", [WINDOWS, INTERLEAVED], ids=["sliding window", "interleaved"])
 def test_axes_that_overlap_travel_row_major(array: Array) -> None:
     assert not describe(array).strides
-    view = WireView(array)
-    assert bytes(view.read(0, view.nbytes)) == array.tobytes()
+    assert whole(array) == array.tobytes()
 
 
 def test_counts_do_not_overflow() -> None:
@@ -170,8 +186,11 @@ def test_sizes_come_back_as_plain_integers() -> None:
     assert [type(n) for n in check_sizes("output", sizes)] == [int, int]
 
 
-def test_a_list_of_floats_is_float64() -> None:
-    assert data_type_of(to_array([[1.0, 2.0]]).dtype) == v1.DataType.DATA_TYPE_FLOAT64
+def test_sequences_of_python_are_float64() -> None:
+    for given_floats in ([1.0, 2.0], typed_array("d", [1, 2])):
+        array = to_array(given_floats)
+        assert data_type_of(array.dtype) == v1.DataType.DATA_TYPE_FLOAT64
+        assert array.tolist() == [1.0, 2.0]
 
 
 def test_a_memmap_is_viewed_and_written_in_place(tmp_path: Path) -> None:
@@ -210,11 +229,6 @@ def test_an_out_that_cannot_hold_the_result_is_refused(out: Array, words: str) -
     assert caught.value.field == "out"
 
 
-def test_an_out_that_is_no_array_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"out is a list; give a numpy\.ndarray"):
-        check_out([0.0], dtype=np.float64, shape=(1,), source=SOURCE)
-
-
 def test_an_out_may_lie_between_the_elements_of_the_input() -> None:
     both = np.zeros(8, np.float32)
     check_out(both[::2], dtype=np.float32, shape=(4,), source=both[1::2])
@@ -224,3 +238,294 @@ def test_an_out_of_the_other_byte_order_is_written_as_such() -> None:
     out = check_out(np.zeros(2, ">f4"), dtype=np.float32, shape=(2,), source=SOURCE)
     WireView(out).write(0, np.array([1, 2], "<f4").tobytes())
     assert out.tolist() == [1.0, 2.0]
+
+
+VALUES = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+CUDA, CUDA_HOST = 2, 3
+
+
+class Exporter:
+    """What a library exports: the given protocols only."""
+
+    def __init__(self, **protocols: Any) -> None:
+        for name, value in protocols.items():
+            setattr(self, name, value)
+
+
+class ByArray(Exporter):
+    """A tensor that converts itself."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> NDArray[Any]:
+        return VALUES
+
+
+class ByDlpack(Exporter):
+    """A tensor with DLPack alone, on some device, which may copy itself to the host."""
+
+    device: tuple[int, int] = (1, 0)
+    copies = False
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device
+
+    def __dlpack__(self, *, dl_device: tuple[int, int] | None = None, **_: Any) -> Any:
+        if self.device[0] == CUDA and not (self.copies and dl_device == (1, 0)):
+            raise BufferError("the memory is on a CUDA device")
+        return VALUES.__dlpack__()
+
+
+class DeviceArray(ByDlpack):
+    """An array as CuPy has it: no implicit way to the host."""
+
+    device = (CUDA, 0)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> NDArray[Any]:
+        raise TypeError("Implicit conversion to a NumPy array is not allowed.")
+
+
+HOST_EXPORTERS = {
+    "__array__": ByArray(),
+    "__array_interface__": Exporter(__array_interface__=VALUES.__array_interface__),
+    "DLPack": ByDlpack(),
+    "DLPack on pinned memory": ByDlpack(device=(CUDA_HOST, 0)),
+    "the buffer protocol": VALUES.data,
+    "a matrix": VALUES.reshape(6, 4).view(np.matrix),
+    "a memmap's view": VALUES.view(np.memmap),
+}
+
+
+@pytest.mark.parametrize("exporter", HOST_EXPORTERS.values(), ids=list(HOST_EXPORTERS))
+def test_memory_of_the_host_is_viewed(exporter: Any) -> None:
+    array = to_array(exporter)
+    assert type(array) is np.ndarray
+    assert np.shares_memory(array, VALUES)
+    assert array.reshape(-1).tolist() == VALUES.reshape(-1).tolist()
+
+
+DEVICE_EXPORTERS = {
+    "as torch": DeviceArray(cpu=lambda: VALUES),
+    "as CuPy": DeviceArray(get=lambda: VALUES),
+    "as JAX": ByArray(__dlpack_device__=lambda: (CUDA, 0)),
+}
+
+
+@pytest.mark.parametrize("exporter", DEVICE_EXPORTERS.values(), ids=list(DEVICE_EXPORTERS))
+def test_memory_of_a_device_is_copied_as_its_library_documents(exporter: Any) -> None:
+    assert to_array(exporter).tolist() == VALUES.tolist()
+
+
+@pytest.mark.skipif(np.__version__.startswith("2.0"), reason="NumPy 2.0 asks no device for a copy")
+def test_memory_of_a_device_is_copied_by_dlpack() -> None:
+    assert to_array(ByDlpack(device=(CUDA, 0), copies=True)).tolist() == VALUES.tolist()
+
+
+def fail() -> None:
+    raise RuntimeError("lost device")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (ByDlpack(device=(CUDA, 0)), r"ByDlpack .* pass a NumPy array or a tensor on"),
+        (DeviceArray(cpu=fail), "lost device; pass a NumPy array"),
+        (np.ma.masked_invalid([1.0, np.nan]), r"pass array\.filled"),
+        ([[1.0, 2.0], [3.0]], "cannot read a list as an array"),
+    ],
+    ids=["no way to the host", "a fault of the library", "masked", "unequal lengths"],
+)
+def test_what_cannot_be_read_is_refused_with_the_fix(given: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words) as caught:
+        to_array(given)
+    assert isinstance(caught.value.__cause__, RuntimeError) or "lost" not in words
+
+
+def test_lack_of_memory_stays_what_it_is() -> None:
+    def exhausted() -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        to_array(DeviceArray(cpu=exhausted))
+
+
+def test_a_gradient_is_detached_from_its_graph() -> None:
+    tensor = SimpleNamespace(requires_grad=True, detach=lambda: VALUES)
+    assert to_array(tensor) is VALUES
+
+
+@pytest.mark.parametrize("name", ["float16", "float32", "float64", "bfloat16"])
+def test_torch_tensors_of_every_type_and_layout_are_viewed(name: str) -> None:
+    torch = pytest.importorskip("torch", exc_type=ImportError)
+    tensor = torch.arange(24, dtype=getattr(torch, name)).reshape(2, 3, 4).requires_grad_()
+    for shown in (tensor, tensor.permute(2, 0, 1), tensor[:, ::2], tensor[:1].expand(5, 3, 4)):
+        array = to_array(shown)
+        assert array.dtype == np.dtype(getattr(ml_dtypes, name, name))
+        assert array.strides == tuple(array.itemsize * stride for stride in shown.stride())
+        assert array.astype(float).tolist() == shown.double().tolist()
+        assert array.ctypes.data == shown.data_ptr()
+
+
+def test_torch_tensors_without_memory_are_refused_with_the_fix() -> None:
+    torch = pytest.importorskip("torch", exc_type=ImportError)
+    with pytest.raises(TypeError, match=r"torch\.Tensor as an array.*pass a NumPy array"):
+        to_array(torch.zeros(3, device="meta"))
+
+
+@pytest.mark.parametrize("name", ["float16", "float32", "bfloat16"])
+def test_jax_arrays_of_every_type_are_taken(name: str) -> None:
+    jnp = pytest.importorskip("jax.numpy", exc_type=ImportError)
+    array = to_array(jnp.ones((2, 3), getattr(jnp, name)))
+    assert array.dtype == np.dtype(getattr(ml_dtypes, name, name))
+    assert array.astype(float).tolist() == [[1.0] * 3] * 2
+
+
+def test_arrays_are_read_while_another_thread_imports_masked_arrays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "numpy.ma", ModuleType("numpy.ma"))
+    assert to_array([[1.0, 2.0]]).shape == (1, 2)
+
+
+@given(arrays())
+def test_the_bytes_are_those_of_the_definition(array: Array) -> None:
+    descriptor = describe(array)
+    assert WireView(array).nbytes == wire_bytes(descriptor)
+    assert whole(array) == wire_bytes_of(array, descriptor)
+
+
+@given(arrays(), st.data())
+def test_what_lies_in_wire_order_is_viewed_and_nothing_else(
+    array: Array, data: st.DataObject
+) -> None:
+    view = WireView(array)
+    start, stop = ranges(data, view)
+    part = view.in_place(start, stop)
+    if part is None:
+        assert not array.flags.c_contiguous or array.dtype != array.dtype.newbyteorder("<")
+    else:
+        assert part.tobytes() == bytes(view.read(start, stop))
+        assert start == stop or np.shares_memory(part, array)
+
+
+@given(arrays(), st.data())
+def test_any_range_of_bytes_is_a_slice_of_the_whole(array: Array, data: st.DataObject) -> None:
+    view = WireView(array)
+    start, stop = ranges(data, view)
+    part = view.read(start, stop)
+    assert (part.format, part.ndim, bytes(part)) == ("B", 1, whole(array)[start:stop])
+
+
+@given(arrays(), st.integers(1, 100), st.data())
+def test_a_chunk_has_three_quarters_of_the_bytes_it_may_have(
+    array: Array, size: int, data: st.DataObject
+) -> None:
+    view = WireView(array)
+    start = data.draw(st.integers(0, view.nbytes))
+    stop = view.chunk_stop(start, size)
+    assert start + 0.75 * size <= stop <= start + size or stop == view.nbytes <= start + size
+
+
+def test_a_chunk_ends_with_the_largest_block_of_inner_axes_that_fits() -> None:
+    view = WireView(np.empty((4, 6, 10, 10), np.float32))
+    channel, image = 400, 2400
+    assert view.chunk_stop(0, 2 * image + 399) == 2 * image
+    assert view.chunk_stop(0, image - 1) == 5 * channel
+    assert view.chunk_stop(0, 399) == 9 * 40
+    assert view.chunk_stop(40, image) == image
+    assert view.chunk_stop(3 * image, 2 * image) == view.nbytes
+
+
+@given(arrays())
+def test_every_split_of_the_bytes_joins_to_the_whole(array: Array) -> None:
+    view = WireView(array)
+    joined = whole(array)
+    for split in range(view.nbytes + 1):
+        assert bytes(view.read(0, split)) + bytes(view.read(split, view.nbytes)) == joined
+
+
+@given(arrays(broadcast=False), st.data())
+def test_what_is_written_in_pieces_reads_back_whole(array: Array, data: st.DataObject) -> None:
+    out = array.copy("K") if data.draw(st.booleans()) else array
+    view = WireView(out)
+    written = data.draw(st.binary(min_size=view.nbytes, max_size=view.nbytes))
+    cuts = data.draw(st.lists(st.integers(0, view.nbytes), max_size=6))
+    edges = sorted({0, *cuts, view.nbytes})
+    for start, stop in data.draw(st.permutations(list(pairwise(edges)))):
+        view.write(start, memoryview(written)[start:stop])
+    assert whole(out) == wire_bytes_of(out, describe(out)) == written
+
+
+@given(arrays(broadcast=False), st.data())
+def test_a_write_changes_no_other_byte(array: Array, data: st.DataObject) -> None:
+    view = WireView(array)
+    before = bytearray(whole(array))
+    start = data.draw(st.integers(0, view.nbytes))
+    piece = data.draw(st.binary(max_size=view.nbytes - start))
+    view.write(start, piece)
+    before[start : start + len(piece)] = piece
+    assert whole(array) == before
+
+
+@given(arrays(broadcast=False), arrays(broadcast=False))
+def test_an_array_travels_in_the_axis_order_of_another_descriptor(one: Array, other: Array) -> None:
+    order = result_descriptor(describe(other), [2] * other.ndim)
+    array = np.resize(one, [2] * other.ndim)
+    view = WireView(array, v1.TensorDescriptor(sizes=array.shape, strides=order.strides))
+    transposed = array.transpose(wire_axes(order))
+    expected = np.ascontiguousarray(transposed).astype(array.dtype.newbyteorder("<")).tobytes()
+    assert bytes(view.read(0, view.nbytes)) == expected
+
+
+def test_a_contiguous_array_is_read_by_reference() -> None:
+    array = np.zeros((4, 6), np.float32).T
+    part = np.asarray(WireView(array).read(8, 64))
+    assert np.shares_memory(part, array)
+    assert part.nbytes == 56
+
+
+def test_a_read_only_array_gives_read_only_bytes() -> None:
+    array = np.zeros(4, np.float32)
+    array.flags.writeable = False
+    assert WireView(array).read(0, 16).readonly
+
+
+def traced_peak(call: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_part_of_a_strided_array_needs_memory_for_the_part_only() -> None:
+    padded = as_strided(np.zeros((1024, 64, 2), np.float32), (1024, 64), (512, 8))
+    view = WireView(padded)
+    assert view.nbytes == 262_144
+    assert traced_peak(lambda: view.read(1001, 5001)) < 20_000
+    assert traced_peak(lambda: view.write(1001, bytes(4000))) < 20_000
+
+
+def test_signalling_nans_keep_their_bits() -> None:
+    bits = np.array([[0x7F800001, 0xFFA00000], [0x7FC12345, 1]], np.uint32)
+    array = bits.view(np.float32).T[::-1]
+    view = WireView(array)
+    assert bytes(view.read(0, 16)) == bits[:, ::-1].tobytes()
+    out = np.zeros((2, 2), np.float32)[::-1]
+    WireView(out).write(0, view.read(0, 16))
+    assert out.view(np.uint32).tolist() == bits[:, ::-1].tolist()
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 4), (0, 17), (8, 4)])
+def test_a_range_outside_the_array_is_refused(start: int, stop: int) -> None:
+    with pytest.raises(ValueError, match=f"bytes {start} to {stop} of an array of 16"):
+        WireView(np.zeros(4, np.float32)).read(start, stop)
+
+
+def test_writing_past_the_end_is_refused() -> None:
+    with pytest.raises(ValueError, match="bytes 15 to 17 of an array of 16"):
+        WireView(np.zeros(4, np.float32)).write(15, b"ab")
+
+
+def test_a_descriptor_of_other_sizes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"sizes \[3\], array \(4,\)"):
+        WireView(np.zeros(4, np.float32), v1.TensorDescriptor(sizes=[3]))

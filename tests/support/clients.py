@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
+import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
+from types import FrameType
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -29,6 +32,18 @@ SMALL = np.ones((4, 4), np.float32)
 # Above the threshold of streams.
 LARGE = np.ones((1024, 1024), np.float32)
 ITEM = Item(COPY, np.ones((2, 2), np.float32), (2, 2))
+
+# Ways in which the elements of a float32 tensor of four axes may lie.
+LAYOUTS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
+    "packed": np.ascontiguousarray,
+    "big-endian": lambda array: array.astype(">f4"),
+    "column-major": np.asfortranarray,
+    "gaps": lambda array: np.repeat(array, 2, axis=3)[..., ::2],
+    "backward": lambda array: np.ascontiguousarray(array[::-1, ..., ::-1])[::-1, ..., ::-1],
+    "channels last": lambda array: np.ascontiguousarray(array.transpose(0, 2, 3, 1)).transpose(
+        0, 3, 1, 2
+    ),
+}
 
 PROMPT = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.1, max_attempts=40)
 BRISK = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.01, max_attempts=3)
@@ -63,6 +78,16 @@ def halved(
 
 def half(array: NDArray[Any]) -> tuple[int, ...]:
     return (*array.shape[:-2], array.shape[-2] // 2, array.shape[-1] // 2)
+
+
+# Every RPC, by what a user calls for it.
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "Evaluate": lambda client: copied(client, SMALL),
+    "EvaluateStream": lambda client: copied(client, LARGE),
+    "EvaluateMany": lambda client: list(client.evaluate_many([ITEM] * 3)),
+    "ListOperators": lambda client: client.operators(),
+    "GetServerInfo": lambda client: client.server_info(),
+}
 
 
 @cache
@@ -192,10 +217,21 @@ def outcomes_of(
             outcomes.append((index, outcome))
 
 
-blocking = partial(outcomes_of, Client)
-both_clients = pytest.mark.parametrize(
-    "collect", [blocking, partial(outcomes_of, AWAITED)], ids=FACES
-)
+@contextmanager
+def interrupted(*, after_s: float) -> Generator[None]:
+    """Have Ctrl-C meet the block, this once."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, after_s)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 either_way = pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "as they come"])
 either_size = pytest.mark.parametrize("array", [SMALL, LARGE], ids=["unary", "stream"])
 

@@ -18,6 +18,7 @@ import uvloop
 from numpy.typing import NDArray
 
 from gradwire import v1
+from gradwire_ray.listing import Listing
 from gradwire_server.backends import Backend, NumpyCpu
 from gradwire_server.config.settings import Settings
 from gradwire_server.plans import Plan
@@ -211,6 +212,20 @@ class Fleet:
     @property
     def targets(self) -> list[str]:
         return [server.address for server in self.servers]
+
+
+class List(Listing):
+    """A list of replicas that a test changes."""
+
+    def __init__(self, *replicas: str, **settings: Any) -> None:
+        self.replicas = list(replicas)
+        super().__init__(
+            "some",
+            host="127.0.0.1",
+            port=0,
+            settings=Settings(**settings),
+            addresses=lambda: self.replicas,
+        )
 
 
 @contextmanager

@@ -1,20 +1,39 @@
-"""The HTTP port is there when it is asked for, with the metrics, and in nobody's way."""
+"""The HTTP port tells the metrics of every call and worker, and is in nobody's way."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from gradwire import Client, ops, v1
+from gradwire_server.observability.definitions import METRICS
+from support.load import repeated
 from support.processes import run_command, running_command
-from support.raw_calls import PATIENCE_S, RawClient
-from support.scraping import get, scrape
+from support.raw_calls import (
+    PATIENCE_S,
+    ManyCall,
+    RawClient,
+    WaitingStream,
+    as_stream,
+    chunks,
+    identity_request,
+    named,
+    opening,
+    published_request,
+    wait_until,
+    wrong_request,
+)
+from support.scraping import Scrape, get, scrape
 from support.servers import ServerThread, served, serving
 
 HERE = "127.0.0.1:0"
@@ -34,22 +53,26 @@ def test_without_an_address_nothing_is_measured() -> None:
 
 def test_the_log_tells_the_port_that_was_taken(tmp_path: Path) -> None:
     with running_command("--http-port", HERE, log=tmp_path / "log") as command:
-        address = command.http_address
-        assert scrape(address).value("gradwire_worker_ready") == 1
+        assert is_told(command.http_address)
 
 
-def test_they_are_at_metrics() -> None:
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """HOST:PORT of the HTTP port of a server that nothing but scrapes comes to."""
     with serving(http_port=HERE) as server:
-        address = server.http_address
-        assert get(address, "/metrics?x=1")[0] == 200
-        assert get(address, "/etc/passwd")[0] == 404
+        yield server.http_address
 
 
-def test_it_speaks_openmetrics_to_who_asks() -> None:
+def is_told(address: str) -> bool:
+    return scrape(address).value("gradwire_worker_ready") == 1
+
+
+def test_they_are_at_metrics_and_in_openmetrics_for_who_asks(address: str) -> None:
+    assert get(address, "/metrics?x=1")[0] == 200
+    assert get(address, "/etc/passwd")[0] == 404
     accept = "application/openmetrics-text; version=1.0.0"
-    with serving(http_port=HERE) as server:
-        _, content_type, text = get(server.http_address, Accept=accept)
-    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+    _, content_type, text = get(address, Accept=accept)
+    assert content_type.startswith(accept)
     assert text.endswith("# EOF\n")
 
 
@@ -84,42 +107,37 @@ def readers(address: str, count: int, says: bytes) -> Generator[list[socket.sock
         yield opened
 
 
-@pytest.mark.parametrize("says", [b"", b"GET /metr", b"GET /metrics HTTP/1.0\r\nAccept: "])
-def test_readers_that_ask_for_nothing_hold_up_no_scrape_no_call_and_no_stop(says: bytes) -> None:
+@pytest.mark.parametrize(
+    ("count", "says"),
+    [
+        *((100, says) for says in (b"", b"GET /metr", b"GET /metrics HTTP/1.0\r\nAccept: ")),
+        (20, b"GET /metrics HTTP/1.0\r\n\r\n"),
+    ],
+)
+def test_readers_that_wait_or_do_not_read_hold_up_no_scrape_no_call_and_no_stop(
+    count: int, says: bytes
+) -> None:
     with contextlib.ExitStack() as afterwards, serving(http_port=HERE) as server:
-        address = server.http_address
-        silent = afterwards.enter_context(readers(address, 100, says))
-        assert scrape(address).value("gradwire_worker_ready") == 1
+        silent = afterwards.enter_context(readers(server.http_address, count, says))
+        assert is_told(server.http_address)
         with RawClient(server.address) as client:
             client.check_alive()
         # Those that had to go know it.
-        with contextlib.suppress(ConnectionResetError):
-            assert silent[0].recv(100) == b""
+        if count == 100:
+            with contextlib.suppress(ConnectionResetError):
+                assert silent[0].recv(100) == b""
 
 
-def test_readers_that_do_not_read_hold_up_no_scrape() -> None:
-    with serving(http_port=HERE) as server:
-        address = server.http_address
-        with readers(address, 20, b"GET /metrics HTTP/1.0\r\n\r\n"):
-            assert scrape(address).value("gradwire_worker_ready") == 1
-
-
-def test_scrapes_at_once_all_have_an_answer() -> None:
-    with (
-        serving(http_port=HERE) as server,
-        ThreadPoolExecutor(16) as pool,
-    ):
-        address = server.http_address
-        answers = pool.map(scrape, [address] * 32)
-        assert [each.value("gradwire_worker_ready") for each in answers] == [1] * 32
+def test_scrapes_at_once_all_have_an_answer(address: str) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(is_told, [address] * 32))
 
 
 def test_a_name_and_an_ipv6_address_are_served() -> None:
     for host in ("localhost", "[::1]"):
         with serving(http_port=f"{host}:0") as server:
-            address = server.http_address
-            assert address.startswith(f"{host}:")
-            assert scrape(address).value("gradwire_worker_ready") == 1
+            assert server.http_address.startswith(f"{host}:")
+            assert is_told(server.http_address)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -131,3 +149,280 @@ def test_an_address_that_cannot_be_had_is_told_in_one_line(workers: str) -> None
     assert done.returncode == 1
     assert f"Error: --http-port {address} cannot be had: Address already in use" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+STREAM = {"method": "EvaluateStream"}
+MANY = {"method": "EvaluateMany"}
+UNARY = {"method": "Evaluate"}
+
+
+@pytest.fixture
+def server() -> Iterator[ServerThread]:
+    with serving(http_port="0", max_streams=2, slab_bytes=1 << 16) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: ServerThread) -> Iterator[RawClient]:
+    with RawClient(server.address) as client:
+        yield client
+
+
+def told(server: ServerThread) -> Scrape:
+    """Read the metrics of a server."""
+    return scrape(server.http_address)
+
+
+def test_calls_are_counted_by_method_operator_dtype_and_status(
+    server: ServerThread, client: RawClient
+) -> None:
+    for _ in range(3):
+        client.evaluate(published_request())
+    client.stream(as_stream(published_request()))
+    client.stub.ListOperators(v1.ListOperatorsRequest())
+    client.evaluate(wrong_request())
+    seen = told(server)
+    evaluated = {"operator": "dml_resample_grad", "dtype": "float32", "status": "OK"}
+    for name in ("gradwire_requests_total", "gradwire_request_duration_seconds_count"):
+        assert seen.value(name, **UNARY, **evaluated) == 3
+        assert seen.value(name, **STREAM, **evaluated) == 1
+        assert seen.value(name, method="ListOperators", operator="unknown", status="OK") == 1
+        assert seen.value(name, **UNARY, operator="unknown", status="INVALID_ARGUMENT") == 1
+        assert seen.value(name) == 6
+    assert seen.value("gradwire_worker_requests_total", worker="0") == 6
+    assert seen.value("gradwire_requests_in_flight") == 0
+
+
+def test_the_time_of_a_call_is_at_least_that_of_its_phases(
+    server: ServerThread, client: RawClient
+) -> None:
+    client.evaluate(published_request())
+    seen = told(server)
+    spent = seen.value("gradwire_phase_duration_seconds_sum", operator="dml_resample_grad")
+    assert 0 < spent <= seen.value("gradwire_request_duration_seconds_sum")
+    phases = seen.labels("gradwire_phase_duration_seconds_count", "phase")
+    assert phases == {"receive", "queue", "compute", "send"}
+
+
+def test_bytes_are_those_of_the_tensors(server: ServerThread, client: RawClient) -> None:
+    data = np.ones((64, 1 << 12), "<f4").tobytes()
+    request = identity_request(64, 1 << 12, data=data)
+    messages = [opening(request), *chunks(data, 1 << 18)]
+    assert client.stream(messages).data == data
+    client.evaluate(published_request())
+    seen = told(server)
+    assert seen.value("gradwire_received_bytes_sum", **STREAM) == len(data)
+    assert seen.value("gradwire_sent_bytes_sum", **STREAM) == len(data)
+    assert seen.value("gradwire_received_bytes_sum", **UNARY) == 12
+    assert seen.value("gradwire_sent_bytes_sum", **UNARY) == 16
+    # What is handed on is read and written.
+    assert seen.value("gradwire_step_bytes_sum") == 2 * len(data)
+    assert seen.value("gradwire_step_bytes_count") > 1
+
+
+def test_what_goes_on_now_is_told(server: ServerThread, client: RawClient) -> None:
+    stream = WaitingStream(client)
+    assert told(server).value("gradwire_requests_in_flight", worker="0", **STREAM) == 1
+    wait_until(lambda: told(server).value("gradwire_streams", worker="0") == 1)
+    seen = told(server)
+    assert seen.value("gradwire_memory_bytes", worker="0") > 0
+    assert seen.value("gradwire_streams_limit", worker="0") == 2
+    limit = server.server.settings.max_memory_bytes
+    assert seen.value("gradwire_memory_limit_bytes", worker="0") == limit
+    assert seen.value("gradwire_worker_ready", worker="0") == 1
+    stream.cancel()
+    wait_until(lambda: not told(server).value("gradwire_requests_in_flight"))
+    wait_until(lambda: not told(server).value("gradwire_streams"))
+    cancelled = told(server).value("gradwire_requests_total", status="CANCELLED", **STREAM)
+    assert cancelled == 1
+
+
+def test_errors_are_counted_by_reason_and_by_the_setting_in_the_way(
+    server: ServerThread, client: RawClient
+) -> None:
+    streams = [WaitingStream(client) for _ in range(2)]
+    assert client.stream(as_stream(published_request())).refusal is not None
+    for stream in streams:
+        stream.cancel()
+    client.evaluate(wrong_request())
+    unknown = published_request()
+    unknown.operator.CopyFrom(v1.Operator.FromString(b"\xfa\x7f\x00"))
+    client.evaluate(unknown)
+    seen = told(server)
+    name = "gradwire_errors_total"
+    assert seen.value(name, reason="OVERLOADED", limit="max_streams", **STREAM) == 1
+    assert seen.value(name, reason="INVALID_FIELD", limit="", **UNARY) == 1
+    assert seen.value(name, reason="UNKNOWN_OPERATOR", **UNARY) == 1
+    assert seen.value(name) == 3
+
+
+def test_items_of_evaluate_many_are_counted_with_their_bytes_and_errors(
+    server: ServerThread, client: RawClient
+) -> None:
+    sound, wrong = published_request(), published_request()
+    wrong.input.sizes[0] = -1
+    with ManyCall(client) as call:
+        call.send(*(named(each, f"{n}") for n, each in enumerate((sound, sound, wrong, sound))))
+        assert len(call.answers()) == 4
+    seen = told(server)
+    evaluated = {"operator": "dml_resample_grad", "dtype": "float32", "status": "OK"}
+    assert seen.value("gradwire_items_total", **evaluated) == 3
+    failed = {"operator": "unknown", "status": "INVALID_ARGUMENT"}
+    assert seen.value("gradwire_items_total", **failed) == 1
+    assert seen.value("gradwire_errors_total", reason="INVALID_FIELD", **MANY) == 1
+    assert seen.value("gradwire_received_bytes_sum", **MANY) == 4 * 12
+    assert seen.value("gradwire_sent_bytes_sum", **MANY) == 3 * 16
+    hits = {"cache": "evaluations", "outcome": "hit"}
+    wait_until(lambda: told(server).value("gradwire_plan_cache_lookups_total", **hits) == 2)
+
+
+def test_lookups_of_prepared_evaluations_are_counted(
+    server: ServerThread, client: RawClient
+) -> None:
+    for _ in range(5):
+        client.evaluate(published_request())
+    name = "gradwire_plan_cache_lookups_total"
+    wait_until(lambda: told(server).value(name, cache="evaluations", outcome="hit") == 4)
+    seen = told(server)
+    assert seen.value(name, cache="evaluations", outcome="miss") == 1
+    # Of two axes.
+    assert seen.value(name, cache="tables", outcome="miss") == 2
+    assert seen.value(name, cache="tables", outcome="hit") == 0
+
+
+def test_no_word_of_a_caller_is_told(server: ServerThread, client: RawClient) -> None:
+    request = published_request()
+    request.request_id = "a-word-of-mine"
+    client.evaluate(request, traceparent="a-trace-of-mine")
+    request.operator.dml_resample_grad.scales[0] = -0.8125
+    assert client.evaluate(request).refusal is not None
+    seen = told(server)
+    values = {value for _, labels in seen.samples for _, value in labels}
+    assert seen.value("gradwire_requests_total") == 2
+    assert not [value for value in values if "mine" in value or "8125" in value]
+    allowed = {value for metric in METRICS for label in metric.labels for value in label.values}
+    bounds = {str(bound) for metric in METRICS for bound in metric.buckets}
+    assert values <= allowed | bounds | {"0", "+Inf"}
+
+
+def test_what_is_told_is_what_is_defined_and_documented(
+    server: ServerThread, client: RawClient
+) -> None:
+    client.check_alive()
+    client.evaluate(identity_request(2))
+    seen = told(server)
+    assert seen.kinds == {metric.name: metric.kind for metric in METRICS}
+    assert seen.helps == {metric.name: metric.help for metric in METRICS}
+    backend = server.server.service.backend.name
+    assert seen.value("gradwire_build_info", backend=backend) == 1
+    document = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+    rows = [line for line in document.splitlines() if line.startswith(("| `gradwire_", "| `proc"))]
+    assert rows == [
+        f"| `{metric.name}` | {metric.kind} | {', '.join(metric.label_names)} | {metric.help} |"
+        for metric in METRICS
+    ]
+    for label in {label for metric in METRICS for label in metric.labels}:
+        assert f"`{label.name}`" in document
+
+
+def test_a_busy_event_loop_shows_as_lag(server: ServerThread) -> None:
+    over = threading.Event()
+
+    def big() -> float:
+        seen = told(server)
+        name = "gradwire_event_loop_lag_seconds_bucket"
+        return seen.value(name, le="+Inf") - seen.value(name, le="0.1")
+
+    before = big()
+    server.loop.call_soon_threadsafe(over.wait, 0.6)
+    wait_until(lambda: big() > before)
+    over.set()
+
+
+FLAGS = ("--workers", "2", "--backend", "numpy_cpu", "--http-port", "127.0.0.1:0")
+KILLS = 4
+OPERATOR = ops.InterpolateBackward(mode="nearest", data_format="NCX")
+GRADIENT = np.ones((1, 1, 4, 4), np.float32)
+WORKERS = {"0", "1"}
+
+
+def counts(seen: Scrape) -> dict[object, float]:
+    """Return all that may never fall."""
+    return {
+        key: value
+        for key, value in seen.samples.items()
+        if key[0].endswith(("_total", "_count", "_sum", "_bucket"))
+    }
+
+
+def test_workers_are_merged_and_told_apart(tmp_path: Path) -> None:
+    with running_command(*FLAGS, log=tmp_path / "log") as command:
+        address = command.http_address
+        calls = 0
+
+        def by_worker() -> list[float]:
+            nonlocal calls
+            with RawClient(command.address) as client:
+                client.evaluate(published_request())
+            calls += 1
+            seen = scrape(address)
+            assert seen.value("gradwire_requests_total", method="Evaluate", status="OK") == calls
+            each = [seen.value("gradwire_worker_requests_total", worker=name) for name in WORKERS]
+            assert sum(each) == calls
+            return each
+
+        wait_until(lambda: all(by_worker()))
+        seen = scrape(address)
+        assert seen.value("gradwire_worker_ready") == 2
+        assert seen.value("gradwire_build_info") == 1
+        assert seen.value("gradwire_worker_restarts_total") == 0
+        for name in ("gradwire_streams", "gradwire_queue_depth", "gradwire_worker_ready"):
+            assert seen.labels(name, "worker") == WORKERS
+        for name in ("process_cpu_seconds_total", "process_resident_memory_bytes"):
+            assert seen.labels(name, "worker") == {*WORKERS, "supervisor"}
+            assert seen.value(name, worker="0") > 0
+
+
+@pytest.mark.slow
+def test_no_count_falls_and_none_is_lost_while_workers_are_killed(tmp_path: Path) -> None:
+    with (
+        running_command(*FLAGS, log=tmp_path / "log") as command,
+        Client(command.address) as caller,
+    ):
+        address = command.http_address
+        before: dict[object, float] = {}
+
+        def fallen() -> object:
+            now = counts(scrape(address))
+            less = [key for key, value in before.items() if now.get(key, 0) < value]
+            before.update(now)
+            return less or None
+
+        def evaluate() -> None:
+            caller.evaluate(OPERATOR, GRADIENT, output_shape=(1, 1, 2, 2))
+
+        with repeated(fallen, threads=1), repeated(evaluate, threads=1) as load:
+            for kill in range(KILLS):
+                load.wait_for_more(20)
+                command.kill_worker(kill % 2)
+                command.wait_for_log(f"worker serves worker={kill % 2} ", times=2 + kill // 2)
+        wait_until(lambda: scrape(address).value("gradwire_worker_ready") == 2)
+        seen = scrape(address)
+    assert seen.value("gradwire_worker_restarts_total", worker="0") == KILLS // 2
+    # A try whose answer was lost with its worker was counted too, once for each kill at most.
+    counted = seen.value("gradwire_requests_total", status="OK")
+    assert load.calls <= counted <= load.calls + KILLS
+    assert seen.value("gradwire_requests_in_flight") == 0
+
+
+def test_a_worker_that_is_away_is_not_ready(tmp_path: Path) -> None:
+    with running_command(*FLAGS, log=tmp_path / "log") as command:
+        address = command.http_address
+        wait_until(lambda: scrape(address).value("gradwire_worker_ready") == 2)
+        pid = command.workers[1]
+        os.kill(pid, signal.SIGSTOP)
+        # Its metrics are read where they are; it need not answer.
+        assert scrape(address).value("gradwire_streams_limit", worker="1") == 32
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not scrape(address).value("gradwire_worker_ready", worker="1"))
+        wait_until(lambda: scrape(address).value("gradwire_worker_ready", worker="1"))

@@ -73,12 +73,11 @@ def test_a_call_is_a_span_in_the_callers_trace_with_a_span_for_each_phase(
 
 
 def test_only_what_is_the_servers_fault_makes_an_error_of_its_span(collector: Collector) -> None:
-    wrong = wrong_request()
     unknown = published_request()
     unknown.operator.Clear()
     unknown.operator.MergeFromString(b"\xfa\x7f\x00")
     with served(otlp_endpoint=collector.url) as (_server, client):
-        client.evaluate(wrong)
+        client.evaluate(wrong_request())
         client.stream(as_stream(unknown))
     calls = of_calls(collector)
     told = calls[EVALUATE].told
@@ -129,19 +128,13 @@ def test_the_environment_alone_turns_it_on_names_the_service_and_chooses_the_sam
     (seen,) = of_calls(collector).values()
     assert seen.resource["service.name"] == "gradients"
     collector.spans.clear()
-    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
-    with served() as (_server, client):
-        reply = client.evaluate(published_request())
-    assert not collector.spans
-    assert reply.trailers["traceparent"].split("-")[1] == TRACEPARENT.split("-")[1]
-
-
-def test_the_sdk_can_be_turned_off(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
-    with served(otlp_endpoint=collector.url) as (_server, client):
-        reply = client.evaluate(published_request())
-    assert not collector.spans
-    assert reply.trailers["traceparent"].split("-")[1] == TRACEPARENT.split("-")[1]
+    for variable, value in (("OTEL_TRACES_SAMPLER", "always_off"), ("OTEL_SDK_DISABLED", "true")):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, value)
+            with served() as (_server, client):
+                reply = client.evaluate(published_request())
+        assert not collector.spans
+        assert reply.trailers["traceparent"].split("-")[1] == TRACEPARENT.split("-")[1]
 
 
 def test_a_collector_that_is_away_holds_up_no_call_and_no_stop(tmp_path: Path) -> None:

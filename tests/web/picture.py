@@ -1,6 +1,6 @@
 """Draws the status page of a server with two workers and callers of every kind, as docs/status.png.
 
-PYTHONPATH=tests python -m web.picture docs/status.png [--seconds N] [--width N] [--dark]
+PYTHONPATH=tests python -m web.picture docs/status.png [--seconds N]
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from playwright.sync_api import ViewportSize
 
 from gradwire import Client, GradwireError, ops
 from support.processes import running_command
-from support.raw_calls import RawClient, published_request
+from support.raw_calls import RawClient, published_request, wrong_request
 from web.chromium import browsing
 
 FLAGS = ("--workers", "2", "--max-streams", "32", "--http-port", "0")
@@ -77,11 +77,9 @@ class Callers:
         item = SMALL, np.ones((1, 3, 8, 8), np.float32), (1, 3, 4, 4)
         deque(client.evaluate_many([item] * 30), maxlen=0)
 
-    def _wrong(self, client: Client) -> None:
-        wrong = published_request()
+    def _wrong(self, _client: Client) -> None:
+        wrong, half = wrong_request(), published_request()
         wrong.request_id = "nightly-12"
-        wrong.operator.dml_resample_grad.scales[0] = -2
-        half = published_request()
         half.request_id, half.data = "notebook-7", half.data[:4]
         with RawClient(self._address) as raw:
             raw.evaluate(wrong)
@@ -93,25 +91,17 @@ def main() -> None:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--seconds", type=float, default=120)
-    parser.add_argument("--width", type=int, default=1200)
-    parser.add_argument("--dark", action="store_true")
     given = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as name,
         running_command(*FLAGS, log=Path(name) / "log", env={}) as command,
         browsing() as browser,
     ):
-        address = command.http_address
         callers = Callers(command.address)
         try:
             time.sleep(given.seconds)
-            size = ViewportSize(width=given.width, height=900)
-            page = browser.new_page(
-                viewport=size,
-                color_scheme="dark" if given.dark else "light",
-                is_mobile=given.width < 600,
-            )
-            page.goto(f"http://{address}/")
+            page = browser.new_page(viewport=ViewportSize(width=1200, height=900))
+            page.goto(f"http://{command.http_address}/")
             page.screenshot(path=given.file, full_page=True)
         finally:
             callers.stop()

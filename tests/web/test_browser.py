@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.config.tokens import Scope, add_token
-from support.raw_calls import RawClient, published_request
+from support.raw_calls import RawClient, published_request, wrong_request
 from support.servers import ServerThread, serving
 from web.chromium import browsing
 
@@ -57,9 +57,8 @@ def url_of(server: ServerThread) -> str:
 
 def spoil(server: ServerThread, request_id: str) -> None:
     """Make a call that is refused."""
-    wrong = published_request()
+    wrong = wrong_request()
     wrong.request_id = request_id
-    wrong.input.sizes[0] = -1
     with RawClient(server.address) as client:
         assert client.evaluate(wrong).refusal is not None
 

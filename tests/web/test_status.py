@@ -20,7 +20,7 @@ from gradwire_server.config.version import VERSION
 from gradwire_server.observability.cells import TOTAL, Worker, place
 from gradwire_server.observability.definitions import READY
 from support.processes import memory_kib, running_command
-from support.raw_calls import RawClient, as_stream, published_request, wait_until
+from support.raw_calls import RawClient, as_stream, published_request, wait_until, wrong_request
 from support.scraping import get
 from support.servers import ServerThread, serving
 
@@ -38,9 +38,8 @@ def status_at(address: str, path: str) -> int:
 
 def spoil(address: str, request_id: str = "nightly") -> None:
     """Make a call that is refused."""
-    wrong = published_request()
+    wrong = wrong_request()
     wrong.request_id = request_id
-    wrong.input.sizes[0] = -1
     with RawClient(address) as client:
         assert client.evaluate(wrong).refusal is not None
 
