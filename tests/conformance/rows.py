@@ -72,6 +72,11 @@ class Tally:
         """Return all rows."""
         return list(self._rows.values())
 
+    def check(self) -> None:
+        """Raise AssertionError where nothing was compared, or nothing explains a case."""
+        assert self._rows
+        assert [row for row in self._rows.values() if row.wrong] == []
+
 
 @dataclass(frozen=True, slots=True)
 class Section:

@@ -138,3 +138,72 @@ def test_antialias_over_a_long_axis_takes_little_time_and_its_weights_sum_to_1()
         (only,) = lowered(operator, source, result, np.float64).passes
         assert only.map.nnz == 10**6
         np.testing.assert_allclose(only.map.weight.sum(), 1, rtol=1e-9)
+
+
+CROP: dict[str, Any] = {"coordinate_transformation_mode": "tf_crop_and_resize", "sizes": (1, 5)}
+MIDDLE_HALF = {**CROP, "roi": (0, 0.25, 1, 0.75)}
+NEARLY_HALF = {**CROP, "roi": (0, 0, 1, np.nextafter(np.float32(0.75), 1)), "sizes": (1, 2)}
+SINGLE = {"coordinate_transformation_mode": "pytorch_half_pixel", "sizes": (1,)}
+CORNERS = {"coordinate_transformation_mode": "align_corners", "scales": (1, 0.5)}
+STEEP = {"mode": "cubic", "cubic_coeff_a": -0.6}
+ROW = np.arange(11.0)[np.newaxis]
+STRIPES = np.array([[1e6], [0], [1e6]])
+
+# Attributes, input, results in float32 and by the specification, which frameworks depart from as
+# conformance/deviations.toml shows. FLOAT32 follows ONNX Runtime, save in the last row.
+DEVIATIONS: dict[str, tuple[dict[str, Any], Any, Any, Any]] = {
+    "a whole coordinate that float64 rounds": (
+        {"mode": "linear", "sizes": (14,)},
+        *(np.arange(10.0), None, np.clip((np.arange(14) + 0.5) * 10 / 14 - 0.5, 0, 9)),
+    ),
+    "one output": (
+        {"mode": "linear", "exclude_outside": True, "antialias": True, **SINGLE},
+        *([1.0, 2, 4], None, [(3 + 2 * 2 + 4) / 6]),
+    ),
+    "one output, a scale that float64 rounds": (
+        {"mode": "linear", **SINGLE},
+        *(np.arange(49.0), None, [0]),
+    ),
+    "cubic weights of float64": ({**STEEP, "sizes": (7,)}, np.ones(4), None, np.ones(7)),
+    "a length that float32 rounds up": (
+        {"scales": (1, 0.7)},
+        *(np.zeros((1, 10)), np.zeros((1, 7)), np.zeros((1, 6))),
+    ),
+    "a roi, nearest": (
+        {"mode": "nearest", **MIDDLE_HALF},
+        *(ROW[:, :5], ROW[:, :5], [[1, 1, 2, 2, 3]]),
+    ),
+    **{
+        f"a roi, {mode}": (
+            {"mode": mode, **MIDDLE_HALF},
+            *(ROW[:, :5], ROW[:, :5], [[1, 1.5, 2, 2.5, 3]]),
+        )
+        for mode in ("linear", "cubic")
+    },
+    "a length that is cut": (
+        {"mode": "linear", **CORNERS},
+        *(ROW[:, :7], [[0, 3, 6]], [[0, 2.4, 4.8]]),
+    ),
+    "nearly half": (NEARLY_HALF, ROW, [[0, 7]], [[0, 8]]),
+    "rows of scale 1": (
+        {**STEEP, "scales": (1, 2)},
+        *(STRIPES.repeat(8, axis=1), STRIPES.repeat(16, axis=1), STRIPES.repeat(16, axis=1)),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "x", "single", "double"), DEVIATIONS.values(), ids=list(DEVIATIONS)
+)
+def test_results_where_frameworks_depart_from_the_specification(
+    attributes: dict[str, Any], x: Any, single: Any, double: Any
+) -> None:
+    for arithmetic, dtype, expected, far in (
+        ("float32", np.float32, single, 1e-6),
+        ("spec_float64", np.float64, double, 1e-14),
+    ):
+        if expected is not None:
+            given, kind = np.asarray(x, dtype), {**attributes, "arithmetic": arithmetic}
+            assert shape(given.shape, **kind) == np.shape(expected)
+            result = evaluate(ops.OnnxResize(**kind), given, np.shape(expected))
+            np.testing.assert_allclose(result, expected, rtol=far)
