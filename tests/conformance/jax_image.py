@@ -12,8 +12,9 @@ from gradwire import ops
 from support.oracles import axis_tables, live_jax
 from support.oracles.axis_tables import AxisCase
 
-# See tests/dialects/test_jax.py.
-_ROUNDING = {np.float32: 150 * 2.0**-23, np.float64: 2.0**-43}
+# XLA contracts products and sums of coordinates, up to 150 here, which moves them by a unit of the
+# last place; weights follow, and by as much again where they are divided by their sum.
+ROUNDING = {np.float32: 150 * 2.0**-23, np.float64: 2.0**-43}
 _NEAREST = ops.JaxResize(method="nearest")
 
 
@@ -23,13 +24,13 @@ def _words(case: AxisCase) -> str:
     return str(method) + ", no antialias" * plain
 
 
-def _weights(tally: Tally, jax: Any, count: int, dtype: Any) -> None:
-    cases = live_jax.cases(count)
-    for few in (cases[first : first + 9] for first in range(0, count, 9)):
+def add_weights(tally: Tally, jax: Any, cases: list[AxisCase], dtype: Any) -> None:
+    """Compare tables and transposed tables, nine cases in a program."""
+    for few in (cases[first : first + 9] for first in range(0, len(cases), 9)):
         for case, theirs in zip(few, live_jax.tables(jax, few, dtype), strict=True):
             operator = ops.JaxResize(**case.attributes)
             ours = axis_tables.axis_matrix(operator, case, rank=2, axis=1, dtype=dtype)
-            allowed = 0 if case.attributes["method"] == "nearest" else _ROUNDING[dtype]
+            allowed = 0 if case.attributes["method"] == "nearest" else ROUNDING[dtype]
             for name, table in zip(("jax_resize", "jax_resize_grad"), theirs, strict=True):
                 key = ("jax: weights", name, _words(case), dtype.__name__)
                 tally.add(key, ours, table, allowed=allowed)
@@ -50,10 +51,10 @@ def rows() -> list[Row]:
     """Compare with the installed JAX."""
     jax: Any = importlib.import_module("jax")
     tally = Tally()
-    _weights(tally, jax, 1008, np.float32)
+    add_weights(tally, jax, live_jax.cases(1008), np.float32)
     _nearest(tally, jax)
     with jax.enable_x64(True):  # noqa: FBT003 - as JAX takes it
-        _weights(tally, jax, 180, np.float64)
+        add_weights(tally, jax, live_jax.cases(180), np.float64)
     return sorted(tally.rows(), key=lambda row: (row.peer, row.dtype, row.operator))
 
 

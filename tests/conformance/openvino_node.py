@@ -16,7 +16,8 @@ from support.oracles.axis_tables import AxisCase
 from support.oracles.dialect_oracles import Matrix
 from support.oracles.live_openvino import ROUNDINGS, TRANSFORMATIONS
 
-# The plugin multiplies by the reciprocal of scale; see tests/dialects/test_openvino.py.
+_OPERATOR = "openvino_interpolate"
+# The plugin multiplies by the reciprocal of scale: coordinates up to 60 move by units of 2**-18.
 _PLUGIN = 2.0**-15
 _IGNORED: dict[str, dict[str, Any]] = {
     "linear": {"antialias": False},
@@ -55,26 +56,28 @@ def _nearest(tally: Tally, attributes: dict[str, Any]) -> None:
         tally.add(key, axis_tables.elements_read(operator, case), read)
 
 
+def add_reference(tally: Tally) -> None:
+    for case in live_openvino.cases(3000):
+        theirs = live_openvino.table(live_openvino.reference, case)
+        key = ("openvino: weights of the reference", _OPERATOR, _words(case), "float32")
+        tally.add(key, _matrix(case), theirs)
+
+
+def add_plugin(tally: Tally) -> None:
+    for case in live_openvino.cases(300):
+        theirs = live_openvino.table(live_openvino.plugin, case)
+        key = ("openvino: weights of the CPU plugin", _OPERATOR, case.attributes["mode"], "float32")
+        deviates = partial(_deviates, case, theirs)
+        tally.add(key, _matrix(case), theirs, allowed=_PLUGIN, deviates=deviates)
+
+
 def rows() -> list[Row]:
     """Compare with the installed OpenVINO."""
     tally = Tally()
-    operator, dtype = "openvino_interpolate", "float32"
-    for case in live_openvino.cases(3000):
-        theirs = live_openvino.table(live_openvino.reference, case)
-        key = ("openvino: weights of the reference", operator, _words(case), dtype)
-        tally.add(key, _matrix(case), theirs)
+    add_reference(tally)
     for rule, rounding in itertools.product(TRANSFORMATIONS, ROUNDINGS):
         _nearest(tally, {"coordinate_transformation_mode": rule, "nearest_mode": rounding})
-    for case in live_openvino.cases(300):
-        theirs = live_openvino.table(live_openvino.plugin, case)
-        key = ("openvino: weights of the CPU plugin", operator, case.attributes["mode"], dtype)
-        tally.add(
-            key,
-            _matrix(case),
-            theirs,
-            allowed=_PLUGIN,
-            deviates=partial(_deviates, case, theirs),
-        )
+    add_plugin(tally)
     return sorted(tally.rows(), key=lambda row: (row.peer, row.attributes))
 
 

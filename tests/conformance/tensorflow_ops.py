@@ -25,7 +25,11 @@ def _words(case: AxisCase) -> str:
 
 def rows() -> list[Row]:
     """Compare with the installed TensorFlow."""
-    tf: Any = importlib.import_module("tensorflow")
+    tally = compared(importlib.import_module("tensorflow"))
+    return sorted(tally.rows(), key=lambda row: (row.peer, row.operator))
+
+
+def compared(tf: Any) -> Tally:
     tally = Tally()
     for case in live_tensorflow.cases(1000):
         matrix, words = _matrix(case), _words(case)
@@ -40,7 +44,7 @@ def rows() -> list[Row]:
             words = f"{_words(case)}, {UP_TO_64}"
             key = ("tensorflow: elements read", "tf_resize", words, "float32")
             tally.add(key, _matrix(case).argmax(axis=1), read)
-    return sorted(tally.rows(), key=lambda row: (row.peer, row.operator))
+    return tally
 
 
 SECTION = Section(

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from conformance import jax_image
+from conformance.rows import Tally
 from gradwire import ops
 from gradwire_server import dialects
 from support.oracles import axis_tables, live_jax
@@ -16,10 +18,6 @@ from support.oracles.dialect_oracles import Matrix, evaluate, lowered
 
 STORED = list(axis_tables.load(live_jax.STORED))
 
-# XLA contracts products and sums of coordinates, up to 150 here, which moves them by a unit of the
-# last place; weights follow, and by as much again where they are divided by their sum.
-ROUNDING = 150 * 2.0**-23
-
 
 def matrix(case: AxisCase, dtype: npt.DTypeLike = np.float32) -> Matrix:
     operator = ops.JaxResize(**case.attributes)
@@ -27,7 +25,7 @@ def matrix(case: AxisCase, dtype: npt.DTypeLike = np.float32) -> Matrix:
 
 
 def check(case: AxisCase, table: Matrix) -> None:
-    allowed = 0 if case.attributes["method"] == "nearest" else ROUNDING
+    allowed = 0 if case.attributes["method"] == "nearest" else jax_image.ROUNDING[np.float32]
     np.testing.assert_allclose(table, matrix(case), rtol=0, atol=allowed, err_msg=str(case))
 
 
@@ -44,14 +42,21 @@ def test_stored_tables_of_jax_hold(case: AxisCase, table: Matrix) -> None:
 # XLA takes a tenth of a second for the program of each case: of each set of attributes some are
 # left to `make full`.
 @pytest.mark.parametrize(
-    ("first", "last"), [(0, 54), pytest.param(54, 1008, marks=pytest.mark.heavy)]
+    ("dtype", "first", "last"),
+    [
+        (np.float32, 0, 54),
+        (np.float64, 0, 18),
+        pytest.param(np.float32, 54, 1008, marks=pytest.mark.heavy),
+        pytest.param(np.float64, 18, 63, marks=pytest.mark.heavy),
+    ],
 )
-def test_jax_and_its_transposes_have_these_tables(jax: Any, first: int, last: int) -> None:
-    cases = live_jax.cases(last)
-    for few in (cases[at : at + 9] for at in range(first, last, 9)):
-        for case, tables in zip(few, live_jax.tables(jax, few), strict=True):
-            for table in tables:
-                check(case, table)
+def test_jax_and_its_transposes_have_these_tables(
+    jax: Any, dtype: Any, first: int, last: int
+) -> None:
+    tally = Tally()
+    with jax.enable_x64(dtype is np.float64):
+        jax_image.add_weights(tally, jax, live_jax.cases(last)[first:], dtype)
+    tally.check()
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 3), pytest.param(3, 18, marks=pytest.mark.heavy)])
@@ -74,19 +79,6 @@ def test_a_gradient_of_several_axes_is_jax_s(jax: Any, method: Any) -> None:
     (expected,) = transpose(cotangent)
     result = evaluate(ops.JaxResizeGrad(method=method), cotangent, (3, 5, 13))
     np.testing.assert_allclose(result, np.asarray(expected), rtol=0, atol=2.0**-16)
-
-
-@pytest.mark.parametrize(
-    ("first", "last"), [(0, 18), pytest.param(18, 63, marks=pytest.mark.heavy)]
-)
-def test_float64_images_have_float64_weights(jax: Any, first: int, last: int) -> None:
-    with jax.enable_x64(True):  # noqa: FBT003 - as JAX takes it
-        cases = live_jax.cases(last)
-        for few in (cases[at : at + 9] for at in range(first, last, 9)):
-            for case, tables in zip(few, live_jax.tables(jax, few, np.float64), strict=True):
-                ours = matrix(case, np.float64)
-                for table in tables:
-                    np.testing.assert_allclose(table, ours, rtol=0, atol=2.0**-43)
 
 
 # Some lengths for which the formula, as it is written, reads another element.
@@ -126,13 +118,3 @@ def test_constants_stay_constants(method: Any) -> None:
 def test_shape_is_that_of_the_forward_s_output() -> None:
     operator = ops.JaxResize(method="linear", shape=(6, 9))
     assert dialects.output_shape("jax_resize", operator, (2, 3)) == (6, 9)
-
-
-def test_bfloat16_images_have_bfloat16_weights_in_jax_and_float32_weights_here(jax: Any) -> None:
-    # Thirds of three ones: JAX rounds each to bfloat16 before it is multiplied.
-    case = AxisCase({"method": "linear"}, 3, 1)
-    theirs = live_jax.forward_table(jax, case, jax.numpy.bfloat16)
-    ours = matrix(case)
-    assert np.abs(theirs - ours).max() > 2.0**-12
-    rounded = np.asarray(jax.numpy.asarray(ours).astype(jax.numpy.bfloat16)).astype(np.float64)
-    np.testing.assert_array_equal(theirs, rounded)

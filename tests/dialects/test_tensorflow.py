@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+from conformance import tensorflow_ops
 from gradwire import ops
 from gradwire.errors import InvalidRequestError
 from gradwire_server import dialects
@@ -38,20 +37,7 @@ def test_stored_tables_of_tensorflow_hold_bit_by_bit(case: AxisCase, table: Matr
 
 
 def test_the_ops_and_their_gradients_have_these_tables_bit_by_bit(tf: Any) -> None:
-    for case in live_tensorflow.cases(1000):
-        expected = matrix(case)
-        np.testing.assert_array_equal(live_tensorflow.forward_table(tf, case), expected, str(case))
-        np.testing.assert_array_equal(live_tensorflow.gradient_table(tf, case), expected, str(case))
-
-
-@pytest.mark.parametrize("flags", live_tensorflow.FLAGS, ids=str)
-def test_nearest_reads_what_the_op_reads_at_all_lengths_up_to_64(
-    tf: Any, flags: dict[str, Any]
-) -> None:
-    for inputs, outputs in itertools.product(range(1, 65), repeat=2):
-        case = AxisCase({"kind": "nearest_neighbor", **flags}, inputs, outputs)
-        read = live_tensorflow.nearest_indices(tf, case)
-        assert matrix(case).argmax(axis=1).tolist() == read, str(case)
+    tensorflow_ops.compared(tf).check()
 
 
 @pytest.mark.parametrize("kind", live_tensorflow.KINDS)
@@ -108,29 +94,3 @@ def test_size_is_height_and_width_of_the_forward_s_output() -> None:
 def test_what_the_ops_refuse_is_refused(attributes: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError):
         ops.TfResizeGrad(kind="bilinear", **attributes)
-
-
-def test_gradients_that_tensorflow_lacks(tf: Any) -> None:
-    def gradient(op: Any, image: Any) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(image)
-            result = op(images=image, size=[3, 3])
-        return tape.gradient(result, image)
-
-    def second_gradient(op: Any) -> Any:
-        grads = tf.ones((1, 3, 3, 1))
-        with tf.GradientTape() as tape:
-            tape.watch(grads)
-            result = op(grads=grads)
-        return tape.gradient(result, grads)
-
-    kinds = ("Bilinear", "Bicubic", "NearestNeighbor")
-    bilinear, bicubic, nearest = (getattr(tf.raw_ops, f"Resize{kind}Grad") for kind in kinds)
-    image = tf.ones((1, 2, 2, 1))
-    assert gradient(tf.raw_ops.ResizeBicubic, tf.cast(image, tf.float16)) is None
-    assert gradient(tf.raw_ops.ResizeBicubic, tf.cast(image, tf.bfloat16)) is None
-    assert second_gradient(partial(bilinear, original_image=image)) is None
-    with pytest.raises(LookupError):
-        second_gradient(partial(bicubic, original_image=image))
-    with pytest.raises(LookupError):
-        second_gradient(partial(nearest, size=[2, 2]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -79,3 +80,9 @@ def test_a_table_of_many_blocks_is_the_table_of_one() -> None:
     np.testing.assert_array_equal(bands.start[inside][3:], bands.start[inside][:-3] + 10)
     sums = np.add.reduceat(bands.weight, bands.offset[:-1])
     assert np.abs(sums - 1).max() < 2.0**-20
+
+
+def test_the_gradient_of_area_is_added_in_float32_whatever_the_type() -> None:
+    ones = np.ones((1, 1, 96, 96), ml_dtypes.bfloat16)
+    result = evaluate(ops.TorchUpsampleBackward(mode="area"), ones, (1, 1, 2, 2))
+    assert float(result.astype(np.float64).sum()) == 96 * 96
