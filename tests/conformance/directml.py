@@ -68,6 +68,6 @@ SECTION = Section(
     "Nothing of DirectML ran: it is closed and runs on Windows only. Weights are compared with the"
     " formula it documents, evaluated one float32 scalar at a time; their bits must be equal, and"
     " below *exact* means equal to the formula. Its published examples and results of real devices"
-    " are tests: [test_dml_published.py](../tests/dialects/test_dml_published.py).",
+    " are tests: [test_dml.py](../tests/dialects/test_dml.py).",
     rows,
 )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from conformance.rows import UP_TO_64, Row, Section, Tally
-from dialects import test_onednn_library as library
+from dialects import test_onednn as library
 from gradwire import ops
 from support.oracles import axis_tables, live_onednn
 from support.oracles.axis_tables import AxisCase
