@@ -5,28 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from conformance import jax_image
+from conformance.jax_image import table_here
 from conformance.rows import Tally
 from gradwire import ops
 from gradwire_server import dialects
-from support.oracles import axis_tables, live_jax
+from support.oracles import axis_tables
 from support.oracles.axis_tables import AxisCase
 from support.oracles.dialect_oracles import Matrix, evaluate, lowered
 
-STORED = list(axis_tables.load(live_jax.STORED))
-
-
-def matrix(case: AxisCase, dtype: npt.DTypeLike = np.float32) -> Matrix:
-    operator = ops.JaxResize(**case.attributes)
-    return axis_tables.axis_matrix(operator, case, rank=2, axis=1, dtype=dtype)
+STORED = list(axis_tables.load(jax_image.STORED))
 
 
 def check(case: AxisCase, table: Matrix) -> None:
     allowed = 0 if case.attributes["method"] == "nearest" else jax_image.ROUNDING[np.float32]
-    np.testing.assert_allclose(table, matrix(case), rtol=0, atol=allowed, err_msg=str(case))
+    np.testing.assert_allclose(table, table_here(case), rtol=0, atol=allowed, err_msg=str(case))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +50,7 @@ def test_jax_and_its_transposes_have_these_tables(
 ) -> None:
     tally = Tally()
     with jax.enable_x64(dtype is np.float64):
-        jax_image.add_weights(tally, jax, live_jax.cases(last)[first:], dtype)
+        jax_image.add_weights(tally, jax, jax_image.cases(last)[first:], dtype)
     tally.check()
 
 
@@ -63,13 +58,13 @@ def test_jax_and_its_transposes_have_these_tables(
 def test_calls_by_themselves_have_the_tables_of_a_larger_program(
     jax: Any, first: int, last: int
 ) -> None:
-    cases = live_jax.cases(last)[first:]
-    for case, (forward, gradient) in zip(cases, live_jax.tables(jax, cases), strict=True):
-        np.testing.assert_array_equal(live_jax.forward_table(jax, case), forward)
-        np.testing.assert_array_equal(live_jax.gradient_table(jax, case), gradient)
+    cases = jax_image.cases(last)[first:]
+    for case, (forward, gradient) in zip(cases, jax_image.tables(jax, cases), strict=True):
+        np.testing.assert_array_equal(jax_image.forward_table(jax, case), forward)
+        np.testing.assert_array_equal(jax_image.gradient_table(jax, case), gradient)
 
 
-@pytest.mark.parametrize("method", live_jax.METHODS)
+@pytest.mark.parametrize("method", jax_image.METHODS)
 def test_a_gradient_of_several_axes_is_jax_s(jax: Any, method: Any) -> None:
     def resized(x: Any) -> Any:
         return jax.image.resize(x, (3, 9, 4), method)
@@ -88,18 +83,18 @@ FOLDED = [(2, 41), (4, 41), (10, 25), (20, 25), (34, 31), (30, 29), (64, 61)]
 def test_nearest_takes_the_ratio_first_as_xla_does(jax: Any) -> None:
     for inputs, outputs in FOLDED:
         case = AxisCase({"method": "nearest"}, inputs, outputs)
-        check(case, live_jax.forward_table(jax, case))
+        check(case, jax_image.forward_table(jax, case))
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), FOLDED)
 def test_nearest_is_not_the_formula_from_left_to_right(inputs: int, outputs: int) -> None:
     x = np.arange(outputs).astype(np.float32) + np.float32(0.5)
     written = np.floor(x * np.float32(inputs) / np.float32(outputs)).astype(int)
-    read = matrix(AxisCase({"method": "nearest"}, inputs, outputs)).argmax(axis=1)
+    read = table_here(AxisCase({"method": "nearest"}, inputs, outputs)).argmax(axis=1)
     assert set(np.abs(read - written).tolist()) == {0, 1}
 
 
-@pytest.mark.parametrize("method", live_jax.METHODS)
+@pytest.mark.parametrize("method", jax_image.METHODS)
 def test_an_axis_that_keeps_its_length_needs_no_table(method: Any) -> None:
     operator = ops.JaxResizeGrad(method=method)
     plan = lowered(operator, (2**40, 6), (2**40, 3))

@@ -9,21 +9,15 @@ import numpy as np
 import pytest
 
 from conformance import openvino_node
+from conformance.openvino_node import table_here
 from conformance.rows import Tally
 from gradwire import ops
 from gradwire_server import dialects
-from support.oracles import axis_tables, live_openvino
+from support.oracles import axis_tables
 from support.oracles.axis_tables import AxisCase
 from support.oracles.dialect_oracles import Matrix, evaluate, lowered
 
-STORED = list(axis_tables.load(live_openvino.STORED))
-
-
-def matrix(case: AxisCase) -> Matrix:
-    """Return our matrix in float32, which OpenVINO's results are; pillow's weights are float64."""
-    operator = ops.OpenvinoInterpolate(**case.attributes)
-    ours = axis_tables.axis_matrix(operator, case, rank=4, axis=2, dtype=np.float32)
-    return ours.astype(np.float32).astype(np.float64)
+STORED = list(axis_tables.load(openvino_node.STORED))
 
 
 def told(shape: tuple[int, ...], **attributes: Any) -> tuple[int, ...] | None:
@@ -42,7 +36,7 @@ def openvino() -> Any:
     ids=[f"{i}-{case.attributes['mode']}" for i, (case, _) in enumerate(STORED)],
 )
 def test_stored_tables_of_openvino_hold_bit_by_bit(case: AxisCase, table: Matrix) -> None:
-    np.testing.assert_array_equal(matrix(case), table)
+    np.testing.assert_array_equal(table_here(case), table)
 
 
 @pytest.mark.usefixtures("openvino")
@@ -56,7 +50,7 @@ def test_the_reference_has_these_tables_and_the_cpu_plugin_but_for_what_it_ignor
 
 
 @pytest.mark.usefixtures("openvino")
-@pytest.mark.parametrize("mode", live_openvino.MODES)
+@pytest.mark.parametrize("mode", openvino_node.MODES)
 @pytest.mark.parametrize(
     "told",
     [
@@ -74,7 +68,7 @@ def test_whole_images_are_the_reference_implementation_s(mode: Any, told: dict[s
         pads = {}
     operator = ops.OpenvinoInterpolate(mode=mode, axes=axes, antialias=True, **told, **pads)
     image = np.random.default_rng(4).standard_normal((2, 3, 8, 5), np.float32)
-    expected = live_openvino.reference(operator, image)
+    expected = openvino_node.reference(operator, image)
     result = evaluate(operator, image, expected.shape)
     np.testing.assert_allclose(result, expected, rtol=0, atol=2.0**-20)
 
@@ -85,7 +79,7 @@ def test_descending_axes_of_pillow_are_the_cpu_plugin_s(mode: Any) -> None:
     operator = ops.OpenvinoInterpolate(mode=mode, axes=(3, 2), sizes=(9, 4), cube_coeff=-0.5)
     image = np.random.default_rng(4).standard_normal((2, 3, 8, 5), np.float32)
     result = evaluate(operator, image, (2, 3, 4, 9))
-    expected = live_openvino.plugin(operator, image)
+    expected = openvino_node.plugin(operator, image)
     np.testing.assert_allclose(result, expected, rtol=0, atol=2.0**-18)
 
 
