@@ -166,8 +166,7 @@ peers: $(VENV)/.installed  ## Compare with Triton, a bare grpc.aio server and Py
 	$(BIN)/python -m benchmarks peers --json out/peers.json $(ARGS)
 
 conformance: $(CONFORMANCE_VENV)/.installed  ## Compare with oneDNN, PyTorch, ONNX, TensorFlow, JAX and OpenVINO; writes docs/conformance.md
-	mkdir -p out
-	PYTHONPATH=tests $(CONFORMANCE_VENV)/bin/python -m conformance --json out/conformance.json --markdown docs/conformance.md
+	PYTHONPATH=tests $(CONFORMANCE_VENV)/bin/python -m conformance --markdown docs/conformance.md
 
 full: MARKS =
 full: $(VENV)/.full lint schema test bench load chaos soak  ## Everything, also what is too heavy for CI: live PyTorch and JAX, benchmarks

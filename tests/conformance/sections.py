@@ -10,7 +10,6 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from conformance import (
     deviations,
     directml,
-    installed,
     jax_image,
     onednn_library,
     onnx_resize,
@@ -19,7 +18,7 @@ from conformance import (
     tensorflow_ops,
 )
 from conformance.report import Found
-from conformance.rows import Section
+from conformance.rows import Section, version
 
 MODULES = directml, onednn_library, pytorch, onnx_resize, tensorflow_ops, jax_image, openvino_node
 SECTIONS = [module.SECTION for module in MODULES]
@@ -42,7 +41,7 @@ def run_all(jobs: int) -> list[Found]:
 def run(section: Section) -> Found:
     """Compare what a section compares, where its packages are installed."""
     start = time.monotonic()
-    found = {name: installed.version(name) for name in section.packages}
+    found = {name: version(name) for name in section.packages}
     versions = {name: version for name, version in found.items() if version is not None}
     missing = [name for name in found if name not in versions]
     shown = [

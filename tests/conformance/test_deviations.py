@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance import deviations, installed
+from conformance import deviations
 from conformance.deviations import Deviation
+from conformance.rows import version
 from support.oracles import live_onednn
 
 LISTED = deviations.listed()
@@ -27,7 +28,7 @@ def test_a_deviation_names_a_test_that_is_there(deviation: Deviation) -> None:
 
 @pytest.mark.parametrize("deviation", LISTED, ids=str)
 def test_the_framework_s_own_code_shows_its_deviation(deviation: Deviation) -> None:
-    if installed.version(deviation.framework) is None:
+    if version(deviation.framework) is None:
         pytest.skip(f"runs {deviation.framework} where it is installed; make conformance does")
     if deviation.needs_avx512 and not live_onednn.has_avx512():
         pytest.skip("oneDNN deviates in its code for AVX-512 alone, which this processor has not")

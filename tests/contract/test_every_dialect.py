@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -17,13 +16,12 @@ from gradwire import AsyncClient, Client, ops
 from gradwire.ops._base import is_default
 from gradwire_server import LocalClient
 from support.command_line import run_here
-from support.oracles.dialect_oracles import Matrix, Tensor, evaluate, lowered
+from support.oracles.dialect_oracles import DTYPES, Matrix, Tensor, evaluate, lowered
 from support.oracles.dialect_table import Example
 from support.serving import serving
 
-DTYPES = [np.dtype(t) for t in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)]
 every_example = pytest.mark.parametrize("example", EXAMPLES.values(), ids=list(EXAMPLES))
-every_type = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+every_type = pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 
 
 @pytest.fixture(scope="module")

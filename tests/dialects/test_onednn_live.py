@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from conformance import installed, onednn_library
-from conformance.rows import Tally
+from conformance import onednn_library
+from conformance.rows import Tally, version
 from support.oracles import live_onednn
 
-if installed.version("onednn") is None:
+if version("onednn") is None:
     pytest.skip("compares with oneDNN where it is installed", allow_module_level=True)
 
 

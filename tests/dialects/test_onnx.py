@@ -14,7 +14,7 @@ from gradwire import ops
 from gradwire.ops import onnx
 from gradwire_server import dialects
 from gradwire_server.errors import RequestLimitError
-from support.oracles.dialect_oracles import Matrix, evaluate, lowered
+from support.oracles.dialect_oracles import Matrix, axis_table, evaluate, lowered
 from support.oracles.onnx_oracles import Axis, matrix
 
 ARITHMETIC = pytest.mark.parametrize("arithmetic", ["spec_float64", "float32"])
@@ -235,12 +235,7 @@ def by_scale(kind: Any, inputs: int, scale: float) -> Axis:
 
 
 def table(axis: Axis, **attributes: Any) -> Matrix:
-    """Return our table of a tensor of one axis."""
-    operator = ops.OnnxResize(**attributes)
-    plan = lowered(operator, (axis.inputs,), (axis.outputs,), np.float32)
-    for each in plan.passes:
-        return each.map.dense()
-    return np.eye(axis.inputs)
+    return axis_table(ops.OnnxResize(**attributes), (axis.inputs,), (axis.outputs,))
 
 
 def left_alone(axis: Axis, arithmetic: str) -> bool:

@@ -15,12 +15,11 @@ from gradwire_server.plans import sampling
 from gradwire_server.plans.sampling import Rounding
 from support.oracles.dialect_oracles import (
     DML_RULES,
-    Matrix,
     Tensor,
+    axis_table,
     dml_axis,
     dml_operators,
     f32,
-    lowered,
     onednn_axis,
 )
 
@@ -39,18 +38,6 @@ OFFSETS = st.one_of(
 )
 
 
-def table(
-    operator: ops.Operator, shapes: tuple[tuple[int, ...], tuple[int, ...]], axis: int
-) -> Matrix:
-    """Return what an operator does along one axis; an axis left alone is the identity."""
-    plan = lowered(operator, *shapes)
-    assert (plan.input_shape, plan.output_shape) == shapes
-    for each in plan.passes:
-        if each.axis == axis:
-            return each.map.dense()
-    return np.eye(shapes[0][axis])
-
-
 @pytest.mark.parametrize("rule", DML_RULES)
 @settings(deadline=None)
 @given(inputs=LENGTHS, outputs=LENGTHS, scale=SCALES, offsets=st.tuples(OFFSETS, OFFSETS))
@@ -64,9 +51,9 @@ def test_dml_tables_follow_the_formula(
 ) -> None:
     matrix = dml_axis(inputs, outputs, scale=scale, offsets=offsets, rule=rule)
     for pair in dml_operators(rule, scales=(scale,), offsets=offsets):
-        forward = table(pair.forward, ((inputs,), (outputs,)), 0)
+        forward = axis_table(pair.forward, (inputs,), (outputs,))
         np.testing.assert_array_equal(forward, matrix)
-        np.testing.assert_array_equal(table(pair.gradient, ((outputs,), (inputs,)), 0), matrix.T)
+        np.testing.assert_array_equal(axis_table(pair.gradient, (outputs,), (inputs,)), matrix.T)
 
 
 @pytest.mark.parametrize("rule", DML_RULES)
@@ -76,7 +63,7 @@ def test_dml_defaults_follow_the_formula(rule: str, inputs: int, outputs: int) -
     scale = float(np.float32(outputs) / np.float32(inputs))
     matrix = dml_axis(inputs, outputs, scale=scale, offsets=(0.5, -0.5), rule=rule)
     for pair in dml_operators(rule):
-        forward = table(pair.forward, ((inputs,), (outputs,)), 0)
+        forward = axis_table(pair.forward, (inputs,), (outputs,))
         np.testing.assert_array_equal(forward, matrix)
 
 
@@ -97,9 +84,9 @@ def test_onednn_tables_follow_the_formula(
         "coordinate_transformation_mode": transformation,
         "data_format": "NCX",
     }
-    forward = table(ops.Interpolate(sizes=(dst,), **attributes), ((1, 1, src), (1, 1, dst)), 2)
+    forward = axis_table(ops.Interpolate(sizes=(dst,), **attributes), (1, 1, src), (1, 1, dst), 2)
     np.testing.assert_array_equal(forward, matrix)
-    backward = table(ops.InterpolateBackward(**attributes), ((1, 1, dst), (1, 1, src)), 2)
+    backward = axis_table(ops.InterpolateBackward(**attributes), (1, 1, dst), (1, 1, src), 2)
     np.testing.assert_array_equal(backward, matrix.T)
 
 

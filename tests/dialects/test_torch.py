@@ -18,7 +18,7 @@ from gradwire import ops
 from gradwire_server import dialects
 from gradwire_server.errors import TableTooLargeError
 from support.oracles import torch_axes
-from support.oracles.dialect_oracles import ExactTaps, Tensor, evaluate, f32, lowered, ulp
+from support.oracles.dialect_oracles import DTYPES, ExactTaps, Tensor, evaluate, f32, lowered, ulp
 from support.oracles.torch_axes import NOT_ADJOINT, RANKS, AxisCase, check, random_case
 
 Shape = tuple[int, ...]
@@ -157,13 +157,6 @@ def test_width_1_antialiased_is_computed_as_any_other() -> None:
 
 
 CORNERS = Path(__file__).parents[1] / "data" / "torch_align_corners.npz"
-
-DTYPES: dict[str, Any] = {
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float32": np.dtype(np.float32),
-    "float64": np.dtype(np.float64),
-}
 
 
 @dataclass(frozen=True, slots=True)

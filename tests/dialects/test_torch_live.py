@@ -8,26 +8,19 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from gradwire import ops
 from gradwire.errors import InvalidRequestError
 from gradwire_server.errors import InvalidFieldError
-from support.oracles.dialect_oracles import Tensor, evaluate, lowered, ulp
+from support.oracles.dialect_oracles import DTYPES, Tensor, evaluate, lowered, ulp
 from support.oracles.torch_axes import RANKS, WITH_ANTIALIAS, WITH_CORNERS
 
 pytest.importorskip("torch", reason="compares with PyTorch where it is installed")
 torch: Any = importlib.import_module("torch")
 interpolate = torch.nn.functional.interpolate
 
-DTYPES: dict[str, Any] = {
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float32": np.dtype(np.float32),
-    "float64": np.dtype(np.float64),
-}
 # Of the sum of all terms' magnitudes: roundings of products, sums and, for area, quotients.
 ROUNDING = {"float16": 2.0**-20, "bfloat16": 2.0**-20, "float32": 2.0**-20, "float64": 2.0**-49}
 
