@@ -14,7 +14,7 @@ import os
 import sys
 from pathlib import Path
 
-from conformance import report, sections
+from conformance import report
 
 
 def main() -> int:
@@ -25,7 +25,7 @@ def main() -> int:
     options = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     date = dt.datetime.now(dt.UTC).date().isoformat()
-    found = sections.run_all(options.jobs)
+    found = report.run_all(options.jobs)
     if options.markdown:
         options.markdown.write_text(report.markdown(date, found))
     wrong = list(report.wrong(found))
