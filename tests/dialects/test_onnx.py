@@ -208,7 +208,8 @@ def test_results_where_frameworks_depart_from_the_specification(
         ("spec_float64", np.float64, double, 1e-14),
     ):
         if expected is not None:
-            given, kind = np.asarray(x, dtype), {**attributes, "arithmetic": arithmetic}
+            given = np.asarray(x, dtype)
+            kind: dict[str, Any] = {**attributes, "arithmetic": arithmetic}
             assert shape(given.shape, **kind) == np.shape(expected)
             result = evaluate(ops.OnnxResize(**kind), given, np.shape(expected))
             np.testing.assert_allclose(result, expected, rtol=far)
