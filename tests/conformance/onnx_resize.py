@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,6 @@ from support.oracles.onnx_models import (
     NEAREST_MODES,
     TRANSFORMATIONS,
     Attributes,
-    exact_coordinate,
     impulses,
     node_cases,
     random_call,
@@ -28,9 +26,10 @@ from support.oracles.onnx_models import (
     runtime,
     runtime_reads,
 )
+from support.oracles.onnx_oracles import Axis, coordinate
 
 CASES = 1500
-_NEAR = Fraction(1, 10**9)
+_NEAR = 1e-9
 # The reference evaluates each output by itself, so that all seven would take minutes.
 _BY_REFERENCE = ("half_pixel", "asymmetric")
 
@@ -66,11 +65,12 @@ def _nodes(tally: Tally) -> None:
 def _explained(attributes: Attributes, length: int, difference: Numbers) -> bool:
     """Tell whether all that differs is beside a whole or half coordinate, or one output's."""
     outputs = len(difference)
-    single = attributes["coordinate_transformation_mode"] == "pytorch_half_pixel" and outputs == 1
-    twice = [
-        2 * exact_coordinate(attributes, length, outputs, int(index))
-        for index in np.flatnonzero(difference > 1e-11)
-    ]
+    rule = attributes["coordinate_transformation_mode"]
+    scale = np.float64(attributes["scales"][-1] if "scales" in attributes else outputs / length)
+    axis = Axis(length, outputs, scale, scale * length, attributes.get("roi", (0, 1)))
+    differ = np.flatnonzero(difference > 1e-11).tolist()
+    twice = [2 * float(coordinate(axis, rule, index)) for index in differ]
+    single = rule == "pytorch_half_pixel" and outputs == 1
     return single or all(abs(each - round(each)) < _NEAR for each in twice)
 
 

@@ -112,9 +112,7 @@ def frameworks() -> None:
 
 
 @pytest.mark.usefixtures("frameworks")
-@pytest.mark.parametrize(
-    "part", [0, 1, *(pytest.param(part, marks=pytest.mark.heavy) for part in range(2, 10))]
-)
+@pytest.mark.parametrize("part", range(10))
 def test_weights_are_those_of_onnx_runtime_and_of_the_reference(part: int) -> None:
     tally = Tally()
     for seed in range(part * CASES // 10, (part + 1) * CASES // 10):
