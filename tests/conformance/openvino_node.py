@@ -6,26 +6,21 @@ import importlib
 import itertools
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from conformance.rows import UP_TO_64, Row, Section, Tally
 from gradwire import ops
+from gradwire.ops import openvino
 from support.oracles import axis_tables
 from support.oracles.axis_tables import AxisCase
 from support.oracles.dialect_oracles import Matrix
 
 STORED = "openvino_tables.npz"
-TRANSFORMATIONS = (
-    "half_pixel",
-    "pytorch_half_pixel",
-    "asymmetric",
-    "tf_half_pixel_for_nn",
-    "align_corners",
-)
-ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simple")
-MODES = ("nearest", "linear", "linear_onnx", "cubic", "bilinear_pillow", "bicubic_pillow")
+MODES = get_args(openvino.Mode)
+TRANSFORMATIONS = get_args(openvino.CoordinateTransformationMode)
+ROUNDINGS = get_args(openvino.NearestMode)
 NAMES = (
     "mode",
     "shape_calculation_mode",
@@ -80,21 +75,21 @@ def _node(opset: Any, operator: ops.OpenvinoInterpolate, shape: tuple[int, ...])
 
 
 def reference(operator: ops.OpenvinoInterpolate, x: Any) -> Any:
-    openvino = importlib.import_module("openvino")
+    runtime = importlib.import_module("openvino")
     opset = importlib.import_module("openvino.opset11")
     _, node, others = _node(opset, operator, x.shape)
-    result = openvino.Tensor(openvino.Type.f32, node.get_output_shape(0))
-    given = [openvino.Tensor(np.ascontiguousarray(each)) for each in (x, *others)]
+    result = runtime.Tensor(runtime.Type.f32, node.get_output_shape(0))
+    given = [runtime.Tensor(np.ascontiguousarray(each)) for each in (x, *others)]
     assert node.evaluate([result], given)
     return result.data.copy()
 
 
 def plugin(operator: ops.OpenvinoInterpolate, x: Any) -> Any:
-    openvino = importlib.import_module("openvino")
+    runtime = importlib.import_module("openvino")
     opset = importlib.import_module("openvino.opset11")
     image, node, _ = _node(opset, operator, x.shape)
-    model = openvino.Model([node], [image])
-    compiled = openvino.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    model = runtime.Model([node], [image])
+    compiled = runtime.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     return compiled(np.ascontiguousarray(x))[0].copy()
 
 

@@ -9,27 +9,21 @@ import importlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from gradwire.ops.onnx import CoordinateTransformationMode, Mode, NearestMode
 from support.oracles.dialect_oracles import Tensor
 
 Attributes = dict[str, Any]
 
-MODES = ("nearest", "linear", "cubic")
-TRANSFORMATIONS = (
-    "half_pixel",
-    "half_pixel_symmetric",
-    "pytorch_half_pixel",
-    "align_corners",
-    "asymmetric",
-    "tf_half_pixel_for_nn",
-    "tf_crop_and_resize",
-)
-NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+MODES = get_args(Mode)
+TRANSFORMATIONS = get_args(CoordinateTransformationMode)
+# That of opset 10, "simple", is in none since.
+NEAREST_MODES = tuple(mode for mode in get_args(NearestMode) if mode != "simple")
 INPUTS = {"roi": np.float32, "scales": np.float32, "sizes": np.int64}
 FLAGS = ("antialias", "exclude_outside")
 
