@@ -30,7 +30,7 @@ from support.raw_calls import (
     opening,
     published_request,
 )
-from support.refusals import check_in_band, check_refusal
+from support.refusals import Refusal, check_in_band, check_refusal
 from support.serving import ServerThread, serving
 from support.wire_exchange import EXCHANGE, requests
 
@@ -142,11 +142,11 @@ NEW_FIELDS = {
     )
 }
 OPERATOR_NUMBER = _next_number(v1.Operator.DESCRIPTOR)
-STREAM_NUMBER = 3
+every_way = pytest.mark.parametrize("how", ["Evaluate", "EvaluateStream"])
 
 
 def _newer_pool() -> DescriptorPool:
-    """Make the schema with one more field in each message, operator and stream message."""
+    """Make the schema with one more field in each message, and one more operator."""
     pool = DescriptorPool()
     for module in _with_imports(v1.EvaluateRequest.DESCRIPTOR.file):
         file = descriptor_pb2.FileDescriptorProto()
@@ -157,9 +157,6 @@ def _newer_pool() -> DescriptorPool:
             if message.name == "Operator":
                 field = _add(message, "newer_resize", OPERATOR_NUMBER, Field.TYPE_MESSAGE)
                 field.type_name, field.oneof_index = ".gradwire.v1.Interpolate", 0
-            if message.name == "EvaluateStreamRequest":
-                field = _add(message, "newer_message", STREAM_NUMBER, Field.TYPE_MESSAGE)
-                field.type_name, field.oneof_index = ".gradwire.v1.Chunk", 0
         pool.AddSerializedFile(file.SerializeToString())
     return pool
 
@@ -185,9 +182,27 @@ def newer(message: Message) -> Any:
     return kind.FromString(message.SerializeToString())
 
 
-def older(message: Any) -> v1.EvaluateRequest:
-    """Return a request as the older schema reads it."""
-    return v1.EvaluateRequest.FromString(message.SerializeToString())
+def older(message: Any, kind: Any = v1.EvaluateRequest) -> Any:
+    """Return a message as the older schema reads it."""
+    return kind.FromString(message.SerializeToString())
+
+
+def with_newer_field(message: Message, path: str = "") -> Any:
+    """Set a field that only the newer schema has, at a path in a message."""
+    place = made = newer(message)
+    for step in filter(None, path.split(".")):
+        place = getattr(place, step)
+    place.newer = 0.5
+    return older(made, type(message))
+
+
+def merged(message: Any, more: bytes) -> Any:
+    message.MergeFromString(more)
+    return message
+
+
+def unimplemented(refusal: Refusal | None, reason: str = "UNKNOWN_FIELD") -> Refusal:
+    return check_refusal(refusal, grpc.StatusCode.UNIMPLEMENTED, reason)
 
 
 def operator_request(member: str) -> v1.EvaluateRequest:
@@ -209,19 +224,13 @@ NEWER_FIELDS: dict[str, tuple[Callable[[], v1.EvaluateRequest], str]] = {
 }
 
 
-@pytest.mark.parametrize("how", ["Evaluate", "EvaluateStream"])
+@every_way
 @pytest.mark.parametrize("path", NEWER_FIELDS)
 def test_a_field_of_a_newer_schema_is_refused_by_message_and_number(
     client: RawClient, path: str, how: str
 ) -> None:
     make, name = NEWER_FIELDS[path]
-    request = newer(make())
-    place = request
-    for step in path.split("."):
-        place = getattr(place, step)
-    place.newer = 0.5
-    answer = client.ask(older(request), how)
-    refusal = check_refusal(answer.refusal, grpc.StatusCode.UNIMPLEMENTED, "UNKNOWN_FIELD")
+    refusal = unimplemented(client.ask(with_newer_field(make(), path), how).refusal)
     assert f"field {NEW_FIELDS[name]} of gradwire.v1.{name} at {path} " in refusal.message
     assert refusal.info.metadata["message_type"] == f"gradwire.v1.{name}"
     assert refusal.info.metadata["field_number"] == str(NEW_FIELDS[name])
@@ -230,75 +239,58 @@ def test_a_field_of_a_newer_schema_is_refused_by_message_and_number(
 
 
 def test_a_newer_field_of_a_unary_header_is_refused(client: RawClient) -> None:
-    request = newer(published_request())
-    request.newer = 0.5
-    answer = client.evaluate(older(request))
-    refusal = check_refusal(answer.refusal, grpc.StatusCode.UNIMPLEMENTED, "UNKNOWN_FIELD")
+    refusal = unimplemented(client.evaluate(with_newer_field(published_request())).refusal)
     assert "field 6 of gradwire.v1.EvaluateRequest " in refusal.message
 
 
-def test_a_newer_field_of_open_is_refused(client: RawClient) -> None:
-    message = newer(opening(published_request()))
-    message.open.newer = 0.5
-    answer = client.stream([v1.EvaluateStreamRequest.FromString(message.SerializeToString())])
-    refusal = check_refusal(answer.refusal, grpc.StatusCode.UNIMPLEMENTED, "UNKNOWN_FIELD")
-    assert "field 10 of gradwire.v1.Open " in refusal.message
+OPENING = opening(published_request())
+CHUNK = chunk(0, published_request().data)
+# Field 3 of the oneof, which holds a chunk.
+NEWEST = v1.EvaluateStreamRequest.FromString(b"\x1a\x02\x08\x01")
+STREAMS: dict[str, tuple[list[v1.EvaluateStreamRequest], str]] = {
+    "open": ([with_newer_field(OPENING, "open")], "field 10 of gradwire.v1.Open "),
+    "chunk": (
+        [OPENING, with_newer_field(CHUNK, "chunk")],
+        "field 2 of gradwire.v1.Chunk at chunk ",
+    ),
+    "beside a chunk": (
+        [OPENING, merged(chunk(0, published_request().data), b"\x48\x01")],
+        "field 9 of gradwire.v1.EvaluateStreamRequest ",
+    ),
+    "first": ([NEWEST], "field 3 of gradwire.v1.EvaluateStreamRequest "),
+    "after open": ([OPENING, NEWEST], "field 3 of gradwire.v1.EvaluateStreamRequest "),
+}
+
+
+@pytest.mark.parametrize(("messages", "words"), STREAMS.values(), ids=list(STREAMS))
+def test_newer_parts_of_a_stream_are_refused(
+    client: RawClient, messages: list[v1.EvaluateStreamRequest], words: str
+) -> None:
+    refusal = unimplemented(client.stream(messages).refusal)
+    assert words in refusal.message
     check_in_band(refusal)
 
 
-def test_a_newer_field_of_a_chunk_is_refused(client: RawClient) -> None:
-    message = newer(chunk(0, published_request().data))
-    message.chunk.newer = 0.5
-    older_chunk = v1.EvaluateStreamRequest.FromString(message.SerializeToString())
-    answer = client.stream([opening(published_request()), older_chunk])
-    refusal = check_refusal(answer.refusal, grpc.StatusCode.UNIMPLEMENTED, "UNKNOWN_FIELD")
-    assert "field 2 of gradwire.v1.Chunk at chunk " in refusal.message
-    check_in_band(refusal)
-
-
-def test_a_newer_field_beside_a_chunk_is_refused(client: RawClient) -> None:
-    message = chunk(0, published_request().data)
-    message.MergeFromString(b"\x48\x01")
-    answer = client.stream([opening(published_request()), message])
-    refusal = check_refusal(answer.refusal, grpc.StatusCode.UNIMPLEMENTED, "UNKNOWN_FIELD")
-    assert "field 9 of gradwire.v1.EvaluateStreamRequest " in refusal.message
-    check_in_band(refusal)
-
-
-@pytest.mark.parametrize("before", [0, 1], ids=["first", "after open"])
-def test_a_newer_message_of_a_stream_is_refused(client: RawClient, before: int) -> None:
-    message = newer(v1.EvaluateStreamRequest())
-    message.newer_message.offset = 1
-    newest = v1.EvaluateStreamRequest.FromString(message.SerializeToString())
-    answer = client.stream([*as_stream(published_request())[:before], newest])
-    refusal = check_refusal(answer.refusal, grpc.StatusCode.UNIMPLEMENTED, "UNKNOWN_FIELD")
-    assert "field 3 of gradwire.v1.EvaluateStreamRequest " in refusal.message
-    check_in_band(refusal)
-
-
-@pytest.mark.parametrize("how", ["Evaluate", "EvaluateStream"])
+@every_way
 def test_an_operator_of_a_newer_schema_is_an_unknown_operator(client: RawClient, how: str) -> None:
     request = newer(published_request())
     request.operator.newer_resize.mode = v1.Interpolate.MODE_LINEAR
-    answer = client.ask(older(request), how)
-    refusal = check_refusal(answer.refusal, grpc.StatusCode.UNIMPLEMENTED, "UNKNOWN_OPERATOR")
+    refusal = unimplemented(client.ask(older(request), how).refusal, "UNKNOWN_OPERATOR")
     assert str(OPERATOR_NUMBER) in refusal.message
     if how == "EvaluateStream":
         check_in_band(refusal)
 
 
-@pytest.mark.parametrize("how", ["Evaluate", "EvaluateStream"])
+@every_way
 def test_an_operator_with_a_newer_field_beside_it_is_refused(client: RawClient, how: str) -> None:
-    request = published_request()
-    number = OPERATOR_NUMBER + 1
+    request, number = published_request(), OPERATOR_NUMBER + 1
     # A field of no oneof, a varint.
-    request.operator.MergeFromString(varint(number << 3) + b"\x01")
-    answer = client.ask(request, how)
-    refusal = check_refusal(answer.refusal, grpc.StatusCode.UNIMPLEMENTED, "UNKNOWN_FIELD")
+    merged(request.operator, varint(number << 3) + b"\x01")
+    refusal = unimplemented(client.ask(request, how).refusal)
     assert f"field {number} of gradwire.v1.Operator at operator " in refusal.message
 
 
-@pytest.mark.parametrize("how", ["Evaluate", "EvaluateStream"])
+@every_way
 def test_an_operator_that_is_not_set_at_all_is_an_invalid_field(
     client: RawClient, how: str
 ) -> None:
@@ -313,7 +305,7 @@ def test_an_operator_that_is_not_set_at_all_is_an_invalid_field(
         )
 
 
-@pytest.mark.parametrize("how", ["Evaluate", "EvaluateStream"])
+@every_way
 def test_a_newer_caller_that_sets_nothing_new_is_served(client: RawClient, how: str) -> None:
     assert client.ask(older(newer(published_request())), how).data == PUBLISHED_RESULT
 
