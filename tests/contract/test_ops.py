@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dialect_tables import TABLES
 from gradwire import ops, v1
 from gradwire.cli.options import operator_from
 from gradwire.cli.output import InvalidUsage
@@ -26,37 +27,24 @@ NEAREST = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_NEAREST_NEIGHBOR
 SWAPPED = v1.DmlOffsetConvention.DML_OFFSET_CONVENTION_SWAPPED
 
 
-def dml_arrays(**number: Any) -> st.SearchStrategy[list[float]]:
-    return st.lists(
-        st.floats(width=32, allow_nan=False, allow_infinity=False, **number), max_size=8
-    )
-
-
-DML = {
-    "interpolation_mode": st.sampled_from(["nearest", "nearest_neighbor", "linear"]),
-    "scales": dml_arrays(min_value=0, exclude_min=True),
-    "input_pixel_offsets": dml_arrays(),
-    "output_pixel_offsets": dml_arrays(),
-}
-TIES = {"nearest_rounding": st.sampled_from(["half_down", "half_up"])}
-DIRECTION = {"rounding_direction": st.sampled_from(["increasing", "decreasing"])}
-OFFSETS = {"offset_convention": st.sampled_from(["forward", "swapped"])}
-INTERPOLATE = {
-    "mode": st.sampled_from(["nearest", "linear", "bilinear", "trilinear"]),
-    "coordinate_transformation_mode": st.sampled_from(["half_pixel", "align_corners"]),
-    "sizes": st.lists(st.integers(1, 2**63 - 1), max_size=3),
-    "scales": st.lists(
-        st.floats(width=32, min_value=0, exclude_min=True, allow_infinity=False), max_size=3
-    ),
-    "data_format": st.sampled_from(["NXC", "NCX"]),
-}
+# Operators of every dialect as the laws draw them; and numbers at the ends of their types.
+FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+SCALES = st.lists(FLOATS.map(abs).filter(bool), max_size=3)
 operators = st.one_of(
-    st.builds(ops.DmlResampleGrad, **DML, **TIES, **OFFSETS),
-    st.builds(ops.DmlResampleGrad1, **DML, **DIRECTION, **OFFSETS),
-    st.builds(ops.DmlResample, **DML, **TIES),
-    st.builds(ops.DmlResample2, **DML, **DIRECTION),
-    st.builds(ops.InterpolateBackward, **INTERPOLATE),
-    st.builds(ops.Interpolate, **INTERPOLATE),
+    *(table.cases.flatmap(lambda case: st.sampled_from(case.pair)) for table in TABLES.values()),
+    st.builds(
+        ops.DmlResampleGrad,
+        interpolation_mode=st.just("nearest"),
+        scales=SCALES,
+        input_pixel_offsets=st.lists(FLOATS, max_size=8),
+        offset_convention=st.sampled_from(["forward", "swapped"]),
+    ),
+    st.builds(
+        ops.Interpolate,
+        mode=st.sampled_from(["bilinear", "trilinear"]),
+        sizes=st.lists(st.integers(1, 2**63 - 1), max_size=3),
+        scales=SCALES,
+    ),
 )
 
 
