@@ -105,6 +105,7 @@ def buf() -> str:
     return found
 
 
+PLAIN_GRPC = ("--protocol", "grpc", "--http2-prior-knowledge")
 HEADER = {
     "requestId": "from buf",
     "operator": {
@@ -130,16 +131,7 @@ class Curl:
         """Call a method with these messages as JSON."""
         url = f"http://{self._address}/gradwire.v1.GradientService/{method}"
         return subprocess.run(  # noqa: S603 - the tool that this environment pins
-            [
-                self._buf,
-                "curl",
-                "--protocol",
-                "grpc",
-                "--http2-prior-knowledge",
-                "--data",
-                "@-",
-                url,
-            ],
+            [self._buf, "curl", *PLAIN_GRPC, "--data", "@-", url],
             input="\n".join(json.dumps(message) for message in messages),
             capture_output=True,
             text=True,

@@ -124,3 +124,15 @@ def test_the_lock_names_no_registry_and_exact_versions_alone() -> None:
     wanted = json.loads((HERE / "package.json").read_text())["dependencies"]
     locked = _packages(LOCK)
     assert {name: locked[f"node_modules/{name}"] for name in wanted} == wanted
+
+
+def test_without_a_registry_the_tests_of_node_are_skipped_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("package.json", LOCK.name):
+        shutil.copy(HERE / name, tmp_path)
+    monkeypatch.setenv("npm_config_registry", "http://127.0.0.1:1/")
+    monkeypatch.setenv("npm_config_fetch_retries", "0")
+    monkeypatch.setenv("npm_config_cache", str(tmp_path / "cache"))
+    with pytest.raises(pytest.skip.Exception, match=r"^npm (is not|cannot install .*failed)"):
+        _install(tmp_path)
