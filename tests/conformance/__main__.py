@@ -1,6 +1,6 @@
 """Compare every dialect with the frameworks that are installed, and write the report.
 
-python -m conformance [--json FILE] [--markdown FILE] [--jobs N]
+python -m conformance [--markdown FILE] [--jobs N]
 
 Ends with status 1 where a case is neither exact, nor within roundings, nor a listed deviation, and
 where a listed deviation is not what the installed framework does.
@@ -9,39 +9,23 @@ where a listed deviation is not what the installed framework does.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import datetime as dt
-import json
 import os
 import sys
 from pathlib import Path
 
-from conformance import report, sections
+from conformance import report
 
 
 def main() -> int:
     """Run what is installed; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     date = dt.datetime.now(dt.UTC).date().isoformat()
-    found = sections.run_all(options.jobs)
-    if options.json:
-        written = [
-            {
-                "title": each.section.title,
-                "versions": each.versions,
-                "missing": each.missing,
-                "seconds": round(each.seconds, 1),
-                "rows": [dataclasses.asdict(row) for row in each.rows],
-                "deviations": [dataclasses.asdict(d) | {"printed": p} for d, p in each.deviations],
-            }
-            for each in found
-        ]
-        options.json.write_text(json.dumps({"date": date, "sections": written}, indent=1) + "\n")
+    found = report.run_all(options.jobs)
     if options.markdown:
         options.markdown.write_text(report.markdown(date, found))
     wrong = list(report.wrong(found))

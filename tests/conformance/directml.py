@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from conformance.rows import UP_TO_64, Row, Section, Tally
-from gradwire import ops
 from support.oracles import axis_tables
 from support.oracles.axis_tables import AxisCase
-from support.oracles.dialect_oracles import DML_RULES, Matrix, dml_axis, dml_operators, lowered
+from support.oracles.dialect_oracles import DML_RULES, axis_table, dml_axis, dml_operators
 
 _PIXEL_CENTERS = (0.5, -0.5)
 _FORMULA = "DirectML: the documented formula"
@@ -36,16 +35,10 @@ def _add(tally: Tally, case: AxisCase, words: str = "") -> None:
     mode = rule if rule == "linear" else f"nearest, {rule}"
     for pair in dml_operators(rule, **arrays):
         for operator, table in (
-            (pair.forward, _table(pair.forward, case.inputs, case.outputs)),
-            (pair.gradient, _table(pair.gradient, case.outputs, case.inputs).T),
+            (pair.forward, axis_table(pair.forward, (case.inputs,), (case.outputs,))),
+            (pair.gradient, axis_table(pair.gradient, (case.outputs,), (case.inputs,)).T),
         ):
             tally.add((_FORMULA, operator.name, mode + words, "float32"), table, expected)
-
-
-def _table(operator: ops.Operator, source: int, result: int) -> Matrix:
-    for each in lowered(operator, (source,), (result,), np.float32).passes:
-        return each.map.dense()
-    return np.eye(result)
 
 
 def rows() -> list[Row]:
@@ -68,6 +61,6 @@ SECTION = Section(
     "Nothing of DirectML ran: it is closed and runs on Windows only. Weights are compared with the"
     " formula it documents, evaluated one float32 scalar at a time; their bits must be equal, and"
     " below *exact* means equal to the formula. Its published examples and results of real devices"
-    " are tests: [test_dml_published.py](../tests/dialects/test_dml_published.py).",
+    " are tests: [test_dml.py](../tests/dialects/test_dml.py).",
     rows,
 )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from conformance.rows import UP_TO_64, Row, Section, Tally
-from dialects import test_onednn_library as library
+from dialects import test_onednn as library
 from gradwire import ops
 from support.oracles import axis_tables, live_onednn
 from support.oracles.axis_tables import AxisCase
@@ -31,7 +31,8 @@ def _deviates(case: AxisCase, theirs: Matrix) -> bool:
     return nearest and low and bool(np.all(x == np.floor(x)))
 
 
-def _add(tally: Tally, case: AxisCase, words: str = "") -> None:
+def add(tally: Tally, case: AxisCase, words: str = "") -> None:
+    """Compare the tables of a case, and those of its gradient, in each type."""
     ours = _matrix(case)
     mode, data_format = case.attributes["mode"], case.attributes["data_format"]
     for name, dtype in live_onednn.DTYPES.items():
@@ -63,11 +64,11 @@ def rows() -> list[Row]:
     """Compare with the installed library and with stored results."""
     tally = Tally()
     for case in live_onednn.cases(1200):
-        _add(tally, case)
+        add(tally, case)
     for data_format in live_onednn.FORMATS:
         for lengths in axis_tables.lengths_up_to(64):
             attributes = {"mode": "nearest", "data_format": data_format}
-            _add(tally, AxisCase(attributes, *lengths), f", {UP_TO_64}")
+            add(tally, AxisCase(attributes, *lengths), f", {UP_TO_64}")
     _stored(tally)
     return sorted(tally.rows(), key=lambda row: (row.peer, row.operator))
 

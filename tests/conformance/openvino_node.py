@@ -1,22 +1,108 @@
-"""OpenVINO's Interpolate-11: the reference implementation and the CPU plugin."""
+"""OpenVINO's Interpolate-11 along one axis: the reference implementation and the CPU plugin."""
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from conformance.rows import UP_TO_64, Row, Section, Tally
 from gradwire import ops
-from support.oracles import axis_tables, live_openvino
+from gradwire.ops import openvino
+from support.oracles import axis_tables
 from support.oracles.axis_tables import AxisCase
 from support.oracles.dialect_oracles import Matrix
-from support.oracles.live_openvino import ROUNDINGS, TRANSFORMATIONS
 
-# The plugin multiplies by the reciprocal of scale; see tests/dialects/test_openvino.py.
+STORED = "openvino_tables.npz"
+MODES = get_args(openvino.Mode)
+TRANSFORMATIONS = get_args(openvino.CoordinateTransformationMode)
+ROUNDINGS = get_args(openvino.NearestMode)
+NAMES = (
+    "mode",
+    "shape_calculation_mode",
+    "coordinate_transformation_mode",
+    "nearest_mode",
+    "antialias",
+    "cube_coeff",
+)
+# Modes that take two axes: the other one has one element.
+TWO_AXES = {"linear_onnx", "bilinear_pillow", "bicubic_pillow"}
+
+
+def cases(count: int, *, seed: int = 9) -> list[AxisCase]:
+    """Draw cases of every mode; lengths are up to 60, and padding up to 3."""
+    generator = np.random.default_rng(seed)
+    return [_case(generator, MODES[i % len(MODES)]) for i in range(count)]
+
+
+def _case(generator: np.random.Generator, mode: str) -> AxisCase:
+    attributes: dict[str, Any] = {
+        "mode": mode,
+        "axes": [2, 3] if mode in TWO_AXES else [2],
+        "coordinate_transformation_mode": str(generator.choice(TRANSFORMATIONS)),
+        "nearest_mode": str(generator.choice(ROUNDINGS)),
+        "antialias": bool(generator.integers(2)),
+        "cube_coeff": float(generator.choice([-0.75, -0.5, -0.6])),
+    }
+    begin, end = generator.integers(0, 4, 2).tolist() if generator.random() < 0.3 else (0, 0)
+    attributes |= {"pads_begin": [0, 0, begin], "pads_end": [0, 0, end]}
+    inputs, outputs = axis_tables.sizes(generator, largest=60)
+    length, others = inputs + begin + end, [1] * (mode in TWO_AXES)
+    if generator.integers(2):
+        return AxisCase({**attributes, "sizes": [outputs, *others]}, inputs, outputs)
+    scale = float(np.float32(max(np.exp(generator.uniform(-1.5, 1.5)), 1 / length)))
+    attributes |= {"shape_calculation_mode": "scales", "scales": [scale, *others]}
+    told = int(np.float32(length) * (np.float32(scale) + np.float32(1e-6)))
+    return AxisCase(attributes, inputs, told)
+
+
+def _node(opset: Any, operator: ops.OpenvinoInterpolate, shape: tuple[int, ...]) -> Any:
+    """Return a parameter, the operation on it, and its two further inputs."""
+    scales = operator.shape_calculation_mode == "scales"
+    told = np.array(operator.scales, np.float32) if scales else np.array(operator.sizes, np.int64)
+    axes = np.array(operator.axes or range(len(shape)), np.int64)
+    attributes = {name: getattr(operator, name) for name in NAMES}
+    for name in ("pads_begin", "pads_end"):
+        given = list(getattr(operator, name))
+        attributes[name] = given + [0] * (len(shape) - len(given))
+    image = opset.parameter(shape, np.float32)
+    node = opset.interpolate(image, opset.constant(told), axes=opset.constant(axes), **attributes)
+    return image, node, (told, axes)
+
+
+def reference(operator: ops.OpenvinoInterpolate, x: Any) -> Any:
+    runtime = importlib.import_module("openvino")
+    opset = importlib.import_module("openvino.opset11")
+    _, node, others = _node(opset, operator, x.shape)
+    result = runtime.Tensor(runtime.Type.f32, node.get_output_shape(0))
+    given = [runtime.Tensor(np.ascontiguousarray(each)) for each in (x, *others)]
+    assert node.evaluate([result], given)
+    return result.data.copy()
+
+
+def plugin(operator: ops.OpenvinoInterpolate, x: Any) -> Any:
+    runtime = importlib.import_module("openvino")
+    opset = importlib.import_module("openvino.opset11")
+    image, node, _ = _node(opset, operator, x.shape)
+    model = runtime.Model([node], [image])
+    compiled = runtime.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return compiled(np.ascontiguousarray(x))[0].copy()
+
+
+def table(implementation: Any, case: AxisCase) -> Matrix:
+    """Return what an implementation makes of one-hot images, along axis 2 of 4."""
+    x = np.eye(case.inputs, dtype=np.float32)[:, np.newaxis, :, np.newaxis]
+    result = implementation(ops.OpenvinoInterpolate(**case.attributes), x)
+    matrix: Matrix = result[:, 0, :, 0].T.astype(np.float64)
+    return matrix
+
+
+_OPERATOR = "openvino_interpolate"
+# The plugin multiplies by the reciprocal of scale: coordinates up to 60 move by units of 2**-18.
 _PLUGIN = 2.0**-15
 _IGNORED: dict[str, dict[str, Any]] = {
     "linear": {"antialias": False},
@@ -24,7 +110,7 @@ _IGNORED: dict[str, dict[str, Any]] = {
 }
 
 
-def _matrix(case: AxisCase) -> Matrix:
+def table_here(case: AxisCase) -> Matrix:
     operator = ops.OpenvinoInterpolate(**case.attributes)
     ours = axis_tables.axis_matrix(operator, case, rank=4, axis=2, dtype=np.float32)
     return ours.astype(np.float32).astype(np.float64)
@@ -40,7 +126,7 @@ def _deviates(case: AxisCase, theirs: Matrix) -> bool:
     known = _IGNORED.get(case.attributes["mode"])
     if known is None:
         return False
-    without = _matrix(replace(case, attributes=case.attributes | known))
+    without = table_here(replace(case, attributes=case.attributes | known))
     return bool(np.abs(without - theirs).max() <= _PLUGIN)
 
 
@@ -50,31 +136,33 @@ def _nearest(tally: Tally, attributes: dict[str, Any]) -> None:
     key = ("openvino: elements the reference reads", "openvino_interpolate", words, "float32")
     for inputs, outputs in axis_tables.lengths_up_to(64):
         operator = ops.OpenvinoInterpolate(mode="nearest", sizes=(outputs,), **attributes)
-        read = live_openvino.reference(operator, np.arange(inputs, dtype=np.float32))
+        read = reference(operator, np.arange(inputs, dtype=np.float32))
         case = AxisCase(attributes, inputs, outputs)
         tally.add(key, axis_tables.elements_read(operator, case), read)
+
+
+def add_reference(tally: Tally) -> None:
+    for case in cases(3000):
+        theirs = table(reference, case)
+        key = ("openvino: weights of the reference", _OPERATOR, _words(case), "float32")
+        tally.add(key, table_here(case), theirs)
+
+
+def add_plugin(tally: Tally) -> None:
+    for case in cases(300):
+        theirs = table(plugin, case)
+        key = ("openvino: weights of the CPU plugin", _OPERATOR, case.attributes["mode"], "float32")
+        deviates = partial(_deviates, case, theirs)
+        tally.add(key, table_here(case), theirs, allowed=_PLUGIN, deviates=deviates)
 
 
 def rows() -> list[Row]:
     """Compare with the installed OpenVINO."""
     tally = Tally()
-    operator, dtype = "openvino_interpolate", "float32"
-    for case in live_openvino.cases(3000):
-        theirs = live_openvino.table(live_openvino.reference, case)
-        key = ("openvino: weights of the reference", operator, _words(case), dtype)
-        tally.add(key, _matrix(case), theirs)
+    add_reference(tally)
     for rule, rounding in itertools.product(TRANSFORMATIONS, ROUNDINGS):
         _nearest(tally, {"coordinate_transformation_mode": rule, "nearest_mode": rounding})
-    for case in live_openvino.cases(300):
-        theirs = live_openvino.table(live_openvino.plugin, case)
-        key = ("openvino: weights of the CPU plugin", operator, case.attributes["mode"], dtype)
-        tally.add(
-            key,
-            _matrix(case),
-            theirs,
-            allowed=_PLUGIN,
-            deviates=partial(_deviates, case, theirs),
-        )
+    add_plugin(tally)
     return sorted(tally.rows(), key=lambda row: (row.peer, row.attributes))
 
 
@@ -89,3 +177,13 @@ SECTION = Section(
     " OpenVINO has no gradients: `openvino_interpolate_grad` is the transpose of these tables.",
     rows,
 )
+
+
+def main() -> None:
+    version = importlib.import_module("openvino").__version__
+    tables = [(case, table(reference, case)) for case in cases(90, seed=1)]
+    axis_tables.save(STORED, {"openvino": version}, tables)
+
+
+if __name__ == "__main__":
+    main()

@@ -28,12 +28,12 @@ def _weights(tally: Tally, case: AxisCase, words: str) -> None:
 
 
 def _samples(tally: Tally) -> None:
-    opinfo: Any = importlib.import_module("dialects.test_torch_opinfo")
-    for dtype in opinfo.ROUNDING:
-        for operator, source, expected in opinfo.calls(dtype):
+    live: Any = importlib.import_module("dialects.test_torch_live")
+    for dtype in live.SAMPLE_ROUNDING:
+        for operator, source, expected in live.sample_calls(dtype):
             key = ("torch: OpInfo samples", operator.name, "all of torch.testing", dtype)
             result = evaluate(operator, source, expected.shape)
-            tally.add(key, result, expected, allowed=opinfo.allowed(dtype, expected))
+            tally.add(key, result, expected, allowed=live.sample_allowed(dtype, expected))
 
 
 def _tensors(tally: Tally) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,12 +73,17 @@ class Tally:
         """Return all rows."""
         return list(self._rows.values())
 
+    def check(self) -> None:
+        """Raise AssertionError where nothing was compared, or nothing explains a case."""
+        assert self._rows
+        assert [row for row in self._rows.values() if row.wrong] == []
+
 
 @dataclass(frozen=True, slots=True)
 class Section:
     """A framework's part of the report.
 
-    packages  what must be installed, by the names in installed.py; its deviations have these. None
+    packages  what must be installed, by the names of `version`; its deviations have these. None
               where nothing of the framework can run, and a formula of its documents stands for it
     about     what is compared, and which differences count as roundings
     """
@@ -87,3 +93,17 @@ class Section:
     page: str
     about: str
     rows: Callable[[], list[Row]] = field(repr=False)
+
+
+# Names of releases where they are not the framework's own.
+_RELEASES = {"onednn": ("onednn-cpu-gomp",), "tensorflow": ("tensorflow-cpu", "tensorflow")}
+
+
+def version(framework: str) -> str | None:
+    """Return a framework's release, None where it is not installed."""
+    for release in _RELEASES.get(framework, (framework,)):
+        try:
+            return importlib.metadata.version(release)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None

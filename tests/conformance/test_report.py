@@ -1,4 +1,4 @@
-"""docs/conformance.md is what its generator writes, as far as that runs without the frameworks."""
+"""The report is what its generator writes; listed deviations are what frameworks do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from conformance import directml, report, sections
+from conformance import deviations, directml, report
+from conformance.deviations import Deviation
+from conformance.rows import version
+from support.oracles import live_onednn
 
 PAGE = (Path(__file__).parents[2] / "docs/conformance.md").read_text()
 
@@ -20,12 +23,12 @@ def test_the_page_begins_as_it_is_generated() -> None:
 
 
 def test_what_each_section_says_of_itself_is_on_the_page() -> None:
-    for section in sections.SECTIONS:
+    for section in report.SECTIONS:
         assert f"\n## {section.title}\n\n{section.about} The dialect: " in PAGE
 
 
 def test_no_figures_stand_beside_a_framework_of_which_nothing_ran() -> None:
-    for section in sections.SECTIONS:
+    for section in report.SECTIONS:
         (row,) = re.findall(rf"^\| {section.title} \|.*$", PAGE, re.MULTILINE)
         assert ("formula only" in row) == (not section.packages)
         assert section.packages or not re.search(r"[1-9]", row)
@@ -33,7 +36,39 @@ def test_no_figures_stand_beside_a_framework_of_which_nothing_ran() -> None:
 
 @pytest.mark.slow
 def test_the_section_of_a_formula_is_made_again_to_the_byte() -> None:
-    made = report.markdown("DATE", [sections.run(directml.SECTION)])
+    made = report.markdown("DATE", [report.run(directml.SECTION)])
     row, section = made[made.index("| DirectML |") :].split("\n", 1)
     assert f"\n{row}\n" in PAGE
     assert section in PAGE
+
+
+LISTED = deviations.listed()
+ROOT = Path(__file__).parents[2]
+# Too large for CI: their results are stored, and `make conformance` runs them.
+NOT_IN_CI = {"tensorflow", "openvino"}
+FRAMEWORK = r"(torch|jax|onnx\w*|tensorflow|openvino)\b"
+NEEDS = re.compile(r'(?:importorskip|find_spec|installed)\("' + FRAMEWORK)
+
+
+@pytest.mark.parametrize("deviation", LISTED, ids=str)
+def test_a_deviation_names_a_test_that_is_there(deviation: Deviation) -> None:
+    path, name = deviation.test.split("::")
+    assert f"def {name}(" in (ROOT / path).read_text()
+
+
+@pytest.mark.parametrize("deviation", LISTED, ids=str)
+def test_the_framework_s_own_code_shows_its_deviation(deviation: Deviation) -> None:
+    if version(deviation.framework) is None:
+        pytest.skip(f"runs {deviation.framework} where it is installed; make conformance does")
+    if deviation.needs_avx512 and not live_onednn.has_avx512():
+        pytest.skip("oneDNN deviates in its code for AVX-512 alone, which this processor has not")
+    assert deviations.printed(deviation) == deviation.prints
+
+
+def test_what_needs_a_framework_runs_in_ci() -> None:
+    oracles = (ROOT / ".ci/oracles").read_text()
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        frameworks = set(NEEDS.findall(path.read_text())) - NOT_IN_CI
+        name = path.relative_to(ROOT).as_posix()
+        folder = path.parent.relative_to(ROOT).as_posix()
+        assert not frameworks or name in oracles or f" {folder} " in oracles, name

@@ -1,18 +1,116 @@
-"""The SDK knows everything that is in the schema, and nothing else."""
+"""Numbers and names of the schema, which no release may change; the SDK knows exactly these."""
 
 from __future__ import annotations
 
 import dataclasses
 import typing
 
+import numpy as np
 import pytest
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
 
-from contract.schema import FILES
+from contract.schema import FILES, MESSAGES
+from dialect_tables import TABLES
 from gradwire import ops, v1
+from gradwire._wire.framing import (
+    chunk_frame,
+    evaluation_frame,
+    many_request_frame,
+    many_result_frame,
+    read_chunk,
+    read_evaluation,
+    read_many_request,
+    read_many_result,
+)
 from gradwire.ops._base import rule_of
 from gradwire.tensors import DTYPES, MAX_RANK
-from gradwire.v1 import gradient_service_pb2_grpc
+from gradwire.v1 import gradient_service_pb2, gradient_service_pb2_grpc
+from gradwire_server.rpc import codec
+from support.oracles.golden_bytes import GOLDEN, OPERATOR, OPERATOR_HEX, TENSOR, TENSOR_HEX, of_hex
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda each: each.name)
+def test_bulk_bytes_are_field_15_and_last(message: Descriptor) -> None:
+    bulk = [field.number for field in message.fields if field.type == FieldDescriptor.TYPE_BYTES]
+    assert bulk in ([], [15])
+    others = [field.number for field in message.fields if field.number not in bulk]
+    assert 15 not in others
+    assert not bulk or max(others) < 15
+
+
+ENUMS = {
+    "DataType": ["UNSPECIFIED", "FLOAT32", "FLOAT16", "BFLOAT16", "FLOAT64"],
+    "DmlInterpolationMode": ["UNSPECIFIED", "NEAREST_NEIGHBOR", "LINEAR"],
+    "DmlAxisDirection": ["UNSPECIFIED", "INCREASING", "DECREASING"],
+    "DmlNearestRounding": ["UNSPECIFIED", "HALF_DOWN", "HALF_UP"],
+    "DmlOffsetConvention": ["UNSPECIFIED", "FORWARD", "SWAPPED"],
+    "Interpolate.Mode": ["UNSPECIFIED", "NEAREST", "LINEAR", "BILINEAR", "TRILINEAR"],
+    "Interpolate.CoordinateTransformationMode": ["UNSPECIFIED", "HALF_PIXEL", "ALIGN_CORNERS"],
+    "Interpolate.DataFormat": ["UNSPECIFIED", "NCX", "NXC"],
+    "ErrorReason": [
+        "UNSPECIFIED",
+        "INVALID_FIELD",
+        "INVALID_DATA",
+        "UNKNOWN_FIELD",
+        "UNKNOWN_OPERATOR",
+        "USE_STREAM",
+        "LIMIT_EXCEEDED",
+        "TABLE_TOO_LARGE",
+        "LAYOUT_NOT_STREAMABLE",
+        "OVERLOADED",
+        "OUT_OF_MEMORY",
+        "DEADLINE_EXCEEDED",
+        "STALLED",
+        "DRAINING",
+        "EVALUATION_CHANGED",
+        "INTERNAL",
+        "STARTING",
+        "DEVICE_LOST",
+        "UNAUTHENTICATED",
+        "PERMISSION_DENIED",
+        "UNKNOWN_SEGMENT",
+        "CHECKSUM_MISMATCH",
+    ],
+    **{name: values for table in TABLES.values() for name, values in table.enums.items()},
+}
+
+
+def test_every_enum_has_its_numbers_in_this_order() -> None:
+    enums = [each for file in FILES for each in file.DESCRIPTOR.enum_types_by_name.values()]
+    enums += [each for message in MESSAGES for each in message.enum_types]
+    seen = {
+        enum.full_name.removeprefix("gradwire.v1."): [
+            value.name.removeprefix(enum.values[0].name.removesuffix("UNSPECIFIED"))
+            for value in sorted(enum.values, key=lambda value: value.number)
+        ]
+        for enum in enums
+    }
+    assert seen == ENUMS
+    assert all(value.number == i for enum in enums for i, value in enumerate(enum.values))
+
+
+def test_the_methods_have_their_paths_types_and_directions() -> None:
+    service = gradient_service_pb2.DESCRIPTOR.services_by_name["GradientService"]
+    assert service.full_name == "gradwire.v1.GradientService"
+    assert [
+        (
+            each.name,
+            each.input_type.name,
+            each.client_streaming,
+            each.output_type.name,
+            each.server_streaming,
+        )
+        for each in service.methods
+    ] == [
+        ("Evaluate", "EvaluateRequest", False, "EvaluateResponse", False),
+        ("EvaluateStream", "EvaluateStreamRequest", True, "EvaluateStreamResponse", True),
+        ("EvaluateMany", "EvaluateManyRequest", True, "EvaluateManyResponse", True),
+        ("EvaluateShared", "EvaluateSharedRequest", False, "EvaluateSharedResponse", False),
+        ("ListOperators", "ListOperatorsRequest", False, "ListOperatorsResponse", False),
+        ("GetServerInfo", "GetServerInfoRequest", False, "GetServerInfoResponse", False),
+    ]
+
 
 MEMBERS = list(v1.Operator.DESCRIPTOR.oneofs_by_name["operator"].fields)
 KINDS = list(ops.OPERATORS.values())
@@ -175,3 +273,105 @@ def test_every_element_type_of_the_schema_has_a_dtype_of_its_width() -> None:
     widths = {v1.DataType.Name(number): dtype.itemsize * 8 for number, dtype in DTYPES.items()}
     assert all(name.endswith(str(width)) for name, width in widths.items())
     assert len({dtype.name for dtype in DTYPES.values()}) == len(DTYPES)
+
+
+@pytest.mark.parametrize(("message", "text"), GOLDEN.values(), ids=list(GOLDEN))
+def test_a_message_has_the_bytes_that_its_schema_gives_it(message: Message, text: str) -> None:
+    assert message.SerializeToString(deterministic=True) == of_hex(text)
+    assert type(message).FromString(of_hex(text)) == message
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda each: each.name)
+def test_every_field_of_every_message_is_in_the_table(message: Descriptor) -> None:
+    name = message.full_name.removeprefix("gradwire.v1.")
+    examples = [each for key, (each, _) in GOLDEN.items() if key.split()[0] == name]
+    assert examples
+    shown = {field.number for each in examples for field, _ in each.ListFields()}
+    assert shown == {field.number for field in message.fields}
+
+
+FRAMES = {
+    (0, 1): "12 03 7a 01 05",
+    (1, 1): "12 05 08 01 7a 01 05",
+    (300, 1): "12 06 08 ac 02 7a 01 05",
+    (2**63 - 1, 1): "12 0d 08 ff ff ff ff ff ff ff ff 7f 7a 01 05",
+    (0, 125): f"12 7f 7a 7d {'05' * 125}",
+    (0, 126): f"12 80 01 7a 7e {'05' * 126}",
+    (0, 128): f"12 83 01 7a 80 01 {'05' * 128}",
+    (2**20, 300): f"12 b3 02 08 80 80 40 7a ac 02 {'05' * 300}",
+}
+
+
+@pytest.mark.parametrize(("place", "text"), FRAMES.items(), ids=str)
+def test_chunks_framed_by_hand_have_the_bytes_of_messages(
+    place: tuple[int, int], text: str
+) -> None:
+    offset, length = place
+    data = b"\x05" * length
+    framed = of_hex(text)
+    message = v1.EvaluateStreamRequest(chunk=v1.Chunk(offset=offset, data=data))
+    assert message.SerializeToString() == framed
+    assert chunk_frame(offset, data) == framed
+    assert read_chunk(framed) == (offset, memoryview(data))
+    chunk = codec.Chunk(offset, np.frombuffer(data, np.uint8))
+    assert codec.chunk_response(chunk) == framed
+
+
+NAMES = {b"a": "0a 01 61", b"b" * 128: f"0a 80 01 {'62' * 128}"}
+LENGTHS = {1: "7a 01", 127: "7a 7f", 128: "7a 80 01", 16384: "7a 80 80 01"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_many_requests_and_results_framed_by_hand_have_the_bytes_of_messages(
+    name: bytes, length: int
+) -> None:
+    data = b"\x05" * length
+    request = v1.EvaluateRequest(
+        request_id=name.decode(), operator=OPERATOR, input=TENSOR, options=v1.Options(), data=data
+    )
+    header = f"12 04 {OPERATOR_HEX} | 1a 0b {TENSOR_HEX} | 2a 00"
+    body = of_hex(f"{NAMES[name]} | {header} | {LENGTHS[length]}") + data
+    framed = b"\x0a" + _length(len(body)) + body
+    assert v1.EvaluateManyRequest(evaluation=request).SerializeToString() == framed
+    assert many_request_frame(name, of_hex(header), data) == framed
+    assert read_many_request(framed) == (name, of_hex(header), memoryview(data))
+
+    result = v1.EvaluateResponse(request_id=name.decode(), output=TENSOR, data=data)
+    header = f"12 0b {TENSOR_HEX}"
+    body = of_hex(f"{NAMES[name]} | {header} | {LENGTHS[length]}") + data
+    framed = of_hex(NAMES[name]) + b"\x12" + _length(len(body)) + body
+    answer = v1.EvaluateManyResponse(request_id=name.decode(), result=result)
+    assert answer.SerializeToString() == framed
+    assert many_result_frame(name, of_hex(header), data) == framed
+    assert read_many_result(framed) == (name, of_hex(header), memoryview(data))
+
+
+def _length(number: int) -> bytes:
+    low, high, more = number & 0x7F, number >> 7 & 0x7F, number >> 14
+    if more:
+        return bytes((low | 0x80, high | 0x80, more))
+    return bytes((low | 0x80, high)) if high else bytes((low,))
+
+
+EVALUATIONS = ["EvaluateRequest", "EvaluateRequest published", "EvaluateResponse"]
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_evaluations_framed_by_hand_have_the_bytes_of_messages(name: str) -> None:
+    framed = of_hex(GOLDEN[name][1])
+    parts = read_evaluation(framed)
+    assert parts is not None
+    request_id, header, data = parts
+    assert header == framed[2 + len(request_id) : framed.index(header) + len(header)]
+    message = GOLDEN[name][0]
+    assert isinstance(message, v1.EvaluateRequest | v1.EvaluateResponse)
+    assert (message.request_id, message.data) == (request_id.decode(), data.tobytes())
+    assert evaluation_frame(request_id, header, data) == framed
+
+
+def test_a_response_framed_by_hand_has_the_bytes_of_its_message() -> None:
+    header = codec.response_header(TENSOR)
+    assert header == of_hex(f"12 0b {TENSOR_HEX}")
+    framed = codec.response("a", header, memoryview(bytes(200)))
+    assert framed == of_hex(GOLDEN["EvaluateResponse"][1])

@@ -140,17 +140,16 @@ def check_evaluation(kind: type[Any], message: bytes, parts: Parts) -> None:
         assert whole == head
 
 
-def examples(test: Any) -> Any:
+def any_message(test: Any) -> Any:
+    """Run a test on messages that are drawn and on all of HANDMADE."""
+    test = given(message=ANYTHING)(test)
     for message in HANDMADE:
-        test = example(message)(test)
-    return test
+        test = example(message=message)(test)
+    return pytest.mark.slow(settings(max_examples=400, deadline=None)(test))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [v1.EvaluateRequest, v1.EvaluateResponse])
-@settings(max_examples=400, deadline=None)
-@examples
-@given(ANYTHING)
+@any_message
 def test_parts_that_are_read_by_hand_are_those_that_protobuf_reads(
     kind: type[Any], message: bytes
 ) -> None:
@@ -159,10 +158,7 @@ def test_parts_that_are_read_by_hand_are_those_that_protobuf_reads(
         check_evaluation(kind, message, parts)
 
 
-@pytest.mark.slow
-@settings(max_examples=400, deadline=None)
-@examples
-@given(ANYTHING)
+@any_message
 def test_a_request_is_refused_exactly_where_protobuf_refuses_it(message: bytes) -> None:
     try:
         parts, _ = codec.read_evaluate(message)
@@ -176,10 +172,7 @@ def test_a_request_is_refused_exactly_where_protobuf_refuses_it(message: bytes) 
         check_evaluation(v1.EvaluateRequest, message, parts)
 
 
-@pytest.mark.slow
-@settings(max_examples=400, deadline=None)
-@examples
-@given(ANYTHING)
+@any_message
 def test_a_message_of_a_stream_is_refused_exactly_where_protobuf_refuses_it(message: bytes) -> None:
     read, _ = codec.EVALUATE_STREAM
     whole, came = parsed(v1.EvaluateStreamRequest, message), read(message)
@@ -192,10 +185,7 @@ def test_a_message_of_a_stream_is_refused_exactly_where_protobuf_refuses_it(mess
         assert came == whole
 
 
-@pytest.mark.slow
-@settings(max_examples=400, deadline=None)
-@examples
-@given(ANYTHING)
+@any_message
 def test_a_chunk_that_is_read_by_hand_is_the_one_that_protobuf_reads(message: bytes) -> None:
     chunk = read_chunk(message)
     if chunk is not None:

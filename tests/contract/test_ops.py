@@ -1,4 +1,4 @@
-"""An operator is a value: checked, kept exactly, and carried by its message."""
+"""An operator is a value: checked, kept exactly, carried by its message, refused in plain words."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import pickle
 import pydoc
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dialect_tables import TABLES
 from gradwire import ops, v1
+from gradwire.cli.options import operator_from
+from gradwire.cli.output import InvalidUsage
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._base import Choice, rule_of
+from gradwire.ops._base import Choice, Operator, attribute, is_default, operator_class, rule_of
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 LINEAR = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_LINEAR
@@ -23,37 +27,24 @@ NEAREST = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_NEAREST_NEIGHBOR
 SWAPPED = v1.DmlOffsetConvention.DML_OFFSET_CONVENTION_SWAPPED
 
 
-def dml_arrays(**number: Any) -> st.SearchStrategy[list[float]]:
-    return st.lists(
-        st.floats(width=32, allow_nan=False, allow_infinity=False, **number), max_size=8
-    )
-
-
-DML = {
-    "interpolation_mode": st.sampled_from(["nearest", "nearest_neighbor", "linear"]),
-    "scales": dml_arrays(min_value=0, exclude_min=True),
-    "input_pixel_offsets": dml_arrays(),
-    "output_pixel_offsets": dml_arrays(),
-}
-TIES = {"nearest_rounding": st.sampled_from(["half_down", "half_up"])}
-DIRECTION = {"rounding_direction": st.sampled_from(["increasing", "decreasing"])}
-OFFSETS = {"offset_convention": st.sampled_from(["forward", "swapped"])}
-INTERPOLATE = {
-    "mode": st.sampled_from(["nearest", "linear", "bilinear", "trilinear"]),
-    "coordinate_transformation_mode": st.sampled_from(["half_pixel", "align_corners"]),
-    "sizes": st.lists(st.integers(1, 2**63 - 1), max_size=3),
-    "scales": st.lists(
-        st.floats(width=32, min_value=0, exclude_min=True, allow_infinity=False), max_size=3
-    ),
-    "data_format": st.sampled_from(["NXC", "NCX"]),
-}
+# Operators of every dialect as the laws draw them; and numbers at the ends of their types.
+FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+SCALES = st.lists(FLOATS.map(abs).filter(bool), max_size=3)
 operators = st.one_of(
-    st.builds(ops.DmlResampleGrad, **DML, **TIES, **OFFSETS),
-    st.builds(ops.DmlResampleGrad1, **DML, **DIRECTION, **OFFSETS),
-    st.builds(ops.DmlResample, **DML, **TIES),
-    st.builds(ops.DmlResample2, **DML, **DIRECTION),
-    st.builds(ops.InterpolateBackward, **INTERPOLATE),
-    st.builds(ops.Interpolate, **INTERPOLATE),
+    *(table.cases.flatmap(lambda case: st.sampled_from(case.pair)) for table in TABLES.values()),
+    st.builds(
+        ops.DmlResampleGrad,
+        interpolation_mode=st.just("nearest"),
+        scales=SCALES,
+        input_pixel_offsets=st.lists(FLOATS, max_size=8),
+        offset_convention=st.sampled_from(["forward", "swapped"]),
+    ),
+    st.builds(
+        ops.Interpolate,
+        mode=st.sampled_from(["bilinear", "trilinear"]),
+        sizes=st.lists(st.integers(1, 2**63 - 1), max_size=3),
+        scales=SCALES,
+    ),
 )
 
 
@@ -160,8 +151,8 @@ def test_help_describes_every_attribute(kind: type[ops.Operator]) -> None:
     told = " ".join(pydoc.plain(pydoc.render_doc(kind)).replace("|", " ").split())
     attributes = ops.describe(kind).attributes
     assert attributes
-    for attribute in attributes:
-        assert f"{attribute.name}: {attribute.type} {attribute.description}" in told
+    for each in attributes:
+        assert f"{each.name}: {each.type} {each.description}" in told
     for rule in map(rule_of, dataclasses.fields(kind)):
         for word in rule.allowed if isinstance(rule, Choice) else ():
             assert repr(word) in told
@@ -191,3 +182,295 @@ def test_offset_convention_forward_is_fine_in_a_forward_message() -> None:
     assert ops.from_message(v1.Operator(dml_resample=given)) == ops.DmlResample(
         interpolation_mode="linear"
     )
+
+
+def dml(interpolation_mode: Any = "linear", **attributes: Any) -> Callable[[], ops.Operator]:
+    return lambda: ops.DmlResampleGrad(interpolation_mode=interpolation_mode, **attributes)
+
+
+def interpolate(mode: Any = "linear", **attributes: Any) -> Callable[[], ops.Operator]:
+    return lambda: ops.Interpolate(mode=mode, **attributes)
+
+
+def message(**member: Any) -> Callable[[], ops.Operator]:
+    return lambda: ops.from_message(v1.Operator(**member))
+
+
+REFUSALS: dict[str, tuple[Callable[[], ops.Operator], str, list[str]]] = {
+    "missing": (
+        ops.OPERATORS["dml_resample_grad"],
+        "dml_resample_grad.interpolation_mode",
+        ["is missing", "'linear'"],
+    ),
+    "unknown name": (dml(scale=[1]), "dml_resample_grad.scale", ["did you mean 'scales'?"]),
+    "unknown word": (
+        dml(interpolation_mode="cubic"),
+        "dml_resample_grad.interpolation_mode",
+        ["is 'cubic'", "'nearest_neighbor' or 'linear'"],
+    ),
+    "misspelt word": (
+        interpolate(coordinate_transformation_mode="align-corner"),
+        "interpolate.coordinate_transformation_mode",
+        ["is 'align-corner'", "'half_pixel' or 'align_corners'", "did you mean 'align_corners'?"],
+    ),
+    "misspelt synonym": (
+        dml(interpolation_mode="nearst"),
+        "dml_resample_grad.interpolation_mode",
+        ["is 'nearst'", "give 'nearest_neighbor' or", "did you mean 'nearest_neighbor'?"],
+    ),
+    "wrong case": (
+        interpolate(data_format="ncx"),
+        "interpolate.data_format",
+        ["did you mean 'NCX'?"],
+    ),
+    "number for a word": (interpolate(mode=2), "interpolate.mode", ["is 2 (int)", "'bilinear'"]),
+    "none for a word": (interpolate(mode=None), "interpolate.mode", ["is None", "'bilinear'"]),
+    "zero scale": (dml(scales=[1, 0]), "dml_resample_grad.scales[1]", ["is 0 (int)", "above 0"]),
+    "negative scale": (dml(scales=[-1.5]), "dml_resample_grad.scales[0]", ["is -1.5", "above 0"]),
+    "nan": (dml(scales=[float("nan")]), "dml_resample_grad.scales[0]", ["is nan", "finite"]),
+    "infinity": (
+        dml(output_pixel_offsets=[0, 0, -np.inf]),
+        "dml_resample_grad.output_pixel_offsets[2]",
+        ["is -inf", "finite"],
+    ),
+    "beyond float32": (dml(scales=[FLOAT32_MAX * 2]), "dml_resample_grad.scales[0]", ["float32"]),
+    "beyond float64": (dml(scales=[10**400]), "dml_resample_grad.scales[0]", ["(int)", "float32"]),
+    "beyond print": (dml(scales=[10**5000]), "dml_resample_grad.scales[0]", ["too long to show"]),
+    "rounds to zero": (dml(scales=[1e-60]), "dml_resample_grad.scales[0]", ["is 1e-60", "above 0"]),
+    "boolean": (dml(scales=[True]), "dml_resample_grad.scales[0]", ["is True (bool)", "numbers"]),
+    "numpy boolean": (dml(scales=np.array([True])), "dml_resample_grad.scales[0]", ["bool"]),
+    "complex": (dml(scales=[1j]), "dml_resample_grad.scales[0]", ["is 1j (complex)", "numbers"]),
+    "text in a sequence": (dml(scales=["2"]), "dml_resample_grad.scales[0]", ["is '2' (str)"]),
+    "text": (dml(scales="2"), "dml_resample_grad.scales", ["is '2' (str)", "in a sequence"]),
+    "one number": (dml(scales=2.0), "dml_resample_grad.scales", ["is 2.0", "in a sequence"]),
+    "no axes": (dml(scales=np.array(2.0)), "dml_resample_grad.scales", ["in a sequence"]),
+    "no order": (dml(scales={2.0, 3.0}), "dml_resample_grad.scales", ["(set)", "in a sequence"]),
+    "none": (dml(scales=None), "dml_resample_grad.scales", ["is None", "in a sequence"]),
+    "two axes": (dml(scales=np.ones((2, 2))), "dml_resample_grad.scales[0]", ["(ndarray)"]),
+    "too many": (dml(scales=[1] * 9), "dml_resample_grad.scales", ["more than 8 values"]),
+    "endless": (dml(scales=iter(int, 1)), "dml_resample_grad.scales", ["more than 8 values"]),
+    "too many axes": (interpolate(sizes=[1] * 4), "interpolate.sizes", ["more than 3 values"]),
+    "zero size": (interpolate(sizes=[5, 0]), "interpolate.sizes[1]", ["is 0 (int)", "from 1"]),
+    "negative size": (interpolate(sizes=[-1]), "interpolate.sizes[0]", ["is -1", "from 1"]),
+    "beyond int64": (interpolate(sizes=[2**63]), "interpolate.sizes[0]", ["2**63 - 1"]),
+    "beyond int32": (
+        interpolate(sizes_tensor=[2**31]),
+        "interpolate.sizes_tensor[0]",
+        ["2**31 - 1"],
+    ),
+    "fraction": (interpolate(sizes=[2.0]), "interpolate.sizes[0]", ["is 2.0 (float)", "integers"]),
+    "boolean size": (interpolate(sizes=[True]), "interpolate.sizes[0]", ["is True (bool)"]),
+    "two sizes": (
+        interpolate(sizes=[4, 5], sizes_tensor=[4, 6]),
+        "interpolate.sizes_tensor",
+        ["is (4, 6)", "sizes is (4, 5)", "one of them, or equal ones"],
+    ),
+    "no direction": (
+        lambda: ops.DmlResample2(interpolation_mode="nearest"),
+        "dml_resample2.rounding_direction",
+        ["is missing", "'increasing' or 'decreasing'"],
+    ),
+    "nothing set": (message(), "", ["is not set", "dml_resample_grad", "interpolate"]),
+    "unset mode": (message(interpolate={}), "interpolate.mode", ["is missing", "'bilinear'"]),
+    "unknown number": (
+        message(dml_resample={"interpolation_mode": 7}),
+        "dml_resample.interpolation_mode",
+        ["is 7", "DML_INTERPOLATION_MODE_LINEAR = 2"],
+    ),
+    "negative number": (
+        message(dml_resample={"interpolation_mode": LINEAR, "nearest_rounding": -1}),
+        "dml_resample.nearest_rounding",
+        ["is -1", "DML_NEAREST_ROUNDING_HALF_UP = 2"],
+    ),
+    "swapped forward": (
+        message(dml_resample={"interpolation_mode": LINEAR, "offset_convention": SWAPPED}),
+        "dml_resample.offset_convention",
+        ["is 'swapped'", "'forward' only"],
+    ),
+    "unknown convention of a forward": (
+        message(dml_resample2={"interpolation_mode": LINEAR, "offset_convention": 3}),
+        "dml_resample2.offset_convention",
+        ["is 3"],
+    ),
+    "direction unset": (
+        message(dml_resample_grad1={"interpolation_mode": NEAREST}),
+        "dml_resample_grad1.rounding_direction",
+        ["is missing"],
+    ),
+    "nan in a message": (
+        message(dml_resample={"interpolation_mode": LINEAR, "scales": [1, float("nan")]}),
+        "dml_resample.scales[1]",
+        ["is nan"],
+    ),
+    "size in a message": (
+        message(interpolate={"mode": 1, "sizes": [-(2**63)]}),
+        "interpolate.sizes[0]",
+        ["is -9223372036854775808"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "path", "words"), REFUSALS.values(), ids=list(REFUSALS))
+def test_a_refusal_names_the_attribute_what_came_and_what_would_do(
+    make: Callable[[], ops.Operator], path: str, words: list[str]
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        make()
+    error = caught.value
+    assert error.field == ("operator." + path).rstrip(".")
+    written = path.partition(".")[2] or "operator"
+    assert str(error) == f"{written}: {error.description}"
+    for word in words:
+        assert word in error.description
+    assert len(str(error)) < 400
+
+
+TENTH = float(np.float32(0.1))
+
+
+@operator_class
+class Every(Operator):
+    """An operator of no framework, with an attribute of each kind."""
+
+    name = "every"
+
+    flag: bool = attribute("A flag.", default=False)
+    maybe: bool | None = attribute("A flag.", default=None, default_text="not given")
+    single: float = attribute("One.", default=0.0)
+    double: float | None = attribute(
+        "One.", default=None, bits=64, positive=True, default_text="none"
+    )
+    doubles: float | Sequence[float] = attribute(
+        "Some.", default=(), most=3, bits=64, default_text="none"
+    )
+    pads: int | Sequence[int] = attribute(
+        "Some.", default=(), most=3, bits=64, least=-2, default_text="none"
+    )
+
+
+KEPT: list[tuple[str, Any, object]] = [
+    ("flag", True, True),
+    ("flag", np.bool_(True), True),  # noqa: FBT003
+    ("maybe", None, None),
+    ("maybe", False, False),
+    ("single", 0.1, TENTH),
+    ("single", np.float16(2), 2.0),
+    ("single", 3, 3.0),
+    ("double", 0.1, 0.1),
+    ("double", None, None),
+    ("doubles", 0.1, (0.1,)),
+    ("doubles", np.array([0.1, 2]), (0.1, 2.0)),
+    ("doubles", np.float64(5), (5.0,)),
+    ("pads", 0, (0,)),
+    ("pads", np.int8(-2), (-2,)),
+    ("pads", (0, 1), (0, 1)),
+    ("pads", np.array([2]), (2,)),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "kept"), KEPT, ids=repr)
+def test_a_value_is_kept_as_the_wire_carries_it(name: str, given: Any, kept: object) -> None:
+    value = getattr(Every(**{name: given}), name)
+    assert value == kept
+    assert type(value) is type(kept)
+
+
+REFUSED: list[tuple[str, Any, str]] = [
+    ("flag", None, "is None; give True or False"),
+    ("flag", 1, "is 1 (int); give True or False"),
+    ("maybe", "true", "is 'true' (str); give True or False"),
+    ("single", None, "is None; give a number, finite in float32"),
+    ("single", 1e39, "is 1e+39 (float); give a number, finite in float32"),
+    ("single", True, "is True (bool); give a number"),
+    ("single", "1", "is '1' (str); give a number"),
+    ("single", (1.0,), "is (1.0,) (tuple); give a number"),
+    ("double", 0, "is 0 (int); give a number, finite and above 0 in float64"),
+    ("double", np.nan, "is nan"),
+    ("doubles", True, "is True (bool); give numbers"),
+    ("pads", -3, "is -3 (int); give integers, each from -2 to 2**63 - 1"),
+    ("pads", (0, True), "is True (bool); give integers"),
+    ("pads", 1.0, "is 1.0 (float); give integers"),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "words"), REFUSED, ids=str)
+def test_a_value_of_another_kind_is_refused(name: str, given: Any, words: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        Every(**{name: given})
+    assert (refused.value.field or "").startswith(f"operator.every.{name}")
+    assert refused.value.description.startswith(words)
+
+
+def test_minus_zero_is_told_from_a_default_of_zero() -> None:
+    (single,) = (each for each in dataclasses.fields(Every) if each.name == "single")
+    assert is_default(single, 0.0)
+    assert not is_default(single, -0.0)
+    assert repr(Every(single=-0.0)) == "Every(single=-0.0)"
+
+
+WORDS: list[tuple[str, object]] = [
+    ("flag=true", True),
+    ("flag=False", False),
+    ("maybe=false", False),
+    ("single=0.1", TENTH),
+    ("double=1e-3", 1e-3),
+    ("doubles=0.1", (0.1,)),
+    ("doubles=0.1,2,", (0.1, 2.0)),
+    ("pads=-1,0,1", (-1, 0, 1)),
+]
+
+
+@pytest.mark.parametrize(("assignment", "value"), WORDS)
+def test_the_command_line_reads_every_kind(assignment: str, value: object) -> None:
+    assert getattr(operator_from(Every, [assignment]), assignment.partition("=")[0]) == value
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("flag=yes", "flag: is 'yes' (str); give True or False"),
+        ("single=x", "--attr single: is 'x'; give a number, finite in float32"),
+        (
+            "pads=1,x",
+            "--attr pads: is '1,x'; give integers, each from -2 to 2**63 - 1",
+        ),
+    ],
+)
+def test_the_command_line_refuses_what_is_of_no_kind(assignment: str, words: str) -> None:
+    with pytest.raises((InvalidUsage, InvalidRequestError)) as refused:
+        operator_from(Every, [assignment])
+    assert str(refused.value).startswith(words)
+
+
+def test_every_rule_names_its_type() -> None:
+    types = {each.name: rule_of(each).type_name for each in dataclasses.fields(Every)}
+    assert types == {
+        "flag": "bool",
+        "maybe": "bool",
+        "single": "float",
+        "double": "double",
+        "doubles": "double[]",
+        "pads": "int64[]",
+    }
+
+
+def test_a_forward_message_takes_one_value_of_what_only_a_gradient_reads() -> None:
+    follow = v1.TorchInterpolate.FOLLOW_FORWARD_ADJOINT
+    message = v1.TorchInterpolate(size=(2,), follow=follow)
+    forward = ops.from_message(v1.Operator(torch_interpolate=message))
+    assert forward == ops.TorchInterpolate(size=2)
+    message.follow = v1.TorchInterpolate.FOLLOW_BACKWARD_OP
+    with pytest.raises(InvalidRequestError, match="takes 'forward_adjoint' only"):
+        ops.from_message(v1.Operator(torch_interpolate=message))
+    assert ops.from_message(v1.Operator(torch_upsample_backward=message)) == (
+        ops.TorchUpsampleBackward(size=2)
+    )
+
+
+def test_false_travels_where_absent_means_something_of_its_own() -> None:
+    operator = ops.TorchInterpolate(mode="linear", size=2, align_corners=False)
+    message = ops.to_message(operator)
+    assert message.torch_interpolate.HasField("align_corners")
+    assert ops.from_message(message) == operator
+    operator = dataclasses.replace(operator, align_corners=None)
+    assert not ops.to_message(operator).torch_interpolate.HasField("align_corners")

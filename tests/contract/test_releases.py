@@ -1,21 +1,37 @@
-"""A server of one release serves the SDKs of the releases before and after it."""
+"""Servers and SDKs of other releases: each serves or names what it does not know."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from google.protobuf import descriptor_pb2
+from google.protobuf.descriptor import Descriptor, FileDescriptor
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from contract.wire_exchange import EXCHANGE, requests
 from gradwire import Client, InvalidRequestError, Item, RetryPolicy, Timing, ops, v1
+from gradwire._wire.framing import varint
 from gradwire_server.backends.numpy_cpu import NumpyCpu
-from support.raw_calls import PATIENCE_S, ManyCall, RawClient, as_stream
-from support.relay import newer, older, skewed
+from support import relay
+from support.raw_calls import (
+    PATIENCE_S,
+    PUBLISHED_RESULT,
+    ManyCall,
+    RawClient,
+    as_stream,
+    chunk,
+    opening,
+    published_request,
+)
+from support.refusals import Refusal, check_in_band, check_refusal
 from support.servers import ServerThread, serving
 
 HALVE = ops.InterpolateBackward(mode="linear", data_format="NCX")
@@ -25,9 +41,9 @@ ARRAYS = {
 }
 EVALUATIONS: dict[str, dict[str, str]] = json.loads(EXCHANGE.read_text())["evaluations"]
 OTHERS = [
-    pytest.param(newer, True, id="newer"),
-    pytest.param(older, True, id="older"),
-    pytest.param(older, False, id="older, no trailers"),
+    pytest.param(relay.newer, True, id="newer"),
+    pytest.param(relay.older, True, id="older"),
+    pytest.param(relay.older, False, id="older, no trailers"),
 ]
 
 
@@ -41,6 +57,7 @@ def server() -> Iterator[ServerThread]:
 def client(server: ServerThread) -> Iterator[RawClient]:
     with RawClient(server.address) as client:
         yield client
+        client.check_alive()
 
 
 @pytest.mark.parametrize("name", EVALUATIONS)
@@ -73,7 +90,8 @@ def test_this_sdk_is_served_by_servers_of_other_releases(
     timings: list[Timing] = []
     with Client(server.address) as client:
         expected = client.evaluate(HALVE, array, output_shape=shape)
-    with skewed(server.address, change, trailers=trailers) as address, Client(address) as client:
+    other = relay.skewed(server.address, change, trailers=trailers)
+    with other as address, Client(address) as client:
         evaluate = partial(client.evaluate, output_shape=shape, on_timing=timings.append)
         np.testing.assert_array_equal(evaluate(HALVE, array), expected)
         for result in client.evaluate_many([Item(HALVE, array, shape)] * 3):
@@ -90,9 +108,214 @@ def test_refusals_of_servers_of_other_releases_are_understood(
     wrong = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1.0,))
     once = RetryPolicy(max_attempts=1)
     with (
-        skewed(server.address, change, trailers=trailers) as address,
+        relay.skewed(server.address, change, trailers=trailers) as address,
         Client(address, retry=once) as client,
     ):
         for array in ARRAYS.values():
             with pytest.raises(InvalidRequestError, match="scales"):
                 client.evaluate(wrong, array, output_shape=array.shape)
+
+
+Field = descriptor_pb2.FieldDescriptorProto
+
+MEMBERS = v1.Operator.DESCRIPTOR.fields
+ATTRIBUTES = {
+    member.name: member.message_type for member in MEMBERS if member.message_type is not None
+}
+
+
+def _next_number(message: Descriptor) -> int:
+    """Return a number that the next release may well take; 14 and 15 are taken at the end."""
+    last = {"checksum", "data"}
+    return max((field.number for field in message.fields if field.name not in last), default=0) + 1
+
+
+NEW_FIELDS = {
+    message.name: _next_number(message)
+    for message in (
+        v1.TensorDescriptor.DESCRIPTOR,
+        v1.Options.DESCRIPTOR,
+        v1.EvaluateRequest.DESCRIPTOR,
+        v1.Open.DESCRIPTOR,
+        v1.Chunk.DESCRIPTOR,
+        *ATTRIBUTES.values(),
+    )
+}
+OPERATOR_NUMBER = _next_number(v1.Operator.DESCRIPTOR)
+every_way = pytest.mark.parametrize("how", ["Evaluate", "EvaluateStream"])
+
+
+def _newer_pool() -> DescriptorPool:
+    """Make the schema with one more field in each message, and one more operator."""
+    pool = DescriptorPool()
+    for module in _with_imports(v1.EvaluateRequest.DESCRIPTOR.file):
+        file = descriptor_pb2.FileDescriptorProto()
+        module.CopyToProto(file)
+        for message in file.message_type:
+            if message.name in NEW_FIELDS:
+                _add(message, "newer", NEW_FIELDS[message.name], Field.TYPE_FLOAT)
+            if message.name == "Operator":
+                field = _add(message, "newer_resize", OPERATOR_NUMBER, Field.TYPE_MESSAGE)
+                field.type_name, field.oneof_index = ".gradwire.v1.Interpolate", 0
+        pool.AddSerializedFile(file.SerializeToString())
+    return pool
+
+
+def _with_imports(file: FileDescriptor) -> list[FileDescriptor]:
+    """Return a schema file after all it imports, each once."""
+    files = [each for one in file.dependencies for each in _with_imports(one)]
+    return list(dict.fromkeys([*files, file]))
+
+
+def _add(
+    message: descriptor_pb2.DescriptorProto, name: str, number: int, kind: Field.Type.ValueType
+) -> Field:
+    return message.field.add(name=name, number=number, type=kind, label=Field.LABEL_OPTIONAL)
+
+
+_POOL = _newer_pool()
+
+
+def newer(message: Message) -> Any:
+    """Return the message in the newer schema."""
+    kind = GetMessageClass(_POOL.FindMessageTypeByName(message.DESCRIPTOR.full_name))
+    return kind.FromString(message.SerializeToString())
+
+
+def older(message: Any, kind: Any = v1.EvaluateRequest) -> Any:
+    """Return a message as the older schema reads it."""
+    return kind.FromString(message.SerializeToString())
+
+
+def with_newer_field(message: Message, path: str = "") -> Any:
+    """Set a field that only the newer schema has, at a path in a message."""
+    place = made = newer(message)
+    for step in filter(None, path.split(".")):
+        place = getattr(place, step)
+    place.newer = 0.5
+    return older(made, type(message))
+
+
+def merged(message: Any, more: bytes) -> Any:
+    message.MergeFromString(more)
+    return message
+
+
+def unimplemented(refusal: Refusal | None, reason: str = "UNKNOWN_FIELD") -> Refusal:
+    return check_refusal(refusal, grpc.StatusCode.UNIMPLEMENTED, reason)
+
+
+def operator_request(member: str) -> v1.EvaluateRequest:
+    """Make a request for an operator with none of its attributes."""
+    request = published_request()
+    getattr(request.operator, member).SetInParent()
+    return request
+
+
+# What is set, the message it is in, and where that is; numbers are those of NEW_FIELDS.
+NEWER_FIELDS: dict[str, tuple[Callable[[], v1.EvaluateRequest], str]] = {
+    **{
+        f"operator.{member}": (partial(operator_request, member), message.name)
+        for member, message in ATTRIBUTES.items()
+    },
+    "input": (published_request, "TensorDescriptor"),
+    "output": (published_request, "TensorDescriptor"),
+    "options": (published_request, "Options"),
+}
+
+
+@every_way
+@pytest.mark.parametrize("path", NEWER_FIELDS)
+def test_a_field_of_a_newer_schema_is_refused_by_message_and_number(
+    client: RawClient, path: str, how: str
+) -> None:
+    make, name = NEWER_FIELDS[path]
+    refusal = unimplemented(client.ask(with_newer_field(make(), path), how).refusal)
+    assert f"field {NEW_FIELDS[name]} of gradwire.v1.{name} at {path} " in refusal.message
+    assert refusal.info.metadata["message_type"] == f"gradwire.v1.{name}"
+    assert refusal.info.metadata["field_number"] == str(NEW_FIELDS[name])
+    if how == "EvaluateStream":
+        check_in_band(refusal)
+
+
+def test_a_newer_field_of_a_unary_header_is_refused(client: RawClient) -> None:
+    refusal = unimplemented(client.evaluate(with_newer_field(published_request())).refusal)
+    assert "field 6 of gradwire.v1.EvaluateRequest " in refusal.message
+
+
+OPENING = opening(published_request())
+CHUNK = chunk(0, published_request().data)
+# Field 3 of the oneof, which holds a chunk.
+NEWEST = v1.EvaluateStreamRequest.FromString(b"\x1a\x02\x08\x01")
+STREAMS: dict[str, tuple[list[v1.EvaluateStreamRequest], str]] = {
+    "open": ([with_newer_field(OPENING, "open")], "field 10 of gradwire.v1.Open "),
+    "chunk": (
+        [OPENING, with_newer_field(CHUNK, "chunk")],
+        "field 2 of gradwire.v1.Chunk at chunk ",
+    ),
+    "beside a chunk": (
+        [OPENING, merged(chunk(0, published_request().data), b"\x48\x01")],
+        "field 9 of gradwire.v1.EvaluateStreamRequest ",
+    ),
+    "first": ([NEWEST], "field 3 of gradwire.v1.EvaluateStreamRequest "),
+    "after open": ([OPENING, NEWEST], "field 3 of gradwire.v1.EvaluateStreamRequest "),
+}
+
+
+@pytest.mark.parametrize(("messages", "words"), STREAMS.values(), ids=list(STREAMS))
+def test_newer_parts_of_a_stream_are_refused(
+    client: RawClient, messages: list[v1.EvaluateStreamRequest], words: str
+) -> None:
+    refusal = unimplemented(client.stream(messages).refusal)
+    assert words in refusal.message
+    check_in_band(refusal)
+
+
+@every_way
+def test_an_operator_of_a_newer_schema_is_an_unknown_operator(client: RawClient, how: str) -> None:
+    request = newer(published_request())
+    request.operator.newer_resize.mode = v1.Interpolate.MODE_LINEAR
+    refusal = unimplemented(client.ask(older(request), how).refusal, "UNKNOWN_OPERATOR")
+    assert str(OPERATOR_NUMBER) in refusal.message
+    if how == "EvaluateStream":
+        check_in_band(refusal)
+
+
+@every_way
+def test_an_operator_with_a_newer_field_beside_it_is_refused(client: RawClient, how: str) -> None:
+    request, number = published_request(), OPERATOR_NUMBER + 1
+    # A field of no oneof, a varint.
+    merged(request.operator, varint(number << 3) + b"\x01")
+    refusal = unimplemented(client.ask(request, how).refusal)
+    assert f"field {number} of gradwire.v1.Operator at operator " in refusal.message
+
+
+@every_way
+def test_an_operator_that_is_not_set_at_all_is_an_invalid_field(
+    client: RawClient, how: str
+) -> None:
+    request = published_request()
+    request.ClearField("operator")
+    for message in (request, older(newer(request))):
+        check_refusal(
+            client.ask(message, how).refusal,
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "INVALID_FIELD",
+            field="operator",
+        )
+
+
+@every_way
+def test_a_newer_caller_that_sets_nothing_new_is_served(client: RawClient, how: str) -> None:
+    assert client.ask(older(newer(published_request())), how).data == PUBLISHED_RESULT
+
+
+@pytest.mark.parametrize("kind", [v1.ListOperatorsRequest, v1.GetServerInfoRequest])
+def test_questions_about_the_server_are_answered_to_a_newer_caller(
+    client: RawClient, kind: Any
+) -> None:
+    question = kind.FromString(b"\x08\x01")
+    if kind is v1.ListOperatorsRequest:
+        assert client.stub.ListOperators(question).operators
+    else:
+        assert client.stub.GetServerInfo(question).version

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import signal
 import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +23,7 @@ from gradwire import AuthenticationError, Client, RetryPolicy, UnavailableError,
 from gradwire_server.config.tokens import Scope, add_token
 from support.processes import Command, running_command
 from support.raw_calls import wait_until
+from support.scraping import get
 
 NAME = "gradwire.gradwire.svc.cluster.local"
 OPERATOR = ops.DmlResampleGrad(interpolation_mode="nearest", scales=(0.5, 1.5))
@@ -100,14 +99,10 @@ class Pod:
     def is_served(self, name: str, authority: trustme.CA) -> bool:
         """Call with a token, on a connection of its own that trusts an authority."""
         trusted = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
-        gradient = np.array([[4, 5, 6]], np.float32)
+        gradient, token = np.array([[4, 5, 6]], np.float32), str(self.token(name))
         once = RetryPolicy(max_attempts=1)
-        with Client(
-            self.command.address,
-            credentials=trusted,
-            token_file=str(self.token(name)),
-            retry=once,
-        ) as client:
+        address = self.command.address
+        with Client(address, credentials=trusted, token_file=token, retry=once) as client:
             try:
                 client.evaluate(OPERATOR, gradient, output_shape=(2, 2), timeout_s=20)
             except (AuthenticationError, UnavailableError):
@@ -134,13 +129,7 @@ class Pod:
         if kubelet:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         shown = {} if name is None else {"Authorization": f"Bearer {self.token(name).read_text()}"}
-        request = urllib.request.Request(f"https://{self.http}{path}", headers=shown)
-        try:
-            with urllib.request.urlopen(request, context=context, timeout=20) as answer:  # noqa: S310
-                status: int = answer.status
-                return status
-        except urllib.error.HTTPError as error:
-            return error.code
+        return get(self.http, path, tls=context, **shown)[0]
 
 
 @pytest.fixture

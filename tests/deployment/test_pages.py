@@ -1,10 +1,11 @@
-"""Releases, alerts, units and sizes on the pages of docs/ match the code."""
+"""Pages of docs/ match the code, and the files of deploy/compose each other."""
 
 from __future__ import annotations
 
 import json
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ ALERTS = (ROOT / "docs/alerts.md").read_text()
 RULES = yaml.safe_load((ROOT / "deploy/monitoring/alerts.yml").read_text())["groups"][0]["rules"]
 SIZING = (ROOT / "docs/sizing.md").read_text()
 ROWS = re.findall(r"^\| ([\d.]+) MiB[^|]*\| ([\d.]+) MiB \| (\d+) \|$", SIZING, re.MULTILINE)
+COMPOSE = ROOT / "deploy" / "compose"
 SHAPES = [(1, 3, 64, 64), (1, 3, 256, 256), (8, 64, 112, 112), (1, 1, 16384, 32768)]
 
 
@@ -87,14 +89,6 @@ def test_the_stability_page_has_the_oldest_supported_versions() -> None:
     assert f"| numba | {floors['numba']}, below" in page
 
 
-def test_wheels_and_images_carry_no_pages() -> None:
-    packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    assert packages == ["client/gradwire", "server/gradwire_ray", "server/gradwire_server"]
-    copied = (ROOT / ".dockerignore").read_text().split("\n")
-    assert "*" in copied
-    assert not [line for line in copied if line.startswith("!docs")]
-
-
 def test_every_alert_has_its_section() -> None:
     headings = re.findall(r"^## (\w+)\n\n(\w+)\. ", ALERTS, re.MULTILINE)
     rules = [(rule["alert"], rule["labels"]["severity"].capitalize()) for rule in RULES]
@@ -118,3 +112,51 @@ def test_the_unit_starts_a_server_and_lets_it_stop() -> None:
     assert settings["workers"] > 1, "SIGUSR2 renews several workers"
     own = settings["workers"] * WORKER + WATCHER + ARRIVING
     assert int(most) << 20 >= settings["max_memory_bytes"] + own
+
+
+def text(path: str) -> str:
+    return (COMPOSE / path).read_text(encoding="utf-8")
+
+
+def mounted() -> dict[str, str]:
+    """Return what is mounted where: files here by their place in a container."""
+    return {
+        there: here
+        for here, there in re.findall(
+            r"^ +- (\.[^:]*):([^:]*):ro$", text("compose.yaml"), re.MULTILINE
+        )
+    }
+
+
+def test_every_file_that_is_mounted_is_here() -> None:
+    missing = [here for here in mounted().values() if not (COMPOSE / here).is_file()]
+    assert mounted()
+    assert not missing
+
+
+def test_balancer_prometheus_and_certificate_know_the_servers_by_their_names() -> None:
+    servers = set(re.findall(r"^  (server-\d+):$", text("compose.yaml"), re.MULTILINE))
+    assert set(re.findall(r"server (server-\d+):50051", text("nginx.conf"))) == servers
+    assert set(re.findall(r"(server-\d+):9464", text("prometheus.yml"))) == servers
+    hosts = re.search(r"GRADWIRE_HTTP_HOSTS: (\S+)", text("compose.yaml"))
+    assert hosts is not None
+    assert set(hosts[1].split(",")) == servers
+
+
+def test_prometheus_has_the_job_that_alerts_are_about() -> None:
+    assert "job_name: gradwire" in text("prometheus.yml")
+    assert 'job="gradwire"' in text("../monitoring/alerts.yml")
+    assert "/etc/prometheus/alerts.yml" in mounted()
+
+
+def test_grafana_finds_the_dashboard_and_its_source() -> None:
+    folder = re.search(r"path: ([^}]*)}", text("grafana/dashboards.yaml"))
+    assert folder is not None
+    boards = [Path(there) for there in mounted() if Path(there).parent == Path(folder[1])]
+    assert [mounted()[str(board)] for board in boards] == ["../monitoring/dashboard.json"]
+    assert f"DASHBOARD_PATH: {boards[0]}" in text("compose.yaml")
+    board = json.loads(text("../monitoring/dashboard.json"))
+    kinds = {one["query"] for one in board["templating"]["list"] if one["type"] == "datasource"}
+    assert kinds == set(
+        re.findall(r"^ +type: (\S+)$", text("grafana/datasources.yaml"), re.MULTILINE)
+    )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import strategies as st
 
 from gradwire import ops, v1
+from gradwire.ops import openvino
 from support.oracles.dialect_oracles import Pair
 from support.oracles.dialect_table import Case, Example, Table, shapes
-from support.oracles.live_openvino import MODES, ROUNDINGS, TRANSFORMATIONS
+
+MODES = get_args(openvino.Mode)
+TRANSFORMATIONS = get_args(openvino.CoordinateTransformationMode)
+ROUNDINGS = get_args(openvino.NearestMode)
 
 # OpenVINO's own antialias leaves outputs without weights, and padding weighs in without a part.
 AXES = {"bilinear_pillow": [1, 2], "bicubic_pillow": [1, 2]}

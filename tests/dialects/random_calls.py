@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
 from gradwire import ops
-from gradwire.ops import dml, jax, onednn, onnx, openvino, tensorflow, torch
+from gradwire.errors import InvalidRequestError
+from gradwire.ops._base import Choice, rule_of
 from gradwire_server.engine import EvaluationRequest, TensorSpec
 
 Shape = tuple[int, ...]
+
+# Each forward: shapes of one long axis L among others, and attributes that these need.
+_SHAPES: dict[str, str] = {
+    "dml_resample": "L",
+    "interpolate": "11L",
+    "torch_interpolate": "11L11",
+    "onnx_resize": "L",
+    "tf_resize": "1L11",
+    "jax_resize": "L",
+    "openvino_interpolate": "L1",
+}
+_FIXED: dict[str, Any] = {
+    "data_format": "NCX",
+    "keep_aspect_ratio_policy": "stretch",
+    "shape_calculation_mode": "sizes",
+}
+# Axes of PyTorch's modes.
+_RANKS = {"linear": 3, "trilinear": 5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,129 +57,68 @@ def random_call(chance: Random, *, longest: int) -> RandomCall:
 
     longest  bound of an axis and of its padding; short ones are as likely
     """
-    forward, make = chance.choice(_FRAMEWORKS)
-    attributes, source, result = make(chance, lambda: _length(chance, longest))
+    forward = chance.choice(list(_SHAPES))
     gradient = chance.random() < 1 / 2
-    name = ops.OPERATORS[forward].counterpart if gradient else forward
-    operator = ops.OPERATORS[name](**attributes)
-    shapes = (result, source) if gradient else (source, result)
+    kind = ops.OPERATORS[ops.OPERATORS[forward].counterpart if gradient else forward]
     dtype = np.dtype(chance.choice([np.float32, np.float32, np.float64]))
-    return RandomCall(operator, *shapes, dtype)
+    while True:
+        attributes = _words(chance, kind)
+        lengths = [_length(chance, longest) for _ in range(4)]
+        rank = _RANKS.get(attributes.get("mode", ""), 4) if forward == "torch_interpolate" else 9
+        source, result = (
+            tuple(length if side == "L" else 1 for side in _SHAPES[forward][:rank])
+            for length in lengths[:2]
+        )
+        attributes |= _numbers(chance, forward, attributes, result, lengths[2:])
+        try:
+            operator = kind(**attributes)
+        except InvalidRequestError:
+            continue  # words that no call has together
+        shapes = (result, source) if gradient else (source, result)
+        return RandomCall(operator, *shapes, dtype)
 
 
 def _length(chance: Random, longest: int) -> int:
     return math.ceil(math.exp(chance.uniform(0, math.log(longest))))
 
 
-Lengths = Callable[[], int]
-Made = tuple[dict[str, Any], Shape, Shape]
+def _words(chance: Random, kind: type[ops.Operator]) -> dict[str, Any]:
+    """Draw every attribute that has a few values."""
+    words: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        rule = rule_of(field)
+        if isinstance(rule, Choice):
+            words[field.name] = _FIXED.get(field.name) or chance.choice(rule.allowed)
+        elif rule.type_name == "bool":
+            words[field.name] = chance.random() < 1 / 2
+    return words
 
 
-def _dml(chance: Random, lengths: Lengths) -> Made:
-    sides = (lengths(),), (lengths(),)
-    attributes: dict[str, Any] = {
-        "interpolation_mode": chance.choice(get_args(dml.InterpolationMode)),
-        "nearest_rounding": chance.choice(get_args(dml.NearestRounding)),
-    }
-    if chance.random() < 1 / 2:
-        attributes["scales"] = (math.exp(chance.uniform(-9, 9)),)
-        attributes["input_pixel_offsets"] = (chance.uniform(-9, 9),)
-    return attributes, *sides
-
-
-def _onednn(chance: Random, lengths: Lengths) -> Made:
-    result = (1, 1, lengths())
-    attributes = {
-        "mode": chance.choice(("nearest", "linear")),
-        "coordinate_transformation_mode": chance.choice(
-            get_args(onednn.CoordinateTransformationMode)
-        ),
-        "sizes": result[2:],
-        "data_format": "NCX",
-    }
-    return attributes, (1, 1, lengths()), result
-
-
-def _torch(chance: Random, lengths: Lengths) -> Made:
-    mode = chance.choice(get_args(torch.Mode))
-    spatial = {"linear": 1, "trilinear": 3}.get(mode, 2)
-    source = (1, 1, lengths(), *[1] * (spatial - 1))
-    result = (1, 1, lengths(), *[1] * (spatial - 1))
-    attributes: dict[str, Any] = {"mode": mode, "size": result[2:]}
-    if mode in {"bilinear", "bicubic", "lanczos"}:
-        attributes["antialias"] = mode == "lanczos" or chance.random() < 2 / 3
-    return attributes, source, result
-
-
-def _onnx(chance: Random, lengths: Lengths) -> Made:
-    source, result = (lengths(),), (lengths(),)
-    attributes: dict[str, Any] = {
-        "mode": chance.choice(get_args(onnx.Mode)),
-        "coordinate_transformation_mode": chance.choice(
-            get_args(onnx.CoordinateTransformationMode)
-        ),
-        "nearest_mode": chance.choice(get_args(onnx.NearestMode)),
-        "arithmetic": chance.choice(get_args(onnx.Arithmetic)),
-        "sizes": result,
-    }
-    attributes["antialias"] = attributes["mode"] != "nearest" and chance.random() < 2 / 3
-    # ONNX Runtime takes it with no other.
-    excludes = attributes["mode"] == "cubic" or attributes["antialias"]
-    attributes["exclude_outside"] = excludes and chance.random() < 1 / 2
-    if attributes["coordinate_transformation_mode"] == "tf_crop_and_resize":
-        attributes["roi"] = (chance.uniform(-9, 9), chance.uniform(-9, 9))
-    return attributes, source, result
-
-
-def _tensorflow(chance: Random, lengths: Lengths) -> Made:
-    result = (1, lengths(), 1, 1)
-    attributes: dict[str, Any] = {
-        "kind": chance.choice(get_args(tensorflow.Kind)),
-        "size": result[1:3],
-        "half_pixel_centers": chance.random() < 1 / 2,
-    }
-    return attributes, (1, lengths(), 1, 1), result
-
-
-def _jax(chance: Random, lengths: Lengths) -> Made:
-    result = (lengths(),)
-    attributes = {
-        "method": chance.choice(get_args(jax.Method)),
-        "shape": result,
-        "antialias": chance.random() < 2 / 3,
-    }
-    return attributes, (lengths(),), result
-
-
-def _openvino(chance: Random, lengths: Lengths) -> Made:
-    mode = chance.choice(get_args(openvino.Mode))
-    axes = (0, 1) if mode.endswith("_pillow") else (0,)
-    source = (lengths(), *[1] * len(axes[1:]))
-    result = (lengths(), *[1] * len(axes[1:]))
-    if mode == "linear_onnx":
-        source, result, axes = (*source, 1), (*result, 1), (0, 1)
-    attributes: dict[str, Any] = {
-        "mode": mode,
-        "sizes": tuple(result[axis] for axis in axes),
-        "axes": axes,
-        "coordinate_transformation_mode": chance.choice(
-            get_args(openvino.CoordinateTransformationMode)
-        ),
-        "nearest_mode": chance.choice(get_args(openvino.NearestMode)),
-        "antialias": chance.random() < 2 / 3,
-    }
-    for side in ("pads_begin", "pads_end"):
+def _numbers(
+    chance: Random, forward: str, words: dict[str, Any], result: Shape, pads: list[int]
+) -> dict[str, Any]:
+    """Draw numbers where the operator has some, and name the sizes."""
+    if forward == "dml_resample":
         if chance.random() < 1 / 2:
-            attributes[side] = (lengths(),)
-    return attributes, source, result
-
-
-_FRAMEWORKS: list[tuple[str, Callable[[Random, Lengths], Made]]] = [
-    ("dml_resample", _dml),
-    ("interpolate", _onednn),
-    ("torch_interpolate", _torch),
-    ("onnx_resize", _onnx),
-    ("tf_resize", _tensorflow),
-    ("jax_resize", _jax),
-    ("openvino_interpolate", _openvino),
-]
+            return {}
+        scales = (math.exp(chance.uniform(-9, 9)),)
+        return {"scales": scales, "input_pixel_offsets": (chance.uniform(-9, 9),)}
+    if forward == "openvino_interpolate":
+        axes = (0, 1) if words["mode"].endswith(("_pillow", "_onnx")) else (0,)
+        padded = {
+            side: (length,)
+            for side, length in zip(("pads_begin", "pads_end"), pads, strict=True)
+            if chance.random() < 1 / 2
+        }
+        return {"sizes": tuple(result[axis] for axis in axes), "axes": axes, **padded}
+    crops = words.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    roi = {"roi": (chance.uniform(-9, 9), chance.uniform(-9, 9))} if crops else {}
+    name, first = {
+        "interpolate": ("sizes", 2),
+        "torch_interpolate": ("size", 2),
+        "onnx_resize": ("sizes", 0),
+        "tf_resize": ("size", 1),
+        "jax_resize": ("shape", 0),
+    }[forward]
+    sizes = result[first : first + 2] if forward == "tf_resize" else result[first:]
+    return {name: sizes, **roi}

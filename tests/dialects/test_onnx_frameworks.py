@@ -1,94 +1,128 @@
-"""Random calls against ONNX's reference implementation and ONNX Runtime, and where those differ.
-
-What a framework does otherwise than the specification is a test here: it runs the framework, and
-fails where a newer release does it no more.
-"""
+"""ONNX's node tests, stored and installed; random calls against its reference and runtime."""
 
 from __future__ import annotations
 
-from fractions import Fraction
+import json
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from conformance.onnx_resize import CASES, add_random, evaluated
+from conformance.rows import Tally
 from gradwire import ops
 from gradwire_server import dialects
 from support.oracles.dialect_oracles import Tensor, evaluate
 from support.oracles.onnx_models import (
     Attributes,
-    exact_coordinate,
-    impulses,
+    NodeCase,
     installed,
-    model,
-    random_call,
+    node_cases,
     reference,
     runtime,
 )
 
-CASES = 1500
-NEAR = Fraction(1, 10**9)
+STORED = Path(__file__).parents[1] / "data" / "onnx_resize.npz"
+
+# ONNX Runtime cuts the output's length before align_corners divides by it.
+OTHER_IN_RUNTIME = {
+    "test_resize_downsample_scales_linear_align_corners",
+    "test_resize_downsample_scales_cubic_align_corners",
+}
+
+
+@cache
+def stored_cases() -> list[tuple[NodeCase, Tensor, Tensor]]:
+    """Read what make_onnx_vectors.py wrote: each case with a gradient of y and that of x."""
+    with np.load(STORED) as stored:
+        return [
+            (
+                NodeCase(
+                    case["name"], case["attributes"], stored[f"x_{number}"], stored[f"y_{number}"]
+                ),
+                stored[f"output_gradient_{number}"].astype(np.float64),
+                stored[f"input_gradient_{number}"],
+            )
+            for number, case in enumerate(json.loads(str(stored["about"]))["cases"])
+        ]
+
+
+def check_forward(case: NodeCase) -> None:
+    """Compare shape and values; y is float32, and its cubic weights were computed in float32."""
+    operator = ops.OnnxResize(**case.attributes)
+    assert dialects.output_shape("onnx_resize", operator, case.x.shape) == case.y.shape
+    result = evaluate(operator, case.x.astype(np.float64), case.y.shape)
+    if case.attributes.get("mode") == "nearest":
+        np.testing.assert_array_equal(result, case.y)
+    np.testing.assert_allclose(result, case.y, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("number", range(39))
+def test_published_outputs_are_reproduced(number: int) -> None:
+    case, _, _ = stored_cases()[number]
+    check_forward(case)
+
+
+@pytest.mark.parametrize("number", range(39))
+def test_gradients_are_the_transposed_reference(number: int) -> None:
+    case, output_gradient, input_gradient = stored_cases()[number]
+    result = evaluate(ops.OnnxResizeGrad(**case.attributes), output_gradient, case.x.shape)
+    np.testing.assert_allclose(result, input_gradient, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("number", range(39))
+def test_float32_reproduces_what_onnx_runtime_does(number: int) -> None:
+    case, _, _ = stored_cases()[number]
+    operator = ops.OnnxResize(**case.attributes, arithmetic="float32")
+    result = evaluate(operator, case.x, case.y.shape)
+    differs = not np.allclose(result, case.y, rtol=1e-3, atol=1e-5)
+    assert differs == (case.name in OTHER_IN_RUNTIME)
+
+
+def test_the_stored_cases_are_all_tested() -> None:
+    assert len(stored_cases()) == 39
+
+
+@pytest.mark.usefixtures("frameworks")
+def test_the_published_cases_of_the_installed_onnx_are_reproduced() -> None:
+    cases = node_cases()
+    assert len(cases) >= 39
+    for case in cases:
+        check_forward(case)
+        given = reference(case.attributes, case.x.astype(np.float64))
+        ours = evaluate(ops.OnnxResize(**case.attributes), case.x.astype(np.float64), given.shape)
+        np.testing.assert_allclose(ours, given, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("frameworks")
+def test_float32_agrees_with_the_installed_runtime_on_the_published_cases() -> None:
+    for case in node_cases():
+        theirs = runtime(case.attributes, case.x)
+        operator = ops.OnnxResize(**case.attributes, arithmetic="float32")
+        # Two axes at once are summed in another order there.
+        ours = evaluate(operator, case.x, theirs.shape)
+        np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=2e-6)
 
 
 @pytest.fixture
-def onnx() -> None:
-    installed("onnx")
-
-
-@pytest.fixture
-def onnxruntime() -> None:
+def frameworks() -> None:
     installed("onnx")
     installed("onnxruntime")
 
 
-def ours(x: Tensor, attributes: Attributes, *, arithmetic: str) -> Tensor:
-    """Evaluate Resize here."""
-    given: Attributes = {**attributes, "arithmetic": arithmetic}
-    operator = ops.OnnxResize(**given)
-    shape = dialects.output_shape("onnx_resize", operator, x.shape)
-    assert shape is not None
-    return evaluate(operator, x, shape)
-
-
-def spec(x: Tensor, **attributes: object) -> Tensor:
-    return ours(x, attributes, arithmetic="spec_float64")
-
-
-@pytest.mark.usefixtures("onnxruntime")
+@pytest.mark.usefixtures("frameworks")
 @pytest.mark.parametrize("part", range(10))
-def test_weights_have_the_bits_of_onnx_runtime(part: int) -> None:
+def test_weights_are_those_of_onnx_runtime_and_of_the_reference(part: int) -> None:
+    tally = Tally()
     for seed in range(part * CASES // 10, (part + 1) * CASES // 10):
-        length, attributes = random_call(seed)
-        # Rows, whose scale is 1, get cubic weights of nearly zero there. They do not show in the
-        # middle one of three, nor in a single one where the others are left out.
-        rows = 1 if attributes.get("exclude_outside") else 3
-        x = impulses(length, np.float32, rows=rows)
-        result = ours(x, attributes, arithmetic="float32")[:, :, rows // 2]
-        expected = runtime(attributes, x)[:, :, rows // 2]
-        np.testing.assert_array_equal(result, expected, err_msg=f"seed {seed}")
+        add_random(tally, seed)
+    tally.check()
+    by_the_reference = sum(row.cases for row in tally.rows() if row.operator == "onnx_resize")
+    assert by_the_reference > CASES // 10 * 3 // 4
 
 
-@pytest.mark.usefixtures("onnx")
-@pytest.mark.parametrize("part", range(10))
-def test_weights_are_those_of_the_reference_save_near_whole_and_half_coordinates(part: int) -> None:
-    compared = 0
-    for seed in range(part * CASES // 10, (part + 1) * CASES // 10):
-        length, attributes = random_call(seed)
-        if attributes["coordinate_transformation_mode"] == "tf_half_pixel_for_nn":
-            continue  # not of the opsets the reference has
-        x = impulses(length, np.float64)
-        result, expected = spec(x, **attributes), reference(attributes, x)
-        assert result.shape == expected.shape
-        difference = np.abs(result - expected).max(axis=(0, 1, 2))
-        for index in np.flatnonzero(difference > 1e-11):
-            twice = 2 * exact_coordinate(attributes, length, result.shape[3], int(index))
-            single = attributes["coordinate_transformation_mode"] == "pytorch_half_pixel"
-            explained = abs(twice - round(twice)) < NEAR
-            assert explained or (single and result.shape[3] == 1), f"seed {seed}, output {index}"
-        compared += 1
-    assert compared > CASES // 10 * 3 // 4
-
-
-@pytest.mark.usefixtures("onnxruntime")
+@pytest.mark.usefixtures("frameworks")
 @pytest.mark.parametrize(
     ("mode", "source", "scales"),
     [
@@ -112,11 +146,11 @@ def test_several_axes_agree_with_onnx_runtime(
     for antialias in [False] if mode == "nearest" else [False, True]:
         attributes: Attributes = {"mode": mode, "scales": scales, "antialias": antialias}
         expected = runtime(attributes, x)
-        result = ours(x, attributes, arithmetic="float32")
+        result = evaluated(x, attributes, "float32")
         np.testing.assert_allclose(result, expected, rtol=0, atol=2e-6)
 
 
-@pytest.mark.usefixtures("onnxruntime")
+@pytest.mark.usefixtures("frameworks")
 @pytest.mark.parametrize("scale", [0.3, 0.6, 0.75, 1.3, 2, 2.5])
 def test_opset_10_rounds_up_where_an_axis_shrinks(scale: float) -> None:
     x = np.arange(1 * 1 * 11 * 11, dtype=np.float32).reshape(1, 1, 11, 11)
@@ -126,115 +160,5 @@ def test_opset_10_rounds_up_where_an_axis_shrinks(scale: float) -> None:
         "nearest_mode": "simple",
         "scales": (1, 1, scale, 2),
     }
-    np.testing.assert_array_equal(ours(x, attributes, arithmetic="float32"), expected)
-    np.testing.assert_array_equal(ours(x, attributes, arithmetic="spec_float64"), expected)
-
-
-@pytest.mark.usefixtures("onnx")
-def test_the_reference_takes_a_wrong_tap_beside_a_whole_coordinate() -> None:
-    # x is 7.000000000000001 in float64: the window begins at floor(x + 1) - 1, the weights at x.
-    attributes: Attributes = {"mode": "linear", "sizes": [10, 1, 3, 14]}
-    x = impulses(10, np.float64)
-    assert reference(attributes, x)[:, 0, 1, 10].argmax() == 6
-    assert spec(x, **attributes)[:, 0, 1, 10].argmax() == 7
-
-
-@pytest.mark.usefixtures("onnx")
-def test_the_reference_reads_beside_the_axis_for_one_output_of_pytorch_half_pixel() -> None:
-    attributes: Attributes = {
-        "mode": "linear",
-        "coordinate_transformation_mode": "pytorch_half_pixel",
-        "exclude_outside": True,
-        "antialias": True,
-        "sizes": [1],
-    }
-    # x = -0.5, of whose window a part lies outside; it is 0 by the specification.
-    x = np.array([1.0, 2, 4])
-    np.testing.assert_allclose(reference(attributes, x), [5 / 3])
-    np.testing.assert_allclose(spec(x, **attributes), [(3 + 2 * 2 + 4) / 6])
-
-
-@pytest.mark.usefixtures("onnx")
-def test_the_reference_takes_one_output_for_several_where_the_scale_rounds() -> None:
-    # 49 * (1 / 49) is less than 1 in float64, so that the reference reads the middle.
-    attributes: Attributes = {
-        "mode": "linear",
-        "coordinate_transformation_mode": "pytorch_half_pixel",
-        "sizes": [1],
-    }
-    x = np.arange(49.0)
-    np.testing.assert_allclose(reference(attributes, x), [24])
-    np.testing.assert_allclose(spec(x, **attributes), [0])
-
-
-@pytest.mark.usefixtures("onnx")
-def test_the_reference_evaluator_computes_cubic_weights_in_float32() -> None:
-    evaluator = pytest.importorskip("onnx.reference").ReferenceEvaluator
-    x = np.array([0.0, 0, 1, 0])
-    attributes: Attributes = {"mode": "cubic", "cubic_coeff_a": -0.6, "sizes": [7]}
-    (evaluated,) = evaluator(model(attributes, x)).run(None, {"x": x})
-    wide = {**attributes, "cubic_coeff_a": float(np.float32(-0.6))}
-    np.testing.assert_allclose(spec(x, **wide), reference(wide, x), rtol=0, atol=1e-15)
-    error = np.abs(evaluated - spec(x, **wide)).max()
-    assert 1e-8 < error < 1e-5
-
-
-@pytest.mark.usefixtures("onnxruntime")
-def test_onnx_runtime_rounds_a_length_before_it_cuts_it() -> None:
-    # 10 * float32(0.7) is 6.99999988, which float32 rounds to 7.
-    attributes: Attributes = {"scales": (1, 0.7)}
-    x = np.zeros((1, 10), np.float32)
-    assert runtime(attributes, x).shape == (1, 7)
-    assert ours(x, attributes, arithmetic="float32").shape == (1, 7)
-    assert reference({"scales": (1, np.float32(0.7))}, x).shape == (1, 6)
-    assert spec(x, **attributes).shape == (1, 6)
-
-
-@pytest.mark.usefixtures("onnxruntime")
-@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
-def test_onnx_runtime_ignores_the_roi_where_the_shape_stays(mode: str) -> None:
-    x = np.arange(5, dtype=np.float32)[np.newaxis]
-    attributes: Attributes = {
-        "mode": mode,
-        "coordinate_transformation_mode": "tf_crop_and_resize",
-        "roi": (0, 0.25, 1, 0.75),
-        "sizes": (1, 5),
-    }
-    np.testing.assert_array_equal(runtime(attributes, x), x)
-    np.testing.assert_array_equal(ours(x, attributes, arithmetic="float32"), x)
-    expected = [1, 1, 2, 2, 3] if mode == "nearest" else [1, 1.5, 2, 2.5, 3]
-    np.testing.assert_allclose(spec(x, **attributes), np.array([expected], np.float64))
-
-
-@pytest.mark.usefixtures("onnxruntime")
-def test_onnx_runtime_cuts_the_length_before_align_corners() -> None:
-    x = np.arange(7, dtype=np.float32)[np.newaxis]
-    attributes: Attributes = {
-        "mode": "linear",
-        "coordinate_transformation_mode": "align_corners",
-        "scales": (1, 0.5),
-    }
-    np.testing.assert_allclose(runtime(attributes, x), [[0, 3, 6]])
-    np.testing.assert_allclose(ours(x, attributes, arithmetic="float32"), [[0, 3, 6]])
-    np.testing.assert_allclose(spec(x, **attributes), [[0, 2.4, 4.8]])
-
-
-@pytest.mark.usefixtures("onnxruntime")
-def test_onnx_runtime_rounds_nearly_half_as_half() -> None:
-    x = np.arange(11, dtype=np.float32)[np.newaxis]
-    attributes: Attributes = {
-        "coordinate_transformation_mode": "tf_crop_and_resize",
-        "roi": (0, 0, 1, float(np.nextafter(np.float32(0.75), np.float32(1)))),
-        "sizes": (1, 2),
-    }
-    np.testing.assert_array_equal(runtime(attributes, x), [[0, 7]])
-    np.testing.assert_array_equal(ours(x, attributes, arithmetic="float32"), [[0, 7]])
-    np.testing.assert_array_equal(spec(x, **attributes), [[0, 8]])
-
-
-@pytest.mark.usefixtures("onnxruntime")
-def test_onnx_runtime_weighs_rows_that_stay_by_cubic_weights_of_nearly_zero() -> None:
-    x = np.ones((1, 8), np.float32)
-    attributes: Attributes = {"mode": "cubic", "cubic_coeff_a": -0.6, "scales": (1, 2)}
-    rows = runtime(attributes, x)
-    assert 0 < np.abs(rows - ours(x, attributes, arithmetic="float32")).max() < 1e-6
+    np.testing.assert_array_equal(evaluated(x, attributes, "float32"), expected)
+    np.testing.assert_array_equal(evaluated(x, attributes, "spec_float64"), expected)

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from conformance import openvino_node
+from conformance.openvino_node import table_here
+from conformance.rows import Tally
 from gradwire import ops
 from gradwire_server import dialects
-from support.oracles import axis_tables, live_openvino
+from support.oracles import axis_tables
 from support.oracles.axis_tables import AxisCase
 from support.oracles.dialect_oracles import Matrix, evaluate, lowered
 
-STORED = list(axis_tables.load(live_openvino.STORED))
-
-
-def matrix(case: AxisCase) -> Matrix:
-    """Return our matrix in float32, which OpenVINO's results are; pillow's weights are float64."""
-    operator = ops.OpenvinoInterpolate(**case.attributes)
-    ours = axis_tables.axis_matrix(operator, case, rank=4, axis=2, dtype=np.float32)
-    return ours.astype(np.float32).astype(np.float64)
+STORED = list(axis_tables.load(openvino_node.STORED))
 
 
 def told(shape: tuple[int, ...], **attributes: Any) -> tuple[int, ...] | None:
@@ -43,18 +36,21 @@ def openvino() -> Any:
     ids=[f"{i}-{case.attributes['mode']}" for i, (case, _) in enumerate(STORED)],
 )
 def test_stored_tables_of_openvino_hold_bit_by_bit(case: AxisCase, table: Matrix) -> None:
-    np.testing.assert_array_equal(matrix(case), table)
+    np.testing.assert_array_equal(table_here(case), table)
 
 
 @pytest.mark.usefixtures("openvino")
-def test_the_reference_implementation_has_these_tables_bit_by_bit() -> None:
-    for case in live_openvino.cases(3000):
-        table = live_openvino.table(live_openvino.reference, case)
-        np.testing.assert_array_equal(table, matrix(case), str(case))
+@pytest.mark.parametrize("add", [openvino_node.add_reference, openvino_node.add_plugin])
+def test_the_reference_has_these_tables_and_the_cpu_plugin_but_for_what_it_ignores(
+    add: Callable[[Tally], None],
+) -> None:
+    tally = Tally()
+    add(tally)
+    tally.check()
 
 
 @pytest.mark.usefixtures("openvino")
-@pytest.mark.parametrize("mode", live_openvino.MODES)
+@pytest.mark.parametrize("mode", openvino_node.MODES)
 @pytest.mark.parametrize(
     "told",
     [
@@ -72,65 +68,19 @@ def test_whole_images_are_the_reference_implementation_s(mode: Any, told: dict[s
         pads = {}
     operator = ops.OpenvinoInterpolate(mode=mode, axes=axes, antialias=True, **told, **pads)
     image = np.random.default_rng(4).standard_normal((2, 3, 8, 5), np.float32)
-    expected = live_openvino.reference(operator, image)
+    expected = openvino_node.reference(operator, image)
     result = evaluate(operator, image, expected.shape)
     np.testing.assert_allclose(result, expected, rtol=0, atol=2.0**-20)
 
 
 @pytest.mark.usefixtures("openvino")
-def test_the_cpu_plugin_has_these_tables_to_rounding_but_for_what_it_ignores() -> None:
-    ignored: dict[str, dict[str, Any]] = {
-        "linear": {"antialias": False},
-        "bicubic_pillow": {"cube_coeff": -0.5},
-    }
-    for drawn in live_openvino.cases(180):
-        known = ignored.get(drawn.attributes["mode"], {})
-        case = replace(drawn, attributes={**drawn.attributes, **known})
-        table = live_openvino.table(live_openvino.plugin, case)
-        # It multiplies by the reciprocal of scale: coordinates up to 60 move by units of 2**-18.
-        np.testing.assert_allclose(table, matrix(case), rtol=0, atol=2.0**-15, err_msg=str(case))
-
-
-@pytest.mark.usefixtures("openvino")
-@pytest.mark.parametrize(
-    "attributes",
-    [
-        {"mode": "linear", "antialias": True, "axes": (2,), "sizes": (5,)},
-        {"mode": "bicubic_pillow", "cube_coeff": -0.75, "axes": (2, 3), "sizes": (5, 1)},
-    ],
-)
-def test_what_the_cpu_plugin_ignores_and_the_reference_does_not(attributes: dict[str, Any]) -> None:
-    case = AxisCase(attributes, 13, 5)
-    without = replace(case, attributes={**attributes, "antialias": False, "cube_coeff": -0.5})
-    theirs = live_openvino.table(live_openvino.plugin, case)
-    np.testing.assert_allclose(theirs, matrix(without), rtol=0, atol=2.0**-15)
-    assert np.abs(theirs - matrix(case)).max() > 2.0**-8
-
-
-@pytest.mark.usefixtures("openvino")
 @pytest.mark.parametrize("mode", ["bilinear_pillow", "bicubic_pillow"])
-def test_descending_axes_of_pillow_are_the_cpu_plugin_s_not_the_reference_s(mode: Any) -> None:
+def test_descending_axes_of_pillow_are_the_cpu_plugin_s(mode: Any) -> None:
     operator = ops.OpenvinoInterpolate(mode=mode, axes=(3, 2), sizes=(9, 4), cube_coeff=-0.5)
     image = np.random.default_rng(4).standard_normal((2, 3, 8, 5), np.float32)
     result = evaluate(operator, image, (2, 3, 4, 9))
-    expected = live_openvino.plugin(operator, image)
+    expected = openvino_node.plugin(operator, image)
     np.testing.assert_allclose(result, expected, rtol=0, atol=2.0**-18)
-    # The reference implementation inserts axes 3 and 2 into a list of two places in this order,
-    # beyond its end, and transposes back by what is there: in a process that may not survive it.
-    script = f"""
-import numpy as np
-from support.oracles import live_openvino
-from gradwire import ops
-image = np.random.default_rng(4).standard_normal((2, 3, 8, 5), np.float32)
-operator = ops.{operator!r}
-theirs, plugin = (f(operator, image) for f in (live_openvino.reference, live_openvino.plugin))
-print(np.abs(theirs - plugin).max())
-"""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    child = subprocess.run(  # noqa: S603 - this interpreter
-        [sys.executable, "-c", script], env=environment, capture_output=True, check=False
-    )
-    assert child.returncode or not float(child.stdout) < 2.0**-4
 
 
 def test_padding_is_zeros_that_are_resampled_too() -> None:

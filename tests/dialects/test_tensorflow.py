@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+from conformance import tensorflow_ops
+from conformance.tensorflow_ops import table_here
 from gradwire import ops
 from gradwire.errors import InvalidRequestError
 from gradwire_server import dialects
-from support.oracles import axis_tables, live_tensorflow
+from support.oracles import axis_tables
 from support.oracles.axis_tables import AxisCase
 from support.oracles.dialect_oracles import Matrix, evaluate
 
-STORED = list(axis_tables.load(live_tensorflow.STORED))
-
-
-def matrix(case: AxisCase) -> Matrix:
-    return axis_tables.axis_matrix(
-        ops.TfResize(**case.attributes), case, rank=4, axis=1, dtype=np.float32
-    )
+STORED = list(axis_tables.load(tensorflow_ops.STORED))
 
 
 @pytest.fixture(scope="module")
@@ -34,30 +28,17 @@ def tf() -> Any:
 
 @pytest.mark.parametrize(("case", "table"), STORED, ids=[str(case) for case, _ in STORED])
 def test_stored_tables_of_tensorflow_hold_bit_by_bit(case: AxisCase, table: Matrix) -> None:
-    np.testing.assert_array_equal(matrix(case), table)
+    np.testing.assert_array_equal(table_here(case), table)
 
 
 def test_the_ops_and_their_gradients_have_these_tables_bit_by_bit(tf: Any) -> None:
-    for case in live_tensorflow.cases(1000):
-        expected = matrix(case)
-        np.testing.assert_array_equal(live_tensorflow.forward_table(tf, case), expected, str(case))
-        np.testing.assert_array_equal(live_tensorflow.gradient_table(tf, case), expected, str(case))
+    tensorflow_ops.compared(tf).check()
 
 
-@pytest.mark.parametrize("flags", live_tensorflow.FLAGS, ids=str)
-def test_nearest_reads_what_the_op_reads_at_all_lengths_up_to_64(
-    tf: Any, flags: dict[str, Any]
-) -> None:
-    for inputs, outputs in itertools.product(range(1, 65), repeat=2):
-        case = AxisCase({"kind": "nearest_neighbor", **flags}, inputs, outputs)
-        read = live_tensorflow.nearest_indices(tf, case)
-        assert matrix(case).argmax(axis=1).tolist() == read, str(case)
-
-
-@pytest.mark.parametrize("kind", live_tensorflow.KINDS)
+@pytest.mark.parametrize("kind", tensorflow_ops.KINDS)
 def test_a_gradient_of_height_and_width_is_the_op_s(tf: Any, kind: Any) -> None:
     grads = np.random.default_rng(3).standard_normal((2, 7, 9, 3), np.float32)
-    op = getattr(tf.raw_ops, f"{live_tensorflow.KINDS[kind]}Grad")
+    op = getattr(tf.raw_ops, f"{tensorflow_ops.KINDS[kind]}Grad")
     image = {"original_image": np.zeros((2, 4, 13, 3), np.float32)}
     shape = {"size": [4, 13]} if kind == "nearest_neighbor" else image
     expected = op(grads=grads, half_pixel_centers=True, **shape).numpy()
@@ -71,7 +52,7 @@ def test_align_corners_has_no_part_where_a_length_is_1(kind: Any) -> None:
     # Of one element ResizeBicubic weighs four copies: in float32 they do not always add up to 1.
     for inputs, outputs in ((1, 7), (7, 1)):
         corners, plain = (
-            matrix(AxisCase({"kind": kind, "align_corners": flag}, inputs, outputs))
+            table_here(AxisCase({"kind": kind, "align_corners": flag}, inputs, outputs))
             for flag in (True, False)
         )
         np.testing.assert_array_equal(corners, plain)
@@ -79,7 +60,7 @@ def test_align_corners_has_no_part_where_a_length_is_1(kind: Any) -> None:
 
 def test_bicubic_tells_1024_positions_apart() -> None:
     # 1/3 is taken for 341/1024: Keys' kernel with -0.75 there, rounded to float32.
-    table = matrix(AxisCase({"kind": "bicubic"}, 4, 12))
+    table = table_here(AxisCase({"kind": "bicubic"}, 4, 12))
     t = 341 / 1024
     exact = [
         ((-0.75 * (1 + t) + 3.75) * (1 + t) - 6) * (1 + t) + 3,
@@ -94,7 +75,7 @@ def test_the_weights_are_float32_for_float64_tensors_too() -> None:
     case = AxisCase({"kind": "bilinear", "half_pixel_centers": True}, 5, 7)
     operator = ops.TfResize(**case.attributes)
     wide = axis_tables.axis_matrix(operator, case, rank=4, axis=2, dtype=np.float64)
-    np.testing.assert_array_equal(wide, matrix(case))
+    np.testing.assert_array_equal(wide, table_here(case))
 
 
 def test_size_is_height_and_width_of_the_forward_s_output() -> None:
@@ -108,29 +89,3 @@ def test_size_is_height_and_width_of_the_forward_s_output() -> None:
 def test_what_the_ops_refuse_is_refused(attributes: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError):
         ops.TfResizeGrad(kind="bilinear", **attributes)
-
-
-def test_gradients_that_tensorflow_lacks(tf: Any) -> None:
-    def gradient(op: Any, image: Any) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(image)
-            result = op(images=image, size=[3, 3])
-        return tape.gradient(result, image)
-
-    def second_gradient(op: Any) -> Any:
-        grads = tf.ones((1, 3, 3, 1))
-        with tf.GradientTape() as tape:
-            tape.watch(grads)
-            result = op(grads=grads)
-        return tape.gradient(result, grads)
-
-    kinds = ("Bilinear", "Bicubic", "NearestNeighbor")
-    bilinear, bicubic, nearest = (getattr(tf.raw_ops, f"Resize{kind}Grad") for kind in kinds)
-    image = tf.ones((1, 2, 2, 1))
-    assert gradient(tf.raw_ops.ResizeBicubic, tf.cast(image, tf.float16)) is None
-    assert gradient(tf.raw_ops.ResizeBicubic, tf.cast(image, tf.bfloat16)) is None
-    assert second_gradient(partial(bilinear, original_image=image)) is None
-    with pytest.raises(LookupError):
-        second_gradient(partial(bicubic, original_image=image))
-    with pytest.raises(LookupError):
-        second_gradient(partial(nearest, size=[2, 2]))

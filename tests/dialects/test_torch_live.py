@@ -1,32 +1,26 @@
-"""Whole tensors against the installed PyTorch, and where PyTorch does what is not done here."""
+"""Whole tensors and PyTorch's own samples against the installed PyTorch, and what it refuses."""
 
 from __future__ import annotations
 
 import importlib
 import random
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from gradwire import ops
 from gradwire.errors import InvalidRequestError
 from gradwire_server.errors import InvalidFieldError
-from support.oracles.dialect_oracles import Tensor, evaluate, lowered, ulp
+from support.oracles.dialect_oracles import DTYPES, Tensor, evaluate, lowered, ulp
 from support.oracles.torch_axes import RANKS, WITH_ANTIALIAS, WITH_CORNERS
 
 pytest.importorskip("torch", reason="compares with PyTorch where it is installed")
 torch: Any = importlib.import_module("torch")
 interpolate = torch.nn.functional.interpolate
 
-DTYPES: dict[str, Any] = {
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float32": np.dtype(np.float32),
-    "float64": np.dtype(np.float64),
-}
 # Of the sum of all terms' magnitudes: roundings of products, sums and, for area, quotients.
 ROUNDING = {"float16": 2.0**-20, "bfloat16": 2.0**-20, "float32": 2.0**-20, "float64": 2.0**-49}
 
@@ -113,6 +107,51 @@ def test_forward_gradient_and_second_gradient_are_pytorchs_up_to_rounding(
         assert np.all(difference <= allowed), operator
 
 
+NAMES = ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
+# Of the largest number; the samples have 2 to 5 elements an axis.
+SAMPLE_ROUNDING = {"float32": 2.0**-19, "float64": 2.0**-47}
+
+
+def samples(dtype: str) -> list[tuple[Any, Any]]:
+    """Return every sample of every variant, with the operator that it is for."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        database = importlib.import_module("torch.testing._internal.common_methods_invocations")
+        return [
+            (op, sample)
+            for op in database.op_db
+            if op.name == "nn.functional.interpolate"
+            for sample in op.sample_inputs("cpu", getattr(torch, dtype), requires_grad=True)
+        ]
+
+
+def sample_calls(dtype: str) -> Iterator[tuple[ops.Operator, Tensor, Tensor]]:
+    """Return each operator of every sample, what it is given, and what PyTorch makes of that."""
+    for op, sample in samples(dtype):
+        arguments = dict(zip(NAMES, sample.args, strict=False)) | sample.kwargs
+        given: dict[str, Any] = {k: v for k, v in arguments.items() if v is not None}
+        y = op(sample.input, *sample.args, **sample.kwargs)
+        g = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).reshape(y.shape)
+        (gradient,) = torch.autograd.grad(y, sample.input, g)
+        yield ops.TorchInterpolate(**given), sample.input.detach().numpy(), y.detach().numpy()
+        yield ops.TorchUpsampleBackward(**given), g.numpy(), gradient.numpy()
+
+
+def sample_allowed(dtype: str, expected: Tensor) -> float:
+    """Return how far results may be from PyTorch's."""
+    return SAMPLE_ROUNDING[dtype] * max(1.0, float(np.abs(expected).max()))
+
+
+@pytest.mark.parametrize("dtype", SAMPLE_ROUNDING)
+def test_every_sample_of_pytorch_has_its_result_and_its_gradient(dtype: str) -> None:
+    pytest.importorskip("expecttest", reason="torch.testing needs it")
+    every = list(sample_calls(dtype))
+    assert len(every) >= 2 * 150
+    for operator, source, expected in every:
+        result = evaluate(operator, source, expected.shape)
+        assert np.abs(result - expected).max() <= sample_allowed(dtype, expected), operator
+
+
 REFUSED: list[tuple[tuple[int, ...], dict[str, Any]]] = [
     ((1, 1, 4), {}),
     ((1, 1, 4), {"size": 2, "scale_factor": 2.0}),
@@ -142,20 +181,3 @@ def test_what_pytorch_refuses_is_refused(shape: tuple[int, ...], given: dict[str
     result = (1, 1, *(2 for _ in shape[2:]))
     with pytest.raises((InvalidRequestError, InvalidFieldError)):
         evaluate(ops.TorchInterpolate(**given), np.zeros(shape, np.float32), result)
-
-
-def test_pytorch_gives_a_width_of_1_the_first_rows_mean_antialiased() -> None:
-    x = torch.arange(4.0).reshape(1, 1, 4, 1)
-    narrow = interpolate(x, (2, 1), mode="bilinear", antialias=True)
-    wide = interpolate(x.expand(1, 1, 4, 2), (2, 2), mode="bilinear", antialias=True)
-    assert wide[0, 0, 1, 0] > wide[0, 0, 0, 0]
-    assert narrow[0, 0, 1, 0] == narrow[0, 0, 0, 0] == wide[0, 0, 0, 0]
-
-
-def test_pytorch_adds_the_gradient_of_area_in_bfloat16() -> None:
-    g = np.ones((1, 1, 96, 96), ml_dtypes.bfloat16)
-    x = torch.zeros((1, 1, 2, 2), dtype=torch.bfloat16, requires_grad=True)
-    interpolate(x, (96, 96), mode="area").backward(torch.ones((1, 1, 96, 96), dtype=torch.bfloat16))
-    op = ops.TorchUpsampleBackward(mode="area")
-    assert float(evaluate(op, g, (1, 1, 2, 2)).astype(np.float64).sum()) == 96 * 96
-    assert float(x.grad.double().sum()) < 96 * 96 / 2

@@ -14,91 +14,138 @@ import json
 import os
 import re
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
 import yaml
 
-from gradwire import Client, GradwireError, ops, v1
-from gradwire._core.retries import RetryPolicy
-from monitoring.scraper import FILES, WINDOW, Prometheus, filled, prometheus
+from gradwire import v1
 from support.certificates import Papers
+from support.load import Callers
 from support.processes import Command, running_command
 from support.raw_calls import RawClient, as_stream, opening, published_request, wrong_request
 
+FILES = Path(__file__).parents[2] / "deploy/monitoring"
+EVERY = "1s"
+WINDOW = "8s"
 ADAPTER = FILES.parent / "kubernetes/adapter-rules.yaml"
 FLAGS = ("--workers", "2", "--max-streams", "8", "--http-port", "127.0.0.1:0")
 PATIENCE_S = 40.0
 LOAD_S = 6.0
 SPOILED = 4
+# The first UNARY of these call Evaluate.
+KINDS = ("unary", "async unary", "many", "stream")
+UNARY = 2
 
 
-class Load:
-    """Calls of every kind until it is stopped; counts those of Evaluate that succeeded."""
+class Prometheus:
+    """A Prometheus that runs."""
 
     def __init__(self, address: str) -> None:
+        self._url = f"http://{address}/api/v1"
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        """Return the data of an answer of its API."""
+        url = f"{self._url}/{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - http, loopback
+            told = json.load(answer)
+        if told["status"] != "success":
+            raise RuntimeError(f"{path}: {told}")
+        return told["data"]
+
+    def query(self, query: str) -> list[float]:
+        """Return the values of a query now, those that are numbers."""
+        values = [float(each["value"][1]) for each in self.ask("query", query=query)["result"]]
+        return [value for value in values if not np.isnan(value)]
+
+
+@contextmanager
+def prometheus(
+    target: str, folder: Path, *, authorities: Path | None = None
+) -> Generator[Prometheus]:
+    """Run one on the configuration of deploy/monitoring, sooner and elsewhere.
+
+    authorities  whose certificates it trusts; None for a target that speaks plain text
+    """
+    config = (FILES / "prometheus.yml").read_text()
+    for wanted, given in (
+        ("127.0.0.1:9464", target),
+        ("15s", EVERY),
+        ("- alerts.yml", f"- {FILES}/alerts.yml"),
+    ):
+        if wanted not in config:
+            raise RuntimeError(f"prometheus.yml lacks {wanted}")
+        config = config.replace(wanted, given)
+    if authorities is not None:
+        job = "  - job_name: gradwire\n"
+        tls = f"    scheme: https\n    tls_config: {{ca_file: {authorities}}}\n"
+        config = config.replace(job, job + tls)
+    (folder / "prometheus.yml").write_text(config)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with (folder / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen(  # noqa: S603 - in a folder of our own
+            [  # noqa: S607 - whichever is installed
+                "prometheus",
+                f"--config.file={folder / 'prometheus.yml'}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                f"--web.listen-address={address}",
+            ],
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield Prometheus(address)
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def filled(query: str) -> str:
+    """Return a query with the variables of the dashboard filled in."""
+    for name, value in (
+        ("$__rate_interval", WINDOW),
+        ("$__range", WINDOW),
+        ("$job", "gradwire"),
+        ("$instance", ".+"),
+    ):
+        query = query.replace(name, value)
+    return query
+
+
+class Load(Callers):
+    """Calls of every kind, and refused ones, until it is stopped."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address, *KINDS)
         self._address = address
-        self._over = threading.Event()
-        self.succeeded = 0
-        self._threads = [
-            threading.Thread(target=each)
-            for each in (self._evaluate, self._spoil, self._stream, self._many)
-        ]
+        self._threads.append(threading.Thread(target=self._spoil, daemon=True))
 
-    def start(self) -> None:
-        """Start."""
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        """Stop and wait for the last calls."""
-        self._over.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _evaluate(self) -> None:
-        operator = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
-        gradients = [np.ones((1, 3, size, size), np.float16) for size in (8, 32)]
-        # A new client now and then, so that both workers have something to do.
-        while not self._over.is_set():
-            with Client(self._address, retry=RetryPolicy(max_attempts=1)) as client:
-                for gradient in gradients * 20:
-                    half = gradient.shape[2] // 2
-                    try:
-                        client.evaluate(operator, gradient, output_shape=(1, 3, half, half))
-                    except GradwireError:
-                        continue
-                    self.succeeded += 1
-
-    def _stream(self) -> None:
-        operator = ops.DmlResampleGrad(interpolation_mode="linear")
-        gradient = np.ones((1, 3, 256, 256), np.float32)
-        with Client(self._address) as client:
-            while not self._over.is_set():
-                client.evaluate(operator, gradient, output_shape=(1, 3, 128, 128))
-
-    def _many(self) -> None:
-        operator = ops.InterpolateBackward(mode="nearest", data_format="NCX")
-        item = operator, np.ones((1, 3, 8, 8), np.float32), (1, 3, 4, 4)
-        with Client(self._address) as client:
-            while not self._over.is_set():
-                deque(client.evaluate_many([item] * 50), maxlen=0)
+    @property
+    def succeeded(self) -> int:
+        """Calls of Evaluate that brought a result."""
+        unary = self.tallies[:UNARY]
+        return sum(tally.calls - len(tally.lost) for tally in unary)
 
     def _spoil(self) -> None:
         """Be refused for what is wrong, and for want of room."""
-        wrong = wrong_request()
         while not self._over.is_set():
             with RawClient(self._address) as client:
-                client.evaluate(wrong)
+                client.evaluate(wrong_request())
                 held = [client.start(self._wait()) for _ in range(SPOILED)]
                 for stream in held:
                     try:
@@ -168,8 +215,7 @@ def _of_certificates(query: str) -> bool:
 
 def _check(server: Prometheus, command: Command, load: Load) -> None:
     _until(lambda: _answers(server), "Prometheus has not scraped the server")
-    load.start()
-    try:
+    with load:
         time.sleep(LOAD_S / 2)
         (pid,) = re.findall(r" worker serves worker=1 pid=(\d+)", command.log)
         os.kill(int(pid), signal.SIGKILL)
@@ -179,14 +225,12 @@ def _check(server: Prometheus, command: Command, load: Load) -> None:
         asked = [(where, query) for where, query in every if not _of_certificates(query)]
         for where, query in asked:
             _until(partial(server.query, query), f"no data for {where}: {query}")
-    finally:
-        load.stop()
     restarts = "sum(gradwire_worker_restarts_total)"
     _until(lambda: server.query(restarts) == [1.0], "no restart was told")
     counted = 'sum(gradwire_requests_total{method="Evaluate", status="OK"})'
-    # At most one call was answered whose answer died with its worker.
+    # At most one call of each was answered whose answer died with its worker.
     _until(
-        lambda: 0 <= server.query(counted)[0] - load.succeeded <= 1,
+        lambda: 0 <= server.query(counted)[0] - load.succeeded <= UNARY,
         f"{load.succeeded} calls, of which Prometheus saw {server.query(counted)}",
     )
     (samples,) = server.query("scrape_samples_scraped")

@@ -1,12 +1,15 @@
-"""Laws of banded maps."""
+"""Laws of banded maps, and of making them from taps: widened no more than it takes."""
 
 from __future__ import annotations
 
+import itertools
+import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from gradwire_server.plans import BandedMap
 from support.oracles import oracles
@@ -115,3 +118,153 @@ def test_arrays_that_make_no_banded_map_are_refused(changes: Arrays, message: st
 def test_is_increasing_means_both_sides_ascend(bands: BandedMap) -> None:
     start, stop = bands.start.tolist(), bands.stop.tolist()
     assert bands.is_increasing == (start == sorted(start) and stop == sorted(stop))
+
+
+@settings(max_examples=300, deadline=None)
+@given(table=oracles.tap_tables())
+def test_bands_hold_exactly_what_the_taps_add_up_to(table: oracles.TapTable) -> None:
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(table.map().dense(), table.dense())
+
+
+@settings(max_examples=300, deadline=None)
+@given(table=oracles.tap_tables(), data=st.data())
+def test_blocks_of_outputs_give_the_map_of_all_of_them(
+    table: oracles.TapTable, data: st.DataObject
+) -> None:
+    outputs = len(table.index)
+    cuts = sorted(data.draw(st.lists(st.integers(0, outputs), max_size=4)))
+    blocks = [
+        (table.index[low:high], table.weight[low:high])
+        for low, high in itertools.pairwise([0, *cuts, outputs])
+    ]
+    with np.errstate(all="ignore"):
+        whole = table.map()
+        parts = BandedMap.from_blocks(blocks, inputs=table.inputs)
+    oracles.assert_same_map(parts, whole)
+
+
+def test_taps_on_one_input_are_added_in_their_order_in_their_own_type() -> None:
+    big, small = np.float32(2**24), np.float32(1)
+    index = np.array([[1, 0, 1, 1], [1, 1, 0, 1]])
+    weight = np.array([[big, 5, small, small], [small, small, 5, big]], np.float32)
+    bands = BandedMap.from_taps(index, weight, inputs=2)
+    np.testing.assert_array_equal(bands.dense(), [[5, 2**24], [5, 2**24 + 2]])
+
+
+def test_weights_are_widened_and_never_rounded() -> None:
+    weight = np.array([[1 / 3], [1 / 3]])
+    for kind in (np.float32, np.float64):
+        bands = BandedMap.from_taps(np.array([[0], [1]]), weight.astype(kind), inputs=2)
+        np.testing.assert_array_equal(bands.weight, weight.astype(kind)[:, 0].astype(np.float64))
+
+
+def test_taps_that_cancel_leave_no_band() -> None:
+    bands = BandedMap.from_taps(np.array([[2, 2]]), np.array([[0.5, -0.5]]), inputs=5)
+    assert bands.nnz == 0
+
+
+def test_a_band_runs_from_the_first_to_the_last_weight_and_keeps_the_zeros_between() -> None:
+    index = np.arange(6)[None]
+    bands = BandedMap.from_taps(index, np.array([[0, 2, 0, -0.0, 3, 0]], np.float32), inputs=6)
+    assert (bands.start.tolist(), bands.stop.tolist()) == ([1], [5])
+    oracles.same_bits(bands.weight, np.array([2, 0, -0.0, 3]))
+
+
+def test_a_trimmed_row_between_two_wide_ones_is_widened_with_zeros() -> None:
+    index = np.array([[0, 1, 2, 3], [1, 1, 1, 1], [0, 1, 2, 3]])
+    weight = np.array([[1, 2, 3, 4], [1, 0, 0, 0], [5, 6, 7, 8]], np.float32)
+    bands = BandedMap.from_taps(index, weight, inputs=4)
+    assert bands.counts.tolist() == [4, 4, 4]
+    assert bands.weight[4:8].tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("firsts", "starts", "stops"),
+    [
+        ([None, 0, 2], [0, 0, 2], [0, 2, 4]),
+        ([0, 2, None], [0, 2, 4], [2, 4, 4]),
+        ([0, None, 2], [0, 2, 2], [2, 2, 4]),
+        ([0, None, 1], [0, 1, 1], [2, 2, 3]),
+        ([None, None], [0, 0], [0, 0]),
+    ],
+    ids=["before", "after", "between apart", "between overlapping", "alone"],
+)
+def test_an_output_without_weights_stays_empty_unless_its_neighbors_overlap(
+    firsts: list[int | None], starts: list[int], stops: list[int]
+) -> None:
+    index = np.array([[first or 0, (first or 0) + 1] for first in firsts])
+    weight = np.array([[first is not None] * 2 for first in firsts], np.float32)
+    bands = BandedMap.from_taps(index, weight, inputs=4)
+    assert (bands.start.tolist(), bands.stop.tolist()) == (starts, stops)
+
+
+@pytest.mark.parametrize("outputs", range(1, 12))
+@pytest.mark.parametrize("inputs", range(1, 12))
+def test_cubic_rows_with_zeros_inside_keep_their_matrix_and_its_adjoint(
+    inputs: int, outputs: int
+) -> None:
+    table = oracles.cubic_taps(inputs, outputs)
+    bands = table.map()
+    np.testing.assert_array_equal(bands.dense(), table.dense())
+    np.testing.assert_array_equal(bands.adjoint().dense(), table.dense().T)
+    oracles.assert_same_map(bands.adjoint().adjoint(), bands)
+
+
+def test_cubic_tables_do_need_widening() -> None:
+    # Three taps of a whole coordinate are 0, between neighbors of four.
+    bands = oracles.cubic_taps(9, 15).map()
+    assert (bands.weight == 0).any()
+
+
+def _columns_between(matrix: oracles.Matrix) -> int:
+    """Count what ascending bands must hold.
+
+    That is input c at output o, if some output up to o reads c or beyond, and some output from o on
+    reads c or before.
+    """
+    outputs, inputs = matrix.shape
+    beyond = [[matrix[: o + 1, c:].any() for c in range(inputs)] for o in range(outputs)]
+    before = [[matrix[o:, : c + 1].any() for c in range(inputs)] for o in range(outputs)]
+    return int(np.sum(np.array(beyond) & np.array(before)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(table=oracles.tap_tables(most=6))
+def test_bands_are_widened_by_the_least_that_either_direction_takes(
+    table: oracles.TapTable,
+) -> None:
+    with np.errstate(all="ignore"):
+        matrix, bands = table.dense(), table.map()
+    up, down = _columns_between(matrix), _columns_between(matrix[::-1])
+    assert bands.nnz == min(up, down)
+    assert bands.is_increasing or down < up
+
+
+def test_a_reversed_axis_descends_without_added_weights() -> None:
+    table = oracles.linear_taps(5, 9)
+    bands = BandedMap.from_taps(table.index[::-1], table.weight[::-1], inputs=5)
+    assert not bands.is_increasing
+    assert bands.nnz == table.map().nnz
+    np.testing.assert_array_equal(bands.dense(), table.dense()[::-1])
+
+
+@given(st.integers(1, 5))
+def test_no_taps_at_all_make_an_empty_map(outputs: int) -> None:
+    bands = BandedMap.from_taps(np.empty((outputs, 0), np.int64), np.empty((outputs, 0)), inputs=3)
+    assert (bands.outputs, bands.inputs, bands.nnz) == (outputs, 3, 0)
+
+
+@pytest.mark.slow
+def test_an_axis_of_ten_million_takes_memory_in_proportion_to_its_length() -> None:
+    outputs, inputs = 5_000_000, 10_000_000
+    index = np.arange(inputs).reshape(outputs, 2)
+    weight = np.full((outputs, 2), np.float32(0.5))
+    tracemalloc.start()
+    try:
+        bands = BandedMap.from_taps(index, weight, inputs=inputs).adjoint()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (bands.outputs, bands.nnz) == (inputs, inputs)
+    assert peak < 100 * (inputs + outputs)

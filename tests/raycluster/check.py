@@ -47,7 +47,7 @@ class Watch:
     """
 
     def __init__(self, cluster: Nodes, target: str) -> None:
-        words = (sys.executable, "-m", "raycluster.watching", target)
+        words = (sys.executable, "-m", "raycluster.caller", "watch", target)
         self._process = cluster.start(cluster.caller, *words)
         self.serving: frozenset[str] = frozenset()
         threading.Thread(target=self._follow, daemon=True).start()
@@ -72,7 +72,7 @@ class Watch:
 @contextmanager
 def calling(cluster: Nodes, target: str, *kinds: str) -> Generator[dict[str, Any]]:
     """Have callers call during a block; what they saw is in the dictionary after it."""
-    words = (sys.executable, "-m", "raycluster.calling", target, *kinds)
+    words = (sys.executable, "-m", "raycluster.caller", "call", target, *kinds)
     process = cluster.start(cluster.caller, *words)
     seen: dict[str, Any] = {}
     assert process.stdin is not None

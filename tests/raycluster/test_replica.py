@@ -103,9 +103,9 @@ def test_told_to_stop_it_finishes_calls(times: int) -> None:
 
 
 def test_while_it_stops_it_says_so() -> None:
-    with running("--drain-delay-s", "5") as replica:
+    with running("--drain-delay-s", "2") as replica:
         replica.report()
-        stopping = threading.Thread(target=replica.stop, args=(5.0,))
+        stopping = threading.Thread(target=replica.stop, args=(2.0,))
         stopping.start()
         wait_until(lambda: replica.report().stopping)
         stopping.join()

@@ -1,20 +1,15 @@
-"""Counts of the source: tokens, modules, layers, names, callers, complexity.
-
-All take folders or texts and return values; none knows where this project keeps what.
-"""
+"""Modules of a folder, their tokens and the names of their classes."""
 
 from __future__ import annotations
 
 import ast
 import io
-import json
 import token
 import tokenize
-import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 # From Python 3.12 on an f-string is several tokens.
 _FSTRING_START = getattr(token, "FSTRING_START", None)
@@ -28,15 +23,6 @@ def modules(folder: Path, *, without: Iterable[Path] = ()) -> list[Path]:
     left_out = tuple(without)
     found = folder.rglob("*.py")
     return sorted(one for one in found if not any(one.is_relative_to(each) for each in left_out))
-
-
-def folders(folder: Path, *, without: Iterable[Path] = ()) -> dict[str, list[Path]]:
-    """Return the modules at a folder's root under "", and those of each folder in it."""
-    groups: dict[str, list[Path]] = {}
-    for one in modules(folder, without=without):
-        parts = one.relative_to(folder).parts
-        groups.setdefault(parts[0] if len(parts) > 1 else "", []).append(one)
-    return groups
 
 
 def tokens(source: str) -> int:
@@ -59,45 +45,12 @@ def tokens(source: str) -> int:
     return count
 
 
-def repeated_classes(sources: Iterable[str]) -> dict[str, int]:
-    """Return the class names that are defined more than once, the most frequent first."""
+def repeated_classes(sources: Iterable[str]) -> set[str]:
+    """Return the class names that are defined more than once."""
     found = Counter(
         node.name
         for source in sources
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.ClassDef)
     )
-    ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
-    return {name: count for name, count in ranked if count > 1}
-
-
-def backend_callers(sources: Mapping[str, str]) -> list[str]:
-    """Return NAME:LINE of every use of a backend's apply or accumulate.
-
-    A backend is what is called so: `backend`, `self._backend`, `service.backend`, `cpu_backend`.
-    """
-    found = [
-        (name, node.lineno)
-        for name, source in sources.items()
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Attribute)
-        and node.attr in {"apply", "accumulate"}
-        and ast.unparse(node.value).lower().endswith("backend")
-    ]
-    return [f"{name}:{line}" for name, line in sorted(found)]
-
-
-def layers(pyproject: str, contract: str) -> list[str]:
-    """Return the layers of import-linter's contract of this name."""
-    contracts = tomllib.loads(pyproject)["tool"]["importlinter"]["contracts"]
-    (found,) = (one["layers"] for one in contracts if one["name"] == contract)
-    return list(found)
-
-
-def complex_functions(report: str, root: Path) -> list[str]:
-    """Return PATH:LINE and ruff's words for every function in its report on C901, as JSON."""
-    found = cast("list[dict[str, Any]]", json.loads(report))
-    return sorted(
-        f"{Path(one['filename']).relative_to(root)}:{one['location']['row']} {one['message']}"
-        for one in found
-    )
+    return {name for name, count in found.items() if count > 1}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -23,6 +24,11 @@ from support.kernels.backend_calls import applied
 
 Matrix = npt.NDArray[np.float64]
 Tensor = npt.NDArray[Any]
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    np.dtype(each).name: np.dtype(each)
+    for each in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
+}
 
 _half = np.float32(0.5)
 
@@ -85,6 +91,18 @@ def lowered(
 ) -> Plan:
     compute = compute_dtype(np.dtype(dtype))
     return dialects.lower(operator.name, operator, source, result, compute=compute, **limits)
+
+
+def axis_table(
+    operator: ops.Operator, source: tuple[int, ...], result: tuple[int, ...], axis: int = 0
+) -> Matrix:
+    """Return what an operator does along one axis; an axis left alone is the identity."""
+    plan = lowered(operator, source, result)
+    assert (plan.input_shape, plan.output_shape) == (source, result)
+    for each in plan.passes:
+        if each.axis == axis:
+            return each.map.dense()
+    return np.eye(source[axis])
 
 
 def evaluate(operator: ops.Operator, x: Tensor, output_shape: tuple[int, ...]) -> Tensor:

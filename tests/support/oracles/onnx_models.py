@@ -9,28 +9,21 @@ import importlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from gradwire.ops.onnx import CoordinateTransformationMode, Mode, NearestMode
 from support.oracles.dialect_oracles import Tensor
 
 Attributes = dict[str, Any]
 
-MODES = ("nearest", "linear", "cubic")
-TRANSFORMATIONS = (
-    "half_pixel",
-    "half_pixel_symmetric",
-    "pytorch_half_pixel",
-    "align_corners",
-    "asymmetric",
-    "tf_half_pixel_for_nn",
-    "tf_crop_and_resize",
-)
-NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+MODES = get_args(Mode)
+TRANSFORMATIONS = get_args(CoordinateTransformationMode)
+# That of opset 10, "simple", is in none since.
+NEAREST_MODES = tuple(mode for mode in get_args(NearestMode) if mode != "simple")
 INPUTS = {"roi": np.float32, "scales": np.float32, "sizes": np.int64}
 FLAGS = ("antialias", "exclude_outside")
 
@@ -191,28 +184,3 @@ def impulses(length: int, dtype: npt.DTypeLike, *, rows: int = 3) -> Tensor:
     x = np.zeros((length, 1, rows, length), dtype)
     x[:, 0, rows // 2] = np.eye(length)
     return x
-
-
-def exact_coordinate(attributes: Attributes, length: int, outputs: int, index: int) -> Fraction:
-    """Return where output `index` reads, in rational numbers."""
-    if "scales" in attributes:
-        scale = Fraction(attributes["scales"][-1])
-    else:
-        scale = Fraction(attributes["sizes"][-1], length)
-    width, last = scale * length, length - 1
-    half_pixel = (index + Fraction(1, 2)) / scale - Fraction(1, 2)
-    transformation = attributes["coordinate_transformation_mode"]
-    start, end = map(Fraction, attributes.get("roi", (0, 1)))
-    if transformation == "tf_crop_and_resize":
-        if width <= 1:
-            return (start + end) * last / 2
-        return start * last + index * (end - start) * last / (width - 1)
-    if transformation == "pytorch_half_pixel" and width <= 1:
-        return Fraction(0)
-    if transformation == "align_corners":
-        return Fraction(0) if outputs == 1 else index * last / (width - 1)
-    return {
-        "half_pixel_symmetric": half_pixel + Fraction(length, 2) * (1 - outputs / width),
-        "asymmetric": index / scale,
-        "tf_half_pixel_for_nn": half_pixel + Fraction(1, 2),
-    }.get(transformation, half_pixel)
