@@ -14,6 +14,7 @@ import weakref
 from fnmatch import fnmatchcase
 from typing import Any
 
+from gradwire import v1
 from gradwire_server.config.settings import Settings
 from gradwire_server.errors import InvalidDataError, InvalidFieldError, UnsupportedCallError
 from gradwire_server.rpc.call_context import Context
@@ -123,17 +124,21 @@ class Regions:
             return []
         return [name for name in self._all if request.name in {"", name}]
 
-    def find(self, field: str, name: str, offset: int, byte_size: int) -> Region:
-        """Return a region; raise InvalidFieldError if it has no such range."""
-        region = self._all.get(name)
+    def find(self, field: str, named: v1.SharedRange, needed: int) -> Region:
+        """Return a region; raise InvalidFieldError if it has no such range of enough bytes."""
+        region = self._all.get(named.handle)
         if region is None:
-            raise InvalidFieldError(field, f"shared memory region {name!r} is not registered")
-        if offset < 0 or byte_size < 0 or offset + byte_size > region.byte_size:
+            raise InvalidFieldError(
+                field, f"shared memory region {named.handle!r} is not registered"
+            )
+        if named.offset < 0 or named.offset + named.length > region.byte_size:
             raise InvalidFieldError(
                 field,
-                f"{byte_size} bytes from offset {offset} of shared memory region {name!r}, which "
-                f"has {region.byte_size}",
+                f"{named.length} bytes from offset {named.offset} of shared memory region "
+                f"{named.handle!r}, which has {region.byte_size}",
             )
+        if named.length < needed:
+            raise InvalidDataError(field, f"{named.length} bytes; the tensor takes {needed}")
         return region
 
 
