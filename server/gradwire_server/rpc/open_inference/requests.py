@@ -208,7 +208,13 @@ def _decode(model: Model, request: Any, contents: Mapping[str, memoryview]) -> I
     for tensor in request.outputs:
         codec.refuse_unknown_fields(tensor, OUTPUT)
         sink = _range("outputs.y", tensor.parameters)
+        if sink is not None and sink.length < output.wire_bytes:
+            raise InvalidDataError(
+                "outputs.y", f"{sink.length} bytes; the result takes {output.wire_bytes}"
+            )
         y.parameters.MergeFrom(tensor.parameters)
+    if sink is not None:
+        sink.length = output.wire_bytes
     return Inference(
         model=model,
         header=ours.SerializeToString(deterministic=True),

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Never, cast
 
 import grpc
-import numpy as np
 from google.protobuf.message import Message
 
 from gradwire._wire.framing import varint
 from gradwire_server.config.version import VERSION
-from gradwire_server.engine import NUMERICS_VERSION, EvaluationRequest, Execution, Prepared, Ring
+from gradwire_server.engine import NUMERICS_VERSION, EvaluationRequest, Prepared
 from gradwire_server.errors import (
     MessageTooLargeError,
     RequestLimitError,
@@ -28,7 +27,7 @@ from gradwire_server.rpc.call_context import ActiveCall, Context, Metadata, call
 from gradwire_server.rpc.message_budget import MessageBudget
 from gradwire_server.rpc.open_inference.descriptors import NAME, SERVICE, message
 from gradwire_server.rpc.open_inference.models import PLATFORM, Models
-from gradwire_server.rpc.open_inference.regions import Regions, check_local
+from gradwire_server.rpc.open_inference.regions import Range, Regions, check_local
 from gradwire_server.rpc.open_inference.requests import Inference, InferReader, renamed
 from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.rpc.status_map import ErrorStatus
@@ -44,12 +43,15 @@ _StreamResponse = message("ModelStreamInferResponse")
 class InferCall(ActiveCall):
     """One call in flight, with the statuses and names that the protocol's clients expect.
 
-    inference  the request, once it is read
-    given_id   id that the caller chose; may be empty
+    inference     the request, once it is read
+    given_id      id that the caller chose; may be empty
+    source, sink  shared memory of the input and of the result, if they are there
     """
 
     inference: Inference
     given_id = ""
+    source: Range | None = None
+    sink: Range | None = None
 
     def _status(self, error: Exception) -> ErrorStatus:
         failed = super()._status(renamed(error))
@@ -101,12 +103,17 @@ class ModelInfer(UnaryEvaluator[InferCall]):
         return b"".join((b"\x12", varint(len(reply)), reply))
 
     def _split(self, message: bytes, call: InferCall) -> tuple[bytes, memoryview]:
-        request_id, inference, contents = self._reader.read(message)
+        request_id, inference, data = self._reader.read(message)
         call.request_id = call.given_id = codec.read_request_id(request_id)
         call.inference = inference
         if inference.source or inference.sink:
             check_local(call.context)
-        return inference.header, contents
+        if inference.sink:
+            call.sink = self._regions.find("outputs.y", inference.sink)
+        if inference.source:
+            call.source = self._regions.find("inputs.x", inference.source)
+            data = call.source.data.data
+        return inference.header, data
 
     def _check_size(self, request: EvaluationRequest, call: InferCall) -> None:
         needed = request.resolved()[1].wire_bytes
@@ -119,46 +126,17 @@ class ModelInfer(UnaryEvaluator[InferCall]):
                 allowed=allowed,
             )
 
-    def _check_length(self, length: int, request: EvaluationRequest, call: InferCall) -> None:
-        if call.inference.source:
-            length = call.received_bytes = call.inference.source.length
-        codec.check_data_length(length, request)
-
-    def _is_inline(self, call: InferCall) -> bool:
-        return not (call.inference.source or call.inference.sink)
-
-    def _steps(
-        self, prepared: Prepared, data: memoryview, result: codec.Bytes, call: InferCall
-    ) -> Iterator[object]:
-        source, sink = call.inference.source, call.inference.sink
-        if not (source or sink):
-            return super()._steps(prepared, data, result, call)
-        inputs = source and self._regions.find("inputs.x", source, prepared.input.wire_bytes)
-        outputs = sink and self._regions.find("outputs.y", sink, prepared.output.wire_bytes)
-
-        def steps() -> Iterator[object]:
-            execution = Execution(prepared, self._service.backend)
-            read_into, written_from = Ring(1), Ring(1)
-            given, span = np.frombuffer(data, np.uint8), (0, 0)
-            part = given[:0]
-            # Step by step, so that what is read is still in the processor's caches.
-            for step in prepared.steps():
-                first, stop = prepared.input_range(step)
-                if not (source and inputs):
-                    part = given[first:stop]
-                elif (first, stop) != span:  # several steps may need the whole input
-                    part, span = read_into.take(stop - first), (first, stop)
-                    inputs.read(source.offset + first, part)
-                begin, end = prepared.output_range(step)
-                target = written_from.take(end - begin) if outputs else result[begin:end]
-                execution.step(step, part, target)
-                if sink and outputs:
-                    outputs.write(sink.offset + begin, target)
-                yield step
-
-        return steps()
+    def _result(self, prepared: Prepared, call: InferCall) -> codec.Bytes:
+        if call.sink is not None and call.sink.takes_result(call.source):
+            return call.sink.data
+        return super()._result(prepared, call)
 
     def _reply(self, prepared: Prepared, result: memoryview, call: InferCall) -> bytes:
+        if call.sink is not None:
+            call.sink.store(result)
+        for each in (call.source, call.sink):
+            if each is not None:
+                each.check()
         return call.inference.reply(call.given_id, result)
 
 
