@@ -34,7 +34,9 @@ _WRITABLE: Final = mmap.PROT_READ | mmap.PROT_WRITE
 
 
 def mapped(field: str, file: int, length: int, *, flags: int = 0) -> ctypes.Array[ctypes.c_char]:
-    """Map a file for reading and writing; raise InvalidFieldError if it cannot be.
+    """Map a file for reading and writing.
+
+    Raises InvalidFieldError if it cannot be.
 
     The file is unmapped with the last view. Python's mmap would keep a file descriptor of each.
     """

@@ -43,16 +43,14 @@ class Region:
 class Range:
     """A tensor's bytes in a region."""
 
-    field: str
     region: Region
     data: Bytes
 
-    def check(self) -> None:
-        """Raise InvalidDataError if bytes were missing."""
-        self.region.file.check(self.field)
-
     def takes_result(self, source: Range | None) -> bool:
-        """Whether a result may be computed in place: aligned, and known to be apart from source."""
+        """Whether a result may be computed in place.
+
+        It is aligned then, and known to be apart from its source.
+        """
         if self.data.ctypes.data % ALIGNMENT:
             return False
         if source is None or source.region.told["key"] != self.region.told["key"]:
@@ -138,7 +136,10 @@ class Regions:
         return [name for name in self._all if request.name in {"", name}]
 
     def find(self, field: str, named: v1.SharedRange) -> Range:
-        """Return a range; raise InvalidFieldError if no region has it, or bytes are missing."""
+        """Return a range.
+
+        Raises InvalidFieldError if no region has it, or bytes are missing.
+        """
         name, offset, length = named.handle, named.offset, named.length
         region = self._all.get(name)
         if region is None:
@@ -151,9 +152,8 @@ class Regions:
                 f"{size}",
             )
         offset += region.told["offset"]
-        found = Range(field, region, region.file.memory[offset : offset + length])
-        found.check()
-        return found
+        region.file.check(field)
+        return Range(region, region.file.memory[offset : offset + length])
 
 
 def check_local(context: Context) -> None:

@@ -11,11 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from gradwire import ops, v1
+from gradwire import v1
 from gradwire._wire.framing import LENGTH_BYTES, read_varint, varint
-from gradwire.errors import InvalidRequestError
 from gradwire.tensors import MAX_RANK
-from gradwire_server.config.models import DATATYPES, NamedModel
 from gradwire_server.engine import NUMERICS_VERSION
 from gradwire_server.errors import InvalidDataError, InvalidFieldError
 from gradwire_server.rpc import codec
@@ -46,6 +44,7 @@ _RANGE = {
 # Fields of EvaluateRequest, by other names than theirs.
 _NAMES = {
     "data": "inputs.x",
+    "input.data_type": "inputs.x.datatype",
     "input.sizes": "inputs.x.shape",
     "output": OUTPUT_SHAPE,
     "output.sizes": OUTPUT_SHAPE,
@@ -111,7 +110,7 @@ class InferReader:
 
 
 def renamed(error: Exception) -> Exception:
-    """Return an error of Evaluate with the name that its field has in this protocol."""
+    """Return an error of Evaluate with the protocol's name of its field."""
     if not isinstance(error, InvalidFieldError):
         return error
     field = re.sub(r"^operator\.\w+", "parameters", error.field)
@@ -120,9 +119,9 @@ def renamed(error: Exception) -> Exception:
 
 
 def _split(data: bytes) -> tuple[str, bytes, Sequence[memoryview]]:
-    """Return id, the other fields encoded, and raw contents, which protobuf would copy.
+    """Return id, the other fields encoded, and raw contents.
 
-    Messages with many fields, or an id that is not ASCII, are left to protobuf.
+    Protobuf would copy the contents. It reads messages with many fields, or another id than ASCII.
     """
     request_id, fields, raw, view = b"", b"", list[memoryview](), memoryview(data)
     at, end, left = 0, len(data), _MOST_FIELDS
@@ -194,11 +193,14 @@ def _decode(model: Model, request: Any, contents: Mapping[str, memoryview]) -> I
     attributes: dict[str, Any] = {**named.attributes, OUTPUT_SHAPE: named.output_shape}
     for name, value in _values("", request.parameters):
         if not (name in _RESERVED or name.startswith(_RESERVED_PREFIX)):
-            attributes[name] = _json(value)
+            attributes[name] = value
+            if isinstance(value, str):  # JSON; other texts stand for themselves
+                with suppress(ValueError, RecursionError):
+                    attributes[name] = json.loads(value)
     if OUTPUT_SHAPE in tensors:
         attributes[OUTPUT_SHAPE] = _sizes(tensors[OUTPUT_SHAPE], contents[OUTPUT_SHAPE])
     x = tensors[INPUT]
-    ours = _evaluation(named, x, attributes.pop(OUTPUT_SHAPE), attributes)
+    ours = named.request(x.datatype, x.shape, attributes.pop(OUTPUT_SHAPE), attributes)
     if [tensor.name for tensor in request.outputs] not in ([], [OUTPUT]):
         came = ", ".join(tensor.name for tensor in request.outputs)
         raise InvalidFieldError("outputs", f"{came}; {OUTPUT} is the only one")
@@ -224,41 +226,6 @@ def _decode(model: Model, request: Any, contents: Mapping[str, memoryview]) -> I
     )
 
 
-def _evaluation(
-    named: NamedModel, x: Any, output_shape: Any, attributes: Mapping[str, Any]
-) -> v1.EvaluateRequest:
-    """Return the equal EvaluateRequest, without data."""
-    declared = named.name != named.operator
-    taken = [named.datatype] if declared else list(DATATYPES)
-    if x.datatype not in taken:
-        raise InvalidFieldError(
-            "inputs.x.datatype", f"{x.datatype!r}; {named.name} takes {', '.join(taken)}"
-        )
-    fits = len(x.shape) == len(named.dims) and all(
-        dim in {-1, size} for dim, size in zip(named.dims, x.shape, strict=True)
-    )
-    if declared and not fits:
-        raise InvalidFieldError(
-            "inputs.x.shape", f"{list(x.shape)}; {named.name} takes {list(named.dims)}"
-        )
-    ours = v1.EvaluateRequest()
-    ours.input.data_type = data_type = DATATYPES[x.datatype]
-    ours.input.sizes.extend(x.shape)
-    if output_shape is not None:
-        ours.output.data_type = data_type
-        try:
-            ours.output.sizes.extend(output_shape)
-        except (TypeError, ValueError):
-            raise InvalidFieldError(
-                OUTPUT_SHAPE, f"{str(output_shape)[:80]!r}; a list of sizes is needed"
-            ) from None
-    try:
-        ours.operator.CopyFrom(ops.to_message(ops.OPERATORS[named.operator](**attributes)))
-    except InvalidRequestError as error:
-        raise InvalidFieldError(error.field or "parameters", error.description) from None
-    return ours
-
-
 def _sizes(tensor: Any, contents: memoryview) -> list[int]:
     """Return the elements of the input output_shape."""
     count = len(contents) / 8
@@ -281,14 +248,6 @@ def _values(field: str, parameters: Any) -> Iterator[tuple[str, Any]]:
                 f"{field}parameters.{name}", "has no value, or one of an unknown type"
             )
         yield name, getattr(parameter, choice)
-
-
-def _json(value: Any) -> Any:
-    """Return the value of a text that is JSON; other texts stand for themselves."""
-    if isinstance(value, str):
-        with suppress(ValueError, RecursionError):
-            return json.loads(value)
-    return value
 
 
 def _range(field: str, parameters: Any) -> v1.SharedRange | None:

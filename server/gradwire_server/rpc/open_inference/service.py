@@ -41,7 +41,7 @@ _StreamResponse = message("ModelStreamInferResponse")
 
 
 class InferCall(ActiveCall):
-    """One call in flight, with the statuses and names that the protocol's clients expect.
+    """One call in flight, with the protocol's statuses and names of fields.
 
     inference     the request, once it is read
     given_id      id that the caller chose; may be empty
@@ -94,7 +94,7 @@ class ModelInfer(UnaryEvaluator[InferCall]):
             set_details=errors.append,
             set_trailing_metadata=_ignore,
             # The reply is written before the next message is read.
-            add_done_callback=lambda sent: sent(None),
+            add_done_callback=_call_now,
         )
         reply = await self._answer(received, InferCall("ModelInfer", item, self._service.active))
         if errors:
@@ -134,10 +134,14 @@ class ModelInfer(UnaryEvaluator[InferCall]):
     def _reply(self, prepared: Prepared, result: memoryview, call: InferCall) -> bytes:
         if call.sink is not None:
             call.sink.store(result)
-        for each in (call.source, call.sink):
-            if each is not None:
-                each.check()
+            call.sink.region.file.check("outputs.y")
+        if call.source is not None:
+            call.source.region.file.check("inputs.x")
         return call.inference.reply(call.given_id, result)
+
+
+def _call_now(sent: Callable[[object], object]) -> None:
+    sent(None)
 
 
 def _ignore(_given: object) -> None:
@@ -175,14 +179,8 @@ class InferStream(ServedStream):
             self._progress = self._clock()
         self._done.set()
 
-    async def _write(self) -> None:
-        """Leave writing to the task that reads."""
-
     async def _evaluate(self) -> None:
         await self._done.wait()
-
-    def _stop(self) -> None:
-        """Do nothing: reading sees that the stream has failed."""
 
     @classmethod
     def error_message(cls, failed: ErrorStatus) -> Message:
