@@ -25,7 +25,7 @@ ModelInferRequest, ModelInferResponse = message("ModelInferRequest"), message("M
 # Tags of id, of raw contents and of all other fields; fields that a message has, at most.
 _ID, _RAW, _OTHERS, _MOST_FIELDS = 0x1A, 0x3A, frozenset((0x0A, 0x12, 0x22, 0x2A, 0x32)), 64
 # Raw contents, and typed ones within an input.
-_FIELDS: Final[codec.DataFields] = {7: None, 5: {5: {3: None, 6: None, 7: None}}}
+_FIELDS: Final[codec.DataFields] = {7: None, 5: {5: {6: None, 7: None}}}
 _TYPED = {
     "FP32": ("fp32_contents", "<f4"),
     "FP64": ("fp64_contents", "<f8"),
@@ -123,7 +123,7 @@ def _split(data: bytes) -> tuple[str, bytes, Sequence[memoryview]]:
 
     Protobuf would copy the contents. It reads messages with many fields, or another id than ASCII.
     """
-    request_id, fields, raw, view = b"", b"", list[memoryview](), memoryview(data)
+    request_id, fields, raw, view = b"", list[bytes](), list[memoryview](), memoryview(data)
     at, end, left = 0, len(data), _MOST_FIELDS
     with suppress(IndexError):
         while at < end and left:
@@ -136,12 +136,12 @@ def _split(data: bytes) -> tuple[str, bytes, Sequence[memoryview]]:
             elif tag == _ID:
                 request_id = data[start:stop]
             elif tag in _OTHERS:
-                fields += data[at:stop]
+                fields.append(data[at:stop])
             else:
                 break
             at, left = stop, left - 1
     if at == end and request_id.isascii():
-        return request_id.decode(), fields, raw
+        return request_id.decode(), b"".join(fields), raw
     request = codec.parse(ModelInferRequest, data, _FIELDS)
     name, raw = request.id, [memoryview(each) for each in request.raw_input_contents]
     request.ClearField("id")
