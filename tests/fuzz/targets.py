@@ -125,7 +125,7 @@ def _inferred(reader: InferReader, data: bytes) -> bytes:
     request = codec.read_request(codec.request_header(inference.header))
     prepared = _at_once(service.prepare(request, Nobody()))
     if inference.source is None:
-        codec.check_data_length(len(contents), prepared.request, field="inputs.x")
+        codec.check_data_length(len(contents), prepared.request)
         result = at_once(prepared, bytes(contents), service.backend)
         return inference.reply(name, result.data)
     return b""

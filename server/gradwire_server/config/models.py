@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gradwire import ops, v1
 from gradwire.errors import InvalidRequestError
 from gradwire.tensors import MAX_RANK
+from gradwire_server.errors import InvalidFieldError
 
 # Names that the Open Inference Protocol has for the data types of tensors.
 DATATYPES: dict[str, v1.DataType.ValueType] = {
@@ -38,6 +40,46 @@ class NamedModel:
     datatype: str
     dims: tuple[int, ...]
     output_shape: tuple[int, ...] | None
+
+    def request(
+        self, datatype: str, sizes: Sequence[int], output_shape: Any, attributes: Mapping[str, Any]
+    ) -> v1.EvaluateRequest:
+        """Return the request for an input, without its data.
+
+        Operators by their own names take every datatype and rank.
+
+        Raises InvalidFieldError if the model does not take them, or the values of the operator.
+        """
+        is_declared = self.name != self.operator
+        taken = [self.datatype] if is_declared else list(DATATYPES)
+        if datatype not in taken:
+            raise InvalidFieldError(
+                "input.data_type", f"{datatype!r}; {self.name} takes {', '.join(taken)}"
+            )
+        fits = len(sizes) == len(self.dims) and all(
+            dim in {-1, size} for dim, size in zip(self.dims, sizes, strict=True)
+        )
+        if is_declared and not fits:
+            raise InvalidFieldError(
+                "input.sizes", f"{list(sizes)}; {self.name} takes {list(self.dims)}"
+            )
+        data_type = DATATYPES[datatype]
+        descriptor = v1.TensorDescriptor(data_type=data_type, sizes=sizes)
+        request = v1.EvaluateRequest(input=descriptor)
+        try:
+            if output_shape is not None:
+                request.output.data_type = data_type
+                request.output.sizes.extend(output_shape)
+            operator = ops.OPERATORS[self.operator](**attributes)
+        except InvalidRequestError as error:
+            raise InvalidFieldError(error.field or "operator", error.description) from None
+        except (TypeError, ValueError):
+            text = str(output_shape)[:80]
+            raise InvalidFieldError(
+                "output.sizes", f"{text!r}; a list of sizes is needed"
+            ) from None
+        request.operator.CopyFrom(ops.to_message(operator))
+        return request
 
 
 def read_models(text: str) -> dict[str, NamedModel]:

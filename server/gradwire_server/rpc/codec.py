@@ -511,8 +511,8 @@ def chunk_response(chunk: Chunk, *, after: int | None = None) -> bytes:
     return chunk_frame(chunk.offset, chunk.data.data) if chunk.frame is None else chunk.frame
 
 
-def check_data_length(length: int, request: EvaluationRequest, *, field: str = "data") -> None:
+def check_data_length(length: int, request: EvaluationRequest) -> None:
     """Raise InvalidDataError unless the length is that of the input."""
     needed = request.input.wire_bytes
     if length != needed:
-        raise InvalidDataError(field, f"{length} bytes; input's descriptor takes {needed}")
+        raise InvalidDataError("data", f"{length} bytes; input's descriptor takes {needed}")

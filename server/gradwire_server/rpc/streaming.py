@@ -92,16 +92,14 @@ class ServedStream(ABC):
     async def _read(self) -> None:
         """Read as long as the call lasts."""
 
-    @abstractmethod
-    async def _write(self) -> None:
+    async def _write(self) -> None:  # noqa: B027 - the task that reads may write
         """Write as long as the call lasts."""
 
     @abstractmethod
     async def _evaluate(self) -> None:
         """Do the stream's work, and set _done."""
 
-    @abstractmethod
-    def _stop(self) -> None:
+    def _stop(self) -> None:  # noqa: B027 - tasks may see it by themselves
         """Tell reading and writing tasks that the stream has failed."""
 
     async def _run(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Generic, Never, TypeVar
 
@@ -56,19 +56,9 @@ class UnaryEvaluator(ABC, Generic[Call]):
     def _check_size(self, request: EvaluationRequest, call: Call) -> None:
         """Raise MessageTooLargeError if a tensor is too large for one message."""
 
-    def _check_length(self, length: int, request: EvaluationRequest, call: Call) -> None:
-        """Raise InvalidDataError if the data's length is not that of the input."""
-        codec.check_data_length(length, request)
-
-    def _is_inline(self, call: Call) -> bool:
-        """Whether short evaluations of this call run on the event loop."""
-        return True
-
-    def _steps(
-        self, prepared: Prepared, data: memoryview, result: codec.Bytes, call: Call
-    ) -> Iterator[object]:
-        """Evaluate step by step, in a thread."""
-        return in_memory(prepared, result, np.frombuffer(data, np.uint8), self._service.backend)
+    def _result(self, prepared: Prepared, _call: Call) -> codec.Bytes:
+        """Return memory for the result of a long evaluation."""
+        return np.empty(prepared.output.wire_bytes, np.uint8)
 
     @abstractmethod
     def _reply(self, prepared: Prepared, result: memoryview, call: Call) -> bytes:
@@ -94,10 +84,10 @@ class UnaryEvaluator(ABC, Generic[Call]):
         """
         service, needed = self._service, prepared.message_bytes
         call.note_request(prepared.request, received=len(data))
-        self._check_length(len(data), prepared.request, call)
+        codec.check_data_length(len(data), prepared.request)
         if not self._workbench.takes(prepared) or not service.inline.admits(prepared):
             return None
-        if service.active.end is not None or not self._is_inline(call):
+        if service.active.end is not None:
             return None
         self._budget.check(call.context, needed)
         # No other call can take the memory before it is free again.
@@ -128,7 +118,7 @@ class UnaryEvaluator(ABC, Generic[Call]):
         service.admission.take_memory(needed)
         reply = b""
         try:
-            if self._is_inline(call) and await self._has_turn(prepared):
+            if await self._has_turn(prepared):
                 compute = partial(at_once, prepared, data, service.backend)
                 result = call.compute_inline(compute, service.inline)
             else:
@@ -158,14 +148,14 @@ class UnaryEvaluator(ABC, Generic[Call]):
             decoded = codec.read_request(codec.request_header(header))
             call.note_request(decoded, received=length)
             self._check_size(decoded, call)
-            self._check_length(length, decoded, call)
+            codec.check_data_length(length, decoded)
         with call.phases.spending("queue"):
             return await self._service.prepare(decoded, call.context, header=header)
 
     async def _compute(self, prepared: Prepared, data: memoryview, call: Call) -> codec.Bytes:
         """Compute in turns, in a thread."""
-        result = np.empty(prepared.output.wire_bytes, np.uint8)
-        steps = self._steps(prepared, data, result, call)
+        result = self._result(prepared, call)
+        steps = in_memory(prepared, result, np.frombuffer(data, np.uint8), self._service.backend)
         await self._service.compute_steps(steps, prepared, call)
         return result
 

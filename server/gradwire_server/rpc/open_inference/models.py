@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,54 +10,64 @@ from gradwire import ops
 from gradwire_server.config.models import NamedModel, unnamed
 from gradwire_server.engine import NUMERICS_VERSION
 from gradwire_server.errors import UnknownModelError
-from gradwire_server.observability.definitions import Phase
 from gradwire_server.observability.recording import Phases
 
 INPUT, OUTPUT, OUTPUT_SHAPE = "x", "y", "output_shape"
 PLATFORM = "gradwire"
-# Phases of a call, by the names that the protocol has for them.
-_PHASES: dict[str, Phase] = {
-    "queue": "queue",
-    "compute_input": "receive",
-    "compute_infer": "compute",
-    "compute_output": "send",
-}
+# Names of a call's duration, and of its phases in the order of Phases.seconds.
+_DURATIONS = ("success", "compute_input", "queue", "compute_infer", "compute_output")
 
 
 class Model:
     """A model, and the statistics of its calls.
 
-    named   datatype, dims and attributes that requests leave out
-    strict  whether requests must have these datatype and dims
+    named  datatype, dims and attributes that requests leave out
     """
 
-    def __init__(self, named: NamedModel, *, strict: bool) -> None:
-        self.named, self.strict = named, strict
-        self._count, self._ns = Counter[str](), Counter[str]()
-        self._last_ms = 0
+    def __init__(self, named: NamedModel) -> None:
+        self.named = named
+        self._succeeded = self._failed = self._last_ms = 0
+        self._seconds, self._failed_s = [0.0] * len(_DURATIONS), 0.0
 
     def note(self, phases: Phases, duration_s: float, *, succeeded: bool) -> None:
         """Count a call; phases of calls that failed are not counted."""
-        spent = {"success" if succeeded else "fail": duration_s}
-        if succeeded:
-            self._last_ms = time.time_ns() // 1_000_000
-            spent |= {name: phases.seconds[phase] for name, phase in _PHASES.items()}
-        for name, seconds in spent.items():
-            self._count[name] += 1
-            self._ns[name] += int(seconds * 1e9)
+        if not succeeded:
+            self._failed += 1
+            self._failed_s += duration_s
+            return
+        self._succeeded += 1
+        self._last_ms = time.time_ns() // 1_000_000
+        spent = (duration_s, *phases.seconds.values())
+        self._seconds = [sum(each) for each in zip(self._seconds, spent, strict=True)]
+
+    def statistics(self) -> dict[str, Any]:
+        """Return the fields of ModelStatistics."""
+        count = self._succeeded
+        durations = {"fail": {"count": self._failed, "ns": int(1e9 * self._failed_s)}}
+        for name, seconds in zip(_DURATIONS, self._seconds, strict=True):
+            durations[name] = {"count": count, "ns": int(1e9 * seconds)}
+        return {
+            "name": self.named.name,
+            "version": NUMERICS_VERSION,
+            "last_inference": self._last_ms,
+            "inference_count": count,
+            "execution_count": count,
+            "inference_stats": durations,
+        }
 
     def metadata(self) -> dict[str, Any]:
         """Return the fields of ModelMetadataResponse."""
-        named = self.named
-        x, y = ({"name": n, "datatype": named.datatype, "shape": s} for n, s in self._tensors())
-        told = {"name": named.name, "versions": [NUMERICS_VERSION], "platform": PLATFORM}
+        x, y = (
+            {"name": n, "datatype": self.named.datatype, "shape": s} for n, s in self._tensors()
+        )
+        told = {"name": self.named.name, "versions": [NUMERICS_VERSION], "platform": PLATFORM}
         return {**told, "inputs": [x], "outputs": [y]}
 
     def config(self) -> dict[str, Any]:
         """Return the fields of ModelConfig."""
-        named, data_type = self.named, f"TYPE_{self.named.datatype}"
+        data_type = f"TYPE_{self.named.datatype}"
         x, y = ({"name": n, "data_type": data_type, "dims": s} for n, s in self._tensors())
-        told = {"name": named.name, "platform": PLATFORM, "backend": PLATFORM}
+        told = {"name": self.named.name, "platform": PLATFORM, "backend": PLATFORM}
         return {**told, "input": [x], "output": [y]}
 
     def _tensors(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -66,30 +75,13 @@ class Model:
         dims = self.named.dims
         return [(INPUT, dims), (OUTPUT, self.named.output_shape or (-1,) * len(dims))]
 
-    def index(self) -> dict[str, Any]:
-        """Return the fields of a ModelIndex."""
-        return {"name": self.named.name, "version": NUMERICS_VERSION, "state": "READY"}
-
-    def statistics(self) -> dict[str, Any]:
-        """Return the fields of ModelStatistics."""
-        count, ns = self._count, self._ns
-        names = ("success", "fail", *_PHASES)
-        return {
-            "name": self.named.name,
-            "version": NUMERICS_VERSION,
-            "last_inference": self._last_ms,
-            "inference_count": count["success"],
-            "execution_count": count["success"],
-            "inference_stats": {each: {"count": count[each], "ns": ns[each]} for each in names},
-        }
-
 
 class Models(dict[str, Model]):
     """All models, by name."""
 
     def __init__(self, named: Mapping[str, NamedModel]) -> None:
-        super().__init__({name: Model(unnamed(name), strict=False) for name in ops.OPERATORS})
-        self.update({name: Model(each, strict=True) for name, each in named.items()})
+        every = (*map(unnamed, ops.OPERATORS), *named.values())
+        super().__init__({each.name: Model(each) for each in every})
 
     def find(self, name: str, version: str) -> Model:
         """Return a model; raise UnknownModelError if there is none."""
@@ -104,3 +96,7 @@ class Models(dict[str, Model]):
                 "version of its numerics, or none"
             )
         return model
+
+    def some(self, name: str, version: str) -> list[Model]:
+        """Return a model, or all for an empty name."""
+        return [self.find(name, version)] if name else list(self.values())

@@ -1,23 +1,26 @@
 """System shared memory that clients registered by name.
 
-It is read and written, never mapped. The owner of such a file can shrink it at any time, and
-reading a missing page of a mapping would kill the server (SIGBUS). pread and pwrite report it
-instead. Which files may be named at all is the operator's choice: servers that took any name let
-callers read and write memory of others.
+Which files may be named at all is the operator's choice: servers that took any name let callers
+read and write memory of others.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-import weakref
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+import numpy as np
+
+from gradwire import v1
 from gradwire_server.config.settings import Settings
-from gradwire_server.errors import InvalidDataError, InvalidFieldError, UnsupportedCallError
+from gradwire_server.errors import InvalidFieldError, UnsupportedCallError
 from gradwire_server.rpc.call_context import Context
 from gradwire_server.rpc.codec import Bytes
+from gradwire_server.rpc.mapped_files import UnsealedFile
+from gradwire_server.rpc.segments import ALIGNMENT
 from gradwire_server.security.authorization import is_local
 
 _FOLDER = "/dev/shm"  # noqa: S108 - where POSIX shared memory is
@@ -25,28 +28,40 @@ _MOST_REGIONS = 256
 _MOST_NAME = 255
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Region:
-    """A registered part of a file, open until nothing refers to it."""
+    """A registered part of a file.
 
-    def __init__(self, file: int, key: str, offset: int, byte_size: int) -> None:
-        self.file, self.key, self.offset, self.byte_size = file, key, offset, byte_size
-        weakref.finalize(self, os.close, file)
+    told  name, key, offset and byte_size
+    """
 
-    def read(self, at: int, data: Bytes) -> None:
-        """Fill data; raise InvalidDataError if the file has become shorter."""
-        if os.preadv(self.file, [data.data], self.offset + at) != len(data):
-            raise InvalidDataError("inputs", f"the memory {self.key!r} has become shorter")
+    told: dict[str, Any]
+    file: UnsealedFile
 
-    def write(self, at: int, data: Bytes) -> None:
-        """Write data; raise InvalidDataError if the file has become shorter."""
-        at += self.offset
-        try:
-            short = os.fstat(self.file).st_size < at + len(data)
-            written = 0 if short else os.pwritev(self.file, [data.data], at)
-        except OSError:  # no memory is left for its pages
-            written = 0
-        if written != len(data):
-            raise InvalidDataError("outputs", f"the memory {self.key!r} cannot be written")
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Range:
+    """A tensor's bytes in a region."""
+
+    region: Region
+    data: Bytes
+
+    def takes_result(self, source: Range | None) -> bool:
+        """Whether a result may be computed in place.
+
+        It is aligned then, and known to be apart from its source.
+        """
+        if self.data.ctypes.data % ALIGNMENT:
+            return False
+        if source is None or source.region.told["key"] != self.region.told["key"]:
+            return True
+        return source.region is self.region and not np.may_share_memory(self.data, source.data)
+
+    def store(self, result: memoryview) -> None:
+        """Copy a result, unless it was computed in place."""
+        computed = np.frombuffer(result, np.uint8)
+        if not np.may_share_memory(computed, self.data):
+            self.data[...] = computed
 
 
 class Regions:
@@ -58,25 +73,28 @@ class Regions:
         self._all: dict[str, Region] = {}
 
     def register(self, request: Any, context: Context) -> dict[str, Any]:
-        """Open and check a file; raise InvalidFieldError or UnsupportedCallError."""
+        """Map a file; raise InvalidFieldError or UnsupportedCallError."""
         if not self._pattern:
             raise UnsupportedCallError(
                 "system shared memory is off; --open-inference-memory of the server turns it on"
             )
         check_local(context)
+        told = {name: getattr(request, name) for name in ("name", "key", "offset", "byte_size")}
         if not request.name or len(request.name) > _MOST_NAME or request.name in self._all:
             raise InvalidFieldError("name", "empty, too long or registered; give another one")
         if len(self._all) >= _MOST_REGIONS:
             raise InvalidFieldError("name", f"{_MOST_REGIONS} regions are registered, the most")
         file = self._open(request.key)
-        region = Region(file, request.key, request.offset, request.byte_size)
-        size, end = os.fstat(file).st_size, request.offset + request.byte_size
-        if not request.byte_size or end > size:
-            raise InvalidFieldError(
-                "byte_size",
-                f"{request.byte_size} from offset {request.offset} on; the file has {size}",
-            )
-        self._all[request.name] = region
+        try:
+            size, end = os.fstat(file).st_size, request.offset + request.byte_size
+            if not request.byte_size or end > size:
+                raise InvalidFieldError(
+                    "byte_size",
+                    f"{request.byte_size} from offset {request.offset} on; the file has {size}",
+                )
+            self._all[request.name] = Region(told, UnsealedFile(file, end))
+        finally:
+            os.close(file)
         return {}
 
     def _open(self, key: str) -> int:
@@ -109,13 +127,7 @@ class Regions:
 
     def statuses(self, request: Any, context: Context) -> dict[str, Any]:
         """Return RegionStatus of a region, or of all for an empty name."""
-        regions = {name: self._all[name] for name in self._named(request, context)}
-        return {
-            "regions": {
-                name: {"name": name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size}
-                for name, r in regions.items()
-            }
-        }
+        return {"regions": {name: self._all[name].told for name in self._named(request, context)}}
 
     def _named(self, request: Any, context: Context) -> list[str]:
         """Return names of registered regions; callers of other machines have none."""
@@ -123,18 +135,25 @@ class Regions:
             return []
         return [name for name in self._all if request.name in {"", name}]
 
-    def find(self, field: str, name: str, offset: int, byte_size: int) -> Region:
-        """Return a region; raise InvalidFieldError if it has no such range."""
+    def find(self, field: str, named: v1.SharedRange) -> Range:
+        """Return a range.
+
+        Raises InvalidFieldError if no region has it, or bytes are missing.
+        """
+        name, offset, length = named.handle, named.offset, named.length
         region = self._all.get(name)
         if region is None:
             raise InvalidFieldError(field, f"shared memory region {name!r} is not registered")
-        if offset < 0 or byte_size < 0 or offset + byte_size > region.byte_size:
+        size = region.told["byte_size"]
+        if offset < 0 or length < 0 or offset + length > size:
             raise InvalidFieldError(
                 field,
-                f"{byte_size} bytes from offset {offset} of shared memory region {name!r}, which "
-                f"has {region.byte_size}",
+                f"{length} bytes from offset {offset} of shared memory region {name!r}, which has "
+                f"{size}",
             )
-        return region
+        offset += region.told["offset"]
+        region.file.check(field)
+        return Range(region, region.file.memory[offset : offset + length])
 
 
 def check_local(context: Context) -> None:

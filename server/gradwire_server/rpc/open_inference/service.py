@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Never
+from types import SimpleNamespace
+from typing import Any, Never, cast
 
 import grpc
-import numpy as np
 from google.protobuf.message import Message
 
 from gradwire._wire.framing import varint
 from gradwire_server.config.version import VERSION
-from gradwire_server.engine import EvaluationRequest, Execution, Prepared, Ring
+from gradwire_server.engine import NUMERICS_VERSION, EvaluationRequest, Prepared
 from gradwire_server.errors import (
-    InvalidDataError,
     MessageTooLargeError,
     RequestLimitError,
     UnknownFieldError,
@@ -28,8 +27,8 @@ from gradwire_server.rpc.call_context import ActiveCall, Context, Metadata, call
 from gradwire_server.rpc.message_budget import MessageBudget
 from gradwire_server.rpc.open_inference.descriptors import NAME, SERVICE, message
 from gradwire_server.rpc.open_inference.models import PLATFORM, Models
-from gradwire_server.rpc.open_inference.regions import Regions, check_local
-from gradwire_server.rpc.open_inference.requests import Inference, InferReader
+from gradwire_server.rpc.open_inference.regions import Range, Regions, check_local
+from gradwire_server.rpc.open_inference.requests import Inference, InferReader, renamed
 from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.rpc.status_map import ErrorStatus
 from gradwire_server.rpc.streaming import ServedStream
@@ -42,22 +41,20 @@ _StreamResponse = message("ModelStreamInferResponse")
 
 
 class InferCall(ActiveCall):
-    """One call in flight, with the statuses that the protocol's clients expect.
+    """One call in flight, with the protocol's statuses and names of fields.
 
-    inference  the request, once it is read
-    given_id   id that the caller chose; may be empty
+    inference     the request, once it is read
+    given_id      id that the caller chose; may be empty
+    source, sink  shared memory of the input and of the result, if they are there
     """
 
     inference: Inference
     given_id = ""
-
-    @property
-    def shares_memory(self) -> bool:
-        """Whether the input or the result is in shared memory."""
-        return self.inference.source is not None or self.inference.sink is not None
+    source: Range | None = None
+    sink: Range | None = None
 
     def _status(self, error: Exception) -> ErrorStatus:
-        failed = super()._status(error)
+        failed = super()._status(renamed(error))
         if isinstance(error, RequestLimitError | MessageTooLargeError | UnknownFieldError):
             return replace(failed, status="INVALID_ARGUMENT")
         return failed
@@ -86,27 +83,42 @@ class ModelInfer(UnaryEvaluator[InferCall]):
         return await self._answer(received, call)
 
     async def infer_item(self, received: bytes, context: Context) -> bytes:
-        """Answer one message of a stream."""
-        item: Any = _ItemContext(context)
+        """Answer one message of a stream, whose status stays its own."""
+        errors = list[str]()
+        item: Any = SimpleNamespace(
+            peer=context.peer,
+            peer_identities=context.peer_identities,
+            time_remaining=context.time_remaining,
+            invocation_metadata=context.invocation_metadata,
+            set_code=_ignore,
+            set_details=errors.append,
+            set_trailing_metadata=_ignore,
+            # The reply is written before the next message is read.
+            add_done_callback=_call_now,
+        )
         reply = await self._answer(received, InferCall("ModelInfer", item, self._service.active))
-        if item.error:
-            return bytes(_StreamResponse(error_message=item.error).SerializeToString())
+        if errors:
+            return bytes(_StreamResponse(error_message=errors[0]).SerializeToString())
         # Field 2, infer_response.
         return b"".join((b"\x12", varint(len(reply)), reply))
 
     def _split(self, message: bytes, call: InferCall) -> tuple[bytes, memoryview]:
-        request_id, call.inference, contents = self._reader.read(message)
+        request_id, inference, data = self._reader.read(message)
         call.request_id = call.given_id = codec.read_request_id(request_id)
-        if call.shares_memory:
+        call.inference = inference
+        if inference.source or inference.sink:
             check_local(call.context)
-        return call.inference.header, contents
+        if inference.sink:
+            call.sink = self._regions.find("outputs.y", inference.sink)
+        if inference.source:
+            call.source = self._regions.find("inputs.x", inference.source)
+            data = call.source.data.data
+        return inference.header, data
 
     def _check_size(self, request: EvaluationRequest, call: InferCall) -> None:
-        needed, sink = call.inference.output_bytes, call.inference.sink
+        needed = request.resolved()[1].wire_bytes
         allowed = self._service.settings.max_message_bytes - _RESPONSE_BYTES
-        if sink is not None and sink[2] < needed:
-            raise InvalidDataError("outputs.y", f"{sink[2]} bytes; the result takes {needed}")
-        if sink is None and needed > allowed:
+        if needed > allowed and not call.inference.sink:
             raise MessageTooLargeError(
                 f"outputs.y is {needed} bytes; a response takes {allowed} (setting "
                 "GRADWIRE_MAX_MESSAGE_BYTES), shared memory any number",
@@ -114,78 +126,26 @@ class ModelInfer(UnaryEvaluator[InferCall]):
                 allowed=allowed,
             )
 
-    def _check_length(self, length: int, request: EvaluationRequest, call: InferCall) -> None:
-        if call.inference.source is not None:
-            length = call.received_bytes = call.inference.source[2]
-        codec.check_data_length(length, request, field="inputs.x")
-
-    def _is_inline(self, call: InferCall) -> bool:
-        return not call.shares_memory
-
-    def _steps(
-        self, prepared: Prepared, data: memoryview, result: codec.Bytes, call: InferCall
-    ) -> Iterator[object]:
-        if not call.shares_memory:
-            return super()._steps(prepared, data, result, call)
-        source, sink = call.inference.source, call.inference.sink
-        inputs = source and self._regions.find("inputs.x", *source)
-        outputs = sink and self._regions.find("outputs.y", *sink)
-
-        def steps() -> Iterator[object]:
-            execution = Execution(prepared, self._service.backend)
-            read_into, written_from = Ring(1), Ring(1)
-            given, span = np.frombuffer(data, np.uint8), (0, 0)
-            part = given[:0]
-            # Step by step, so that what is read is still in the processor's caches.
-            for step in prepared.steps():
-                first, stop = prepared.input_range(step)
-                if not (source and inputs):
-                    part = given[first:stop]
-                elif (first, stop) != span:  # several steps may need the whole input
-                    part, span = read_into.take(stop - first), (first, stop)
-                    inputs.read(source[1] + first, part)
-                begin, end = prepared.output_range(step)
-                target = written_from.take(end - begin) if outputs else result[begin:end]
-                execution.step(step, part, target)
-                if sink and outputs:
-                    outputs.write(sink[1] + begin, target)
-                yield step
-
-        return steps()
+    def _result(self, prepared: Prepared, call: InferCall) -> codec.Bytes:
+        if call.sink is not None and call.sink.takes_result(call.source):
+            return call.sink.data
+        return super()._result(prepared, call)
 
     def _reply(self, prepared: Prepared, result: memoryview, call: InferCall) -> bytes:
+        if call.sink is not None:
+            call.sink.store(result)
+            call.sink.region.file.check("outputs.y")
+        if call.source is not None:
+            call.source.region.file.check("inputs.x")
         return call.inference.reply(call.given_id, result)
 
 
-class _ItemContext:
-    """Context of one message of a stream, which carries the call's status.
+def _call_now(sent: Callable[[object], object]) -> None:
+    sent(None)
 
-    error  text of the status; empty if the message succeeded
-    """
 
-    def __init__(self, context: Context) -> None:
-        self._context: Any = context
-        self.error = ""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
-
-    def set_code(self, code: grpc.StatusCode) -> None:
-        """Leave the stream's own."""
-
-    def set_details(self, details: str) -> None:
-        """Note the text of an error."""
-        self.error = details
-
-    def set_trailing_metadata(self, metadata: Metadata) -> None:
-        """Leave the stream's own."""
-
-    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Call back at once.
-
-        The reply is written before the next message is read.
-        """
-        callback(self)
+def _ignore(_given: object) -> None:
+    """Leave a stream's own code and trailing metadata."""
 
 
 class InferStream(ServedStream):
@@ -219,14 +179,8 @@ class InferStream(ServedStream):
             self._progress = self._clock()
         self._done.set()
 
-    async def _write(self) -> None:
-        """Leave writing to the task that reads."""
-
     async def _evaluate(self) -> None:
         await self._done.wait()
-
-    def _stop(self) -> None:
-        """Do nothing: reading sees that the stream has failed."""
 
     @classmethod
     def error_message(cls, failed: ErrorStatus) -> Message:
@@ -248,13 +202,12 @@ class InferenceService:
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """Return the handlers of all methods but ModelInfer."""
-        answers = self._answers()
+        answers, stream = self._answers(), cast("Any", self._stream)
         found: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         for method in SERVICE.methods:
             control: Any = partial(self._control, method, answers.get(method.name, _refuse))
             found[f"/{NAME}/{method.name}"] = grpc.stream_unary_rpc_method_handler(control)
         del found[INFER]
-        stream: Any = self._stream
         return found | {STREAM_INFER: grpc.stream_stream_rpc_method_handler(stream)}
 
     async def _stream(self, _requests: object, context: Context) -> None:
@@ -284,16 +237,6 @@ class InferenceService:
         extensions = ["model_configuration", "model_repository", "statistics"]
         extensions += ["system_shared_memory"] * bool(self._service.settings.open_inference_memory)
         server = {"name": PLATFORM, "version": VERSION, "extensions": extensions}
-
-        def statistics(request: Any, _context: Context) -> dict[str, Any]:
-            name, version = request.name, request.version
-            chosen = [models.find(name, version)] if name else models.values()
-            return {"model_stats": [each.statistics() for each in chosen]}
-
-        def index(request: Any, _context: Context) -> dict[str, Any]:
-            shown = models.values() if ready() or not request.ready else ()
-            return {"models": [each.index() for each in shown]}
-
         return {
             "ServerLive": lambda _r, _c: {"live": True},
             "ServerReady": lambda _r, _c: {"ready": ready()},
@@ -301,8 +244,16 @@ class InferenceService:
             "ServerMetadata": lambda _r, _c: server,
             "ModelMetadata": lambda r, _c: models.find(r.name, r.version).metadata(),
             "ModelConfig": lambda r, _c: {"config": models.find(r.name, r.version).config()},
-            "ModelStatistics": statistics,
-            "RepositoryIndex": index,
+            "ModelStatistics": lambda r, _c: {
+                "model_stats": [each.statistics() for each in models.some(r.name, r.version)]
+            },
+            "RepositoryIndex": lambda r, _c: {
+                "models": [
+                    {"name": name, "version": NUMERICS_VERSION, "state": "READY"}
+                    for name in models
+                    if ready() or not r.ready
+                ]
+            },
             "SystemSharedMemoryStatus": regions.statuses,
             "SystemSharedMemoryRegister": regions.register,
             "SystemSharedMemoryUnregister": regions.unregister,
