@@ -88,16 +88,3 @@ def test_a_request_larger_than_the_budget_is_let_in_alone() -> None:
     with admission.memory(1000), pytest.raises(ServerFullError), admission.memory(1):
         pass
     assert admission.memory_bytes == 0
-
-
-def test_streams_are_counted() -> None:
-    admission = Admission(max_memory_bytes=100, max_streams=1)
-    give_way: list[ServerFullError] = []
-    with (
-        admission.stream("caller", give_way.append),
-        pytest.raises(ServerFullError),
-        admission.stream("other", give_way.append),
-    ):
-        pass
-    assert admission.streams == 0
-    assert not give_way

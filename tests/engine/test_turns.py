@@ -23,33 +23,6 @@ async def test_one_caller_leaves_as_many_places_free_as_it_takes() -> None:
 
 
 @on_event_loop
-async def test_a_call_that_has_begun_needs_no_free_place() -> None:
-    hall = Hall(max_queue=1)
-    begun = hall.enter()
-    leave(await begun.slot())
-    await hall.fill()
-    await hall.queue(peer="other")
-    again = waiting(begun.slot())
-    await settle()
-    assert hall.admission.queue_depth == 2
-    assert not again.done()
-
-
-@on_event_loop
-async def test_who_began_first_goes_on_first_of_a_callers_equals() -> None:
-    hall = Hall()
-    begun = hall.enter()
-    slot = await begun.slot()
-    await hall.hold()
-    other = await hall.queue()
-    again = waiting(begun.slot())
-    await settle()
-    leave(slot)
-    await again
-    assert not other.done()
-
-
-@on_event_loop
 async def test_who_is_in_a_hurry_goes_first_but_passes_nobody_for_long() -> None:
     hall = Hall()
     slots = await hall.fill()
@@ -75,16 +48,6 @@ async def test_streams_take_turns_with_their_steps() -> None:
     leave(slots[0])
     await again
     assert not oldest.done()
-
-
-@on_event_loop
-async def test_a_paced_evaluation_is_never_refused_and_waits_step_by_step() -> None:
-    hall = Hall(max_queue=1, max_queue_s=0.001)
-    await hall.fill()
-    for _ in range(2):
-        await hall.queue(paced=True, part=0.125)
-    assert hall.admission.queue_depth == 2
-    assert hall.admission.backlog_s == 2.25
 
 
 def test_a_caller_whose_calls_have_all_left_is_forgotten() -> None:

@@ -133,13 +133,6 @@ def test_reflection_tells_the_schema(client: RawClient) -> None:
     assert own in told
 
 
-def test_an_unknown_method_is_unimplemented(client: RawClient) -> None:
-    method = "/gradwire.v1.GradientService/EvaluateNothing"
-    _, refusal = call(client.channel, method, (b"",))
-    assert refusal is not None
-    assert refusal.code is grpc.StatusCode.UNIMPLEMENTED
-
-
 def test_questions_about_the_server_return_name_and_trace_too(client: RawClient) -> None:
     traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     metadata = (("traceparent", traceparent),)

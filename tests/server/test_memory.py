@@ -69,13 +69,6 @@ def burst(client: RawClient, ends: list[Callable[[RawClient], None]]) -> None:
             list(pool.map(end, [client] * 8))
 
 
-def test_all_memory_and_places_are_given_back_however_streams_end() -> None:
-    with served() as (server, client):
-        burst(client, [complete, fail, cancel])
-        wait_idle(server)
-        client.check_alive()
-
-
 def fail_many(client: RawClient) -> None:
     with ManyCall(client) as many:
         request = named(identity_request(1, data=bytes(4)), "one")

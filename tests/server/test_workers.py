@@ -22,7 +22,7 @@ from gradwire_server.observability import Ledgers
 from gradwire_server.processes.gpus import visible
 from gradwire_server.processes.supervised import WorkerProcess
 from gradwire_server.processes.supervisor import Crew
-from gradwire_server.processes.worker_config import WorkerConfig, share
+from gradwire_server.processes.worker_config import share
 from support.callers import Callers
 from support.papers import Papers
 from support.processes import Command, is_running, run_command, running_command
@@ -246,8 +246,3 @@ def test_workers_of_a_device_divide_its_memory(workers: int, devices: int, share
 )
 def test_numbers_of_devices_are_those_among_the_visible_ones(outer: str | None, named: str) -> None:
     assert visible(2, outer) == named
-
-
-def test_a_job_arrives_as_it_was_sent() -> None:
-    job = WorkerConfig(2, 77, Settings(workers=4, tls_certificate="c", tls_key="k", grace_s=0.5))
-    assert WorkerConfig.load(job.dump()) == job
