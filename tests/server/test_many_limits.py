@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import grpc
-import numpy.typing as npt
 import pytest
 
 from gradwire import v1
-from gradwire_server.backends import NumpyCpu
 from gradwire_server.errors import RETRY_AFTER_S
-from gradwire_server.plans import Plan
 from gradwire_server.rpc.batch import find_prepared
 from gradwire_server.scheduling.admission import Admission
+from support.gated import Gated
 from support.many_calls import ManyCall, named, rows
 from support.nobody import Nobody
 from support.raw_calls import (
@@ -36,59 +34,26 @@ STALL_S = 0.4
 NAMES = [str(number) for number in range(100)]
 
 
-class Gated(NumpyCpu):
-    """Computes as NumPy does, once the gate is open.
-
-    at_work  set when something waits at the gate
-    tensors  how many outer slices each call had
-    """
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.at_work = threading.Event()
-        self.tensors: list[int] = []
-
-    def apply(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
-        """Wait, then as NumPy."""
-        self.at_work.set()
-        assert self.gate.wait(PATIENCE_S)
-        self.tensors.append(len(x))
-        super().apply(plan, x, y)
-
-
-Gating = Callable[..., Any]
-
-
-@pytest.fixture
-def gated() -> Iterator[Gating]:
-    """Make servers of one thread that computes behind a gate, with a stream of requests."""
-    backend = Gated()
-
-    @contextmanager
-    def made(**settings: Any) -> Generator[tuple[Gated, Admission, RawClient, ManyCall]]:
-        settings = {"backend": backend, "compute_threads": 1, **settings}
-        with served_many(**settings) as (server, client, call):
-            in_threads(server)
+@contextmanager
+def gated(**settings: Any) -> Generator[tuple[Gated, Admission, RawClient, ManyCall]]:
+    """Run a server of one thread that computes behind a gate, with a stream of requests."""
+    backend = Gated(least_work=0)
+    backend.gate.clear()
+    with served_many(backend=backend, compute_threads=1, **settings) as (server, client, call):
+        in_threads(server)
+        try:
             yield backend, server.server.service.admission, client, call
+        finally:
             backend.gate.set()
 
-    yield made
-    backend.gate.set()
 
-
-@pytest.fixture
-def each(gated: Gating) -> int:
+@pytest.fixture(scope="module")
+def each() -> int:
     """Return the memory that one of the requests takes of a server's budget."""
     with gated() as (backend, admission, _, call):
         call.send(named(rows(4), "one"))
-        assert backend.at_work.wait(PATIENCE_S)
-        memory: int = admission.memory_bytes
-        backend.gate.set()
-        call.receive()
-    backend.gate.clear()
-    backend.at_work.clear()
-    backend.tensors.clear()
-    return memory
+        assert backend.at_work.acquire(timeout=PATIENCE_S)
+        return int(admission.memory_bytes)
 
 
 ALL = [named(rows(4), name) for name in NAMES]
@@ -99,12 +64,10 @@ def check_results(answers: dict[str, v1.EvaluateManyResponse]) -> None:
     assert {each.WhichOneof("outcome") for each in answers.values()} == {"result"}
 
 
-def test_what_waits_for_a_thread_and_is_alike_is_computed_together(
-    gated: Gating, each: int
-) -> None:
+def test_what_waits_for_a_thread_and_is_alike_is_computed_together(each: int) -> None:
     with gated() as (backend, admission, _, call):
         call.send(named(rows(4), "first"))
-        assert backend.at_work.wait(PATIENCE_S)
+        assert backend.at_work.acquire(timeout=PATIENCE_S)
         call.send(*ALL[:10], named(rows(5), "other"))
         wait_until(lambda: admission.memory_bytes > 11 * each)
         backend.gate.set()
@@ -113,7 +76,7 @@ def test_what_waits_for_a_thread_and_is_alike_is_computed_together(
     assert backend.tensors == [1, 16, 1]
 
 
-def test_no_more_requests_are_read_than_may_be_in_flight(gated: Gating, each: int) -> None:
+def test_no_more_requests_are_read_than_may_be_in_flight(each: int) -> None:
     most, answers = 0, dict[str, v1.EvaluateManyResponse]()
     with gated(max_in_flight=3) as (backend, admission, _, call):
         call.send(*ALL)
@@ -127,12 +90,10 @@ def test_no_more_requests_are_read_than_may_be_in_flight(gated: Gating, each: in
     check_results(answers)
 
 
-def test_requests_of_one_stream_wait_for_the_memory_of_one_another(
-    gated: Gating, each: int
-) -> None:
+def test_requests_of_one_stream_wait_for_the_memory_of_one_another(each: int) -> None:
     with gated(max_memory_bytes=2 * each) as (backend, admission, client, call):
         call.send(*ALL)
-        assert backend.at_work.wait(PATIENCE_S)
+        assert backend.at_work.acquire(timeout=PATIENCE_S)
         wait_until(lambda: admission.memory_bytes == 2 * each)
         with ManyCall(client) as other:
             other.send(named(rows(4), "one too many"))
@@ -146,7 +107,7 @@ def test_requests_of_one_stream_wait_for_the_memory_of_one_another(
         check_results(call.answers())
 
 
-def test_a_stream_leaves_memory_to_others(gated: Gating, each: int) -> None:
+def test_a_stream_leaves_memory_to_others(each: int) -> None:
     with (
         gated(max_memory_bytes=64 * each) as (backend, admission, client, call),
         ManyCall(client) as other,
@@ -215,10 +176,10 @@ def test_a_caller_who_does_not_read_is_held_back_and_ended(brisk: ServerThread) 
     assert refusal.info.metadata["timeout_s"] == str(STALL_S)
 
 
-def test_work_longer_than_the_stall_timeout_is_no_stall(gated: Gating) -> None:
+def test_work_longer_than_the_stall_timeout_is_no_stall() -> None:
     with gated(stall_timeout_s=0.05) as (backend, _, _, call):
         call.send(named(rows(4), "a"))
-        assert backend.at_work.wait(PATIENCE_S)
+        assert backend.at_work.acquire(timeout=PATIENCE_S)
         assert not threading.Event().wait(0.3)
         backend.gate.set()
         assert call.receive().request_id == "a"
