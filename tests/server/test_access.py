@@ -37,7 +37,6 @@ from support.every_method import (
 )
 from support.papers import Pair, Papers, pair, trusting
 from support.raw_calls import RawClient, published_request, wait_idle, wait_until
-from support.scraping import get, scrape
 from support.served import refused, served
 from support.serving import ServerThread, serving
 
@@ -287,14 +286,6 @@ def test_the_log_counts_refusals_and_names_no_token(
     lines = str([vars(each) for each in caplog.records])
     assert revoked not in lines
     assert both not in lines
-
-
-def test_an_open_http_port_asks_nobody_for_a_token(path: Path) -> None:
-    add_token(path, name="reader", scopes=[Scope.INSPECT])
-    with serving(http_port="0.0.0.0:0", http_open=True, tokens=str(path)) as server:
-        port = server.http_address.rpartition(":")[2]
-        assert get(f"127.0.0.1:{port}", "/")[0] == 200
-        assert scrape(f"127.0.0.1:{port}").value("gradwire_worker_ready") == 1
 
 
 @pytest.mark.parametrize(

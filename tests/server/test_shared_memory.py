@@ -93,8 +93,7 @@ class SharingClient:
     def __init__(self, address: str) -> None:
         self.channel = grpc.insecure_channel(address)
         self.stub = v1.GradientServiceStub(self.channel)
-        info = self.stub.GetServerInfo(v1.GetServerInfoRequest(), timeout=PATIENCE_S)
-        assert info.shared_memory
+        assert offers_memory(address)
         self.path = f"{address.removeprefix('unix:')}.memory"
         self.registrar = Registrar(self.path)
         self.input = self.registrar.segment(GRADIENT.nbytes)
@@ -201,32 +200,25 @@ def test_a_hundred_calls_with_other_ranges_are_prepared_once(
 
 def test_a_server_on_a_tcp_port_too_offers_it_to_callers_of_its_socket_alone(folder: Path) -> None:
     with serving(local_socket=f"{folder}/local") as server:
-        with grpc.insecure_channel(server.address) as channel:
-            info = v1.GradientServiceStub(channel).GetServerInfo(v1.GetServerInfoRequest())
-            assert not info.shared_memory
+        assert not offers_memory(server.address)
         client = SharingClient(f"unix:{folder}/local")
         client.call(client.request())
         client.close()
 
 
+def offers_memory(address: str) -> bool:
+    with grpc.insecure_channel(address) as channel:
+        stub = v1.GradientServiceStub(channel)
+        return stub.GetServerInfo(v1.GetServerInfoRequest()).shared_memory
+
+
 def test_without_shared_memory_no_socket_is_there(folder: Path) -> None:
     with serving(address=f"unix:{folder}/socket", shared_memory=False) as server:
-        with grpc.insecure_channel(server.address) as channel:
-            stub = v1.GradientServiceStub(channel)
-            assert not stub.GetServerInfo(v1.GetServerInfoRequest()).shared_memory
+        assert not offers_memory(server.address)
         assert [one.name for one in folder.iterdir()] == ["socket"]
 
 
-def test_a_connection_that_closes_frees_its_memory(
-    server: ServerThread, client: SharingClient
-) -> None:
-    assert server.server.service.admission.memory_bytes >= 2 * GRADIENT.nbytes
-    client.registrar.close()
-    wait_idle(server)
-    assert "input.handle" in check_refused(client, client.request(), "UNKNOWN_SEGMENT").message
-
-
-def test_a_metric_says_how_much_memory_is_shared(
+def test_a_connection_that_closes_frees_its_memory_and_a_metric_says_so(
     server: ServerThread, client: SharingClient
 ) -> None:
     def shared() -> float:
@@ -234,7 +226,10 @@ def test_a_metric_says_how_much_memory_is_shared(
 
     registered = len(client.input.memory) + len(client.output.memory)
     wait_until(lambda: shared() == registered)
-    client.close()
+    assert server.server.service.admission.memory_bytes >= 2 * GRADIENT.nbytes
+    client.registrar.close()
+    wait_idle(server)
+    assert "input.handle" in check_refused(client, client.request(), "UNKNOWN_SEGMENT").message
     wait_until(lambda: shared() == 0)
 
 
@@ -363,18 +358,13 @@ def test_other_packets_are_refused(client: SharingClient) -> None:
     client.call(client.request())
 
 
-def test_no_descriptor_stays_open(client: SharingClient) -> None:
+def test_no_descriptor_stays_open_and_an_empty_packet_ends_the_connection(
+    client: SharingClient,
+) -> None:
     before = open_files()
     file = memory_file(PAGE)
     for _ in range(100):
         client.registrar.send(b"R" + struct.pack("<Q", PAGE), *[file] * 20)
-    os.close(file)
-    assert open_files() <= before + 10  # grpc may open some
-
-
-def test_an_empty_packet_ends_the_connection_and_its_file_is_closed(client: SharingClient) -> None:
-    before = open_files()
-    file = memory_file(PAGE)
     for _ in range(20):
         other = Registrar(client.path)
         assert other.send(b"", file) == b""
@@ -387,12 +377,8 @@ def test_an_empty_packet_ends_the_connection_and_its_file_is_closed(client: Shar
 def test_what_is_no_socket_is_not_removed_and_the_server_serves(folder: Path) -> None:
     kept = folder / "socket.memory"
     kept.write_text("mine")
-    with (
-        serving(address=f"unix:{folder}/socket") as server,
-        grpc.insecure_channel(server.address) as channel,
-    ):
-        stub = v1.GradientServiceStub(channel)
-        assert not stub.GetServerInfo(v1.GetServerInfoRequest()).shared_memory
+    with serving(address=f"unix:{folder}/socket") as server:
+        assert not offers_memory(server.address)
     assert kept.read_text() == "mine"
 
 
