@@ -203,7 +203,6 @@ def test_it_takes_the_same_arguments() -> None:
 
 Array = NDArray[Any]
 
-UP = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
 TYPES = [np.dtype(t) for t in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)]
 OPERATORS = (
     UP,
