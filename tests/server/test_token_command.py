@@ -64,7 +64,7 @@ def test_tokens_are_added_and_revoked_beside_what_is_there(path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == ["tokens"]
 
 
-BROKEN = "half a line\n"
+BROKEN = "half a line"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_what_makes_no_sense_leaves_the_file_as_it_was(
     path: Path, arguments: tuple[str, ...], words: str, more: str
 ) -> None:
     token = add_token(path, name="there", scopes=[Scope.EVALUATE])
-    path.write_text(path.read_text() + more)
+    path.write_text(f"{path.read_text()}{more}\n")
     before = path.read_bytes()
     done = command(*arguments, "--file", path)
     assert done.exit_code != 0
