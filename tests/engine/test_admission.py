@@ -4,13 +4,103 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import wraps
+from typing import Any
 
 import pytest
 
-from engine.hall import WORK, Hall, leave, on_event_loop, settle, waiting
-from gradwire_server.errors import ServerFullError
+from gradwire_server.errors import RETRY_AFTER_S, ServerFullError
+from gradwire_server.scheduling.admission import Admission, AdmittedStream
+from gradwire_server.scheduling.scheduler import Backlog, Claim, Slot, Turns
+
+WORK = 1000
+
+
+class Hall:
+    """An admission of one thread, with a clock to set.
+
+    Work of 1000 is known to take a second.
+
+    gave_way  names of streams that gave way, and why
+    """
+
+    def __init__(self, **limits: Any) -> None:
+        self.now = 100.0
+        settings: dict[str, Any] = {
+            "max_memory_bytes": 100,
+            "max_streams": 1,
+            "threads": 1,
+            "standing_queue_s": 0.5,
+            "clock": lambda: self.now,
+            **limits,
+        }
+        self.admission = Admission(**settings)
+        with self.admission.turns(Claim(work=WORK)) as turns:
+            turns.spend(1.0)
+        self._stack = ExitStack()
+        self._waiting = list[asyncio.Task[Slot]]()
+        self.gave_way: dict[str, ServerFullError] = {}
+
+    def enter(self, *, work: int = WORK, **claim: Any) -> Turns:
+        """Let an evaluation in for as long as the test takes."""
+        return self._stack.enter_context(self.admission.turns(Claim(work=work, **claim)))
+
+    async def hold(self, **claim: Any) -> Slot:
+        """Let an evaluation in and give it a slot."""
+        return await self.enter(**claim).slot()
+
+    async def fill(self) -> list[Slot]:
+        """Take the slot that computes and the one that is next."""
+        return [await self.hold(), await self.hold()]
+
+    async def queue(self, **claim: Any) -> asyncio.Task[Slot]:
+        """Let an evaluation in that waits for a slot as long as the test takes."""
+        self._waiting.append(waiting(self.hold(**claim)))
+        await settle()
+        return self._waiting[-1]
+
+    def open(self, name: str, *, caller: str = "caller") -> AdmittedStream:
+        """Open a stream for as long as the test takes; the next one is opened a moment later."""
+        self.now += 0.01
+        context = self.admission.stream(
+            caller, lambda refused: self.gave_way.update({name: refused})
+        )
+        return self._stack.enter_context(context)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def refused(self, **claim: Any) -> ServerFullError:
+        with pytest.raises(ServerFullError) as caught:
+            self.enter(**claim)
+        return caught.value
+
+
+def on_event_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a test on an event loop of its own, whose end cancels the tasks that are left."""
+
+    @wraps(test)
+    def run() -> None:
+        asyncio.run(test())
+
+    return run
+
+
+def waiting(slot: Coroutine[Any, Any, Slot]) -> asyncio.Task[Slot]:
+    return asyncio.create_task(slot)
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def leave(slot: Slot) -> None:
+    with slot:
+        pass
 
 
 @on_event_loop
@@ -166,3 +256,147 @@ async def test_a_standing_queue_refuses_newcomers_that_a_burst_lets_in() -> None
     refused = hall.refused()
     assert refused.facts["limit"] == "max_queue_s"
     assert "0.5 s under a lasting load (its setting GRADWIRE_MAX_QUEUE_S)" in refused.message
+
+
+MOMENT_S = 0.5
+
+
+def test_the_stream_that_waited_longest_for_its_first_byte_gives_way() -> None:
+    hall = Hall(max_streams=3)
+    hall.open("a").note_data()
+    hall.open("b")
+    hall.open("c")
+    hall.now += MOMENT_S
+    hall.open("d")
+    assert list(hall.gave_way) == ["b"]
+    refused = hall.gave_way["b"]
+    assert refused.facts["limit"] == "max_streams"
+    assert refused.retry_after_s == RETRY_AFTER_S
+    assert "no data of this one has come for 0.5 s" in refused.message
+    assert hall.admission.streams == 3
+    assert hall.admission.refusals == {"max_streams": 1}
+    hall.close()
+    assert hall.admission.streams == 0
+
+
+def test_each_stream_that_gives_way_is_told_so_itself() -> None:
+    hall = Hall(max_streams=1)
+    for name in ("a", "b", "c"):
+        hall.open(name)
+        hall.now += MOMENT_S
+    assert list(hall.gave_way) == ["a", "b"]
+
+
+def test_a_stream_has_a_moment_for_its_first_byte() -> None:
+    hall = Hall(max_streams=1)
+    hall.open("a")
+    hall.now += MOMENT_S - 0.02
+    with pytest.raises(ServerFullError):
+        hall.open("b")
+    hall.open("c")
+    assert list(hall.gave_way) == ["a"]
+
+
+def test_a_stream_that_waits_for_the_server_does_not_give_way() -> None:
+    hall = Hall(max_streams=1)
+    first = hall.open("a")
+    first.note_wait(for_caller=False)
+    hall.now += 60
+    with pytest.raises(ServerFullError):
+        hall.open("b")
+    first.note_wait(for_caller=True)
+    with pytest.raises(ServerFullError):
+        hall.open("c")
+    hall.now += MOMENT_S
+    hall.open("d")
+    assert list(hall.gave_way) == ["a"]
+
+
+def test_a_caller_has_three_quarters_of_the_streams() -> None:
+    hall = Hall(max_streams=8)
+    for number in range(6):
+        hall.open(str(number)).note_data()
+    with pytest.raises(ServerFullError, match="this caller has 6 streams open, and 6 are its"):
+        hall.open("one more")
+    for name in ("a", "b"):
+        hall.open(name, caller="other").note_data()
+    with pytest.raises(ServerFullError, match="8 streams are open"):
+        hall.open("c", caller="other")
+    assert not hall.gave_way
+
+
+def test_a_caller_with_its_share_takes_nothing_from_others() -> None:
+    hall = Hall(max_streams=4)
+    hall.open("other's", caller="other")
+    hall.now += MOMENT_S
+    for name in ("a", "b"):
+        hall.open(name).note_data()
+    hall.open("c")
+    with pytest.raises(ServerFullError):
+        hall.open("d")
+    hall.now += MOMENT_S
+    hall.open("e")
+    assert list(hall.gave_way) == ["c"]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_of_few_streams_a_caller_may_have_all(most: int) -> None:
+    hall = Hall(max_streams=most)
+    for number in range(most):
+        hall.open(str(number))
+    assert hall.admission.streams == most
+
+
+@on_event_loop
+async def test_one_caller_leaves_as_many_places_free_as_it_takes() -> None:
+    hall = Hall(max_queue=5)
+    await hall.fill()
+    calls = [waiting(hall.hold()) for _ in range(3)]
+    await settle()
+    assert hall.refused().facts["limit"] == "max_queue"
+    calls += [waiting(hall.hold(peer="other")) for _ in range(2)]
+    await settle()
+    assert hall.admission.queue_depth == 5
+    for peer in ("other", "third"):
+        refused = hall.refused(peer=peer)
+        assert refused.facts["limit"] == "max_queue"
+        assert "GRADWIRE_MAX_QUEUE)" in refused.message
+
+
+@on_event_loop
+async def test_who_is_in_a_hurry_goes_first_but_passes_nobody_for_long() -> None:
+    hall = Hall()
+    slots = await hall.fill()
+    patient = await hall.queue()
+    hurried = [waiting(hall.hold(work=0, deadline=hall.now + 0.5))]
+    hall.now += 2.0
+    hurried.append(waiting(hall.hold(work=0, deadline=hall.now + 0.5)))
+    await settle()
+    leave(slots[0])
+    await patient
+    assert not hurried[1].done()
+
+
+@on_event_loop
+async def test_streams_take_turns_with_their_steps() -> None:
+    hall = Hall()
+    older, newer = hall.enter(paced=True), hall.enter(paced=True)
+    slots = [await older.slot(), await newer.slot()]
+    again = waiting(newer.slot())
+    await settle()
+    oldest = waiting(older.slot())
+    await settle()
+    leave(slots[0])
+    await again
+    assert not oldest.done()
+
+
+def test_a_caller_whose_calls_have_all_left_is_forgotten() -> None:
+    backlog = Backlog()
+    for seconds in (0.1, 0.2, 0.7):
+        backlog.enter("one", large=False, seconds=seconds)
+    for seconds in (0.7, 0.1, 0.2):
+        assert backlog.of("one") > 0
+        backlog.leave("one", large=False, seconds=seconds)
+    assert backlog.of("one") == 0
+    assert backlog.seconds == 0

@@ -37,6 +37,10 @@ class Turns:
             action()
 
 
+def inline_work(turns: Turns | None = None, *, rate: float = RATE, **limits: float) -> InlineWork:
+    return InlineWork(rate, most_s=MOST_S, next_turn=(turns or Turns()).ask, **limits)
+
+
 def copy_of(elements: int) -> Prepared:
     return Case.packed(Plan((elements,), (elements,), ()), slab=100).evaluation()
 
@@ -45,13 +49,13 @@ def copy_of(elements: int) -> Prepared:
 def test_before_its_first_run_an_evaluation_takes_its_work_by_the_rate(
     elements: int, most: int
 ) -> None:
-    inline = InlineWork(RATE, most_s=MOST_S, next_turn=Turns().ask)
+    inline = inline_work()
     assert inline.is_short(copy_of(elements)) is (most > 0)
     assert inline.most(copy_of(elements)) == most
 
 
 def test_afterwards_it_takes_what_it_took() -> None:
-    inline = InlineWork(RATE, most_s=MOST_S, next_turn=Turns().ask)
+    inline = inline_work()
     short, long = copy_of(1), copy_of(10_000)
     short.measured.note(501e-6)
     long.measured.note(499e-6)
@@ -60,7 +64,7 @@ def test_afterwards_it_takes_what_it_took() -> None:
 
 
 def test_one_run_amid_other_work_makes_no_evaluation_long() -> None:
-    inline = InlineWork(RATE, most_s=MOST_S, next_turn=Turns().ask)
+    inline = inline_work()
     one = copy_of(20)
     assert inline.admits(one)
     for seconds in (5.0, 5.0, 20e-6, 5.0, 5.0):
@@ -73,7 +77,7 @@ def test_one_run_amid_other_work_makes_no_evaluation_long() -> None:
 
 def test_a_millisecond_is_computed_in_a_turn() -> None:
     turns = Turns()
-    inline = InlineWork(RATE, most_s=MOST_S, next_turn=turns.ask)
+    inline = inline_work(turns)
     one = copy_of(150)
     for _ in range(3):
         computed = 0
@@ -86,7 +90,7 @@ def test_a_millisecond_is_computed_in_a_turn() -> None:
 
 def test_many_at_once_have_the_same_millisecond() -> None:
     turns = Turns()
-    inline = InlineWork(RATE, most_s=MOST_S, next_turn=turns.ask)
+    inline = inline_work(turns)
     one = copy_of(100)
     assert inline.most(one) == 10
     inline.spend(650e-6)
@@ -98,15 +102,16 @@ def test_many_at_once_have_the_same_millisecond() -> None:
 
 
 def test_nothing_is_computed_there_without_a_rate_or_beyond_a_backend_s_most() -> None:
-    assert not InlineWork(0, most_s=MOST_S, next_turn=Turns().ask).admits(copy_of(1))
-    some = InlineWork(RATE, most_s=MOST_S, most_work=100, next_turn=Turns().ask)
+    assert not inline_work(rate=0).admits(copy_of(1))
+    some = inline_work(most_work=100)
     assert some.admits(copy_of(100))
     assert not some.admits(copy_of(101))
 
 
 def test_short_steps_of_a_stream_are_computed_on_the_event_loop_once_measured() -> None:
     turns = Turns()
-    inline = InlineWork(RATE, most_s=MOST_S, most_step_s=1e-3, next_turn=turns.ask)
+    inline = inline_work(turns, most_step_s=1e-3)
+    assert inline.admits_step(copy_of(1), 8), "a short evaluation needs no measure"
     stream = copy_of(10_000)
     assert not inline.is_short_step(stream, 100)
     stream.measured_steps.note(6e-6)  # for each byte
@@ -119,15 +124,9 @@ def test_short_steps_of_a_stream_are_computed_on_the_event_loop_once_measured() 
     assert inline.admits_step(stream, 100)
 
 
-def test_steps_of_a_short_evaluation_need_no_measure() -> None:
-    inline = InlineWork(RATE, most_s=MOST_S, next_turn=Turns().ask)
-    assert inline.is_short_step(copy_of(1), 8)
-    assert inline.admits_step(copy_of(1), 8)
-
-
 def test_a_step_of_a_whole_turn_is_computed_though_a_little_time_is_carried_over() -> None:
     turns = Turns()
-    inline = InlineWork(RATE, most_s=MOST_S, most_step_s=1e-3, next_turn=turns.ask)
+    inline = inline_work(turns, most_step_s=1e-3)
     stream = copy_of(10_000)
     stream.measured_steps.note(9.9e-6)
     inline.spend(50e-6)

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from gradwire_server.backends import Backend
 from gradwire_server.engine import (
     Execution,
     InputAssembler,
     Prepared,
+    Ring,
+    TensorSpec,
+    are_rows,
+    in_memory,
+    rows_of,
 )
 from gradwire_server.plans import BandedMap, Plan
-from support.evaluation_cases import BACKEND, Bytes, Case, cases, computed, data_for, expected
+from support.evaluation_cases import (
+    BACKEND,
+    Bytes,
+    Case,
+    cases,
+    computed,
+    data_for,
+    expected,
+    strided,
+)
+from support.kernels.numba_calls import compiled, needs_numba
 
 
 class _Memory:
@@ -199,3 +217,162 @@ def test_a_copy_is_cut_into_slabs_whatever_its_shape() -> None:
         evaluation = Case.packed(Plan.build([None] * len(sizes), sizes), 1 << 16).evaluation()
         steps = list(evaluation.steps())
         assert math.prod(sizes) // (1 << 16) <= len(steps) <= 4 * math.prod(sizes) // (1 << 16)
+
+
+def _run(evaluation: Prepared, data: Bytes, backend: Backend) -> tuple[Bytes, int]:
+    result = np.full(evaluation.output.wire_bytes, 0xA5, np.uint8)
+    steps = len(list(in_memory(evaluation, result, data, backend)))
+    return result, steps
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=cases(), slab=st.sampled_from([1, 1 << 4, 1 << 20]))
+def test_it_gives_the_bits_of_apply(case: Case, slab: int) -> None:
+    data = data_for(case.source)
+    result, _ = _run(replace(case, slab=slab).evaluation(), data, BACKEND)
+    np.testing.assert_array_equal(result, expected(case, data))
+
+
+@needs_numba
+@settings(max_examples=200, deadline=None)
+@given(case=cases(), slab=st.sampled_from([1, 1 << 4, 1 << 20]))
+def test_it_gives_the_same_bits_in_large_steps(case: Case, slab: int) -> None:
+    data = data_for(case.source)
+    result, steps = _run(replace(case, slab=slab).evaluation(), data, compiled(2))
+    np.testing.assert_array_equal(result, expected(case, data))
+    assert steps <= len(list(replace(case, slab=slab).evaluation().steps()))
+
+
+@needs_numba
+@pytest.mark.parametrize(("strides", "most"), [((0, 0), 1), ((1, 0), 8), ((96, 1), 1)])
+def test_large_steps_hold_no_more_memory_than_small_ones(
+    strides: tuple[int, int], most: int
+) -> None:
+    halves = [
+        BandedMap.from_taps(np.arange(n).reshape(-1, 2), np.full((n // 2, 2), 0.5), inputs=n)
+        for n in (64, 96)
+    ]
+    plan, float32 = Plan.build(halves, (64, 96)), np.dtype(np.float32)
+    source = TensorSpec(float32, plan.input_shape, strides)
+    case = Case(plan, source, TensorSpec.packed(float32, plan.output_shape), 8 * 96 + 4 * 96)
+    data = data_for(source)
+    result, steps = _run(case.evaluation(), data, compiled(1))
+    np.testing.assert_array_equal(result, expected(case, data))
+    # What has the same number all along a row would be written out row by row.
+    assert (steps == 1) == (most == 1)
+    assert len(list(case.evaluation().steps())) >= most
+
+
+def _result(evaluation: Prepared) -> tuple[Bytes, NDArray[np.generic]]:
+    """Allocate the bytes of a result, and see them as a tensor."""
+    data = np.full(evaluation.output.wire_bytes, 0xA5, np.uint8)
+    return data, strided(data, evaluation.output)
+
+
+@settings(max_examples=300, deadline=None)
+@given(case=cases(), slab=st.sampled_from([1 << 4, 1 << 20]), backward=st.booleans())
+def test_a_run_on_the_tensors_gives_the_bits_of_apply(
+    case: Case, slab: int, *, backward: bool
+) -> None:
+    evaluation = replace(case, slab=slab).evaluation()
+    data = data_for(case.source)
+    source = strided(data, case.source)
+    if backward:
+        source = np.ascontiguousarray(source[::-1])[::-1]
+    written, result = _result(evaluation)
+    assume(are_rows(evaluation, source))
+    x, y = rows_of(evaluation, source), rows_of(evaluation, result)
+    execution = Execution(evaluation, BACKEND)
+    for step in evaluation.steps():
+        outer = slice(step.outer_first, step.outer_stop)
+        rows = x[outer, step.in_first : step.in_stop]
+        execution.rows(step, rows, y[outer, step.out_first : step.out_stop])
+    np.testing.assert_array_equal(written, expected(case, data))
+
+
+def _downsampling(slab: int) -> Prepared:
+    bands = BandedMap.from_taps(np.arange(8).reshape(4, 2), np.full((4, 2), 0.5), inputs=8)
+    plan = Plan.build([None, bands, bands], (3, 8, 8))
+    return Case.packed(plan, slab).evaluation()
+
+
+def test_a_slab_that_holds_all_makes_one_step_with_the_same_bits() -> None:
+    evaluation = _downsampling(100)
+    assert len(list(evaluation.steps())) > 1
+    whole = evaluation.with_slab(1 << 62)
+    data = data_for(evaluation.input)
+    assert whole.only_step is not None
+    assert computed(whole, data).tobytes() == computed(evaluation, data).tobytes()
+
+
+def test_rows_are_views_of_arrays_of_the_type() -> None:
+    x, y = np.ones((3, 8, 8), np.float32), np.empty((3, 4, 4), np.float32)
+    evaluation = _downsampling(1 << 10)
+    for array in (x, x[:, ::-1], y, y[::-1]):
+        assert are_rows(evaluation, array)
+        assert np.may_share_memory(rows_of(evaluation, array), array)
+    assert not are_rows(evaluation, x.astype(">f4"))
+    assert not are_rows(evaluation, y.astype(">f4"))
+
+
+@given(count=st.integers(1, 4), sizes=st.lists(st.integers(0, 40), max_size=30))
+def test_a_buffer_is_given_out_again_only_after_all_others(count: int, sizes: list[int]) -> None:
+    ring, held = Ring(count), list[tuple[Bytes, int]]()
+    for number, size in enumerate(sizes):
+        buffer = ring.take(size)
+        assert len(buffer) == size
+        buffer[:] = number % 256
+        # One without bytes holds nothing, and may not make others give up what they hold.
+        held = [*held, *[(buffer, number % 256)] * bool(size)][-count:]
+        for taken, value in held:
+            assert (taken == value).all()
+
+
+def test_a_buffer_is_new_memory_only_where_the_old_is_too_small() -> None:
+    ring = Ring(2)
+    first, _, third = ring.take(10), ring.take(10), ring.take(7)
+    assert np.shares_memory(first, third)
+    assert not np.shares_memory(first, ring.take(11))
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=cases(), chunk=st.integers(1, 80))
+def test_the_input_of_steps_that_are_held_is_not_overwritten(case: Case, chunk: int) -> None:
+    held = 2
+    data, evaluation = data_for(case.source), case.evaluation()
+    assembler = InputAssembler(evaluation, held=held)
+    given: list[tuple[Bytes, slice]] = []
+    for first in range(0, len(data), chunk):
+        for step, rows in assembler.feed(data[first : first + chunk]):
+            given = [*given, (rows, slice(*evaluation.input_range(step)))][-held:]
+        # Even when the next step's bytes have begun to come.
+        for rows, place in given:
+            np.testing.assert_array_equal(rows, data[place])
+
+
+def _halving(size: int) -> BandedMap:
+    index = np.arange(size).reshape(-1, 2)
+    return BandedMap.from_taps(index, np.full(index.shape, 0.5), inputs=size)
+
+
+def _evaluation(outer: int, rows: int, *, slab: int) -> Prepared:
+    plan = Plan.build([None, _halving(rows), None], (outer, rows, 4))
+    return Case.packed(plan, slab).evaluation()
+
+
+@pytest.mark.parametrize(("slab", "most"), [(400, 2), (70, 3)])
+def test_outer_slices_share_plans(slab: int, most: int) -> None:
+    evaluation = _evaluation(11, 16, slab=slab)
+    plans = evaluation.walk.step_plans
+    assert plans is not None
+    steps = list(evaluation.steps())
+    used = [
+        plans.window(
+            step.outer_stop - step.outer_first,
+            (step.in_first, step.in_stop),
+            (step.out_first, step.out_stop),
+        )
+        for step in steps
+    ]
+    distinct = {id(plan) for plan in used}
+    assert len(distinct) <= most < len(steps)

@@ -37,7 +37,7 @@ from gradwire_server.rpc.open_inference.requests import InferReader, ModelInferR
 from gradwire_server.rpc.service_context import BackendInUse, ServiceContext
 from gradwire_server.scheduling.admission import Admission, InlineWork
 from gradwire_server.server import device_watch
-from support.virtual_calls import Nobody
+from support.nobody import Nobody
 
 T = TypeVar("T")
 Outcome = bytes | tuple[str, str]

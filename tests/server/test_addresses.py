@@ -13,8 +13,7 @@ from gradwire_server.command import gradwire_server
 from gradwire_server.config import addresses
 from gradwire_server.config.settings import Settings
 from support.processes import QUICK, Command, run_command
-from support.raw_calls import RawClient
-from support.servers import commanded, served, serving
+from support.servers import commanded, served
 
 CORE_LINE = re.compile(r"[IWE]\d{4} |WARNING: All log messages before absl")
 
@@ -53,20 +52,6 @@ def test_an_address_beyond_this_machine_needs_tls_or_a_word(address: str) -> Non
 )
 def test_an_address_of_this_machine_needs_nothing(address: str) -> None:
     assert Settings(address=address).address == address
-
-
-def test_insecure_is_the_word() -> None:
-    with serving(address="0.0.0.0:0", insecure=True) as server:
-        port = server.address.rpartition(":")[2]
-        with RawClient(f"127.0.0.1:{port}") as client:
-            client.check_alive()
-
-
-def test_a_unix_socket_is_served(tmp_path: Path) -> None:
-    address = f"unix:{tmp_path / 'socket'}"
-    with served(address=address) as (server, client):
-        assert server.address == address
-        client.check_alive()
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

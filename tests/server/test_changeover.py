@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from gradwire import Client, ops, v1
@@ -41,7 +40,6 @@ from support.scraping import scrape
 
 AUTO = ("--backend", "auto")
 CHANGED = " backend=numba_cpu after_s="
-Array = npt.NDArray[np.float32]
 
 
 class Cache:
@@ -83,33 +81,26 @@ def test_the_first_answer_comes_from_numpy_and_kernels_take_over(
     flags = (*cache.flags, "--http-port", "127.0.0.1:0")
     array, expected = problem(KINDS["unary"])
 
-    def evaluate(client: Client) -> Array:
+    def check(backend: str, to_come: str) -> None:
         operator = KINDS["unary"].operator
-        return client.evaluate(operator, array, output_shape=expected.shape)
+        result = client.evaluate(operator, array, output_shape=expected.shape)
+        np.testing.assert_array_equal(result, expected)
+        info = client.server_info()
+        assert (info.backend, info.backend_to_come) == (backend, to_come)
+        told = scrape(command.http_address)
+        assert told.value("gradwire_kernels_pending") == bool(to_come)
+        for name in ("numpy_cpu", "numba_cpu"):
+            assert told.value("gradwire_build_info", backend=name) == (name == backend)
 
     with (
         running_command(*flags, log=tmp_path / "log") as command,
         Client(command.address) as client,
     ):
-        port = command.http_address
-        first = evaluate(client)
-        info = client.server_info()
-        assert (info.backend, info.backend_to_come) == ("numpy_cpu", "numba_cpu")
-        told = scrape(port)
-        assert told.value("gradwire_kernels_pending") == 1
-        assert told.value("gradwire_build_info", backend="numpy_cpu") == 1
+        check("numpy_cpu", "numba_cpu")
         cache.fill()
         command.wait_for_log(CHANGED)
-        second = evaluate(client)
-        info = client.server_info()
-        assert (info.backend, info.backend_to_come) == ("numba_cpu", "")
-        told = scrape(port)
-        assert told.value("gradwire_kernels_pending") == 0
-        assert told.value("gradwire_build_info", backend="numpy_cpu") == 0
-        assert told.value("gradwire_build_info", backend="numba_cpu") == 1
+        check("numba_cpu", "")
         assert "compiling" not in command.log
-    np.testing.assert_array_equal(first, expected)
-    np.testing.assert_array_equal(second, expected)
 
 
 @needs_numba
@@ -237,18 +228,6 @@ def test_a_child_that_is_killed_is_replaced(tmp_path: Path, cache: Cache) -> Non
         command.wait_for_log(" compiling kernels", times=2)
         with RawClient(command.address) as client:
             client.check_alive()
-
-
-@needs_numba
-def test_one_of_several_workers_compiles(tmp_path: Path, cache: Cache) -> None:
-    cache.unlock()
-    flags = ("--workers", "2", *cache.flags)
-    with running_command(*flags, log=tmp_path / "log") as command:
-        command.wait_for_log(" compiling kernels")
-        pids = command.workers.values()
-        wait_until(lambda: any(map(children, pids)))
-        assert sum(bool(children(pid)) for pid in pids) == 1
-    assert command.log.count(" compiling kernels") == 1
 
 
 @needs_numba

@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from gradwire import v1
 from gradwire.v1 import gradient_service_pb2
 from gradwire_server.rpc.health import has_list
+from gradwire_server.rpc.open_inference.descriptors import SERVICE
 from support.raw_calls import HEALTH, PATIENCE_S, RawClient, call
 from support.raw_frames import DATA, END_HEADERS, HEADERS, RawConnection, call_headers, frame
 from support.servers import ServerThread, serving
@@ -123,20 +124,15 @@ def test_reflection_lists_the_services(client: RawClient) -> None:
     }
 
 
-def test_reflection_tells_the_schema(client: RawClient) -> None:
-    answer = ask(client, file_containing_symbol="gradwire.v1.GradientService")
-    files = answer.file_descriptor_response.file_descriptor_proto
-    told = [descriptor_pb2.FileDescriptorProto.FromString(each) for each in files]
+@pytest.mark.parametrize(
+    "service", [gradient_service_pb2.DESCRIPTOR, SERVICE.file], ids=["own", "inference"]
+)
+def test_reflection_tells_the_schema_of_both_pools(client: RawClient, service: Any) -> None:
     own = descriptor_pb2.FileDescriptorProto()
-    gradient_service_pb2.DESCRIPTOR.CopyToProto(own)
-    assert own in told
-
-
-def test_an_unknown_method_is_unimplemented(client: RawClient) -> None:
-    method = "/gradwire.v1.GradientService/EvaluateNothing"
-    _, refusal = call(client.channel, method, (b"",))
-    assert refusal is not None
-    assert refusal.code is grpc.StatusCode.UNIMPLEMENTED
+    service.CopyToProto(own)
+    answer = ask(client, file_containing_symbol=f"{own.package}.{own.service[0].name}")
+    files = answer.file_descriptor_response.file_descriptor_proto
+    assert own in [descriptor_pb2.FileDescriptorProto.FromString(each) for each in files]
 
 
 def test_questions_about_the_server_return_name_and_trace_too(client: RawClient) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -13,7 +12,7 @@ import pytest
 from gradwire import CallCancelledError, Client, DeadlineExceededError, ops, v1
 from gradwire_server import LocalClient
 from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TableCache, TensorSpec
-from gradwire_server.plans.cancellation import AbandonedError, Check
+from gradwire_server.plans.cancellation import Check
 from gradwire_server.scheduling.scheduler import TurnedWork
 from support.raw_calls import PATIENCE_S, RawClient, float32, refused, wait_until
 from support.servers import served, serving
@@ -150,39 +149,6 @@ def test_many_tables_of_one_address_hold_up_no_table_of_another() -> None:
         # Of equal work, the other address has had a half of the turns.
         assert sum(call.done() for call in greedy) <= 2
         assert [call.result(timeout=PATIENCE_S).refusal for call in greedy] == [None] * len(greedy)
-
-
-def test_work_in_turns_goes_on_where_it_stopped() -> None:
-    reached: list[int] = []
-
-    def work(check: Check) -> str:
-        for step in range(3):
-            reached.append(step)
-            check()
-        return "done"
-
-    with TurnedWork(work, turn_s=0) as turned:
-        for steps in range(1, 4):
-            assert turned.turn()
-            assert reached == list(range(steps))
-        assert not turned.turn()
-    assert turned.result() == "done"
-
-
-def test_work_in_turns_that_is_given_up_ends_its_thread() -> None:
-    ended = threading.Event()
-
-    def work(check: Check) -> None:
-        try:
-            while True:
-                check()
-        except AbandonedError:
-            ended.set()
-            raise
-
-    with TurnedWork(work, turn_s=0) as turned:
-        assert turned.turn()
-    assert ended.wait(PATIENCE_S)
 
 
 def test_an_error_of_work_in_turns_is_raised_with_its_result() -> None:

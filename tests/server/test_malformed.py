@@ -70,6 +70,15 @@ def test_bytes_that_are_no_message_of_a_stream_are_refused_as_invalid_data(
     ended(refusal, "INVALID_DATA", field="message")
 
 
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=list(GARBAGE))
+def test_bytes_that_are_no_request_among_many_end_the_stream(
+    client: RawClient, garbage: bytes
+) -> None:
+    good = named(published_request(), "good").SerializeToString()
+    with ManyCall.of_bytes(client, good, field(1, garbage)) as call:
+        ended(call.refusal(), "INVALID_DATA", field="message")
+
+
 def test_a_unary_call_without_a_request_is_refused_as_invalid_data(client: RawClient) -> None:
     _, refusal = call(client.channel, f"{SERVICE}/Evaluate", ())
     refused(refusal, "INVALID_DATA", field="message")

@@ -72,13 +72,6 @@ def burst(client: RawClient, ends: list[Callable[[RawClient], None]]) -> None:
             list(pool.map(end, [client] * 8))
 
 
-def test_all_memory_and_places_are_given_back_however_streams_end() -> None:
-    with served() as (server, client):
-        burst(client, [complete, fail, cancel])
-        wait_idle(server)
-        client.check_alive()
-
-
 def fail_many(client: RawClient) -> None:
     with ManyCall(client) as many:
         request = named(identity_request(1, data=bytes(4)), "one")
@@ -239,19 +232,13 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 _PAGES = (8 << 20) // 4096
 
-on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps memory")
-
 
 def faults(**environment: str) -> int:
     """Return how often a page had to be had from the system."""
     return int(run_command(program=("-c", _FREED_BLOCKS), env=environment).stdout)
 
 
-@on_glibc
-def test_memory_that_is_kept_is_not_had_from_the_system_again() -> None:
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps memory")
+def test_memory_that_is_kept_is_not_had_again_unless_variables_set_malloc_up() -> None:
     assert faults() < _PAGES / 100
-
-
-@on_glibc
-def test_variables_of_malloc_are_left_in_force() -> None:
     assert faults(MALLOC_MMAP_THRESHOLD_="65536") > _PAGES / 2

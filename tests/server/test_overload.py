@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack
 from itertools import chain
-from typing import Self
 
 import pytest
 
@@ -14,13 +10,12 @@ from gradwire import v1
 from gradwire_server.errors import RETRY_AFTER_S
 from support.raw_calls import (
     BOTH_WAYS,
-    PATIENCE_S,
     PUBLISHED_RESULT,
     Answer,
     RawClient,
-    StreamCall,
     WaitingStream,
     as_stream,
+    chunk,
     ended,
     opening,
     published_request,
@@ -41,42 +36,6 @@ from support.refusals import Refusal, check_in_band
 from support.servers import served, serving, wait_idle
 
 
-class Held:
-    """Streams that are open and wait for the rest of their input."""
-
-    def __init__(self, client: RawClient, request: v1.EvaluateRequest) -> None:
-        self._client = client
-        self._request = request
-        self._done = threading.Event()
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._stack.close()
-
-    def hold(self) -> StreamCall:
-        """Open one more and wait for the server's word."""
-
-        def messages() -> Iterator[v1.EvaluateStreamRequest]:
-            yield opening(self._request)
-            yield v1.EvaluateStreamRequest(chunk=v1.Chunk(data=self._request.data[:1]))
-            self._done.wait(PATIENCE_S)
-            yield v1.EvaluateStreamRequest(chunk=v1.Chunk(offset=1, data=self._request.data[1:]))
-
-        call = self._client.start(messages())
-        self._stack.callback(call.cancel)
-        assert next(call).WhichOneof("message") == "opened"
-        return call
-
-    def finish(self, call: StreamCall) -> None:
-        """Send the rest of all, and check what it brings one of them."""
-        self._done.set()
-        assert b"".join(each.chunk.data for each in call) == PUBLISHED_RESULT
-
-
 def check_overload(answer: Answer, setting: str, retry_after_s: float) -> Refusal:
     refusal = refused(answer, "OVERLOADED", limit=setting)
     assert refusal.retry_after_s == retry_after_s
@@ -86,13 +45,15 @@ def check_overload(answer: Answer, setting: str, retry_after_s: float) -> Refusa
 
 def test_streams_beyond_max_streams_are_asked_to_come_back() -> None:
     with served(max_streams=3) as (server, client):
-        with Held(client, published_request()) as held:
-            for _ in range(3):
-                held.hold()
-            answer = client.stream(as_stream(published_request()))
-            check_in_band(check_overload(answer, "max_streams", RETRY_AFTER_S))
-            # Unary calls take no place.
-            assert client.evaluate(published_request()).refusal is None
+        held = [WaitingStream(client, early=1) for _ in range(3)]
+        answer = client.stream(as_stream(published_request()))
+        check_in_band(check_overload(answer, "max_streams", RETRY_AFTER_S))
+        # Before its open is read.
+        assert client.stream([]).refusal is not None
+        # Unary calls take no place.
+        assert client.evaluate(published_request()).refusal is None
+        for each in held:
+            each.finish()
         wait_idle(server)
         client.check_alive()
 
@@ -100,11 +61,11 @@ def test_streams_beyond_max_streams_are_asked_to_come_back() -> None:
 @pytest.mark.parametrize("how", BOTH_WAYS)
 def test_requests_beyond_max_memory_bytes_are_asked_to_come_back(how: str) -> None:
     with served(max_memory_bytes=1) as (server, client):
-        with Held(client, published_request()) as held:
-            held.hold()
-            refusal = check_overload(client.ask(published_request(), how), "max_memory_bytes", 0.25)
-            if how == "EvaluateStream":
-                check_in_band(refusal)
+        held = WaitingStream(client, early=1)
+        refusal = check_overload(client.ask(published_request(), how), "max_memory_bytes", 0.25)
+        if how == "EvaluateStream":
+            check_in_band(refusal)
+        held.cancel()
         wait_idle(server)
         # One alone is let in, however little is allowed.
         client.check_alive()
@@ -119,12 +80,6 @@ def test_refused_streams_leave_their_place_to_others() -> None:
             wait_idle(server)
             assert client.stream(as_stream(published_request())).refusal is None
             wait_idle(server)
-
-
-def test_a_stream_is_refused_before_its_open_is_read() -> None:
-    with served(max_streams=1) as (_server, client), Held(client, published_request()) as held:
-        held.hold()
-        check_overload(client.stream([]), "max_streams", 0.25)
 
 
 def open_streams(
@@ -144,10 +99,9 @@ def test_streams_without_data_give_way_to_others(window: int | None) -> None:
     request = published_request()
     with (
         served(max_streams=8) as (server, client),
-        Held(client, request) as held,
         RawConnection(server.address, source="127.0.0.2", window=window) as connection,
     ):
-        held.hold()
+        held = WaitingStream(client, early=1)
         open_streams(connection, 6, opening(request))
         wait_until(lambda: server.server.streams == 7)
         waiting = WaitingStream(client)
@@ -155,6 +109,7 @@ def test_streams_without_data_give_way_to_others(window: int | None) -> None:
         wait_until(lambda: client.stream(as_stream(request)).data == PUBLISHED_RESULT)
         waiting.cancel()
         wait_until(lambda: server.server.streams == 6)
+        held.finish()
 
 
 def test_a_stream_that_gives_way_is_asked_to_come_back() -> None:
@@ -170,25 +125,14 @@ def test_a_stream_that_gives_way_is_asked_to_come_back() -> None:
         client.check_alive()
 
 
-def test_a_stream_with_data_does_not_give_way() -> None:
-    request = published_request()
-    with served(max_streams=2) as (_server, client), Held(client, request) as held:
-        older = held.hold()
-        younger = WaitingStream(client)
-        wait_until(lambda: client.stream(as_stream(request)).refusal is None)
-        younger.cancel()
-        held.finish(older)
-
-
 def test_one_caller_leaves_streams_to_others() -> None:
     request = published_request()
-    first = v1.EvaluateStreamRequest(chunk=v1.Chunk(data=request.data[:1]))
     with (
         serving(max_streams=8) as server,
         RawConnection(server.address, source="127.0.0.2") as connection,
         RawClient(server.address) as client,
     ):
-        open_streams(connection, 8, opening(request), first)
+        open_streams(connection, 8, opening(request), chunk(0, request.data[:1]))
         wait_until(lambda: server.server.service.admission.refusals["max_streams"] == 2)
         assert server.server.streams == 6
         client.check_alive()

@@ -79,15 +79,6 @@ def test_beyond_max_queue_evaluations_are_refused_at_once() -> None:
         assert server.server.service.admission.refusals == {"max_queue": 1}
 
 
-def test_one_refused_comes_back_when_it_was_told_and_is_served() -> None:
-    with busy(3, max_queue=1) as (_, gate, client, calls):
-        refused(client.evaluate(laborious()), "OVERLOADED")
-        gate.set()
-        for call in calls:
-            call.result()
-        assert client.evaluate(laborious()).refusal is None
-
-
 def test_a_caller_that_is_gone_frees_its_place() -> None:
     with busy(5) as (server, _, _client, calls):
         admission = server.server.service.admission
@@ -172,14 +163,6 @@ def test_requests_of_one_stream_wait_for_a_thread_as_calls_do_and_are_never_refu
         gate.set()
         results = {name: each.result.data for name, each in many.answers().items()}
         assert results == dict.fromkeys("abc", calls[0].result().data)
-
-
-def test_a_stream_of_requests_that_is_gone_frees_its_place() -> None:
-    with busy(2) as (server, _, client, _), ManyCall(client) as many:
-        many.send(named(laborious(), "a"))
-        wait_for(server, computing=SLOTS, waiting=1)
-        many.call.cancel()
-        wait_for(server, computing=SLOTS, waiting=0)
 
 
 def test_a_burst_of_one_client_is_served_whole() -> None:

@@ -152,14 +152,6 @@ def test_a_stop_during_a_rolling_restart_ends_every_process(tmp_path: Path) -> N
         assert "Error" not in command.log
 
 
-def test_one_worker_alone_ignores_the_signal(tmp_path: Path) -> None:
-    with running_command("--backend", "numpy_cpu", log=tmp_path / "log") as command:
-        command.signal(signal.SIGUSR2)
-        command.wait_for_log("no rolling restart")
-        with RawClient(command.address) as client:
-            client.check_alive()
-
-
 @pytest.mark.slow
 def test_no_call_is_lost_when_a_server_stops_and_another_one_follows(tmp_path: Path) -> None:
     with running_command(*FLAGS, log=tmp_path / "1") as command:

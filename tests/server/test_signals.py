@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from support.processes import QUICK, environment, is_running, run_command, running_command
+from support.processes import QUICK, environment, is_running, run_command
 from support.raw_calls import PATIENCE_S, WaitingStream, wait_until
 from support.servers import commanded
 
@@ -93,10 +93,11 @@ def test_one_that_came_before_the_start_is_acted_on(
 
 
 def test_what_comes_after_is_heard_as_well(tmp_path: Path) -> None:
-    with running_command(log=tmp_path / "log") as command:
+    with commanded(log=tmp_path / "log") as (command, client):
         for times in (1, 2):
             command.signal(signal.SIGUSR2)
             command.wait_for_log("no rolling restart", times=times)
+        client.check_alive()
 
 
 WORKERS = ("--workers", "2", *QUICK)

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from gradwire import Client, Item, ops, v1
-from gradwire_server.backends import NumpyCpu
-from gradwire_server.plans import Plan
 from support.processes import running_command
 from support.raw_calls import (
     PATIENCE_S,
@@ -27,7 +22,7 @@ from support.raw_calls import (
     refused,
     wait_until,
 )
-from support.servers import served
+from support.servers import Gated, served
 
 
 def request(seed: int, *, scale: float = 0.5, request_id: str = REQUEST_ID) -> v1.EvaluateRequest:
@@ -118,23 +113,9 @@ def test_a_call_that_is_known_is_refused_while_memory_is_full() -> None:
         assert client.evaluate(request(3)).refusal is None
 
 
-class Waiting(NumpyCpu):
-    """Computes once it may, as a backend does that has a device to wait for."""
-
-    may_wait = True
-
-    def __init__(self) -> None:
-        self.waits, self.may = threading.Semaphore(0), threading.Event()
-
-    def apply(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
-        """As NumPy."""
-        self.waits.release()
-        assert self.may.wait(PATIENCE_S)
-        super().apply(plan, x, y)
-
-
 def test_a_backend_that_may_wait_holds_up_no_other_call() -> None:
-    backend, asked = Waiting(), request(0)
+    backend, asked = Gated(least_work=0, may_wait=True), request(0)
+    backend.gate.clear()
     scaled = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1.0, 0.5))
     array = np.frombuffer(asked.data, np.float32).reshape(2, 8)
     with (
@@ -149,11 +130,11 @@ def test_a_backend_that_may_wait_holds_up_no_other_call() -> None:
             pool.submit(lambda: next(iter(several.evaluate_many([item]))).tobytes()),
         ]
         for _ in calls:
-            assert backend.waits.acquire(timeout=PATIENCE_S)
+            assert backend.at_work.acquire(timeout=PATIENCE_S)
         with RawClient(server.address) as other:
             operators = other.stub.ListOperators(v1.ListOperatorsRequest(), timeout=PATIENCE_S)
         assert operators.operators
-        backend.may.set()
+        backend.gate.set()
         results = [call.result(timeout=PATIENCE_S) for call in calls]
     assert len(set(results)) == 1
     assert len(results[0]) == 4 * 2 * 16

@@ -22,55 +22,46 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gradwire import Client, RetryPolicy, UnavailableError, ops, v1
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.errors import RETRY_AFTER_S
-from gradwire_server.plans import BandedMap, Plan
+from gradwire_server.plans import Plan
 from support.command_line import run_here
 from support.processes import environment, run_command
-from support.raw_calls import PATIENCE_S, RawClient, as_stream, published_request, wait_until
-from support.refusals import check_in_band, check_refusal
+from support.raw_calls import (
+    BOTH_WAYS,
+    PATIENCE_S,
+    RawClient,
+    as_stream,
+    published_request,
+    refused,
+    wait_until,
+)
 from support.servers import ServerThread
 
 COPY = ops.DmlResample(interpolation_mode="linear")
 SMALL = np.ones((4, 4), np.float32)
 
 
-class Leisurely:
-    """A backend that takes until `ready` is set to get ready, and then computes as NumPy does.
+class Leisurely(NumpyCpu):
+    """Takes until `ready` is set to get ready, and then computes as NumPy does.
 
     hurried  whether something was computed before
     """
 
     name = "leisurely"
-    splits_work = False
-    may_wait = False
 
     def __init__(self, fault: Exception | None = None) -> None:
+        super().__init__()
         self.ready = threading.Event()
         self.hurried = False
         self._fault = fault
-        self._numpy = NumpyCpu()
 
     def warm_up(self) -> None:
-        """Wait for `ready`, then raise the fault if there is one."""
         assert self.ready.wait(PATIENCE_S)
         if self._fault is not None:
             raise self._fault
 
     def apply(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
-        """As NumPy."""
         self.hurried |= not self.ready.is_set()
-        self._numpy.apply(plan, x, y)
-
-    def accumulate(
-        self,
-        bands: BandedMap,
-        x: npt.NDArray[Any],
-        y: npt.NDArray[Any],
-        *,
-        axis: int,
-        carried: int,
-    ) -> None:
-        """As NumPy."""
-        self._numpy.accumulate(bands, x, y, axis=axis, carried=carried)
+        super().apply(plan, x, y)
 
 
 @pytest.fixture
@@ -91,14 +82,12 @@ def server(backend: Leisurely) -> Iterator[ServerThread]:
     server.stop()
 
 
-@pytest.mark.parametrize("how", ["Evaluate", "EvaluateStream"])
+@pytest.mark.parametrize("how", BOTH_WAYS)
 def test_an_evaluation_is_told_that_the_server_starts(server: ServerThread, how: str) -> None:
     with RawClient(server.address) as client:
-        refusal = client.ask(published_request(), how).refusal
-    refused = check_refusal(refusal, grpc.StatusCode.UNAVAILABLE, "STARTING")
-    assert refused.retry_after_s == RETRY_AFTER_S
-    if how == "EvaluateStream":
-        check_in_band(refused)
+        answer = client.ask(published_request(), how)
+    refusal = refused(answer, "STARTING", in_band=how == "EvaluateStream")
+    assert refusal.retry_after_s == RETRY_AFTER_S
 
 
 def test_questions_about_the_server_are_answered_while_it_starts(server: ServerThread) -> None:

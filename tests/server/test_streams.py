@@ -15,6 +15,8 @@ from support.raw_calls import (
     PATIENCE_S,
     PUBLISHED_GRADIENT,
     PUBLISHED_RESULT,
+    REQUEST_ID,
+    TRACEPARENT,
     RawClient,
     as_stream,
     chunk,
@@ -87,6 +89,8 @@ def test_opened_tells_the_result_the_limit_and_the_evaluation(client: RawClient)
     assert answer.opened.read_from_byte == 0
     assert answer.opened.max_chunk_bytes == 2 << 20
     assert len(answer.opened.evaluation_digest) == 64
+    assert answer.trailers["gradwire-request-id"] == REQUEST_ID
+    assert answer.trailers["traceparent"].startswith(TRACEPARENT[:36])
 
 
 def test_the_digest_is_of_the_evaluation_alone(client: RawClient) -> None:

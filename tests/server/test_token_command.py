@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import stat
 from concurrent.futures import ThreadPoolExecutor
-from datetime import date
+from datetime import UTC, date, datetime
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,7 +17,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gradwire_server.command import gradwire_server
+from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import Scope, add_token, read_tokens, revoke_token
+from gradwire_server.security.authorization import Authorizer, is_local
 from support.load import repeated
 from support.processes import run_command, running_command
 from support.raw_calls import EVERY, SERVICE, RawClient, bearer, call, wait_until
@@ -60,38 +63,37 @@ def test_tokens_are_added_and_revoked_beside_what_is_there(path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == ["tokens"]
 
 
+BROKEN = "half a line"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "words", "more"),
     [
-        (("--name", "there"), "line 2: the name there is there already"),
-        (("--name", "a b"), "name"),
-        (("revoke", "nobody"), "no token is named nobody"),
-        (("--scopes", "all"), "'all' is no scope"),
-        (("--scopes", ""), "opens nothing"),
-        (("--expires", "soon"), "soon"),
+        (("--name", "there"), "line 2: the name there is there already", ""),
+        (("--name", "a b"), "name", ""),
+        (("--name", ""), "'' is no name", ""),
+        (("revoke", "nobody"), "no token is named nobody", ""),
+        (("revoke", "there"), "line 3", BROKEN),
+        (("revoke", "there", "--name", "b"), "--name", ""),
+        (("lost",), "'lost'", ""),
+        (("--scopes", "all"), "'all' is no scope", ""),
+        (("--scopes", ""), "opens nothing", ""),
+        (("--expires", "soon"), "soon", ""),
+        (("--expires", "2020-01-01"), "2020-01-01 is over", ""),
     ],
     ids=str,
 )
 def test_what_makes_no_sense_leaves_the_file_as_it_was(
-    path: Path, arguments: tuple[str, ...], words: str
+    path: Path, arguments: tuple[str, ...], words: str, more: str
 ) -> None:
-    add_token(path, name="there", scopes=[Scope.EVALUATE])
+    token = add_token(path, name="there", scopes=[Scope.EVALUATE])
+    path.write_text(f"{path.read_text()}{more}\n")
     before = path.read_bytes()
     done = command(*arguments, "--file", path)
     assert done.exit_code != 0
     assert words in done.stderr
-    assert not done.stdout
-    assert path.read_bytes() == before
-
-
-def test_a_file_with_a_broken_line_is_left_as_it_is(path: Path) -> None:
-    token = add_token(path, name="there", scopes=[Scope.EVALUATE])
-    path.write_text(path.read_text() + "half a line\n")
-    before = path.read_bytes()
-    done = command("revoke", "there", "--file", path)
-    assert done.exit_code != 0
-    assert "line 3" in done.stderr
     assert token not in done.stderr
+    assert not done.stdout
     assert path.read_bytes() == before
 
 
@@ -211,19 +213,129 @@ def test_a_file_that_can_hold_no_tokens_is_refused_unread(kind: str, path: Path)
     assert f"--tokens is {path}: {words}" in served.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (("revoke", "a", "--name", "b"), "--name"),
-        (("lost",), "'lost'"),
-        (("--name", ""), "'' is no name"),
-        (("--expires", "2020-01-01"), "2020-01-01 is over"),
-    ],
+HERE, AWAY = "ipv4:127.0.0.1:40000", "ipv4:192.0.2.7:40000"
+LOCAL = (
+    HERE,
+    "ipv4:127.1.2.3:1",
+    "ipv6:[::1]:5",
+    "ipv6:%5B::1%5D:5",
+    "ipv6:[::ffff:127.0.0.1]:5",
+    "unix:",
+    "unix:/run/x",
+    "unix-abstract:x",
 )
-def test_a_token_that_nobody_can_mean_is_not_made(
-    arguments: tuple[str, ...], word: str, path: Path
+DISTANT = (
+    AWAY,
+    "ipv4:0.0.0.0:1",
+    "ipv4:127.0.0.1.example.org:1",
+    "ipv6:[2001:db8::1]:5",
+    "ipv6:%5Bfe80::1%25eth0%5D:5",
+    "ipv6:[::ffff:192.0.2.1]:5",
+    "dns:localhost:1",
+    "localhost",
+    "",
+)
+
+
+def authorizer(path: Path, *, at: date = date(2026, 11, 1)) -> Authorizer:
+    seconds = datetime(at.year, at.month, at.day, 23, 59, tzinfo=UTC).timestamp()
+    return Authorizer(Settings(tokens=str(path)), clock=lambda: seconds)
+
+
+def verdict(guard: Authorizer, scope: Scope, authorization: str | bytes | None, **call: str) -> str:
+    refusal = guard.refusal(scope, authorization=authorization, peer=call.get("peer", HERE))
+    return "" if refusal is None else ("forbidden" if refusal.authenticated else "unknown")
+
+
+@pytest.mark.parametrize("peer", LOCAL)
+def test_callers_of_this_machine_are_told_from_others(peer: str) -> None:
+    assert is_local(peer)
+    guard = Authorizer(Settings())
+    assert [verdict(guard, scope, None, peer=peer) for scope in Scope] == ["", ""]
+
+
+def test_who_shows_no_certificate_where_one_would_do_is_told_so() -> None:
+    guard = Authorizer(Settings(tls_certificate="c", tls_key="k", tls_client_ca="ca"))
+    refusal = guard.refusal(Scope.INSPECT, authorization=None, peer=AWAY)
+    assert refusal is not None
+    assert "show a certificate that one of its --tls-client-ca has signed" in refusal.message
+
+
+@pytest.mark.parametrize("peer", DISTANT)
+def test_callers_of_other_machines_have_the_scopes_of_strangers(peer: str) -> None:
+    assert not is_local(peer)
+    for scopes, expected in (
+        ("evaluate", ["", "forbidden"]),
+        ("", ["forbidden", "forbidden"]),
+        ("evaluate,inspect", ["", ""]),
+    ):
+        guard = Authorizer(Settings(anonymous_scopes=scopes))
+        assert [verdict(guard, scope, "Bearer x", peer=peer) for scope in Scope] == expected
+        certified = [
+            guard.refusal(scope, authorization=None, peer=peer, certified=True) for scope in Scope
+        ]
+        assert certified == [None, None]
+
+
+def test_a_token_is_taken_whole_and_in_its_form_only(path: Path) -> None:
+    token = add_token(path, name="ci", scopes=list(Scope))
+    guard = authorizer(path)
+    for good in (
+        f"Bearer {token}",
+        f"bearer {token}",
+        f"BEARER {token}",
+        f"Bearer {token}".encode(),
+    ):
+        for peer in (HERE, AWAY):
+            assert verdict(guard, Scope.EVALUATE, good, peer=peer) == ""
+    digest = read_tokens(path.read_bytes())[0].digest.hex()
+    shown = (f"{token[:-1]}", f"{token}x", f"{token} {token}", token.swapcase(), "\udcff", digest)
+    bad: tuple[str | bytes, ...] = (token, f"Basic {token}", "Bearer", "Bearer ", "", b"\xff\xfe")
+    for each in (*bad, *(f"Bearer {text}" for text in shown)):
+        assert verdict(guard, Scope.EVALUATE, each) == "unknown"
+
+
+def test_a_token_opens_what_its_scopes_name_until_the_end_of_its_last_day(path: Path) -> None:
+    token = add_token(path, name="a", scopes=[Scope.EVALUATE], expires=date(2026, 11, 1))
+    bearer = f"Bearer {token}"
+    guard = authorizer(path)
+    assert verdict(guard, Scope.EVALUATE, bearer) == ""
+    assert verdict(guard, Scope.INSPECT, bearer) == "forbidden"
+    late = authorizer(path, at=date(2026, 11, 2))
+    refusal = late.refusal(Scope.EVALUATE, authorization=bearer, peer=HERE)
+    assert refusal is not None
+    assert not refusal.authenticated
+    assert "expired on 2026-11-01" in refusal.message
+
+
+def test_a_new_token_is_taken_at_once_and_a_revoked_one_within_a_second(path: Path) -> None:
+    first = add_token(path, name="first", scopes=[Scope.EVALUATE])
+    guard = authorizer(path)
+    assert verdict(guard, Scope.EVALUATE, f"Bearer {first}") == ""
+    second = add_token(path, name="second", scopes=[Scope.EVALUATE])
+    assert verdict(guard, Scope.EVALUATE, f"Bearer {second}") == ""
+    revoke_token(path, "first")
+    wait_until(lambda: verdict(guard, Scope.EVALUATE, f"Bearer {first}") == "unknown")
+    assert verdict(guard, Scope.EVALUATE, f"Bearer {second}") == ""
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [b"", b"\n \n", b"ci\n", b"ci abc evaluate\n", b"\xff\xfe\x00", b"ci " + b"a" * 64 + b" all\n"],
+    ids=repr,
+)
+def test_a_broken_file_is_refused_at_first_and_kept_out_later(
+    path: Path, broken: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    done = command(*arguments, "--file", path)
-    assert done.exit_code != 0
-    assert word in done.stderr
-    assert not path.exists()
+    path.write_bytes(broken)
+    with pytest.raises(ValueError, match=r"^--tokens is "):
+        authorizer(path)
+    path.unlink()
+    token = add_token(path, name="ci", scopes=[Scope.EVALUATE])
+    guard = authorizer(path)
+    path.write_bytes(broken)
+    with caplog.at_level(logging.ERROR, "gradwire_server"):
+        assert verdict(guard, Scope.EVALUATE, "Bearer other") == "unknown"
+        assert verdict(guard, Scope.EVALUATE, "Bearer other") == "unknown"
+    assert [record.message for record in caplog.records] == ["tokens cannot be read"]
+    assert verdict(guard, Scope.EVALUATE, f"Bearer {token}") == ""

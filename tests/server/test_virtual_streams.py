@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any
+import selectors
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Executor, Future
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
@@ -12,13 +15,149 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire import v1
-from gradwire_server.engine import at_once
+from gradwire_server.backends import NumpyCpu
+from gradwire_server.config.settings import Settings
+from gradwire_server.engine import Preparer, TableCache, at_once
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.service_context import ServiceContext
+from gradwire_server.rpc.call_context import ActiveCalls
+from gradwire_server.rpc.service_context import BackendInUse, ServiceContext
 from gradwire_server.rpc.stream import EvaluationStream
-from support import virtual_calls
+from gradwire_server.scheduling.admission import Admission, InlineWork
+from gradwire_server.server import device_watch
 from support.raw_calls import chunk, float32, identity_request, opening
-from support.virtual_calls import VirtualCall
+
+T = TypeVar("T")
+
+# Far more turns of the event loop than any of these tests takes.
+_MOST_TURNS = 100_000
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    """Waits for nothing: the clock jumps instead."""
+
+    now = 1000.0
+    turns = 0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        self.turns += 1
+        if timeout is None or self.turns > _MOST_TURNS:
+            raise AssertionError("every task waits, and nothing is due or everything at once")
+        self.now += max(0.0, timeout)
+        return super().select(0)
+
+
+def run_virtually(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on a loop with a virtual clock; waiting takes no time."""
+    selector = _JumpingSelector()
+    loop = asyncio.SelectorEventLoop(selector)
+    loop.time = lambda: selector.now  # type: ignore[method-assign]
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(work)
+
+
+class _Here(Executor):
+    """Runs work at once, in the thread that submits it."""
+
+    def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(work(*arguments, **named))
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            done.set_exception(error)
+        return done
+
+
+def virtual_service(**settings: Any) -> ServiceContext:
+    """Return a service that computes with NumPy, in the running loop's thread."""
+    made = Settings(**settings)
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    ready.set()
+    pool: Any = _Here()
+    return ServiceContext(
+        settings=made,
+        in_use=BackendInUse(NumpyCpu(), ""),
+        preparer=Preparer(made.limits, TableCache(max_entries=1 << 16)),
+        admission=Admission(
+            max_memory_bytes=made.max_memory_bytes,
+            max_streams=made.max_streams,
+            clock=loop.time,
+        ),
+        pool=pool,
+        active=ActiveCalls(),
+        device=device_watch(made),
+        ready=ready,
+        draining=asyncio.Event(),
+        inline=InlineWork(0, most_s=0),
+    )
+
+
+class VirtualCall:
+    """A call as a handler sees it. The caller writes by `send`, and reads by `receive`.
+
+    most  messages that the server may write before the caller reads one
+    code  the call's status once it has ended; None for OK
+    reads number of messages the server has read
+    """
+
+    def __init__(self, *, peer: str = "ipv4:127.0.0.1:1", most: int = 1) -> None:
+        self._peer = peer
+        self._most = most
+        self._incoming: deque[Any] = deque()
+        self._outgoing: deque[Any] = deque()
+        self._changed = asyncio.Event()
+        self.code: grpc.StatusCode | None = None
+        self.details = ""
+        self.reads = 0
+
+    async def _until(self, holds: Callable[[], object]) -> None:
+        while not holds():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def send(self, *messages: Any) -> None:
+        self._incoming.extend(messages)
+        self._changed.set()
+
+    def half_close(self) -> None:
+        self.send(grpc.aio.EOF)
+
+    async def receive(self) -> Any:
+        await self._until(lambda: self._outgoing)
+        self._changed.set()
+        return self._outgoing.popleft()
+
+    async def read(self) -> Any:
+        await self._until(lambda: self._incoming)
+        self.reads += 1
+        message = self._incoming[0]
+        if message is not grpc.aio.EOF:
+            self._incoming.popleft()
+        return message
+
+    async def write(self, message: Any) -> None:
+        await self._until(lambda: len(self._outgoing) < self._most)
+        self._outgoing.append(message)
+        self._changed.set()
+
+    def peer(self) -> str:
+        return self._peer
+
+    def peer_identities(self) -> None: ...
+
+    def time_remaining(self) -> None: ...
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    def set_trailing_metadata(self, _metadata: object) -> None: ...
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        self.code = code
+
+    def set_details(self, details: str) -> None:
+        self.details = details
+
 
 ROWS, COLUMNS = 64, 8
 STALL_S = 20.0
@@ -63,7 +202,7 @@ def test_any_chunks_give_the_bits_of_the_whole(
     lengths: list[int], most: int, slab_bytes: int
 ) -> None:
     async def scene() -> None:
-        service = virtual_calls.service(slab_bytes=slab_bytes)
+        service = virtual_service(slab_bytes=slab_bytes)
         request = halving()
         prepared = service.preparer.prepare(codec.read_request(request))
         expected = at_once(prepared, request.data, service.backend).tobytes()
@@ -88,12 +227,12 @@ def test_any_chunks_give_the_bits_of_the_whole(
         admission = service.admission
         assert (admission.memory_bytes, admission.streams) == (0, 0)
 
-    virtual_calls.run(scene())
+    run_virtually(scene())
 
 
 def test_a_caller_that_does_not_read_is_read_no_further() -> None:
     async def scene() -> None:
-        service = virtual_calls.service(stall_timeout_s=STALL_S)
+        service = virtual_service(stall_timeout_s=STALL_S)
         request = identity_request(1 << 10)
         call = VirtualCall()
         call.send(*encoded([opening(request)]))
@@ -109,12 +248,12 @@ def test_a_caller_that_does_not_read_is_read_no_further() -> None:
         await serving
         assert call.code is None
 
-    virtual_calls.run(scene())
+    run_virtually(scene())
 
 
 def test_a_stream_without_progress_ends_after_the_stall_timeout() -> None:
     async def scene() -> None:
-        service = virtual_calls.service(stall_timeout_s=STALL_S)
+        service = virtual_service(stall_timeout_s=STALL_S)
         loop = asyncio.get_running_loop()
         for sent in ([], [opening(halving())], [opening(halving()), chunk(0, bytes(1024))]):
             call = VirtualCall(most=100)
@@ -126,12 +265,12 @@ def test_a_stream_without_progress_ends_after_the_stall_timeout() -> None:
             assert "GRADWIRE_STALL_TIMEOUT_S" in call.details
             assert service.admission.memory_bytes == 0
 
-    virtual_calls.run(scene())
+    run_virtually(scene())
 
 
 def test_each_message_renews_the_stall_timeout() -> None:
     async def scene() -> None:
-        service = virtual_calls.service(stall_timeout_s=STALL_S)
+        service = virtual_service(stall_timeout_s=STALL_S)
         request = halving()
         call = VirtualCall(most=100)
         call.send(*encoded([opening(request)]))
@@ -143,44 +282,4 @@ def test_each_message_renews_the_stall_timeout() -> None:
         await serving
         assert call.code is None
 
-    virtual_calls.run(scene())
-
-
-def test_a_stream_without_data_gives_way_to_another_callers() -> None:
-    async def scene() -> None:
-        service = virtual_calls.service(max_streams=1)
-        silent, other = VirtualCall(), VirtualCall(peer="ipv4:192.0.2.1:1", most=100)
-        silent.send(*encoded([opening(halving())]))
-        ending = began(service, silent)
-        assert message(await silent.receive()).WhichOneof("message") == "opened"
-        request = halving()
-        messages = encoded([opening(request), chunk(0, request.data)])
-        refused = VirtualCall(peer="ipv4:192.0.2.1:1", most=100)
-        refused.send(*messages)
-        await began(service, refused)
-        assert refused.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        await asyncio.sleep(0.5)
-        other.send(*messages)
-        other.half_close()
-        await began(service, other)
-        await ending
-        assert other.code is None
-        assert silent.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-    virtual_calls.run(scene())
-
-
-def test_streams_are_told_to_go_elsewhere_when_the_server_drains() -> None:
-    async def scene() -> None:
-        service = virtual_calls.service()
-        call = VirtualCall(most=100)
-        call.send(*encoded([opening(halving())]))
-        serving = began(service, call)
-        assert message(await call.receive()).WhichOneof("message") == "opened"
-        service.draining.set()
-        assert message(await call.receive()).error.reason == v1.ErrorReason.ERROR_REASON_DRAINING
-        await serving
-        assert call.code is grpc.StatusCode.UNAVAILABLE
-        assert service.admission.streams == 0
-
-    virtual_calls.run(scene())
+    run_virtually(scene())

@@ -4,40 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import os
 import re
 import signal
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gradwire import v1
-from gradwire_server.config.addresses import held
 from gradwire_server.config.settings import Settings
-from gradwire_server.observability import Ledgers
 from gradwire_server.processes.gpus import visible
 from gradwire_server.processes.supervised import WorkerProcess
-from gradwire_server.processes.supervisor import Crew
-from gradwire_server.processes.worker_config import WorkerConfig, share
+from gradwire_server.processes.worker_config import share
 from support.certificates import Papers
 from support.load import Callers
 from support.processes import Command, is_running, run_command, running_command
-from support.raw_calls import PATIENCE_S, RawClient, wait_until
+from support.raw_calls import RawClient, wait_until
 
 FLAGS = ("--workers", "2", "--backend", "numpy_cpu")
 CORES = sorted(os.sched_getaffinity(0))
 
 
-def test_every_worker_is_a_process_of_its_own(crew: Command) -> None:
+def test_connections_spread_over_workers_that_are_processes_of_their_own(crew: Command) -> None:
     assert crew.workers.keys() == {0, 1}
     assert len({crew.pid, *crew.workers.values()}) == 3
 
-
-def test_connections_spread_over_the_workers(crew: Command) -> None:
     def seen() -> set[str]:
         with RawClient(crew.address) as client:
             client.check_alive()
@@ -57,12 +50,9 @@ def test_the_parent_makes_no_grpc_object(crew: Command) -> None:
     assert len(thread_names(crew.pid)) == 1
 
 
-def test_cores_are_divided_among_the_workers(crew: Command) -> None:
+def test_every_worker_has_its_share_of_cores_memory_and_streams(crew: Command) -> None:
     told = re.findall(r" serving worker=\d .*compute_threads=(\d+)", crew.log)
     assert told == [str(max(1, len(CORES) // 2))] * 2
-
-
-def test_every_worker_has_its_share_of_memory_and_streams(crew: Command) -> None:
     with RawClient(crew.address) as client:
         limits = client.stub.GetServerInfo(v1.GetServerInfoRequest()).limits
     assert limits.max_memory_bytes == Settings().max_memory_bytes // 2
@@ -85,39 +75,6 @@ def test_no_call_is_lost_while_workers_are_killed_and_replaced(tmp_path: Path) -
             callers.wait_for_more()
         callers.check()
         assert all(is_running(pid) for pid in command.workers.values())
-
-
-@pytest.mark.slow
-def test_the_standing_of_each_worker_is_known_to_their_parent(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO, "gradwire_server")
-
-    async def until(holds: Callable[[], object]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not holds():  # noqa: ASYNC110 - there is no event for it
-                await asyncio.sleep(0.01)
-
-    def standings(crew: Crew) -> list[tuple[bool, int]]:
-        return [(one.serves, one.restarts) for one in crew.workers]
-
-    async def watch() -> None:
-        with held("127.0.0.1:0") as address:
-            crew = Crew(Settings(workers=2, backend="numpy_cpu"), address, Ledgers(2, wanted=False))
-            running = asyncio.create_task(crew.run())
-            assert standings(crew) == [(False, 0)] * 2
-            await until(lambda: standings(crew) == [(True, 0)] * 2)
-            facts = [vars(one)["facts"] for one in caplog.records if one.msg == "worker serves"]
-            (pid,) = (fact["pid"] for fact in facts if fact["worker"] == 1)
-            os.kill(pid, signal.SIGKILL)
-            await until(lambda: not crew.workers[1].serves)
-            assert standings(crew)[0] == (True, 0)
-            await until(lambda: standings(crew)[1] == (True, 1))
-            signal.raise_signal(signal.SIGTERM)
-            await running
-            assert not any(one.serves for one in crew.workers)
-
-    asyncio.run(watch())
 
 
 def test_a_worker_that_is_told_to_stop_is_replaced(tmp_path: Path) -> None:
@@ -222,17 +179,12 @@ def test_a_signal_to_a_process_that_ends_leaves_its_status_alone() -> None:
     assert asyncio.run(statuses()) == [0] * TIMES
 
 
-def test_a_share_is_never_nothing() -> None:
-    settings = Settings(
-        workers=5, max_streams=3, max_queue=4, max_memory_bytes=2, compute_threads=7
-    )
-    shared = share(settings, "127.0.0.1:7")
+def test_workers_divide_what_may_wait_and_a_share_is_never_nothing() -> None:
+    assert share(Settings(workers=4, max_queue=1000), "127.0.0.1:7").max_queue == 250
+    scarce = Settings(workers=5, max_streams=3, max_queue=4, max_memory_bytes=2, compute_threads=7)
+    shared = share(scarce, "127.0.0.1:7")
     assert (shared.max_streams, shared.max_queue) == (1, 1)
     assert (shared.max_memory_bytes, shared.threads) == (1, 7)
-
-
-def test_workers_divide_what_may_wait() -> None:
-    assert share(Settings(workers=4, max_queue=1000), "127.0.0.1:7").max_queue == 250
 
 
 @pytest.mark.parametrize(("workers", "devices", "share_of"), [(2, 2, 1), (6, 2, 3), (4, 0, 1)])
@@ -246,8 +198,3 @@ def test_workers_of_a_device_divide_its_memory(workers: int, devices: int, share
 )
 def test_numbers_of_devices_are_those_among_the_visible_ones(outer: str | None, named: str) -> None:
     assert visible(2, outer) == named
-
-
-def test_a_job_arrives_as_it_was_sent() -> None:
-    job = WorkerConfig(2, 77, Settings(workers=4, tls_certificate="c", tls_key="k", grace_s=0.5))
-    assert WorkerConfig.load(job.dump()) == job

@@ -336,21 +336,27 @@ class ManyCall:
 class WaitingStream:
     """A stream of the published request that has its answer to `open`, and sends its data later.
 
+    early   bytes of the data that are sent at once
     call    as grpc has it
     opened  what came first
     """
 
-    def __init__(self, client: RawClient, request: v1.EvaluateRequest | None = None) -> None:
+    def __init__(
+        self, client: RawClient, request: v1.EvaluateRequest | None = None, *, early: int = 0
+    ) -> None:
+        self._early = early
         self._request = published_request() if request is None else request
         self._go = threading.Event()
         self.call = client.start(self._messages())
         self.opened = next(self.call)
 
     def _messages(self) -> Iterator[v1.EvaluateStreamRequest]:
-        opened, data = as_stream(self._request)
-        yield opened
+        yield opening(self._request)
+        data = self._request.data
+        if self._early:
+            yield chunk(0, data[: self._early])
         self._go.wait(PATIENCE_S)
-        yield data
+        yield chunk(self._early, data[self._early :])
 
     def send(self) -> None:
         """Send the data; nothing comes of it where the call has ended."""

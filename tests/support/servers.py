@@ -157,15 +157,25 @@ LABORIOUS = 1 << 17
 
 
 class Gated(NumpyCpu):
-    """Computes as NumPy does, large plans once `gate` is open."""
+    """Computes as NumPy does, plans with much work once `gate` is open.
 
-    def __init__(self) -> None:
+    at_work  released by each that has come to the gate
+    tensors  how many outer slices each of them had
+    """
+
+    def __init__(self, *, least_work: int = LABORIOUS, may_wait: bool = False) -> None:
+        self.may_wait = may_wait
         self.gate = threading.Event()
         self.gate.set()
+        self.at_work = threading.Semaphore(0)
+        self.tensors = list[int]()
+        self._least_work = least_work
 
     def apply(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
-        if plan.work > LABORIOUS:
+        if plan.work > self._least_work:
+            self.at_work.release()
             assert self.gate.wait(PATIENCE_S)
+            self.tensors.append(len(x))
         super().apply(plan, x, y)
 
 
