@@ -197,8 +197,8 @@ class UnavailableError(_RetryLaterError, ConnectionError):
 
     retry_after_s  seconds after which a server that starts, or opens its GPU, welcomes a retry;
                    otherwise 0
-    lasting        whether waiting does not help: the server speaks plain text where TLS was asked
-                   for, or its certificate is of another authority
+    lasting        whether waiting does not help: the server does not use TLS although the client
+                   does, or its certificate is not signed by a trusted authority
     unreachable    whether no connection was established, as when it was refused or the host's name
                    is not known
     """

@@ -16,6 +16,7 @@ import pytest
 
 from gradwire import errors
 from gradwire._wire.environment import SERVER_VARIABLES
+from gradwire._wire.statuses import no_server
 from gradwire.cli import output
 from gradwire.cli.app import commands
 from gradwire_server.config.settings import Settings
@@ -192,9 +193,7 @@ def test_where_nobody_listens_the_program_says_how_to_start_a_server(
 ) -> None:
     done = run(command, "--target", free_target)
     assert done.code == 7
-    assert done.stderr == (
-        f"gradwire: error: no server at {free_target}; start one with `gradwire-server`\n"
-    )
+    assert done.stderr == f"gradwire: error: {no_server(free_target)}\n"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
@@ -212,4 +211,4 @@ def test_a_terminal_sees_that_the_program_goes_on_trying(free_target: str) -> No
     assert program.returncode == 7
     waiting, end = shown.decode().splitlines()
     assert waiting.startswith("gradwire: trying again in 0.1 s: ")
-    assert end.startswith("gradwire: error: no server at ")
+    assert end.startswith("gradwire: error: no server listens at ")

@@ -114,5 +114,5 @@ def test_health_says_at_once_that_tls_is_wanted(tmp_path: Path) -> None:
     assert done.code == 7
     waiting, end = done.stderr.splitlines()
     assert waiting.startswith(f"gradwire: waiting up to 0.2 s for the server at {server.address}: ")
-    assert "wants TLS (credentials, --tls-ca)" in waiting
-    assert "wants TLS (credentials, --tls-ca)" in end
+    assert "requires TLS (credentials, --tls-ca)" in waiting
+    assert "requires TLS (credentials, --tls-ca)" in end

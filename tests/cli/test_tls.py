@@ -127,7 +127,7 @@ def test_a_server_that_is_not_trusted_is_told_of_in_one_line(
     for command in COMMANDS:
         done = run(*command, "--target", mutual.target, "--tls-ca", other)
         assert (done.code, done.stdout) == (7, "")
-        assert done.stderr.startswith("gradwire: error: the server's certificate is of no")
+        assert done.stderr.startswith("gradwire: error: the server's certificate is not signed")
         assert done.stderr.count("\n") == 1
     # Unless the lines of gRPC are asked for.
     monkeypatch.setenv("GRPC_VERBOSITY", "INFO")

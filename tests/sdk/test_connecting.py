@@ -14,17 +14,14 @@ import pytest
 
 from gradwire._core.retries import RetryBudget, Tries
 from gradwire._transport.unary import Patience
+from gradwire._wire.statuses import no_server
 from gradwire.errors import GradwireError, InvalidRequestError, UnavailableError
 from support.clients import LARGE, ONCE, SMALL, Counting, Face, copied
-from support.papers import Papers
+from support.papers import Papers, trusting
 from support.serving import serving
 
 ARRAYS = {"unary": SMALL, "stream": LARGE}
 CALLS = pytest.mark.parametrize("call", list(ARRAYS))
-NOBODY_LISTENS = (
-    "no server listens at target; start one with `gradwire-server`, or give another target: "
-)
-
 POLICY = Counting(max_attempts=4, initial_backoff_s=0.01, max_backoff_s=0.01)
 
 
@@ -90,7 +87,7 @@ def test_tls_is_told_of_whichever_address_of_a_name_has_the_server(
     error = error_of(face, f"localhost:{private}", call, retry=POLICY)
     assert isinstance(error, UnavailableError)
     # gRPC tells of the address that failed last, which may be another one.
-    assert "wants TLS" in str(error)
+    assert "requires TLS" in str(error)
 
 
 @pytest.mark.parametrize("at", range(2))
@@ -99,7 +96,7 @@ def test_tls_is_told_of_whichever_of_several_targets_has_the_server(
 ) -> None:
     targets = [nobody]
     targets.insert(at, f"127.0.0.1:{private}")
-    assert "wants TLS" in str(error_of(face, ",".join(targets), retry=POLICY))
+    assert "requires TLS" in str(error_of(face, ",".join(targets), retry=POLICY))
 
 
 @pytest.mark.parametrize("waits_s", [0.1, 0.3, 0.5])
@@ -108,7 +105,7 @@ def test_waiting_tells_of_tls_whichever_of_several_targets_answers_last(
 ) -> None:
     with (
         face(f"127.0.0.1:{private},{nobody}") as client,
-        pytest.raises(UnavailableError, match="wants TLS"),
+        pytest.raises(UnavailableError, match="requires TLS"),
     ):
         client.wait_ready(waits_s)
 
@@ -125,17 +122,38 @@ def test_waiting_in_vain_is_unreachable_where_the_last_answer_was(*, unreachable
 @CALLS
 def test_where_nobody_listens_the_error_says_what_to_do(nobody: str, face: Face, call: str) -> None:
     error = error_of(face, nobody, call, retry=ONCE)
-    assert str(error).startswith(NOBODY_LISTENS)
-    assert nobody in str(error)
+    assert str(error).startswith(f"{no_server(nobody)}: ")
+    assert f"`gradwire-server --address {nobody}`" in str(error)
 
 
 def test_where_there_is_no_socket_the_error_says_what_to_do(face: Face, tmp_path: Path) -> None:
-    assert str(error_of(face, f"unix:{tmp_path}/none", retry=ONCE)).startswith(NOBODY_LISTENS)
+    target = f"unix:{tmp_path}/none"
+    assert str(error_of(face, target, retry=ONCE)).startswith(f"{no_server(target)}: ")
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:50051", "127.0.0.1:1,127.0.0.1:2"])
+def test_a_command_is_named_only_for_one_address_of_this_machine(address: str) -> None:
+    assert no_server(address) == (
+        f"no server listens at {address}; start one there, or give another target"
+    )
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_port_of_http_is_told_from_one_of_grpc(
+    face: Face, tmp_path: Path, *, private: bool
+) -> None:
+    papers = Papers(tmp_path)
+    settings = papers.settings if private else {}
+    credentials = trusting(papers.roots) if private else None
+    with serving(http_port="0", **settings) as server:
+        error = error_of(face, server.http_address, retry=ONCE, credentials=credentials)
+    assert isinstance(error, UnavailableError)
+    assert str(error).startswith("the server at this port does not speak gRPC; ")
 
 
 def test_a_name_that_is_not_known_is_unreachable(face: Face) -> None:
     error = error_of(face, "nothing.invalid:1", retry=POLICY, connect_timeout_s=0.005)
     assert isinstance(error, UnavailableError)
     assert error.unreachable
-    assert str(error).startswith("the host in target is not known; give another name, or its IP")
+    assert str(error).startswith("the host name in target cannot be resolved; ")
     assert not isinstance(error, InvalidRequestError)

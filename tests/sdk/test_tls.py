@@ -22,7 +22,7 @@ SMALL = np.ones((1, 1, 4, 4), np.float32)
 LARGE = np.ones((1, 8, 512, 512), np.float32)
 ITEM = Item(BILINEAR, SMALL, (1, 1, 2, 2))
 STRANGER = trustme.CA()
-HUNG_UP = "the server hung up, as one does that wants TLS"
+CLOSED = "the server closed the connection; it probably requires TLS"
 
 
 @pytest.fixture(scope="module")
@@ -56,24 +56,24 @@ def check_nothing(address: str, credentials: grpc.ChannelCredentials | None, wor
 
 
 def test_plain_text_meets_tls(private: str, mutual: str) -> None:
-    check_nothing(private, None, HUNG_UP)
-    check_nothing(mutual, None, HUNG_UP)
+    check_nothing(private, None, CLOSED)
+    check_nothing(mutual, None, CLOSED)
 
 
 def test_tls_meets_plain_text(server: ServerThread, papers: Papers) -> None:
-    check_nothing(server.address, trusting(papers.roots), "the server speaks plain text")
+    check_nothing(server.address, trusting(papers.roots), "the server does not use TLS")
 
 
 def test_a_server_of_another_authority_is_not_trusted(private: str) -> None:
     roots = STRANGER.cert_pem.bytes()
-    check_nothing(private, trusting(roots), "of no authority trusted here")
+    check_nothing(private, trusting(roots), "not signed by a trusted authority")
 
 
 def test_a_client_without_papers_of_the_authority_is_not_let_in(
     mutual: str, papers: Papers
 ) -> None:
     for shown in (None, pair(STRANGER), pair(papers.authority, expired=True)):
-        check_nothing(mutual, trusting(papers.roots, shown), HUNG_UP)
+        check_nothing(mutual, trusting(papers.roots, shown), CLOSED)
     with Client(mutual, credentials=trusting(papers.roots, pair(papers.authority))) as client:
         assert client.operators()
 
@@ -87,7 +87,7 @@ def test_a_server_whose_certificate_has_expired_or_is_anothers_is_not_trusted(
         check_nothing(server.address, trusting(papers.roots), "certificate has expired")
     papers.write(name="elsewhere.test")
     with serving(**papers.settings) as server:
-        check_nothing(server.address, trusting(papers.roots), "is for other names")
+        check_nothing(server.address, trusting(papers.roots), "does not name the host")
 
 
 @pytest.mark.parametrize("wrong", ["authority", "plain"])
@@ -119,7 +119,7 @@ def test_what_waiting_does_not_mend_is_not_waited_for(
     strange = trusting(STRANGER.cert_pem.bytes())
     with (
         face(private, credentials=strange) as client,
-        pytest.raises(UnavailableError, match="of no authority trusted here") as refused,
+        pytest.raises(UnavailableError, match="not signed by a trusted authority") as refused,
     ):
         client.wait_ready(100_000)
     assert refused.value.lasting
@@ -134,7 +134,7 @@ def test_an_authority_of_the_same_name_with_another_key_is_another() -> None:
         "failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1a000064:ECDSA routines:"
         "OPENSSL_internal:BAD_SIGNATURE: certificate signature failure: OK"
     )
-    assert "of no authority trusted here" in with_hint(message)
+    assert "not signed by a trusted authority" in with_hint(message)
     assert is_lasting(message)
 
 

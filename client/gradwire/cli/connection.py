@@ -25,6 +25,7 @@ import grpc
 
 from gradwire import AsyncClient, Client, RetryPolicy, health
 from gradwire._core.options import read_bearer
+from gradwire._wire.statuses import no_server
 from gradwire.cli.output import UNAVAILABLE, CommandError, InvalidUsage, retries_shown
 from gradwire.errors import UnavailableError, installing
 
@@ -140,10 +141,7 @@ class Connection:
         except UnavailableError as error:
             if not (error.unreachable and "Connection refused" in str(error)):
                 raise
-            raise CommandError(
-                f"no server at {self.target}; start one with `gradwire-server`",
-                code=UNAVAILABLE,
-            ) from error
+            raise CommandError(no_server(str(self.target)), code=UNAVAILABLE) from error
 
     def _token_file(self) -> str | None:
         return None if self.token_file is None else str(self.token_file)
