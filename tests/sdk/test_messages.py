@@ -151,7 +151,7 @@ ASKED: dict[str, tuple[str | None, Asked]] = {
         None,
         lambda c: c.evaluate(ops.to_message(COPY), SMALL, output_shape=(4, 4)),
     ),
-    "output_shape: absent; the attributes of dml_resample do not determine its sizes: give it": (
+    "output_shape: is missing; the attributes of dml_resample do not determine its sizes": (
         "output",
         lambda c: c.evaluate(COPY, SMALL),
     ),

@@ -58,7 +58,7 @@ def test_who_shows_no_certificate_where_one_would_do_is_told_so() -> None:
     guard = Authorizer(Settings(tls_certificate="c", tls_key="k", tls_client_ca="ca"))
     refusal = guard.refusal(Scope.INSPECT, authorization=None, peer=AWAY)
     assert refusal is not None
-    assert "show a certificate that one of its --tls-client-ca has signed" in refusal.message
+    assert "use a client certificate signed by one of its --tls-client-ca" in refusal.message
 
 
 @pytest.mark.parametrize("peer", DISTANT)

@@ -483,10 +483,7 @@ def test_a_supervisor_that_is_killed_leaves_nothing_of_the_device_chosen(tmp_pat
         wait_until(lambda: not any(map(is_running, pids)))
 
 
-NOT_HERE = (
-    f'backend: "cuda" came, which cannot run here: {simulated_device.NONE}; '
-    '"auto" computes on the CPU'
-)
+NOT_HERE = f'backend "cuda" cannot run here: {simulated_device.NONE}; "auto" computes on the CPU'
 NOT_DIVIDED = (
     "--workers is 3 and there are 2 GPUs; a multiple of 2 is needed, or 0 for one worker on each, "
     "or other --cuda-devices"

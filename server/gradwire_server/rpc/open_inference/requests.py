@@ -266,8 +266,8 @@ def _evaluation(
     elif kind.output_required:
         raise InvalidFieldError(
             OUTPUT_SHAPE,
-            f"absent; attributes of {kind.name} do not determine it: give it as a parameter such "
-            "as [1, 3, 32, 32], or as an INT64 input of this name",
+            f"is missing; the attributes of {kind.name} do not determine it: give it as a "
+            "parameter such as [1, 3, 32, 32], or as an INT64 input of this name",
         )
     try:
         ours.operator.CopyFrom(ops.to_message(kind(**attributes)))
