@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import add_token, read_tokens, revoke_token
-from gradwire_server.security.authorization import Authorizer, Scope, is_local
+from gradwire_server.security.authorization import Authorizer, Scope, is_local, warn_if_open
 from support.raw_calls import wait_until
 
 HERE, AWAY = "ipv4:127.0.0.1:40000", "ipv4:192.0.2.7:40000"
@@ -59,6 +60,31 @@ def test_who_shows_no_certificate_where_one_would_do_is_told_so() -> None:
     refusal = guard.refusal(Scope.INSPECT, authorization=None, peer=AWAY)
     assert refusal is not None
     assert "use a client certificate signed by one of its --tls-client-ca" in refusal.message
+
+
+TLS = {"tls_certificate": "c", "tls_key": "k"}
+
+
+@pytest.mark.parametrize(
+    ("given", "warns"),
+    [
+        ({"insecure": True}, True),
+        (TLS, True),
+        ({**TLS, "tls_client_ca": "ca"}, False),
+        ({"insecure": True, "tokens": "tokens"}, False),
+        ({"insecure": True, "anonymous_scopes": ""}, False),
+        ({"address": "127.0.0.1:0"}, False),
+        ({"address": "unix:/run/gradwire"}, False),
+    ],
+    ids=str,
+)
+def test_the_log_warns_of_an_address_that_every_client_may_call(
+    caplog: pytest.LogCaptureFixture, given: dict[str, Any], *, warns: bool
+) -> None:
+    warn_if_open(Settings(**{"address": "0.0.0.0:0", **given}))
+    assert caplog.messages == (
+        ["no tokens: every client that reaches the server may call it"] if warns else []
+    )
 
 
 @pytest.mark.parametrize("peer", DISTANT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -149,8 +148,6 @@ def test_the_command_needs_none_of_the_servers_settings(path: Path) -> None:
     assert (done.returncode, len(done.stdout)) == (0, 44)
     (token,) = read_tokens(path.read_bytes())
     assert token.name.startswith("token-")
-    config = run_command("--print-config", "--tokens", str(path))
-    assert json.loads(config.stdout)["tokens"] == "***"
 
 
 @pytest.mark.slow

@@ -136,6 +136,15 @@ class Authorizer:
         return datetime.fromtimestamp(self._clock(), UTC).date().isoformat()
 
 
+def warn_if_open(settings: Settings) -> None:
+    """Log a warning if callers on other machines need neither a token nor a certificate."""
+    if settings.is_open:
+        facts = {"address": settings.address, "anonymous_scopes": settings.anonymous_scopes}
+        _log.warning(
+            "no tokens: every client that reaches the server may call it", extra={"facts": facts}
+        )
+
+
 def _find(tokens: tuple[Token, ...], digest: bytes) -> Token | None:
     """Return the token of a digest.
 
