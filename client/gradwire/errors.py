@@ -97,7 +97,8 @@ class InvalidRequestError(GradwireError, ValueError):
     """The request can never succeed; the message names the argument.
 
     field  path on the wire of the wrong field, such as "operator.dml_resample_grad.scales[2]", or
-           the argument's name if it does not travel; None if no single field is at fault
+           the argument's name if it does not travel; None if no single field is at fault. The
+           message has the argument's name: array.shape for input.sizes
     """
 
     default_reason = "INVALID_FIELD"

@@ -40,8 +40,8 @@ def test_every_error_of_the_sdk_has_the_code_that_help_documents(
         errors.OverloadedError: (5, "overloaded"),
         errors.DeadlineExceededError: (6, "deadline"),
         errors.UnavailableError: (7, "no server"),
-        errors.AuthenticationError: (8, "without a token"),
-        errors.PermissionDeniedError: (8, "does not open"),
+        errors.AuthenticationError: (8, "needs a token"),
+        errors.PermissionDeniedError: (8, "does not permit"),
     }
     code, words = documented.get(kind, (1, "any other failure"))
     assert output.code_of(kind("")) == code
@@ -104,7 +104,7 @@ def test_a_variable_that_is_no_setting_is_warned_of(
         monkeypatch.setenv(known, "")
     done = run_here("explain", "--op", "nothing", "--input-shape", "1")
     first, *_ = done.stderr.splitlines()
-    words = f"gradwire: warning: {name} is no setting of gradwire; did you mean {meant}?"
+    words = f"gradwire: warning: {name} is not a setting of gradwire; did you mean {meant}?"
     assert first == words
     assert done.stderr.count("warning") == 1
 
@@ -115,7 +115,7 @@ def test_a_variable_that_is_like_no_setting_is_warned_of_without_a_guess(
     monkeypatch.setenv("GRADWIRE_FOO", "1")
     done = run_here("explain", "--op", "nothing", "--input-shape", "1")
     first, *_ = done.stderr.splitlines()
-    assert first == "gradwire: warning: GRADWIRE_FOO is no setting of gradwire"
+    assert first == "gradwire: warning: GRADWIRE_FOO is not a setting of gradwire"
 
 
 def test_the_settings_of_a_server_are_those_it_has() -> None:

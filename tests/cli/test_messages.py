@@ -25,7 +25,7 @@ EXPLAIN = f"{UNSIZED} --output-shape 1,1,2"
 CHECK = f"{NEAREST} --attr coordinate_transformation_mode=align_corners"
 DTYPES = {"integers": "int32", "complex": "complex64", "big-endian": ">i8"}
 WRITTEN = " ... give a file that `gradwire bench --output` has written"
-MODES = "give 'nearest_neighbor' or 'linear'"
+MODES = "give 'nearest_neighbor' (also 'nearest') or 'linear'"
 
 # Commands, with what they say.
 WRONG: list[tuple[str, str]] = [
@@ -49,7 +49,8 @@ WRONG: list[tuple[str, str]] = [
     (f"{SHAPED} --dtype bfloat16", "--dtype bfloat16: "),
     (f"{SHAPED} --tls-ca {FILE}", "--tls-ca needs --target"),
     (f"{SHAPED} --tls-key {FILE}", "needs --tls-certificate"),
-    (f"{SHAPED} --tls-certificate {FILE} --tls-key {FILE}", "--tls-key needs --tls-ca"),
+    (f"{SHAPED} --tls-certificate {FILE} --tls-key {FILE}", "--tls-key needs --tls;"),
+    (f"{SHAPED} --tls", "--tls needs --target"),
     (f"{EVALUATE} --output-shap 2,2", "see gradwire evaluate --help"),
     (f"{SHAPED} --split", "--target"),
     (SHAPED.replace("y.npy", "no/y.npy"), "is in a folder that does not exist"),

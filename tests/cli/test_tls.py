@@ -68,6 +68,22 @@ def test_a_client_with_a_certificate_is_let_in(mutual: Mutual, command: tuple[st
     assert (done.code, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_tls_trusts_the_authorities_of_the_system(
+    mutual: Mutual, other: Path, monkeypatch: pytest.MonkeyPatch, *, by_variable: bool
+) -> None:
+    if by_variable:
+        monkeypatch.setenv("GRADWIRE_TLS", "1")
+    call = ("info", "--target", mutual.target, *mutual.pair, *([] if by_variable else ["--tls"]))
+    monkeypatch.setenv("SSL_CERT_FILE", mutual.authority[1])
+    done = run_here(*call)
+    assert (done.code, done.stderr) == (0, "")
+    monkeypatch.setenv("SSL_CERT_FILE", str(other))
+    done = run_here(*call)
+    assert done.code == 7
+    assert "not signed by a trusted authority" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_load_test_shows_it_with_every_call_and_to_the_metrics(
     mutual: Mutual, tmp_path: Path

@@ -141,11 +141,11 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("max_steams = 3", "max_steams is no setting; did you mean max_streams?"),
-        ("max-streams = 3", "max-streams is no setting; did you mean max_streams?"),
-        ("zzz = 3", "zzz is no setting"),
-        ("port = 5000", "port is no setting; did you mean address?"),
-        ("[server]\nmax_streams = 3", "server is no setting"),
+        ("max_steams = 3", "max_steams is not a setting; did you mean max_streams?"),
+        ("max-streams = 3", "max-streams is not a setting; did you mean max_streams?"),
+        ("zzz = 3", "zzz is not a setting"),
+        ("port = 5000", "port is not a setting; did you mean address?"),
+        ("[server]\nmax_streams = 3", "server is not a setting"),
         ("max_streams = '3'", "max_streams is '3', text in quotes; an integer is needed"),
         ("max_streams = true", "max_streams is True, true or false; an integer is needed"),
         ("max_streams = 3.0", "max_streams is 3.0, a number; an integer is needed"),
@@ -156,7 +156,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -
         ("grace_s = 2026-01-01", "a time; a number is needed"),
         ("backend = 'gpu'", "'gpu' is not one of"),
         ("max_rank = 9", "--max-rank is 9; at most 8 is possible"),
-        ("max_streams", "which is no TOML: "),
+        ("max_streams", "which is not valid TOML: "),
     ],
 )
 def test_a_file_with_a_fault_is_refused_by_the_keys_name(
@@ -309,6 +309,6 @@ def test_a_variable_that_is_no_setting_is_told(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("GRADWIRE_TARGET", "for.clients:1")
     done = CliRunner().invoke(gradwire_server, ["--print-config"])
     assert done.exit_code == 0
-    assert "Warning: GRADWIRE_MAX_STREAM is no setting" in done.stderr
+    assert "Warning: GRADWIRE_MAX_STREAM is not a setting" in done.stderr
     assert "did you mean GRADWIRE_MAX_STREAMS?" in done.stderr
     assert "GRADWIRE_TARGET" not in done.stderr

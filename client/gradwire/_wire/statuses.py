@@ -289,7 +289,7 @@ _ADDRESS = re.compile(r"ipv[46]:(\S+?:\d+): |(unix:\S+?): ")
 
 
 def no_server(address: str) -> str:
-    """Say that no server listens at an address of a target, and what to do.
+    """Return the message that no server listens at an address.
 
     The command that starts one there is named for addresses of this machine.
     """

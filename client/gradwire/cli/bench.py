@@ -158,7 +158,7 @@ def _check_url(context: click.Context, parameter: click.Parameter, value: str | 
     type=INPUT_FILE,
     nargs=2,
     metavar="A.json B.json",
-    help="Make no calls: tell what B has of A, from two files of --output.",
+    help="Make no calls: compare two files of --output, the figures of B relative to A.",
 )
 @server_options()
 @json_option

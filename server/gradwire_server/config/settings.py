@@ -176,7 +176,7 @@ class Settings:
     anonymous_scopes: str = _setting(
         "evaluate",
         "Scopes of callers on other machines without a certificate, if there is no tokens file: "
-        "evaluate, inspect, both separated by a comma, or none.",
+        "evaluate, inspect, or both separated by a comma; empty means none.",
     )
     backend: str = _setting(
         "auto",
@@ -482,14 +482,14 @@ def read_config(path: str) -> dict[str, Any]:
     except OSError as error:
         raise ValueError(f"--config is {path}: {error.strerror}") from error
     except ValueError as error:
-        raise ValueError(f"--config is {path}, which is no TOML: {error}") from error
+        raise ValueError(f"--config is {path}, which is not valid TOML: {error}") from error
     # Of their defaults, since annotations are texts here.
     types = {one.name: type(one.default).__name__ for one in fields(Settings)}
     for key, value in values.items():
         if key not in types:
             near = ["address"] if key == "port" else get_close_matches(key, types, 1)
             raise ValueError(
-                f"--config is {path}: {key} is no setting"
+                f"--config is {path}: {key} is not a setting"
                 + (f"; did you mean {near[0]}?" if near else "")
             )
         came, needed = type(value).__name__, types[key]

@@ -137,7 +137,7 @@ class Authorizer:
 
 
 def warn_if_open(settings: Settings) -> None:
-    """Log a warning if callers on other machines need neither a token nor a certificate."""
+    """Warn if callers on other machines need no token and no certificate."""
     if settings.is_open:
         facts = {"address": settings.address, "anonymous_scopes": settings.anonymous_scopes}
         _log.warning(
