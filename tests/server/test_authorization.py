@@ -62,7 +62,7 @@ def test_who_shows_no_certificate_where_one_would_do_is_told_so() -> None:
     assert "use a client certificate signed by one of its --tls-client-ca" in refusal.message
 
 
-TLS = {"tls_certificate": "c", "tls_key": "k"}
+TLS: dict[str, Any] = {"tls_certificate": "c", "tls_key": "k"}
 
 
 @pytest.mark.parametrize(
@@ -194,5 +194,5 @@ def test_a_missing_file_is_refused_at_first(path: Path) -> None:
 
 
 def test_no_setting_takes_a_scope_that_is_none() -> None:
-    with pytest.raises(ValueError, match=r"^--anonymous-scopes is all: 'all' is no scope"):
+    with pytest.raises(ValueError, match=r"^--anonymous-scopes is all: 'all' is not a scope"):
         Settings(anonymous_scopes="all")

@@ -488,7 +488,7 @@ NOT_DIVIDED = (
     "--workers is 3 and there are 2 GPUs; a multiple of 2 is needed, or 0 for one worker on each, "
     "or other --cuda-devices"
 )
-NOT_NUMBERED = "--cuda-devices is 0,2, and CUDA sees 2; numbers from 0 to 1 would do"
+NOT_NUMBERED = "--cuda-devices is 0,2, and CUDA sees 2; give numbers from 0 to 1"
 
 
 @pytest.mark.parametrize(

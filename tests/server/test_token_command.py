@@ -66,7 +66,7 @@ def test_tokens_are_added_and_revoked_beside_what_is_there(path: Path) -> None:
         (("--name", "there"), "line 2: the name there is there already"),
         (("--name", "a b"), "name"),
         (("revoke", "nobody"), "no token is named nobody"),
-        (("--scopes", "all"), "'all' is no scope"),
+        (("--scopes", "all"), "'all' is not a scope"),
         (("--scopes", ""), "opens nothing"),
         (("--expires", "soon"), "soon"),
     ],
@@ -214,7 +214,7 @@ def test_a_file_that_can_hold_no_tokens_is_refused_unread(kind: str, path: Path)
     [
         (("revoke", "a", "--name", "b"), "--name"),
         (("lost",), "'lost'"),
-        (("--name", ""), "'' is no name"),
+        (("--name", ""), "'' is not a name"),
         (("--expires", "2020-01-01"), "2020-01-01 is over"),
     ],
 )

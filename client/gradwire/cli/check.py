@@ -327,7 +327,7 @@ def load_function(name: str) -> Callable[[Any, Shape], Any]:
     """Find "module:function" or "file.py:function", also in the current folder."""
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
-        raise InvalidUsage(f"{name!r} is no function; give module:function, or file.py:function")
+        raise InvalidUsage(f"{name!r} is not a function; give module:function, or file.py:function")
     is_file = place.endswith(".py")
     if is_file and not Path(place).is_file():
         raise InvalidUsage(f"there is no file {place}; give the name of one, or module:function")

@@ -136,7 +136,7 @@ def _regular(path: Path) -> Path:
     """
     path = path.resolve()
     if path.exists() and not path.is_file():
-        raise InvalidUsage(f"{path} is no regular file; give another name")
+        raise InvalidUsage(f"{path} is not a regular file; give another name")
     return path
 
 

@@ -44,7 +44,7 @@ class OutputFile(click.Path):
             words = "'-' does not stand for standard output here; give the name of a file"
             self.fail(words, param, ctx)
         if self.endings and path.suffix.lower() not in self.endings:
-            words = f"is no name for a picture; end it in {' or '.join(self.endings)}"
+            words = f"is not a name for a picture; end it in {' or '.join(self.endings)}"
             self.fail(f"{str(path)!r} {words}", param, ctx)
         if not path.parent.is_dir():
             self.fail(f"{str(path)!r} is in a folder that does not exist; make it", param, ctx)
@@ -62,7 +62,7 @@ class _Positive(click.FloatRange):
         """Read a number; refuse nan, though it compares as a number."""
         number = super().convert(value, param, ctx)
         if math.isnan(number):
-            self.fail(f"{value!r} is no number; give one above 0", param, ctx)
+            self.fail(f"{value!r} is not a number above 0", param, ctx)
         return number
 
 
