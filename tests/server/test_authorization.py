@@ -81,7 +81,8 @@ TLS: dict[str, Any] = {"tls_certificate": "c", "tls_key": "k"}
 def test_the_log_warns_of_an_address_that_every_client_may_call(
     caplog: pytest.LogCaptureFixture, given: dict[str, Any], *, warns: bool
 ) -> None:
-    warn_if_open(Settings(**{"address": "0.0.0.0:0", **given}))
+    settings: dict[str, Any] = {"address": "0.0.0.0:0", **given}
+    warn_if_open(Settings(**settings))
     assert caplog.messages == (
         ["no tokens: every client that reaches the server may call it"] if warns else []
     )

@@ -303,10 +303,10 @@ class Trial:
             return "it wrote to its argument"
         try:
             array = to_array(result)
-        except TypeError:
+        except (TypeError, InvalidRequestError):
             array = np.array(None)
         if array.dtype == object:
-            return f"it returned {type(result).__name__}, no array of numbers"
+            return f"it returned {type(result).__name__}, not an array of numbers"
         if array.shape != output_shape:
             return f"it returned shape {array.shape}; {output_shape} was asked for"
         if array.dtype != given.dtype:
