@@ -166,7 +166,7 @@ class Connection:
 def _system_authorities() -> Path | None:
     """Return the file of the system's authorities, or of SSL_CERT_FILE."""
     file = ssl.get_default_verify_paths().cafile
-    return None if file is None else Path(file)
+    return Path(file) if file else None
 
 
 @contextmanager
