@@ -193,8 +193,8 @@ class Client(BaseClient):
         """Wait until the server serves.
 
         Raises UnavailableError if it does not serve in time, or if waiting does not help: the
-        server speaks plain text where TLS was expected, or its certificate is of no authority
-        trusted here.
+        server does not use TLS although the client does, or its certificate is not signed by a
+        trusted authority.
         """
         now(self._unary.wait_ready(timeout_s))
 

@@ -97,7 +97,8 @@ class InvalidRequestError(GradwireError, ValueError):
     """The request can never succeed; the message names the argument.
 
     field  path on the wire of the wrong field, such as "operator.dml_resample_grad.scales[2]", or
-           the argument's name if it does not travel; None if no single field is at fault
+           the argument's name if it does not travel; None if no single field is at fault. The
+           message has the argument's name: array.shape for input.sizes
     """
 
     default_reason = "INVALID_FIELD"
@@ -197,8 +198,8 @@ class UnavailableError(_RetryLaterError, ConnectionError):
 
     retry_after_s  seconds after which a server that starts, or opens its GPU, welcomes a retry;
                    otherwise 0
-    lasting        whether waiting does not help: the server speaks plain text where TLS was asked
-                   for, or its certificate is of another authority
+    lasting        whether waiting does not help: the server does not use TLS although the client
+                   does, or its certificate is not signed by a trusted authority
     unreachable    whether no connection was established, as when it was refused or the host's name
                    is not known
     """

@@ -178,7 +178,7 @@ def data_type_of(dtype: DTypeLike) -> v1.DataType.ValueType:
     if known is None:
         names = ", ".join(str(each) for each in DATA_TYPES)
         raise InvalidRequestError.of(
-            "input.data_type", f"is {np.dtype(dtype)}; give one of {names}, as astype() makes them"
+            "input.data_type", f"is {np.dtype(dtype)}; convert it to one of {names} with astype()"
         )
     return known
 
@@ -359,10 +359,13 @@ def to_array(values: object) -> NDArray[Any]:
             `__array_interface__` or DLPack, such as the tensors of torch, JAX and CuPy. torch
             tensors are detached; values on a device are copied to the host, others are viewed
 
-    Raises TypeError, which names the fix, for values that cannot be converted.
+    Raises InvalidRequestError for None, and TypeError, which names the fix, for other values that
+    cannot be converted.
     """
     if _is_masked(values):
         raise TypeError("a masked array has elements without a value; pass array.filled(value)")
+    if values is None:
+        raise InvalidRequestError.of("array", "is None; give a NumPy array or a tensor")
     if isinstance(values, np.ndarray):
         return np.asarray(cast("NDArray[Any]", values))
     try:

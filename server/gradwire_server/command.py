@@ -94,9 +94,7 @@ def _use_config(context: click.Context, _: click.Parameter, path: str | None) ->
     type=click.IntRange(0, 65535),
     help="Shorthand: the port of --address, which has the host.",
 )
-@click.option(
-    "--print-config", is_flag=True, help="Print every setting as JSON, secrets masked, and stop."
-)
+@click.option("--print-config", is_flag=True, help="Print every setting as JSON and stop.")
 @click.option(
     "--compile-only",
     is_flag=True,
@@ -130,7 +128,7 @@ def gradwire_server(
     _warn_of_unknown_variables()
     _warn_of_memory(settings)
     if print_config:
-        click.echo(json.dumps(settings.described(), indent=2))
+        click.echo(json.dumps(settings.described(paths=True), indent=2))
         return
     if compile_only:
         _compile(settings)

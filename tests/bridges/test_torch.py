@@ -236,8 +236,8 @@ def test_gradients_by_themselves_have_gradients_of_any_order(client: Client, ope
     [
         ({"size": 10**12}, r"output_shape: is \[1, 2, 10{12}, .* bytes of torch\.float64"),
         ({"size": 2**64}, r"size: is 18446744073709551616"),
-        ({"scale_factor": 1e300}, r"scale_factor\[0\]: is 1e\+300, which makes 3e\+300 of 3"),
-        ({"scale_factor": (1, 0.2)}, r"scale_factor\[1\]: is 0\.2, which makes 0\.8 of 4"),
+        ({"scale_factor": 1e300}, r"scale_factor\[0\]: is 1e\+300, which scales 3 elements"),
+        ({"scale_factor": (1, 0.2)}, r"scale_factor\[1\]: is 0\.2, which scales 4 elements"),
         ({"size": (4, 4, 4)}, r"output_shape: has 5 axes, array\.shape has 4"),
     ],
     ids=str,

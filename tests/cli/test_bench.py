@@ -109,7 +109,7 @@ def test_no_server_ends_it_with_7(nobody: str, monkeypatch: pytest.MonkeyPatch) 
     assert done.code == 7
     first, last = done.stderr.splitlines()
     assert first.startswith(f"gradwire: waiting up to 0.7 s for the server at {nobody}: ")
-    assert last.startswith(f"gradwire: error: no server at {nobody}; start one with ")
+    assert last.startswith(f"gradwire: error: no server listens at {nobody}; start one with ")
 
 
 def test_metrics_that_are_none_are_found_before_the_load(target: str, nobody: str) -> None:

@@ -181,7 +181,7 @@ def test_what_is_right_for_packed_tensors_only_is_found_out(check: Check) -> Non
         ("exits", "(1, 1, 1, 1) to (1, 1, 1, 3)", "it raised SystemExit: 3"),
         ("shapeless", "(1, 1, 1, 1) to (1, 1, 1, 1)", "it returned shape (1,); (1, 1, 1, 1) was"),
         ("wide", "(1, 1, 1, 1) to (1, 1, 1, 1)", "it returned float64; float32 was given"),
-        ("nothing", "(1, 1, 1, 1) to (1, 1, 1, 1)", "it returned NoneType, no array"),
+        ("nothing", "(1, 1, 1, 1) to (1, 1, 1, 1)", "it returned NoneType, not an array"),
     ],
 )
 def test_a_function_that_does_not_do_its_part_is_told_so(

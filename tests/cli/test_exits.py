@@ -20,6 +20,7 @@ import pytest
 
 from gradwire import errors
 from gradwire._wire.environment import SERVER_VARIABLES
+from gradwire._wire.statuses import no_server
 from gradwire.cli import output
 from gradwire.cli.app import commands
 from gradwire_server.config.settings import Settings
@@ -43,8 +44,8 @@ def test_every_error_of_the_sdk_has_the_code_that_help_documents(
         errors.OverloadedError: (5, "overloaded"),
         errors.DeadlineExceededError: (6, "deadline"),
         errors.UnavailableError: (7, "no server"),
-        errors.AuthenticationError: (8, "without a token"),
-        errors.PermissionDeniedError: (8, "does not open"),
+        errors.AuthenticationError: (8, "needs a token"),
+        errors.PermissionDeniedError: (8, "does not permit"),
     }
     code, words = documented.get(kind, (1, "any other failure"))
     assert output.code_of(kind("")) == code
@@ -101,7 +102,7 @@ def test_a_variable_that_is_no_setting_is_warned_of(
         monkeypatch.setenv(known, "")
     done = run_here("explain", "--op", "nothing", "--input-shape", "1")
     first, *_ = done.stderr.splitlines()
-    assert first == f"gradwire: warning: {name} is no setting of gradwire{guess}"
+    assert first == f"gradwire: warning: {name} is not a setting of gradwire{guess}"
     assert done.stderr.count("warning") == 1
 
 
@@ -181,9 +182,7 @@ def test_where_nobody_listens_the_program_says_how_to_start_a_server(
 ) -> None:
     done = run_here(command, "--target", nobody)
     assert done.code == 7
-    assert done.stderr == (
-        f"gradwire: error: no server at {nobody}; start one with `gradwire-server`\n"
-    )
+    assert done.stderr == f"gradwire: error: {no_server(nobody)}\n"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
@@ -201,7 +200,7 @@ def test_a_terminal_sees_that_the_program_goes_on_trying(nobody: str) -> None:
     assert program.returncode == 7
     waiting, end = shown.decode().splitlines()
     assert waiting.startswith("gradwire: trying again in 0.1 s: ")
-    assert end.startswith("gradwire: error: no server at ")
+    assert end.startswith("gradwire: error: no server listens at ")
 
 
 FILE = shlex.quote(__file__)
@@ -218,7 +217,7 @@ EXPLAIN = f"{UNSIZED} --output-shape 1,1,2"
 CHECK = f"{NEAREST} --attr coordinate_transformation_mode=align_corners"
 DTYPES = {"integers": "int32", "complex": "complex64", "big-endian": ">i8"}
 WRITTEN = " ... give a file that `gradwire bench --output` has written"
-MODES = "give 'nearest_neighbor' or 'linear'"
+MODES = "give 'nearest_neighbor' (also 'nearest') or 'linear'"
 
 # Commands, with what they say.
 WRONG: list[tuple[str, str]] = [
@@ -226,7 +225,7 @@ WRONG: list[tuple[str, str]] = [
     (f"{EVALUATE} --output-shape 2,-1", "'2,-1' is not a shape"),
     (f"{EVALUATE} --output-shape 2,99999999999999999999", "larger than files can be"),
     (f"{EVALUATE} --output-shape 2,{2**60}", "larger than files can be"),
-    (f"{SHAPED} --timeout nan", "'nan' is no number"),
+    (f"{SHAPED} --timeout nan", "'nan' is not a number"),
     (f"{SHAPED} --attr scales", "'scales' has no '='"),
     (f"{SHAPED} --attr =3", "'=3' has no name before '='"),
     (f"{SHAPED} --attr scales=1,1 --attr scales=1,1", "scales is given twice"),
@@ -242,7 +241,8 @@ WRONG: list[tuple[str, str]] = [
     (f"{SHAPED} --dtype bfloat16", "--dtype bfloat16: "),
     (f"{SHAPED} --tls-ca {FILE}", "--tls-ca needs --target"),
     (f"{SHAPED} --tls-key {FILE}", "needs --tls-certificate"),
-    (f"{SHAPED} --tls-certificate {FILE} --tls-key {FILE}", "--tls-key needs --tls-ca"),
+    (f"{SHAPED} --tls-certificate {FILE} --tls-key {FILE}", "--tls-key needs --tls;"),
+    (f"{SHAPED} --tls", "--tls needs --target"),
     (f"{EVALUATE} --output-shap 2,2", "see gradwire evaluate --help"),
     (f"{SHAPED} --split", "--target"),
     (SHAPED.replace("y.npy", "no/y.npy"), "is in a folder that does not exist"),
@@ -266,14 +266,14 @@ WRONG: list[tuple[str, str]] = [
     (f"compare {NEAREST} --against {FILE} {SHAPES}", "give --input too"),
     (f"compare {NEAREST} {DML} --input {FILE}", "is not a .npy file of numbers"),
     (f"compare {NEAREST} {NEAREST} {SHAPES} --dtype int8", "'int8' is not one of"),
-    (f"{EXPLAIN} --axis 3", "--axis: 3 is none of the axes 0 to 2"),
+    (f"{EXPLAIN} --axis 3", "--axis: 3 is not one of the axes 0 to 2"),
     (f"{EXPLAIN} --output x.jpg", "end it in .png or .svg or .pdf"),
     (f"{EXPLAIN} --output no/x.png", "is in a folder that does not exist"),
     (f"{EXPLAIN} --attr sizes=5", "sizes"),
     (f"{EXPLAIN} --output-shape 1,2,2", "the channel axis is not resampled"),
     (f"{EXPLAIN} --input-shape x", "'x' is not a shape"),
     (UNSIZED, "the attributes of interpolate_backward do not determine its sizes"),
-    (f"check right {CHECK}", "'right' is no function; give module:function"),
+    (f"check right {CHECK}", "'right' is not a function; give module:function"),
     (
         f"check no_such_module:f {CHECK}",
         "no_such_module cannot be imported: ModuleNotFoundError",
@@ -289,19 +289,19 @@ WRONG: list[tuple[str, str]] = [
     (f"check exits.py:f {CHECK}", "exits.py cannot be imported: SystemExit: 0"),
     ("bench --rate 5 --concurrency 2", "exclude each other"),
     ("bench --metrics http://127.0.0.1:1/metrics", "--metrics needs --target"),
-    ("bench --metrics file:///etc/hosts --target 127.0.0.1:1", "is no URL"),
+    ("bench --metrics file:///etc/hosts --target 127.0.0.1:1", "is not a URL"),
     ("bench --scenario huge", "huge"),
     ("bench --duration 0", "--duration"),
     ("bench --report missing/report.html", "is in a folder that does not exist"),
     (f"bench --json --compare {FILE} {FILE}", "--json and --compare exclude each other"),
-    ("bench --compare bytes.json bytes.json", f"bytes.json: it is no text{WRITTEN}"),
-    ("bench --compare zeros.json zeros.json", f"zeros.json: it is no JSON{WRITTEN}"),
+    ("bench --compare bytes.json bytes.json", f"bytes.json: it is not text{WRITTEN}"),
+    ("bench --compare zeros.json zeros.json", f"zeros.json: it is not valid JSON{WRITTEN}"),
     ("bench --compare empty.json empty.json", f"empty.json: its format is None{WRITTEN}"),
     ("bench --compare bare.json bare.json", f"has no attribute 'when'{WRITTEN}"),
     ("bench --compare older.json older.json", f"its format is 'gradwire-bench/0'{WRITTEN}"),
     ("bench --compare missing.json missing.json", "does not exist"),
     ("demo --output missing/demo.png", "missing/demo.png"),
-    ("health --target 127.0.0.1:1 --wait nan", "'nan' is no number; give one above 0"),
+    ("health --target 127.0.0.1:1 --wait nan", "'nan' is not a number above 0"),
     ("info --target ' , '", "'--target' (env var: 'GRADWIRE_TARGET'): is ' , '; give a server's"),
     ("evaluat", "gradwire: error: No such command 'evaluat'"),
 ]

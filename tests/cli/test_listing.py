@@ -112,8 +112,8 @@ def test_health_says_at_once_that_tls_is_wanted(tmp_path: Path) -> None:
     assert done.code == 7
     waiting, end = done.stderr.splitlines()
     assert waiting.startswith(f"gradwire: waiting up to 0.2 s for the server at {server.address}: ")
-    assert "wants TLS (credentials, --tls-ca)" in waiting
-    assert "wants TLS (credentials, --tls-ca)" in end
+    assert "requires TLS (credentials, --tls-ca)" in waiting
+    assert "requires TLS (credentials, --tls-ca)" in end
 
 
 # Whoever runs the tests in the background may have SIGINT ignored, which programs inherit.
@@ -282,6 +282,23 @@ def test_a_certificate_that_does_not_belong_to_its_key_is_named(mutual: Mutual) 
     assert "KEY_VALUES_MISMATCH" in done.stderr
 
 
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_tls_trusts_the_authorities_of_the_system(
+    mutual: Mutual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, by_variable: bool
+) -> None:
+    if by_variable:
+        monkeypatch.setenv("GRADWIRE_TLS", "1")
+    call = ("info", "--target", mutual.target, *mutual.pair, *([] if by_variable else ["--tls"]))
+    monkeypatch.setenv("SSL_CERT_FILE", mutual.authority[1])
+    done = run_here(*call)
+    assert (done.code, done.stderr) == (0, "")
+    trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "other.pem"))
+    done = run_here(*call)
+    assert done.code == 7
+    assert "not signed by a trusted authority" in done.stderr
+
+
 def test_a_server_that_is_not_trusted_is_told_of_in_one_line(
     mutual: Mutual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,7 +306,7 @@ def test_a_server_that_is_not_trusted_is_told_of_in_one_line(
     asked = ("health", "--target", mutual.target, "--tls-ca", tmp_path / "other.pem")
     done = run(*asked)
     assert (done.code, done.stdout) == (7, "")
-    assert done.stderr.startswith("gradwire: error: the server's certificate is of no")
+    assert done.stderr.startswith("gradwire: error: the server's certificate is not signed")
     assert done.stderr.count("\n") == 1
     # Unless the lines of gRPC are asked for.
     monkeypatch.setenv("GRPC_VERBOSITY", "INFO")

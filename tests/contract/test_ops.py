@@ -206,7 +206,7 @@ REFUSALS: dict[str, tuple[Callable[[], ops.Operator], str, list[str]]] = {
     "unknown word": (
         dml(interpolation_mode="cubic"),
         "dml_resample_grad.interpolation_mode",
-        ["is 'cubic'", "'nearest_neighbor' or 'linear'"],
+        ["is 'cubic'", "'nearest_neighbor' (also 'nearest') or 'linear'"],
     ),
     "misspelt word": (
         interpolate(coordinate_transformation_mode="align-corner"),
@@ -216,7 +216,7 @@ REFUSALS: dict[str, tuple[Callable[[], ops.Operator], str, list[str]]] = {
     "misspelt synonym": (
         dml(interpolation_mode="nearst"),
         "dml_resample_grad.interpolation_mode",
-        ["is 'nearst'", "give 'nearest_neighbor' or", "did you mean 'nearest_neighbor'?"],
+        ["is 'nearst'", "(also 'nearest') or", "did you mean 'nearest_neighbor'?"],
     ),
     "wrong case": (
         interpolate(data_format="ncx"),

@@ -53,18 +53,18 @@ DML: list[Row] = [
 
 # Sizes and scales that disagree with src (1, 2, 4, 6) and dst (1, 2, 6, 9).
 DISAGREEING: list[tuple[dict[str, Any], str, str]] = [
-    ({"sizes": (6, 8)}, "sizes[1]", "is 8, dst has 9 elements there; give 9"),
-    ({"sizes_tensor": (5, 9)}, "sizes_tensor[0]", "is 5, dst has 6 elements there; give 6"),
+    ({"sizes": (6, 8)}, "sizes[1]", "is 8, but dst has 9"),
+    ({"sizes_tensor": (5, 9)}, "sizes_tensor[0]", "is 5, but dst has 6"),
     ({"sizes": (6,)}, "sizes", "has 1 value"),
     ({"sizes_tensor": (6, 9, 9)}, "sizes_tensor", "has 3 values"),
     ({"scales": (1.5,)}, "scales", "has 1 value"),
     (
         {"scales": (1.5, 1.7)},
         "scales[1]",
-        "is 1.7, which takes src's 6 elements to 10.2, dst has 9; give 1.5",
+        "is 1.7, which scales src's 6 elements to 10.2, but dst has 9; give 1.5",
     ),
-    ({"scales": (1.25, 1.5)}, "scales[0]", "takes src's 4 elements to 5, dst has 6"),
-    ({"scales": (1.5, 3e38)}, "scales[1]", "takes src's 6 elements to inf"),
+    ({"scales": (1.25, 1.5)}, "scales[0]", "src's 4 elements to 5, but dst has 6"),
+    ({"scales": (1.5, 3e38)}, "scales[1]", "src's 6 elements to inf"),
     ({"sizes": (6, 9), "scales": (1.5, 2.0)}, "scales[1]", "dst has 9"),
 ]
 
@@ -80,9 +80,9 @@ ONEDNN: list[Row] = [
     (Interpolate(), (1, 1, 4), (1, 1, 8), "sizes", "give one of the three"),
     # A scale that makes no size.
     (Interpolate(scales=(0.05,)), (1, 1, 10), None, "scales[0]", "to 0.5; give a scale"),
-    (Interpolate(scales=(1e-40,)), (1, 1, 10), None, "scales[0]", "give a scale that leaves 1"),
+    (Interpolate(scales=(1e-40,)), (1, 1, 10), None, "scales[0]", "give a scale that results in 1"),
     (Interpolate(scales=(3.4e38,)), (1, 1, 10), None, "scales[0]", "to inf; give a scale"),
-    (Interpolate(scales=(2.0**40,)), (1, 1, 2**20), None, "scales[0]", "leaves 1 to 2**53"),
+    (Interpolate(scales=(2.0**40,)), (1, 1, 2**20), None, "scales[0]", "results in 1 to 2**53"),
     (Interpolate(), (1, 1, 2), None, "sizes", "give one of the three"),
     (Interpolate(sizes=(4, 5)), (1, 1, 2), None, "sizes", "has 2 values"),
     (Interpolate(scales=(2.0, 2.0)), (1, 1, 2), None, "scales", "has 2 values"),
@@ -100,7 +100,7 @@ ONEDNN: list[Row] = [
 NOT_LARGER: dict[str, Any] = {"keep_aspect_ratio_policy": "not_larger"}
 NOT_SMALLER: dict[str, Any] = {"keep_aspect_ratio_policy": "not_smaller"}
 ONNX_SCALED = OnnxGrad(scales=(0.6,), axes=(1,))
-LEFT = "of 1 elements there; give sizes that leave 0.5 to 2**53"
+RANGE = "give sizes that result in 0.5 to 2**53"
 
 ONNX: list[Row] = [
     (Onnx(), (1, 5), None, "sizes", "give one of the two"),
@@ -108,26 +108,26 @@ ONNX: list[Row] = [
     (Onnx(scales=(1, 1, 2)), (1, 5), None, "scales", "has 3 values for 2 axes"),
     (Onnx(scales=(2,), axes=(2,)), (1, 5), None, "axes[0]", "have -2 to 1"),
     (Onnx(scales=(2, 2), axes=(1, -1)), (1, 5), None, "axes[1]", "axis 1 again"),
-    (Onnx(scales=(1, 0.1)), (1, 5), None, "scales[1]", "is 0.1, which makes 0.5 of 5 elements"),
-    (Onnx(scales=(1, 3e38)), (1, 5), None, "scales[1]", "leaves 1 to"),
-    (Onnx(sizes=(1, 1), **NOT_LARGER), (1, 5), None, "sizes[0]", f"makes 0.2 {LEFT}"),
-    (Onnx(sizes=(2**60, 5), **NOT_SMALLER), (1, 5), None, "sizes[0]", f"makes 1.15292e+18 {LEFT}"),
+    (Onnx(scales=(1, 0.1)), (1, 5), None, "scales[1]", "is 0.1, which scales 5 elements to 0.5"),
+    (Onnx(scales=(1, 3e38)), (1, 5), None, "scales[1]", "results in 1 to"),
+    (Onnx(sizes=(1, 1), **NOT_LARGER), (1, 5), None, "sizes[0]", f"to 0.2; {RANGE}"),
+    (Onnx(sizes=(2**60, 5), **NOT_SMALLER), (1, 5), None, "sizes[0]", f"to 1.15292e+18; {RANGE}"),
     (OnnxGrad(mode="cubic", axes=(-1,), **NOT_LARGER), (2, 7), (2, 4), "sizes", "one of the two"),
     (OnnxGrad(sizes=(4,), axes=(0,), roi=(0, 0, 1, 1)), (4, 5), (3, 5), "roi", "has 4 values"),
-    (ONNX_SCALED, (2, 4), (2, 5), "input.sizes[1]", "is 4; onnx_resize_grad makes 3"),
-    (ONNX_SCALED, (3, 3), (2, 5), "input.sizes[0]", "is 3; onnx_resize_grad makes 2"),
+    (ONNX_SCALED, (2, 4), (2, 5), "input.sizes[1]", "is resized from 5 to 3: give 3"),
+    (ONNX_SCALED, (3, 3), (2, 5), "input.sizes[0]", "is not resized: give 2"),
 ]
 
 TORCH: list[Row] = [
     (Torch(), (1, 1, 4), (1, 1, 8), "size", "and so is scale_factor"),
     (Torch(), (1, 1, 4), None, "size", "and so is scale_factor"),
-    (TorchGrad(mode="bilinear", size=2), (1, 1, 2), (1, 1, 4), "mode", "for tensors of 4 axes"),
+    (TorchGrad(mode="bilinear", size=2), (1, 1, 2), (1, 1, 4), "mode", "of 4 axes"),
     (TorchGrad(mode="linear", size=2), (1, 1, 2, 2), (1, 1, 4, 4), "mode", "of 3 axes"),
     (TorchGrad(size=(2, 2)), (1, 1, 2), (1, 1, 4), "size", "give 1, one for all, or none"),
     (TorchGrad(scale_factor=(2, 2)), (1, 1, 8), (1, 1, 4), "scale_factor", "give 1, one for all"),
-    (TorchGrad(size=3), (1, 1, 2), (1, 1, 4), "input.sizes[2]", "is 2; size makes 3 of the 4"),
-    (TorchGrad(scale_factor=2), (1, 1, 9), (1, 1, 4), "input.sizes[2]", "scale_factor 2.0 makes 8"),
-    (TorchGrad(scale_factor=0.2), (1, 1, 1), (1, 1, 4), "scale_factor[0]", "makes 0.8 of 4"),
+    (TorchGrad(size=3), (1, 1, 2), (1, 1, 4), "input.sizes[2]", "from 4 to 3"),
+    (TorchGrad(scale_factor=2), (1, 1, 9), (1, 1, 4), "input.sizes[2]", "scale_factor 2.0 resizes"),
+    (TorchGrad(scale_factor=0.2), (1, 1, 1), (1, 1, 4), "scale_factor[0]", "elements to 0.8"),
     (TorchGrad(), (1, 3, 4), (1, 2, 4), "input.sizes[1]", "not resampled"),
 ]
 
@@ -136,10 +136,10 @@ BY_SCALES: Any = {"shape_calculation_mode": "scales"}
 OPENVINO: list[Row] = [
     (Openvino(), (2, 3), None, "sizes", "is empty"),
     (Openvino(sizes=(5,)), (2, 3), None, "sizes", "has 1 value for 2 axes"),
-    (Openvino(sizes=(5,), axes=(2,)), (2, 3), None, "axes[0]", "is 2, for tensors of 2 axes"),
-    (Openvino(sizes=(5, 5), axes=(1, 1)), (2, 3), None, "axes[1]", "give different axes"),
+    (Openvino(sizes=(5,), axes=(2,)), (2, 3), None, "axes[0]", "is 2; a tensor of 2 axes"),
+    (Openvino(sizes=(5, 5), axes=(1, 1)), (2, 3), None, "axes[1]", "different axes"),
     (Openvino(sizes=(5,), axes=(0,), pads_end=(0, 0, 1)), (2, 3), None, "pads_end", "has 3 values"),
-    (Openvino(scales=(0.1, 1), **BY_SCALES), (2, 3), None, "scales[0]", "makes 0.200002 of 2"),
+    (Openvino(scales=(0.1, 1), **BY_SCALES), (2, 3), None, "scales[0]", "elements to 0.200002"),
     (OpenvinoGrad(mode="bilinear_pillow", axes=(0, 1, 2)), (4,) * 4, (2,) * 4, "axes", "two axes"),
     (OpenvinoGrad(mode="linear_onnx", axes=(1, 2, 3)), (4,) * 4, (2,) * 4, "axes", "takes 2, 3 of"),
 ]
@@ -147,7 +147,7 @@ OPENVINO: list[Row] = [
 TENSORFLOW: list[Row] = [
     (Tf(), (2, 3, 4, 5), None, "size", "is empty"),
     (Tf(size=(6, 9)), (2, 3, 4, 5), (2, 6, 9, 4), "output.sizes[3]", "is 4"),
-    (TfGrad(size=(6, 9)), (2, 6, 8, 5), (2, 3, 4, 5), "input.sizes[2]", "is 8, size has 9 there"),
+    (TfGrad(size=(6, 9)), (2, 6, 8, 5), (2, 3, 4, 5), "input.sizes[2]", "is 8, but size has 9"),
 ]
 
 JAX_FORWARD = ops.JaxResize(method="linear", shape=(6, 9))
@@ -155,7 +155,7 @@ JAX_GRADIENT = ops.JaxResizeGrad(method="linear", shape=(6, 9))
 JAX: list[Row] = [
     (JAX_FORWARD, (2, 3, 4), None, "shape", "has 2 values for a tensor of 3 axes"),
     (JAX_FORWARD, (2, 3, 4), (6, 9, 4), "shape", "has 2 values for tensors of 3 axes"),
-    (JAX_GRADIENT, (6, 8), (2, 3), "input.sizes[1]", "is 8, shape has 9 there"),
+    (JAX_GRADIENT, (6, 8), (2, 3), "input.sizes[1]", "is 8, but shape has 9"),
 ]
 
 ROWS = [*DML, *ONEDNN, *ONNX, *TORCH, *OPENVINO, *TENSORFLOW, *JAX]
@@ -187,7 +187,7 @@ CORNERS_OF_LANCZOS = {"mode": "lanczos", "antialias": True, "align_corners": Tru
 VALUES: dict[type[ops.Operator], list[tuple[dict[str, Any], str, str]]] = {
     ops.OnnxResize: [
         ({"scales": (2,), "sizes": (4,)}, "scales", "give one of the two"),
-        ({"sizes": (4,), "antialias": True}, "antialias", "mode 'nearest' has none"),
+        ({"sizes": (4,), "antialias": True}, "antialias", "mode 'nearest' does not support it"),
         (OUTSIDE, "exclude_outside", "takes it with mode 'cubic'"),
     ],
     ops.OpenvinoInterpolateGrad: [
@@ -198,11 +198,11 @@ VALUES: dict[type[ops.Operator], list[tuple[dict[str, Any], str, str]]] = {
     ops.TorchUpsampleBackward: [
         ({"size": 2, "scale_factor": 2}, "scale_factor", "size is (2,); give one of the two"),
         ({"size": 2, "recompute_scale_factor": True}, "recompute_scale_factor", "leave it out"),
-        ({"align_corners": False}, "align_corners", "mode 'nearest' has none: leave it out"),
+        ({"align_corners": False}, "align_corners", "mode 'nearest' does not take it"),
         ({"mode": "area", "align_corners": True}, "align_corners", "leave it out"),
-        ({"mode": "linear", "antialias": True}, "antialias", "bilinear, bicubic, lanczos have"),
+        ({"mode": "linear", "antialias": True}, "antialias", "bilinear, bicubic, lanczos do"),
         ({"mode": "lanczos"}, "antialias", "mode 'lanczos' needs True"),
-        (CORNERS_OF_LANCZOS, "align_corners", "mode 'lanczos' has none"),
+        (CORNERS_OF_LANCZOS, "align_corners", "mode 'lanczos' does not take it"),
         ({"mode": "nearest_exact"}, "mode", "did you mean 'nearest-exact'?"),
         ({"antialias": "yes"}, "antialias", "is 'yes' (str); give True or False"),
         ({"antialias": 1}, "antialias", "is 1 (int); give True or False"),

@@ -103,7 +103,7 @@ def test_streams(client: Any, result: bytes) -> None:
     replies = [ended.get(timeout=30) for _ in range(3)]
     client.stop_stream()
     assert [reply.as_numpy("y").tobytes() for reply, _ in replies[::2]] == [result, result]
-    assert "'nope' is no model" in str(replies[1][1])
+    assert "'nope' is not a model" in str(replies[1][1])
 
 
 def test_aio(server: ServerThread, result: bytes) -> None:

@@ -86,9 +86,9 @@ def test_a_document_reads_as_it_was_written(results: list[ScenarioResult]) -> No
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "it is no JSON"),
-        ("{", "it is no JSON"),
-        ("[" * 100_000, "it is no JSON"),
+        ("", "it is not valid JSON"),
+        ("{", "it is not valid JSON"),
+        ("[" * 100_000, "it is not valid JSON"),
         ("[]", "its format is None; this version reads 'gradwire-bench/2'"),
         ("null", "its format is None"),
         ("{}", "its format is None"),

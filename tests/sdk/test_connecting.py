@@ -21,7 +21,7 @@ from gradwire import AsyncClient, Client
 from gradwire._core.retries import RetryBudget, Tries
 from gradwire._transport.unary import Patience
 from gradwire._wire.files import Reloaded
-from gradwire._wire.statuses import is_lasting, with_hint
+from gradwire._wire.statuses import is_lasting, no_server, with_hint
 from gradwire.errors import (
     AuthenticationError,
     GradwireError,
@@ -49,7 +49,7 @@ from support.relay import relaying
 from support.servers import ServerThread, serving
 
 STRANGER = trustme.CA()
-HUNG_UP = "the server hung up, as one does that wants TLS"
+CLOSED = "the server closed the connection; it probably requires TLS"
 
 
 @pytest.fixture(scope="module")
@@ -80,24 +80,24 @@ def check_nothing(address: str, credentials: grpc.ChannelCredentials | None, wor
 
 
 def test_plain_text_meets_tls(private: str, mutual: str) -> None:
-    check_nothing(private, None, HUNG_UP)
-    check_nothing(mutual, None, HUNG_UP)
+    check_nothing(private, None, CLOSED)
+    check_nothing(mutual, None, CLOSED)
 
 
 def test_tls_meets_plain_text(server: ServerThread, papers: Papers) -> None:
-    check_nothing(server.address, trusting(papers.roots), "the server speaks plain text")
+    check_nothing(server.address, trusting(papers.roots), "the server does not use TLS")
 
 
 def test_a_server_of_another_authority_is_not_trusted(private: str) -> None:
     roots = STRANGER.cert_pem.bytes()
-    check_nothing(private, trusting(roots), "of no authority trusted here")
+    check_nothing(private, trusting(roots), "not signed by a trusted authority")
 
 
 def test_a_client_without_papers_of_the_authority_is_not_let_in(
     mutual: str, papers: Papers
 ) -> None:
     for shown in (None, pair(STRANGER), pair(papers.authority, expired=True)):
-        check_nothing(mutual, trusting(papers.roots, shown), HUNG_UP)
+        check_nothing(mutual, trusting(papers.roots, shown), CLOSED)
     with Client(mutual, credentials=trusting(papers.roots, pair(papers.authority))) as client:
         assert client.operators()
 
@@ -111,7 +111,7 @@ def test_a_server_whose_certificate_has_expired_or_is_anothers_is_not_trusted(
         check_nothing(server.address, trusting(papers.roots), "certificate has expired")
     papers.write(name="elsewhere.test")
     with serving(**papers.settings) as server:
-        check_nothing(server.address, trusting(papers.roots), "is for other names")
+        check_nothing(server.address, trusting(papers.roots), "does not name the host")
 
 
 def test_what_waiting_does_not_mend_is_tried_twice(
@@ -137,7 +137,7 @@ def test_what_waiting_does_not_mend_is_not_waited_for(
     strange = trusting(STRANGER.cert_pem.bytes())
     with (
         face(private, credentials=strange) as client,
-        pytest.raises(UnavailableError, match="of no authority trusted here") as refused,
+        pytest.raises(UnavailableError, match="not signed by a trusted authority") as refused,
     ):
         client.wait_ready(100_000)
     assert refused.value.lasting
@@ -152,7 +152,7 @@ def test_an_authority_of_the_same_name_with_another_key_is_another() -> None:
         "failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1a000064:ECDSA routines:"
         "OPENSSL_internal:BAD_SIGNATURE: certificate signature failure: OK"
     )
-    assert "of no authority trusted here" in with_hint(message)
+    assert "not signed by a trusted authority" in with_hint(message)
     assert is_lasting(message)
 
 
@@ -414,10 +414,6 @@ def test_to_no_other_machine_does_a_token_go_in_plain_text(
         kind(target)
 
 
-NOBODY_LISTENS = (
-    "no server listens at target; start one with `gradwire-server`, or give another target: "
-)
-
 POLICY = Counting(max_attempts=4, initial_backoff_s=0.01, max_backoff_s=0.01)
 
 
@@ -480,7 +476,7 @@ def test_tls_is_told_of_whichever_address_has_the_server(
     for target in (name, f"{private},{nobody}", f"{nobody},{private}"):
         error = error_of(face, target, array, retry=POLICY)
         assert isinstance(error, UnavailableError)
-        assert "wants TLS" in str(error)
+        assert "requires TLS" in str(error)
 
 
 def test_waiting_tells_of_tls_whichever_of_several_targets_answers_last(
@@ -488,7 +484,7 @@ def test_waiting_tells_of_tls_whichever_of_several_targets_answers_last(
 ) -> None:
     with (
         face(f"{private},{nobody}") as client,
-        pytest.raises(UnavailableError, match="wants TLS"),
+        pytest.raises(UnavailableError, match="requires TLS"),
     ):
         client.wait_ready(0.3)
 
@@ -507,13 +503,29 @@ def test_where_nobody_listens_the_error_says_what_to_do(
     nobody: str, face: Face, array: NDArray[Any], tmp_path: Path
 ) -> None:
     for target in (nobody, f"unix:{tmp_path}/none"):
-        assert str(error_of(face, target, array, retry=ONCE)).startswith(NOBODY_LISTENS)
-    assert nobody in str(error_of(face, nobody, array, retry=ONCE))
+        assert str(error_of(face, target, array, retry=ONCE)).startswith(f"{no_server(target)}: ")
+    assert f"`gradwire-server --address {nobody}`" in no_server(nobody)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:50051", "127.0.0.1:1,127.0.0.1:2"])
+def test_a_command_is_named_only_for_one_address_of_this_machine(address: str) -> None:
+    assert no_server(address) == (
+        f"no server listens at {address}; start one there, or give another target"
+    )
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_port_of_http_is_told_from_one_of_grpc(face: Face, papers: Papers, *, tls: bool) -> None:
+    credentials = trusting(papers.roots) if tls else None
+    with serving(http_port="0", **(papers.settings if tls else {})) as server:
+        error = error_of(face, server.http_address, retry=ONCE, credentials=credentials)
+    assert isinstance(error, UnavailableError)
+    assert str(error).startswith("the server at this port does not speak gRPC; ")
 
 
 def test_a_name_that_is_not_known_is_unreachable(face: Face) -> None:
     error = error_of(face, "nothing.invalid:1", retry=POLICY, connect_timeout_s=0.005)
     assert isinstance(error, UnavailableError)
     assert error.unreachable
-    assert str(error).startswith("the host in target is not known; give another name, or its IP")
+    assert str(error).startswith("the host name in target cannot be resolved; ")
     assert not isinstance(error, InvalidRequestError)

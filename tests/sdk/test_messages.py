@@ -125,7 +125,7 @@ def test_a_target_in_the_environment_is_refused_by_its_name(
 
 
 INTEGER = "give an integer from 0 to 2**63 - 1"
-ABSENT = "output_shape: absent; the attributes of dml_resample do not determine its sizes: give it"
+ABSENT = "output_shape: is missing; the attributes of dml_resample do not determine its sizes"
 Asked = Callable[[Any], object]
 
 

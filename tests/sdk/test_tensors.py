@@ -151,13 +151,14 @@ def test_the_wire_carries_axes_by_descending_stride(
 
 
 REFUSED: list[tuple[Any, str, str]] = [
-    (np.zeros(3, np.int32), "input.data_type", "is int32; give one of float32, float16, bfloat16"),
+    (np.zeros(3, np.int32), "input.data_type", "is int32; convert it to one of float32, float16"),
     (np.zeros(3, np.complex64), "input.data_type", "is complex64"),
-    (np.zeros(3, np.longdouble), "input.data_type", "give one of"),
+    (np.zeros(3, np.longdouble), "input.data_type", "convert it to one of"),
     (np.zeros(3, bool), "input.data_type", "is bool"),
     ([1, 2], "input.data_type", "is int64"),
     (["a"], "input.data_type", "is <U1"),
-    (None, "input.data_type", "is object"),
+    (None, "array", "is None; give a NumPy array or a tensor"),
+    ([None], "input.data_type", "is object"),
     (1.5, "input.sizes", "has 0 axes; give 1 to 8"),
     (np.zeros((1,) * 9, np.float32), "input.sizes", "has 9 axes; give 1 to 8"),
 ]

@@ -129,6 +129,22 @@ def test_a_limit_names_its_setting() -> None:
         assert caught.value.limit == "max_elements"
 
 
+@pytest.mark.parametrize("roi", [(1.0, 0.0), (0.0, 1.0)])
+def test_a_map_that_runs_backward_is_told_as_the_reason_for_much_memory(
+    roi: tuple[float, float],
+) -> None:
+    cut: Any = {"coordinate_transformation_mode": "tf_crop_and_resize", "roi": roi, "axes": (0,)}
+    crop = ops.OnnxResize(mode="linear", sizes=(2000,), **cut)
+    tight = Limits(max_request_memory_bytes=1 << 20, slab_bytes=1 << 12)
+    with LocalClient(limits=tight) as local:
+        if roi[0] < roi[1]:
+            local.evaluate(crop, np.ones((1000, 1000), np.float32))
+            return
+        with pytest.raises(LimitExceededError, match="since its map runs backward") as caught:
+            local.evaluate(crop, np.ones((1000, 1000), np.float32))
+    assert caught.value.limit == "max_request_memory_bytes"
+
+
 def test_its_time_is_limited_and_its_progress_told() -> None:
     array = np.ones((1, 1, 512, 512), np.float32)
     told: list[tuple[int, int]] = []

@@ -180,7 +180,7 @@ SMALL: dict[str, Any] = {"inputs": [X | {"shape": [1, 1, 2, 2]}], "raw_input_con
 INVALID, NOT_FOUND = "INVALID_ARGUMENT", "NOT_FOUND"
 # Fields in place of those of a sound request, the status, and words of the message.
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
-    "no model": ({"model_name": "nope"}, NOT_FOUND, "model_name: 'nope' is no model"),
+    "no model": ({"model_name": "nope"}, NOT_FOUND, "model_name: 'nope' is not a model"),
     "no name": ({"model_name": ""}, NOT_FOUND, "model_name: ''"),
     "version": ({"model_version": "9"}, NOT_FOUND, "model_version: up has no version '9'"),
     "parameter": (parameters(moode="x"), INVALID, "parameters.moode"),
@@ -198,7 +198,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "name of output": ({"outputs": [{"name": "z"}]}, INVALID, "outputs: z; y is the only one"),
     "classes": (result_in(classification=1), INVALID, "outputs.y.parameters.classification"),
     "id": ({"id": "x" * 200}, INVALID, "request_id"),
-    "no shape": (upsample(), INVALID, "output_shape: absent"),
+    "no shape": (upsample(), INVALID, "output_shape: is missing"),
     "ranks": (upsample(output_shape="[1, 3]"), INVALID, "output_shape"),
     "words": (upsample(output_shape="abc"), INVALID, "output_shape: 'abc'; a list of sizes"),
     "negative": (upsample(output_shape="[1, 3, 32, -1]"), INVALID, "output_shape"),

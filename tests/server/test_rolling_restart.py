@@ -60,7 +60,7 @@ def test_a_rolling_restart_renews_every_worker_and_loses_no_call(tmp_path: Path)
             callers.wait_for_more()
         callers.check()
         assert not set(before.values()) & set(command.workers.values())
-        assert len(re.findall(r" worker relieved worker=\d pid=\d+ status=0", command.log)) == 2
+        assert len(re.findall(r" worker replaced worker=\d pid=\d+ status=0", command.log)) == 2
         assert "restarts=" not in command.log
         assert "Traceback" not in command.log
 

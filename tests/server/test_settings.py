@@ -36,9 +36,9 @@ OTHERS: dict[str, tuple[str, object]] = {
     "wait_for_kernels": ("true", True),
     "compile_cache": ("cache", "cache"),
     "tls_certificate": ("chain.pem", "chain.pem"),
-    "tls_key": ("key.pem", "***"),
+    "tls_key": ("key.pem", "key.pem"),
     "tls_client_ca": ("ca.pem", "ca.pem"),
-    "tokens": ("tokens", "***"),
+    "tokens": ("tokens", "tokens"),
     "anonymous_scopes": ("evaluate,inspect", "evaluate,inspect"),
     "backend": ("cuda", "cuda"),
     "cuda_devices": ("0,2", "0,2"),
@@ -51,7 +51,7 @@ OTHERS: dict[str, tuple[str, object]] = {
     "access_log": ("true", True),
     "http_open": ("true", True),
     "http_hosts": ("gradwire,status.example", "gradwire,status.example"),
-    "otlp_endpoint": ("http://127.0.0.1:4318", "http://127.0.0.1:4318"),
+    "otlp_endpoint": ("https://me:private@collector:4318/p@th", "https://***@collector:4318/p@th"),
     "max_message_bytes": ("33554432", 33554432),
 }
 
@@ -136,11 +136,11 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("max_steams = 3", "max_steams is no setting; did you mean max_streams?"),
-        ("max-streams = 3", "max-streams is no setting; did you mean max_streams?"),
-        ("zzz = 3", "zzz is no setting"),
-        ("port = 5000", "port is no setting; did you mean address?"),
-        ("[server]\nmax_streams = 3", "server is no setting"),
+        ("max_steams = 3", "max_steams is not a setting; did you mean max_streams?"),
+        ("max-streams = 3", "max-streams is not a setting; did you mean max_streams?"),
+        ("zzz = 3", "zzz is not a setting"),
+        ("port = 5000", "port is not a setting; did you mean address?"),
+        ("[server]\nmax_streams = 3", "server is not a setting"),
         ("max_streams = '3'", "max_streams is '3', text in quotes; an integer is needed"),
         ("max_streams = true", "max_streams is True, true or false; an integer is needed"),
         ("max_streams = 3.0", "max_streams is 3.0, a number; an integer is needed"),
@@ -151,7 +151,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -
         ("grace_s = 2026-01-01", "a time; a number is needed"),
         ("backend = 'gpu'", "'gpu' is not one of"),
         ("max_rank = 9", "--max-rank is 9; at most 8 is possible"),
-        ("max_streams", "which is no TOML: "),
+        ("max_streams", "which is not valid TOML: "),
     ],
 )
 def test_a_file_with_a_fault_is_refused_by_the_keys_name(
@@ -233,7 +233,7 @@ WRONG: list[tuple[str, str]] = [
     ("--cuda-devices 0", "--cuda-devices is 0 and --backend auto, which"),
     ("--backend abacus", "abacus"),
     ("--log-level loud", "loud"),
-    ("--anonymous-scopes all", "--anonymous-scopes is all: 'all' is no scope"),
+    ("--anonymous-scopes all", "--anonymous-scopes is all: 'all' is not a scope"),
     ("--nonsense", "--nonsense"),
     ("--tls-certificate c.pem", "and --tls-key are"),
     ("--tls-key k.pem", "--tls-certificate and"),
@@ -276,6 +276,6 @@ def test_a_variable_that_is_no_setting_is_told(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("GRADWIRE_TARGET", "for.clients:1")
     done = CliRunner().invoke(gradwire_server, ["--print-config"])
     assert done.exit_code == 0
-    assert "Warning: GRADWIRE_MAX_STREAM is no setting" in done.stderr
+    assert "Warning: GRADWIRE_MAX_STREAM is not a setting" in done.stderr
     assert "did you mean GRADWIRE_MAX_STREAMS?" in done.stderr
     assert "GRADWIRE_TARGET" not in done.stderr

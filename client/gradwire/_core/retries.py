@@ -12,8 +12,8 @@ Every RPC of the service is pure, so any of them may be repeated. The rules:
 4. A client whose calls mostly fail stops repeating them, so that retries do not prevent a failing
    server's recovery. A server that refuses at once works, and one that gives a retry delay sets
    the pace itself: such a failure counts an eighth.
-5. If the certificate of the only server is of no authority trusted here, or if that server speaks
-   plain text instead of TLS, there is a second try on another connection, since one address may
+5. If the certificate of the only server is not signed by a trusted authority, or if that server
+   does not use TLS, there is a second try on another connection, since one address may
    stand for several servers, but no third.
 6. No pause exceeds the deadline: the last error is raised instead.
 

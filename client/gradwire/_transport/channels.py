@@ -41,7 +41,7 @@ from gradwire._core.retries import RetryBudget, RetryPolicy
 from gradwire._transport.replicas import Replicas
 from gradwire._transport.shared_memory import SharedMemory
 from gradwire._wire.environment import VERSION
-from gradwire._wire.statuses import STATUS_DETAILS_KEY, from_status, hung_up
+from gradwire._wire.statuses import STATUS_DETAILS_KEY, from_status, is_closed
 from gradwire.errors import CallCancelledError, GradwireError, InvalidRequestError, UnavailableError
 
 T = TypeVar("T")
@@ -447,17 +447,17 @@ def next_pause_s(answer: Answer, recover: Callable[[Answer], Pause], options: Op
 
     Otherwise raise its error. gRPC reports the error of a single address; a name such as localhost
     stands for several: one may refuse a connection while a server at another one hangs up because
-    it wants TLS. So an error says which one does.
+    it requires TLS. So an error says which one does.
     """
     try:
         return recover(answer)
     except UnavailableError as error:
-        if error.unreachable and not hung_up(str(error)) and options.credentials is None:
+        if error.unreachable and not is_closed(str(error)) and options.credentials is None:
             address = next(filter(_speaks_tls, _addresses(options.target)), None)
             if address is not None:
                 host, port, *_ = address[1]
-                wants = "wants TLS (credentials, --tls-ca), which this client does not speak"
-                error.args = (f"the server at {host}, port {port}, {wants}: {error}",)
+                hint = f"the server at {host}, port {port} requires TLS (credentials, --tls-ca)"
+                error.args = (f"{hint}: {error}",)
                 error.lasting = True
         raise
 

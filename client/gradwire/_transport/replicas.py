@@ -76,7 +76,7 @@ def _read(body: bytes) -> tuple[str, ...]:
     told: Any = json.loads(body)
     replicas: Any = cast("dict[str, Any]", told).get("replicas") if isinstance(told, dict) else None
     if not isinstance(replicas, list):
-        raise ValueError("it answers what is no list of replicas")  # noqa: TRY004 - of its content
+        raise ValueError("the answer is not a list of replicas")  # noqa: TRY004 - of its content
     if not replicas:
         raise ValueError("it lists none now")
     each = cast("Iterable[object]", replicas)
@@ -87,7 +87,7 @@ def _target(value: object) -> str:
     """Return gRPC's target for HOST:PORT; raise ValueError for other values."""
     found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
     if found is None or not is_host_port(found[0]):
-        raise ValueError("it answers what is no list of HOST:PORT")
+        raise ValueError("the answer is not a list of HOST:PORT")
     try:
         ipaddress.ip_address(found[1].strip("[]"))
     except ValueError:

@@ -44,7 +44,7 @@ _ANSWER_BYTES: Final = 1 << 12
 _ANSWER_S: Final = 10.0
 # A segment is at most an eighth larger than requested, so that few sizes serve many arrays.
 _STEPS: Final = 8
-# Seconds without an attempt after a server has hung up.
+# Seconds without an attempt after a server has closed the connection.
 _PAUSE_S: Final = 1.0
 # Unused segments that the pool keeps.
 _MOST_UNUSED: Final = 16
@@ -242,7 +242,7 @@ class SegmentPool:
             if not answer:
                 self._hang_up()
         if not answer:
-            raise SegmentRefusedError("hung up")
+            raise SegmentRefusedError("the server closed the connection")
         return answer
 
     def _forget(self, handle: str) -> None:

@@ -20,10 +20,17 @@ VERSION = _installed_version()
 
 PREFIX = "GRADWIRE_"
 TARGET_VARIABLE = "GRADWIRE_TARGET"
+TLS_VARIABLE = "GRADWIRE_TLS"
 TOKEN_VARIABLE = "GRADWIRE_TOKEN"  # noqa: S105 - the variable's name
 TOKEN_FILE_VARIABLE = "GRADWIRE_TOKEN_FILE"  # noqa: S105
 CHECKSUMS_VARIABLE = "GRADWIRE_CHECKSUMS"
-CLIENT_VARIABLES = (TARGET_VARIABLE, TOKEN_VARIABLE, TOKEN_FILE_VARIABLE, CHECKSUMS_VARIABLE)
+CLIENT_VARIABLES = (
+    TARGET_VARIABLE,
+    TLS_VARIABLE,
+    TOKEN_VARIABLE,
+    TOKEN_FILE_VARIABLE,
+    CHECKSUMS_VARIABLE,
+)
 # deploy/compose/compose.yaml reads these.
 COMPOSE_VARIABLES = ("GRADWIRE_IMAGE", "GRADWIRE_NAMES", "GRADWIRE_PUBLISH")
 # Settings of the server, for commands that start one. The SDK never imports the server; a test
@@ -53,6 +60,6 @@ def unknown_variables(settings: Collection[str]) -> Iterator[str]:
             # The prefix is left out: it makes any two names alike.
             short = [each.removeprefix(PREFIX) for each in sorted(known)]
             near = get_close_matches(name.removeprefix(PREFIX), short, 1)
-            yield f"{name} is no setting of gradwire" + (
+            yield f"{name} is not a setting of gradwire" + (
                 f"; did you mean {PREFIX}{near[0]}?" if near else ""
             )

@@ -70,7 +70,8 @@ def parsed(kind: type[M], message: bytes, *, request_id: str | None = None) -> M
         return kind.FromString(message)
     except DecodeError as error:
         raise ServerError(
-            f"the server sent {len(message)} bytes that are no message", request_id=request_id
+            f"the server sent {len(message)} bytes that are not a valid message",
+            request_id=request_id,
         ) from error
 
 

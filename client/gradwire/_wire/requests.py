@@ -400,7 +400,7 @@ class RequestTemplate:
             output = v1.EvaluateResponse.FromString(header).output
         except DecodeError as error:
             raise ServerError(
-                f"the server sent a header of {len(header)} bytes that is none"
+                f"the server sent a header of {len(header)} bytes that cannot be read"
             ) from error
         self.check_result(output)
         nbytes = tensors.wire_bytes(output)

@@ -8,8 +8,10 @@ the exception; without a known reason, as in a status made by a proxy, the statu
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
@@ -153,7 +155,7 @@ def _exception(facts: _Facts, request_id: str | None) -> GradwireError:
     if kind is OverloadedError and facts.retry_after_s is None:
         kind = LimitExceededError
     message = (
-        named_as_arguments(facts.message) or f"the server answered {facts.code} without a word"
+        named_as_arguments(facts.message) or f"the server answered {facts.code} without a message"
     )
     if not facts.reason:
         if kind is UnavailableError:
@@ -195,38 +197,44 @@ def _seconds(duration: Duration) -> float:
     return max(duration.ToNanoseconds() / 1e9, 0.0)
 
 
-_WANTS = (
-    "the server hung up, as one does that wants TLS (credentials, --tls-ca) or the certificate of "
-    "a client that it lets in (--tls-certificate, --tls-key)"
+_CLOSED = (
+    "the server closed the connection; it probably requires TLS (credentials, --tls-ca) or a "
+    "client certificate (--tls-certificate, --tls-key)"
 )
-_STRANGE = "the server's certificate is of no authority trusted here (credentials, --tls-ca)"
-_OTHER_NAMES = "the server's certificate is for other names than that in target"
-_NOBODY = "no server listens at target; start one with `gradwire-server`, or give another target"
-_NO_NAME = "the host in target is not known; give another name, or its IP address"
+_UNTRUSTED = "the server's certificate is not signed by a trusted authority (credentials, --tls-ca)"
+_OTHER_NAMES = "the server's certificate does not name the host in target"
+_NO_NAME = "the host name in target cannot be resolved; give another name, or its IP address"
+_NO_SERVER = "no server listens at target"
+_NOT_GRPC = (
+    "the server at this port does not speak gRPC; it may be an HTTP server, such as the one of "
+    "--http-port: give the gRPC port"
+)
 
 # The first entry whose words all occur applies.
 _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("WRONG_VERSION_NUMBER",),
-        "the server speaks plain text there; leave out credentials (--tls-ca), or give it TLS",
+        "the server does not use TLS; leave out credentials (--tls-ca), or enable its TLS",
     ),
     (("CERTIFICATE_VERIFY_FAILED", "has expired"), "the server's certificate has expired"),
     (("CERTIFICATE_VERIFY_FAILED", "not yet valid"), "the server's certificate is not valid yet"),
-    (("CERTIFICATE_VERIFY_FAILED",), _STRANGE),
+    (("CERTIFICATE_VERIFY_FAILED",), _UNTRUSTED),
     # The authority has the name of a trusted one, and another key.
-    (("certificate signature failure",), _STRANGE),
+    (("certificate signature failure",), _UNTRUSTED),
     (("Hostname Verification Check failed",), _OTHER_NAMES),
     # The same in the words of older releases.
     (("is not in peer certificate",), _OTHER_NAMES),
-    (("failed to connect", "Socket closed"), _WANTS),
-    (("failed to connect", "Connection reset"), _WANTS),
+    (("failed to connect", "Socket closed"), _CLOSED),
+    (("failed to connect", "Connection reset"), _CLOSED),
     # The same of a name with several addresses.
-    (("all backends failing", "Socket closed"), _WANTS),
-    (("all backends failing", "Connection reset"), _WANTS),
-    (("Connection refused",), _NOBODY),
+    (("all backends failing", "Socket closed"), _CLOSED),
+    (("all backends failing", "Connection reset"), _CLOSED),
+    (("Connection refused",), _NO_SERVER),
     # A unix socket.
-    (("connect failed", "No such file or directory"), _NOBODY),
-    (("failed to connect", "No such file or directory"), _NOBODY),
+    (("connect failed", "No such file or directory"), _NO_SERVER),
+    (("failed to connect", "No such file or directory"), _NO_SERVER),
+    (("Failed parsing HTTP/2",), _NOT_GRPC),
+    (("missing selected ALPN",), _NOT_GRPC),
     (("DNS resolution failed",), _NO_NAME),
     (("errors resolving", "Domain name not found"), _NO_NAME),
 )
@@ -256,9 +264,9 @@ def is_unreachable(message: str) -> bool:
     return any(words in message for words in _UNREACHABLE)
 
 
-def hung_up(message: str) -> bool:
+def is_closed(message: str) -> bool:
     """Whether a message has with_hint()'s explanation of a closed connection."""
-    return _WANTS in message
+    return _CLOSED in message
 
 
 def is_lasting(message: str) -> bool:
@@ -270,5 +278,21 @@ def with_hint(message: str) -> str:
     """Prefix a message of grpc with its cause, if known."""
     for words, hint in _HINTS:
         if all(word in message for word in words):
+            if hint is _NO_SERVER and (found := _ADDRESS.search(message)):
+                hint = no_server(unquote(found[1] or found[2]))  # noqa: PLW2901
             return f"{hint}: {message}"
     return message
+
+
+# An address in a message of grpc: "ipv6:%5B::1%5D:50051: ...", "unix:/run/socket: ...".
+_ADDRESS = re.compile(r"ipv[46]:(\S+?:\d+): |(unix:\S+?): ")
+
+
+def no_server(address: str) -> str:
+    """Return the message that no server listens at an address.
+
+    The command that starts one there is named for addresses of this machine.
+    """
+    local = address.startswith(("127.", "[::1]:", "localhost:", "unix:")) and "," not in address
+    start = f"with `gradwire-server --address {address}`" if local else "there"
+    return f"no server listens at {address}; start one {start}, or give another target"

@@ -22,7 +22,7 @@ from gradwire.cli.connection import Connection
 from gradwire.cli.demo import demo
 from gradwire.cli.evaluate import evaluate
 from gradwire.cli.explain import explain
-from gradwire.cli.options import SECONDS, json_option, server_options
+from gradwire.cli.options import SECONDS, json_option, nearest_operator, server_options
 from gradwire.cli.output import UNAVAILABLE, UNKNOWN, CommandError, tell
 from gradwire.health import SERVING
 from gradwire.ops import OPERATORS
@@ -69,7 +69,7 @@ def commands(context: click.Context) -> None:
         click.echo(f"gradwire: warning: {words}", err=True)
 
 
-@click.command(short_help="List operators, or tell all about one.")
+@click.command(short_help="List operators, or describe one.")
 @click.argument("name", required=False)
 @server_options()
 @json_option
@@ -79,13 +79,15 @@ def operators(*, name: str | None, server: Connection, as_json: bool) -> None:
         known = {info.name: info for info in client.operators()}
     if name is not None and name not in known:
         raise CommandError(
-            f"the server has no operator {name!r}; it has {', '.join(known)}", code=UNKNOWN
+            f"the server has no operator {name!r}; it has {', '.join(known)}"
+            f"{nearest_operator(name, known)}",
+            code=UNKNOWN,
         )
     chosen = list(known.values()) if name is None else [known[name]]
     if name is None:
         width = max(map(len, known)) + 2
         lines = [f"{info.name:{width}}{info.summary}" for info in chosen]
-        lines += ["", "`gradwire operators NAME` tells the attributes of one."]
+        lines += ["", "`gradwire operators NAME` describes an operator and its attributes."]
     else:
         lines = _described(known[name])
     tell([dataclasses.asdict(info) for info in chosen], lines, as_json=as_json)
@@ -118,13 +120,13 @@ def info(*, server: Connection, as_json: bool) -> None:
     "timeout_s",
     type=SECONDS,
     default=5.0,
-    help="Time it has to answer.",
+    help="Time to wait for the answer.",
 )
 @click.option(
     "--wait",
     "wait_s",
     type=SECONDS,
-    help="Wait so long for a server that is starting.",
+    help="Time to wait for a server that is starting.",
 )
 @json_option
 def health(*, server: Connection, timeout_s: float, wait_s: float | None, as_json: bool) -> None:
@@ -149,7 +151,7 @@ def _described(info: OperatorInfo) -> list[str]:
   {"forward" if info.gradient else "gradient":14}{info.counterpart}
   axes          {few if few == many else f"{few} to {many}"}
   types         {", ".join(info.data_types)}
-  output shape  {"always needed" if info.output_required else "told by attributes"}
+  output shape  {"always needed" if info.output_required else "determined by attributes"}
   source        {info.source}
 """
     lines = [head]

@@ -70,7 +70,7 @@ _SCENARIOS = "\n".join(f"  {scenario.name:16}{scenario.summary}" for scenario in
 
 def _check_url(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     if value is not None and not value.startswith(("http://", "https://")):
-        message = f"{value!r} is no URL; give one such as http://127.0.0.1:9464/metrics"
+        message = f"{value!r} is not a URL; give one such as http://127.0.0.1:9464/metrics"
         raise click.BadParameter(message, context, parameter)
     return value
 
@@ -158,7 +158,7 @@ def _check_url(context: click.Context, parameter: click.Parameter, value: str | 
     type=INPUT_FILE,
     nargs=2,
     metavar="A.json B.json",
-    help="Make no calls: tell what B has of A, from two files of --output.",
+    help="Make no calls: compare two files of --output, the figures of B relative to A.",
 )
 @server_options()
 @json_option
@@ -281,7 +281,7 @@ def _compare(before: Path, after: Path) -> int:
                 f"{name}  {path}: {one.when}, {one.server.backend or '?'}, {one.machine.cpu}"
             )
         except UnicodeDecodeError:
-            raise _no_result(path, "it is no text") from None
+            raise _no_result(path, "it is not text") from None
         except (ValueError, AttributeError) as error:
             raise _no_result(path, str(error)) from None
         documents.append(one)

@@ -303,10 +303,10 @@ class Trial:
             return "it wrote to its argument"
         try:
             array = to_array(result)
-        except TypeError:
+        except (TypeError, InvalidRequestError):
             array = np.array(None)
         if array.dtype == object:
-            return f"it returned {type(result).__name__}, no array of numbers"
+            return f"it returned {type(result).__name__}, not an array of numbers"
         if array.shape != output_shape:
             return f"it returned shape {array.shape}; {output_shape} was asked for"
         if array.dtype != given.dtype:
@@ -327,7 +327,7 @@ def load_function(name: str) -> Callable[[Any, Shape], Any]:
     """Find "module:function" or "file.py:function", also in the current folder."""
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
-        raise InvalidUsage(f"{name!r} is no function; give module:function, or file.py:function")
+        raise InvalidUsage(f"{name!r} is not a function; give module:function, or file.py:function")
     is_file = place.endswith(".py")
     if is_file and not Path(place).is_file():
         raise InvalidUsage(f"there is no file {place}; give the name of one, or module:function")

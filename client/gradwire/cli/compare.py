@@ -222,7 +222,7 @@ def _table_lines(told: Sequence[Tables]) -> list[str]:
             counts.update(Reason(number_, output_, [(one, False), (other, False)]).differ)
         if counts:
             told_ = ", ".join(f"{kind} at {count}" for kind, count in sorted(counts.items()))
-            lines.append(f"  axis {number_}: of {one.outputs} outputs differ: {told_}")
+            lines.append(f"  axis {number_} with {one.outputs} outputs: differences in {told_}")
     return lines or ["  every table is equal: coordinates, taps and weights"]
 
 

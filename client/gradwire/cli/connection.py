@@ -25,6 +25,7 @@ import grpc
 
 from gradwire import AsyncClient, Client, RetryPolicy, health
 from gradwire._core.options import read_bearer
+from gradwire._wire.statuses import no_server
 from gradwire.cli.output import UNAVAILABLE, CommandError, InvalidUsage, retries_shown
 from gradwire.errors import UnavailableError, installing
 
@@ -40,7 +41,8 @@ class Connection:
 
     target  HOST:PORT, or several, comma-separated; None for a local server that runs as long as the
             command
-    tls_ca  PEM file with the authorities to trust; None for no TLS
+    tls     whether to use TLS; tls_ca implies it
+    tls_ca  PEM file with the authorities to trust; None for the system's
     tls_certificate, tls_key
             PEM files that identify the client, for a server that demands client certificates; None
             for any other
@@ -49,6 +51,7 @@ class Connection:
     """
 
     target: str | None
+    tls: bool
     tls_ca: Path | None
     tls_certificate: Path | None
     tls_key: Path | None
@@ -56,11 +59,12 @@ class Connection:
 
     def __post_init__(self) -> None:
         for option, given, needed, there in (
+            ("--tls", self.tls or None, "--target", self.target),
             ("--tls-ca", self.tls_ca, "--target", self.target),
             ("--token-file", self.token_file, "--target", self.target),
             ("--tls-certificate", self.tls_certificate, "--tls-key", self.tls_key),
             ("--tls-key", self.tls_key, "--tls-certificate", self.tls_certificate),
-            ("--tls-key", self.tls_key, "--tls-ca", self.tls_ca),
+            ("--tls-key", self.tls_key, "--tls", self.tls_ca or self.tls or None),
         ):
             if given is not None and there is None:
                 raise InvalidUsage(f"{option} needs {needed}; give that too")
@@ -105,7 +109,7 @@ class Connection:
 
         Raises CommandError where a file cannot be used.
         """
-        if self.tls_ca is None:
+        if self.tls_ca is None and self.tls_certificate is None:
             return None
         with _naming(f"--tls-ca {self.tls_ca}"):
             context = ssl.create_default_context(cafile=self.tls_ca)
@@ -140,10 +144,7 @@ class Connection:
         except UnavailableError as error:
             if not (error.unreachable and "Connection refused" in str(error)):
                 raise
-            raise CommandError(
-                f"no server at {self.target}; start one with `gradwire-server`",
-                code=UNAVAILABLE,
-            ) from error
+            raise CommandError(no_server(str(self.target)), code=UNAVAILABLE) from error
 
     def _token_file(self) -> str | None:
         return None if self.token_file is None else str(self.token_file)
@@ -152,12 +153,20 @@ class Connection:
         return {"credentials": self._credentials(), "token_file": self._token_file()}
 
     def _credentials(self) -> grpc.ChannelCredentials | None:
-        if self.tls_ca is None:
+        if not self.tls and self.tls_ca is None:
             return None
-        files = (self.tls_ca, self.tls_key, self.tls_certificate)
+        # Without a file for the system's authorities, grpc uses its own list.
+        authorities = self.tls_ca or _system_authorities()
+        files = (authorities, self.tls_key, self.tls_certificate)
         return grpc.ssl_channel_credentials(
             *(None if file is None else file.read_bytes() for file in files)
         )
+
+
+def _system_authorities() -> Path | None:
+    """Return the file of the system's authorities, or of SSL_CERT_FILE."""
+    file = ssl.get_default_verify_paths().cafile
+    return Path(file) if file else None
 
 
 @contextmanager

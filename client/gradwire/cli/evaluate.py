@@ -136,7 +136,7 @@ def _regular(path: Path) -> Path:
     """
     path = path.resolve()
     if path.exists() and not path.is_file():
-        raise InvalidUsage(f"{path} is no regular file; give another name")
+        raise InvalidUsage(f"{path} is not a regular file; give another name")
     return path
 
 
@@ -192,7 +192,7 @@ def _allocated(part: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Arra
             with part.open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
     except ValueError as error:
-        raise InvalidUsage(f"--output-shape: {shape} does not do: {error}") from None
+        raise InvalidUsage(f"--output-shape: {shape} is not possible: {error}") from None
     except OSError as error:
         size = f"{math.prod(shape) * dtype.itemsize / 1e6:.1f} MB"
         raise CommandError(f"no room for {size} in {part.parent}: {error.strerror}") from None
@@ -216,9 +216,16 @@ def _facts(
     }
 
 
+def _size(nbytes: float) -> str:
+    for bound, unit in ((1e6, "MB"), (1e3, "kB")):
+        if nbytes >= bound:
+            return f"{nbytes / bound:.1f} {unit}"
+    return f"{nbytes:.0f} bytes"
+
+
 def _sentence(facts: dict[str, Any]) -> str:
     up, down = (
-        f"{facts[f'bytes_{way}'] / 1e6:.1f} MB {way} at {facts[f'mb_per_s_{way}']:.1f} MB/s"
+        f"{_size(facts[f'bytes_{way}'])} {way} at {_size(facts[f'mb_per_s_{way}'] * 1e6)}/s"
         for way in ("up", "down")
     )
     shapes = f"{tuple(facts['input_shape'])} to {tuple(facts['output_shape'])}"

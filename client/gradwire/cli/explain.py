@@ -360,7 +360,7 @@ def explain(
     """
     rank = len(input_shape)
     if only is not None and only >= rank:
-        raise InvalidUsage(f"--axis: {only} is none of the axes 0 to {rank - 1}")
+        raise InvalidUsage(f"--axis: {only} is not one of the axes 0 to {rank - 1}")
     drawing = None if picture is None else load_pictures()
     (told,) = tables([Call(operator, dtype, input_shape, output_shape)])
     kind = OPERATORS[operator.name]

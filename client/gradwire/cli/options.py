@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from gradwire._core.options import read_target
-from gradwire._wire.environment import TARGET_VARIABLE
+from gradwire._wire.environment import TARGET_VARIABLE, TLS_VARIABLE
 from gradwire.cli.connection import Connection
 from gradwire.cli.output import UNKNOWN, CommandError, InvalidUsage
 from gradwire.ops import OPERATORS, Operator
@@ -44,7 +44,7 @@ class OutputFile(click.Path):
             words = "'-' does not stand for standard output here; give the name of a file"
             self.fail(words, param, ctx)
         if self.endings and path.suffix.lower() not in self.endings:
-            words = f"is no name for a picture; end it in {' or '.join(self.endings)}"
+            words = f"is not a name for a picture; end it in {' or '.join(self.endings)}"
             self.fail(f"{str(path)!r} {words}", param, ctx)
         if not path.parent.is_dir():
             self.fail(f"{str(path)!r} is in a folder that does not exist; make it", param, ctx)
@@ -62,7 +62,7 @@ class _Positive(click.FloatRange):
         """Read a number; refuse nan, though it compares as a number."""
         number = super().convert(value, param, ctx)
         if math.isnan(number):
-            self.fail(f"{value!r} is no number; give one above 0", param, ctx)
+            self.fail(f"{value!r} is not a number above 0", param, ctx)
         return number
 
 
@@ -118,11 +118,12 @@ def _checked_target(text: str) -> str:
 
 
 _FILES = {
-    "--tls-ca": "Call --target with TLS, trusting the authorities in FILE, as PEM.",
-    "--tls-certificate": "Show the server this client's certificate chain, as PEM.",
-    "--tls-key": "The private key of that certificate, as PEM.",
-    "--token-file": "Show --target the token in FILE; by default GRADWIRE_TOKEN or the file that "
-    "GRADWIRE_TOKEN_FILE names.",
+    "--tls-ca": "Use TLS; trust the authorities in this PEM file instead of the system's.",
+    "--tls-certificate": "PEM file with this client's certificate chain, for servers that require "
+    "client certificates.",
+    "--tls-key": "PEM file with the private key of that certificate.",
+    "--token-file": "Send the token in this file to --target; by default that of GRADWIRE_TOKEN or "
+    "of the file that GRADWIRE_TOKEN_FILE names.",
 }
 
 
@@ -142,6 +143,13 @@ def server_options(*, default: str | None = None) -> Callable[[Decorated], Decor
         for name, text in reversed(_FILES.items()):
             with_files = click.option(name, type=INPUT_FILE, help=text)(with_files)
 
+        with_files = click.option(
+            "--tls",
+            is_flag=True,
+            envvar=TLS_VARIABLE,
+            show_envvar=True,
+            help="Call --target with TLS; trust the system's authorities.",
+        )(with_files)
         of_its_own = "" if default else " Without it a server is started for this command."
         return click.option(
             "--target",
@@ -163,11 +171,17 @@ def read_operator(name: str, assignments: Iterable[str]) -> Operator:
     """
     if name in OPERATORS:
         return operator_from(OPERATORS[name], assignments)
-    close = get_close_matches(name.lower().replace("-", "_"), OPERATORS, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
     raise CommandError(
-        f"--op: {name!r} is not an operator; give one of {', '.join(OPERATORS)}{hint}", code=UNKNOWN
+        f"--op: {name!r} is not an operator; give one of {', '.join(OPERATORS)}"
+        f"{nearest_operator(name, OPERATORS)}",
+        code=UNKNOWN,
     )
+
+
+def nearest_operator(name: str, known: Iterable[str]) -> str:
+    """Return a hint at the operator with the nearest name, or nothing."""
+    close = get_close_matches(name.lower().replace("-", "_"), list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def operator_options(command: Decorated) -> Decorated:

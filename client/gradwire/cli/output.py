@@ -55,7 +55,7 @@ Exit codes:
   5    the server is overloaded; a retry does help
   6    the deadline has passed
   7    no server answers, or it is shutting down
-  8    the server takes no call without a token, or the token does not open this
+  8    the call needs a token, or the token does not permit the call
   9    compare or check has found a difference
   130  interrupted
   143  ended by SIGTERM
@@ -71,7 +71,7 @@ class CommandError(click.ClickException):
 
 
 class InvalidUsage(click.ClickException):
-    """Arguments that make no sense."""
+    """Invalid arguments."""
 
     exit_code = INVALID
 

@@ -237,7 +237,7 @@ def from_json(text: str) -> Any:
     try:
         document = json.loads(text, object_hook=lambda fields: SimpleNamespace(**fields))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is no JSON: {error}") from None
+        raise ValueError(f"it is not valid JSON: {error}") from None
     told = getattr(document, "format", None)
     if told != FORMAT:
         raise ValueError(f"its format is {told!r:.40}; this version reads {FORMAT!r}")

@@ -104,7 +104,11 @@ class Choice(Attribute):
 
     @property
     def wanted(self) -> str:
-        return f"give {alternatives(self.allowed)}"
+        return f"give {' or '.join(map(self._with_synonyms, self.allowed))}"
+
+    def _with_synonyms(self, name: str) -> str:
+        others = [repr(other) for other, meant in self.synonyms if meant == name]
+        return f"{name!r} (also {', '.join(others)})" if others else repr(name)
 
     def _normalize(self, path: str, value: object) -> str:
         if not isinstance(value, str):
@@ -485,11 +489,6 @@ def shown(value: object) -> str:
     except ValueError:  # Python refuses to print integers of more than 4300 digits.
         text = "too long to show"
     return text if value is None else f"{text} ({type(value).__name__})"
-
-
-def alternatives(names: tuple[str, ...]) -> str:
-    """Join valid names into words."""
-    return " or ".join(repr(name) for name in names)
 
 
 def did_you_mean(name: str, known: Mapping[str, str]) -> str:

@@ -117,7 +117,8 @@ class _OnnxResize(Operator):
             )
         if self.antialias and self.mode == "nearest":
             raise InvalidRequestError.of(
-                self.path("antialias"), "is True; mode 'nearest' has none, linear and cubic have"
+                self.path("antialias"),
+                "is True; mode 'nearest' does not support it; linear and cubic do",
             )
         if self.exclude_outside and not self._excludes_outside():
             raise InvalidRequestError.of(

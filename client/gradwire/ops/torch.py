@@ -89,14 +89,14 @@ class _TorchInterpolate(Operator):
         if self.align_corners is not None and self.mode not in _WITH_CORNERS and not lanczos:
             raise InvalidRequestError.of(
                 self.path("align_corners"),
-                f"is {self.align_corners}; mode {self.mode!r} has none: leave it out",
+                f"is {self.align_corners}; mode {self.mode!r} does not take it: leave it out",
             )
 
     def _check_antialias(self) -> None:
         if self.antialias and self.mode not in _WITH_ANTIALIAS:
             raise InvalidRequestError.of(
                 self.path("antialias"),
-                f"is True; mode {self.mode!r} has none, {', '.join(_WITH_ANTIALIAS)} have",
+                f"is True; mode {self.mode!r} does not support it; {', '.join(_WITH_ANTIALIAS)} do",
             )
         if self.mode == "lanczos" and not self.antialias:
             raise InvalidRequestError.of(

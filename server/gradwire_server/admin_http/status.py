@@ -250,7 +250,7 @@ def _total(workers: Sequence[Worker], metric: Metric) -> int:
 
 def _changed(settings: Settings) -> dict[str, Any]:
     """Return the settings that are not their defaults, secrets masked."""
-    told = settings.described()
+    told = settings.described(paths=False)
     return {
         one.name: told[one.name]
         for one in fields(settings)

@@ -199,7 +199,7 @@ def choose(
     """
     if name not in NAMES:
         *others, last = (f'"{one}"' for one in NAMES)
-        raise ValueError(f'backend: "{name}" came; {", ".join(others)} or {last} would do')
+        raise ValueError(f'backend is "{name}"; give {", ".join(others)} or {last}')
     if name == NumpyCpu.name:
         return NumpyCpu(), f"{name} was asked for"
     if name == _CUDA:
@@ -245,7 +245,7 @@ def instead_of_compiled(name: str, error: Exception) -> tuple[Backend, str]:
     why = " ".join(why.split())  # compilers' messages may have many lines
     if name == _COMPILED:
         raise ValueError(
-            f'backend: "{name}" came, which cannot run here: {why}; install it with '
+            f'backend "{name}" cannot run here: {why}; install it with '
             'pip install "gradwire[cpu]", or ".[cpu]" in a checkout, or choose "auto"'
         ) from error
     if getattr(error, "name", "") not in {"numba", "llvmlite"}:
@@ -312,7 +312,7 @@ def _cpu(*, cache_dir: str) -> Backend:
 
 def cannot_run_cuda(why: str) -> str:
     """Return the message that the CUDA backend cannot run here."""
-    return f'backend: "{_CUDA}" came, which cannot run here: {why}; "auto" computes on the CPU'
+    return f'backend "{_CUDA}" cannot run here: {why}; "auto" computes on the CPU'
 
 
 def _why_not_cuda() -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from gradwire_server import backends
 from gradwire_server.config import container_limits
@@ -96,18 +97,24 @@ def _setting(
     text: str,
     *,
     choices: tuple[str, ...] = (),
-    secret: bool = False,
+    sensitive: bool = False,
     repeatable: bool = False,
 ) -> Any:
     """Declare a setting with its help text.
 
     The unit is in its name.
 
+    sensitive   whether the status page masks it: the path of a file that holds secrets
     repeatable  whether its flag may be given several times; the texts are joined by blanks
     """
     return field(
         default=default,
-        metadata={"help": text, "choices": choices, "secret": secret, "repeatable": repeatable},
+        metadata={
+            "help": text,
+            "choices": choices,
+            "sensitive": sensitive,
+            "repeatable": repeatable,
+        },
     )
 
 
@@ -157,19 +164,19 @@ class Settings:
         default=False, text="Serve without TLS on an address that is not loopback."
     )
     tls_certificate: str = _setting("", "PEM file with the server's certificates; enables TLS.")
-    tls_key: str = _setting("", "PEM file with the server's private key.", secret=True)
+    tls_key: str = _setting("", "PEM file with the server's private key.", sensitive=True)
     tls_client_ca: str = _setting(
         "", "PEM file with the authorities that client certificates must come from (mTLS)."
     )
     tokens: str = _setting(
         "",
         "Tokens file, written by `gradwire-server token`; all calls but health then need a token.",
-        secret=True,
+        sensitive=True,
     )
     anonymous_scopes: str = _setting(
         "evaluate",
         "Scopes of callers on other machines without a certificate, if there is no tokens file: "
-        "evaluate, inspect, both separated by a comma, or none.",
+        "evaluate, inspect, or both separated by a comma; empty means none.",
     )
     backend: str = _setting(
         "auto",
@@ -432,14 +439,27 @@ class Settings:
         """Threads that compute in each worker."""
         return self.compute_threads or max(1, container_limits.processors() // max(1, self.workers))
 
-    def described(self) -> dict[str, object]:
-        """Return every setting by name, secrets masked."""
-        return {
+    @property
+    def is_open(self) -> bool:
+        """Whether callers on other machines need neither a token nor a certificate."""
+        local = self.address.startswith("unix:") or is_loopback(self.address)
+        return not (local or self.tokens or self.tls_client_ca) and bool(self.scopes_of_strangers)
+
+    def described(self, *, paths: bool) -> dict[str, object]:
+        """Return every setting by name; the password in a URL is masked.
+
+        paths  whether to show the paths of the private key and the tokens, rather than mask them
+        """
+        told: dict[str, object] = {
             one.name: _MASK
-            if one.metadata["secret"] and getattr(self, one.name)
+            if one.metadata["sensitive"] and getattr(self, one.name) and not paths
             else getattr(self, one.name)
             for one in fields(self)
         }
+        user, at, _ = urlsplit(self.otlp_endpoint).netloc.rpartition("@")
+        if at:
+            told["otlp_endpoint"] = self.otlp_endpoint.replace(f"{user}@", f"{_MASK}@", 1)
+        return told
 
 
 _TYPES = {
@@ -462,14 +482,14 @@ def read_config(path: str) -> dict[str, Any]:
     except OSError as error:
         raise ValueError(f"--config is {path}: {error.strerror}") from error
     except ValueError as error:
-        raise ValueError(f"--config is {path}, which is no TOML: {error}") from error
+        raise ValueError(f"--config is {path}, which is not valid TOML: {error}") from error
     # Of their defaults, since annotations are texts here.
     types = {one.name: type(one.default).__name__ for one in fields(Settings)}
     for key, value in values.items():
         if key not in types:
             near = ["address"] if key == "port" else get_close_matches(key, types, 1)
             raise ValueError(
-                f"--config is {path}: {key} is no setting"
+                f"--config is {path}: {key} is not a setting"
                 + (f"; did you mean {near[0]}?" if near else "")
             )
         came, needed = type(value).__name__, types[key]

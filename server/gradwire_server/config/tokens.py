@@ -72,7 +72,7 @@ def read_scopes(text: str) -> frozenset[Scope]:
     known = {scope.value: scope for scope in Scope}
     for word in words:
         if word not in known:
-            raise ValueError(f"{word!r} is no scope; give some of {', '.join(known)}")
+            raise ValueError(f"{word!r} is not a scope; give some of {', '.join(known)}")
     return frozenset(known[word] for word in words)
 
 
@@ -100,15 +100,15 @@ def _read_line(words: list[str]) -> Token:
         raise ValueError(f"{len(words)} words; name, sha256, scopes and maybe a date are needed")
     name, digest, scopes = words[:3]
     if not _NAME.fullmatch(name):
-        raise ValueError(f"the first word is no name: {_NAMES}")
+        raise ValueError(f"the first word is not a name: {_NAMES}")
     if not _DIGEST.fullmatch(digest):
-        raise ValueError("the second word is no SHA-256: 64 hexadecimal digits, lower case")
+        raise ValueError("the second word is not a SHA-256: 64 hexadecimal digits, lower case")
     expires = None
     if words[3:]:
         try:
             expires = date.fromisoformat(words[3])
         except ValueError:
-            raise ValueError("the fourth word is no date such as 2027-06-30") from None
+            raise ValueError("the fourth word is not a date such as 2027-06-30") from None
     return Token(name, bytes.fromhex(digest), read_scopes(scopes), expires)
 
 
@@ -122,7 +122,7 @@ def add_token(
     files do.
     """
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name[:80]!r} is no name: {_NAMES}")
+        raise ValueError(f"{name[:80]!r} is not a name: {_NAMES}")
     token = secrets.token_urlsafe(_TOKEN_BYTES)
     line = Token(name, digest_of(token), frozenset(scopes), expires).line
     with _changing(path) as lines:

@@ -218,7 +218,8 @@ def _check_shape(attributes: JaxAttributes, call: OperatorCall) -> None:
         if expected != came:
             raise InvalidFieldError(
                 f"{call.result_sizes}[{axis}]",
-                f"is {came}, shape has {expected} there; give {expected}, or leave shape empty",
+                f"is {came}, but shape has {expected} for this axis; give {expected}, or leave "
+                f"shape empty",
                 came=came,
                 expected=expected,
             )

@@ -95,8 +95,8 @@ def check_sizes(attributes: OnednnSizing, operator: str, *, src: Shape, dst: Sha
             if value != expected:
                 raise InvalidFieldError(
                     f"operator.{operator}.{field}[{i}]",
-                    f"is {value}, dst has {expected} elements there; give {expected}, or leave "
-                    f"{field} empty",
+                    f"is {value}, but dst has {expected} on this axis; give {expected}, or "
+                    f"leave {field} empty",
                     came=value,
                     expected=expected,
                 )
@@ -105,8 +105,8 @@ def check_sizes(attributes: OnednnSizing, operator: str, *, src: Shape, dst: Sha
         if not abs(product - expected) < 1:
             raise InvalidFieldError(
                 f"operator.{operator}.scales[{i}]",
-                f"is {shortest(scale)}, which takes src's {size} elements to {product:g}, dst has "
-                f"{expected}; give {expected / size:.9g}, or leave scales empty",
+                f"is {shortest(scale)}, which scales src's {size} elements to {product:g}, but dst "
+                f"has {expected}; give {expected / size:.9g}, or leave scales empty",
                 came=shortest(scale),
                 expected=f"{expected / size:.9g}",
             )
@@ -140,8 +140,8 @@ def _scaled(size: int, scale: float, *, field: str) -> int:
     if not 1 <= product <= LARGEST_INFERRED_SIZE:
         raise InvalidFieldError(
             field,
-            f"is {shortest(scale)}, which takes src's {size} elements to {product:g}; "
-            f"give a scale that leaves 1 to 2**53",
+            f"is {shortest(scale)}, which scales src's {size} elements to {product:g}; "
+            f"give a scale that results in 1 to 2**53",
             came=shortest(scale),
             size=size,
         )

@@ -153,8 +153,8 @@ def _by_scales(
         if not 1 <= width <= LARGEST_INFERRED_SIZE:
             raise InvalidFieldError(
                 f"operator.{operator}.scales[{i}]",
-                f"is {shortest(each)}, which makes {width:g} of {length} elements; give a scale "
-                f"that leaves 1 to 2**53",
+                f"is {shortest(each)}, which scales {length} elements to {width:g}; give a scale "
+                f"that results in 1 to 2**53",
                 came=shortest(each),
                 size=length,
             )
@@ -187,8 +187,8 @@ def _by_sizes(
         if not 1 <= outputs <= LARGEST_INFERRED_SIZE:
             raise InvalidFieldError(
                 f"operator.{operator}.sizes[{i}]",
-                f"is {sizes[i]}; the scale {scale:g} of {policy} makes {width:g} of {length} "
-                f"elements there; give sizes that leave 0.5 to 2**53",
+                f"is {sizes[i]}; keep_aspect_ratio_policy {policy!r} scales {length} elements by "
+                f"{scale:g} to {width:g}; give sizes that result in 0.5 to 2**53",
                 came=sizes[i],
                 size=length,
             )
@@ -301,9 +301,11 @@ def _lines(attributes: OnnxAttributes, call: OperatorCall) -> list[OnnxAxis | No
         extent = made.get(axis)
         expected = inputs if extent is None else extent.outputs
         if came != expected:
+            kept = extent is None
+            resized = "is not resized" if kept else f"is resized from {inputs} to {expected}"
             raise InvalidFieldError(
                 f"{call.result_sizes}[{axis}]",
-                f"is {came}; {call.operator} makes {expected} of the {inputs} elements there",
+                f"is {came}; this axis {resized}: give {expected}",
                 came=came,
                 expected=expected,
             )

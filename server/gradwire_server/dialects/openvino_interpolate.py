@@ -114,8 +114,8 @@ def _numbers(attributes: OpenvinoAttributes, operator: str, *, rank: int) -> tup
         if number >= rank or number in numbers[:i]:
             raise InvalidFieldError(
                 f"operator.{operator}.axes[{i}]",
-                f"is {number}, for tensors of {counted(rank, 'axis')}; give different axes from 0 "
-                f"to {rank - 1}",
+                f"is {number}; a tensor of {counted(rank, 'axis')} takes different axes from 0 to "
+                f"{rank - 1}",
                 came=number,
             )
     expected = set(range(0 if rank in ALL_AXES else 2, rank))
@@ -181,8 +181,8 @@ def _inferred(attributes: OpenvinoAttributes, operator: str, source: Shape) -> d
         if not 1 <= product <= LARGEST_INFERRED_SIZE:
             raise InvalidFieldError(
                 f"operator.{operator}.scales[{i}]",
-                f"is {shortest(scale)}, which makes {product:g} of {padded[axis]} elements; give a "
-                f"number that leaves 1 to 2**53",
+                f"is {shortest(scale)}, which scales {padded[axis]} elements to {product:g}; give "
+                f"a number that results in 1 to 2**53",
                 came=shortest(scale),
                 size=padded[axis],
             )
@@ -195,10 +195,10 @@ def _check_result(
 ) -> None:
     for axis, expected in _inferred(attributes, call.operator, call.source).items():
         if call.result[axis] != expected:
-            told = attributes.shape_calculation_mode if axis in numbers else "the padded source"
+            told = attributes.shape_calculation_mode if axis in numbers else "the padded input"
             raise InvalidFieldError(
                 f"{call.result_sizes}[{axis}]",
-                f"is {call.result[axis]}; {told} has {expected} there",
+                f"is {call.result[axis]}; {told} determines {expected} for this axis",
                 came=call.result[axis],
                 expected=expected,
             )

@@ -160,7 +160,8 @@ def _axes(attributes: TensorflowAttributes, call: OperatorCall) -> Axes:
         if expected != came:
             raise InvalidFieldError(
                 f"{call.result_sizes}[{axis}]",
-                f"is {came}, size has {expected} there; give {expected}, or leave size empty",
+                f"is {came}, but size has {expected} for this axis; give {expected}, or leave size "
+                f"empty",
                 came=came,
                 expected=expected,
             )

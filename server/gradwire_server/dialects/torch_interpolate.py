@@ -111,7 +111,7 @@ def _lines(attributes: TorchAttributes, call: OperatorCall) -> list[TorchAxis]:
             given = f"scale_factor {scales[i]}" if scales else "size"
             raise InvalidFieldError(
                 f"{call.result_sizes}[{i + 2}]",
-                f"is {came}; {given} makes {expected} of the {source[i]} elements there",
+                f"is {came}; {given} resizes this axis from {source[i]} to {expected}",
                 came=came,
                 expected=expected,
             )
@@ -162,9 +162,10 @@ def _check_rank(attributes: TorchAttributes, call: OperatorCall) -> None:
     if spatial != expected:
         raise InvalidFieldError(
             call.attribute("mode"),
-            f"is {attributes.mode!r}, for tensors of {expected + 2} axes; these have "
-            f"{spatial + 2}: {spatial} spatial ones, batch and channel",
-            came=attributes.mode,
+            f"is {attributes.mode!r}, which takes tensors of {expected + 2} axes; this tensor has "
+            f"{spatial + 2}: batch, channel and {spatial} spatial",
+            mode=attributes.mode,
+            came=spatial + 2,
             expected=expected + 2,
         )
 
@@ -177,8 +178,8 @@ def _scaled(source: Shape, scales: Sequence[float], operator: str) -> Shape:
         if not 1 <= product <= LARGEST_INFERRED_SIZE:
             raise InvalidFieldError(
                 f"operator.{operator}.scale_factor[{i}]",
-                f"is {scale}, which makes {product:g} of {size} elements; give a number that "
-                f"leaves 1 to 2**53",
+                f"is {scale}, which scales {size} elements to {product:g}; give a number that "
+                f"results in 1 to 2**53",
                 came=scale,
                 size=size,
             )

@@ -117,20 +117,21 @@ class EvaluationRequest:
             if sizes is None:
                 raise InvalidFieldError(
                     "output",
-                    f"absent; the attributes of {self.operator} do not determine "
-                    "its sizes: give it",
+                    f"is missing; the attributes of {self.operator} do not determine its sizes",
                 )
             zeros = zip(self.input.sizes, sizes, strict=True)
             sizes = tuple(0 if size == 0 and out == FILLED else out for size, out in zeros)
             output = TensorSpec.packed(self.input.dtype, sizes)
             if output.filled.elements * output.dtype.itemsize > _MOST_BYTES:
                 raise InvalidFieldError(
-                    "output", f"absent; the attributes make it {sizes}, 2**63 bytes or more"
+                    "output",
+                    f"is missing; the attributes determine sizes {sizes}, 2**63 bytes or more",
                 )
             return replace(self, output=output), output
         if output.dtype != self.input.dtype:
             raise InvalidFieldError(
-                "output.data_type", f"{output.dtype}; the input's {self.input.dtype} is needed"
+                "output.data_type",
+                f"is {output.dtype}, but the input's is {self.input.dtype}; give the same",
             )
         return self, output
 
@@ -556,6 +557,8 @@ class Preparer:
         if prepared.walk.layout.held:
             came += ", since its input is held whole: its axis order is not the output's"
             raise exceeded(came, "max_request_memory_bytes", allowed, LayoutNotStreamableError)
+        if prepared.walk.map is not None and not prepared.walk.map.is_increasing:
+            came += ", since its map runs backward, which needs the whole input"
         raise exceeded(came, "max_request_memory_bytes", allowed)
 
 

@@ -34,7 +34,7 @@ def chosen(settings: Settings) -> tuple[str, ...]:
         limit = "" if named is None else f" ({VISIBLE_DEVICES} is {named})"
         raise ValueError(
             f"--cuda-devices is {settings.cuda_devices}, and CUDA sees {count}{limit}; "
-            f"numbers from 0 to {count - 1} would do"
+            f"give numbers from 0 to {count - 1}"
         )
     return tuple(visible(number, os.environ.get(VISIBLE_DEVICES)) for number in numbers)
 

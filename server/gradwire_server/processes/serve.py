@@ -24,6 +24,7 @@ from gradwire_server.processes import startup
 from gradwire_server.scheduling import malloc, tasks
 from gradwire_server.scheduling.device_watch import LOST_STATUS, DeviceWatch
 from gradwire_server.scheduling.thread_pool import submit
+from gradwire_server.security.authorization import warn_if_open
 from gradwire_server.server import Server, choose_backend, device_watch
 
 _log = logging.getLogger("gradwire_server")
@@ -64,6 +65,8 @@ async def serve(
     """
     facts = {} if worker is None else {"worker": worker}
     logs.configure(settings.log_format, settings.log_level, **facts)
+    if worker is None:
+        warn_if_open(settings)
     malloc.keep_freed_memory()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     asked, relieved = asyncio.Event(), asyncio.Event()

@@ -291,7 +291,7 @@ class SupervisedWorker:
                 await asyncio.wait_for(old.ended_or_stuck(), patience_s)
             except TimeoutError:
                 old.send(signal.SIGKILL)
-            self._log(logging.INFO, "worker relieved", old, status=await old.ended_or_stuck())
+            self._log(logging.INFO, "worker replaced", old, status=await old.ended_or_stuck())
         return True
 
     def send(self, number: int) -> None:

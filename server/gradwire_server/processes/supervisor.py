@@ -32,6 +32,7 @@ from gradwire_server.processes import startup
 from gradwire_server.processes.supervised import SupervisedWorker, WorkerProcess
 from gradwire_server.processes.worker_config import WorkerConfig, share
 from gradwire_server.scheduling import tasks
+from gradwire_server.security.authorization import warn_if_open
 
 _log = logging.getLogger("gradwire_server")
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -50,6 +51,7 @@ async def supervise(settings: Settings, devices: Sequence[str] = ()) -> None:
     Raises RuntimeError if workers do not start, or can no longer be replaced.
     """
     logs.configure(settings.log_format, settings.log_level)
+    warn_if_open(settings)
     with (
         addresses.held(settings.address) as address,
         exporters.collecting(settings, served=address) as ledgers,

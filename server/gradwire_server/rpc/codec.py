@@ -66,8 +66,10 @@ def read_request(header: Header) -> EvaluationRequest:
         if len(result.sizes) != len(source.sizes):
             raise InvalidFieldError(
                 "output.sizes",
-                f"{counted(len(result.sizes), 'axis')}; as many as the input has are needed, "
-                f"{len(source.sizes)}",
+                f"has {counted(len(result.sizes), 'axis')}, but the input has "
+                f"{len(source.sizes)}; give the same number",
+                came=len(result.sizes),
+                expected=len(source.sizes),
             )
     return EvaluationRequest(type(operator).name, operator, source, result)
 
@@ -96,7 +98,7 @@ def _read_operator(message: v1.Operator) -> ops.Operator:
         )
     refuse_unknown_fields(message, "operator")
     if member is None:
-        raise InvalidFieldError("operator", f"not set; one of {', '.join(ops.OPERATORS)} is needed")
+        raise InvalidFieldError("operator", f"is missing; give one of {', '.join(ops.OPERATORS)}")
     if member not in ops.OPERATORS:
         raise UnknownOperatorError(
             f"operator {member} is not known to this server", operator=member
@@ -301,7 +303,7 @@ class NoMessageError(InvalidDataError):
 
     def __init__(self, message: bytes, kind: type[Message]) -> None:
         super().__init__(
-            "message", f"{len(message)} bytes came that are no {kind.DESCRIPTOR.full_name}"
+            "message", f"has {len(message)} bytes that are not a {kind.DESCRIPTOR.full_name}"
         )
 
 

@@ -112,7 +112,7 @@ class Health(grpc.GenericRpcHandler):
         try:
             return health_pb2.HealthCheckRequest.FromString(await self._read(context)).service
         except DecodeError:
-            await _refuse(context, "the request is no HealthCheckRequest")
+            await _refuse(context, "the request is not a HealthCheckRequest")
 
     async def _read(self, context: Context) -> bytes:
         """Return the request of a call.

@@ -230,7 +230,7 @@ class SegmentListener:
         """Listen. Raises OSError if the path cannot be used."""
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
-                raise FileExistsError(errno.EEXIST, "it is no socket", self.path)
+                raise FileExistsError(errno.EEXIST, "it is not a socket", self.path)
         self._remove()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.settimeout(0)

@@ -94,16 +94,16 @@ class Authorizer:
         if scope in self._anonymous or certified or is_local(peer):
             return None
         would_do = (
-            "show a certificate that one of its --tls-client-ca has signed, or call from the "
+            "use a client certificate signed by one of its --tls-client-ca, or call from the "
             "server's own machine"
             if self._takes_certificates
-            else "call from the server's own machine; or its operator gives it a file "
-            "of --tokens, authorities for --tls-client-ca, or --anonymous-scopes"
+            else "call from the server's own machine, or set --tokens, --tls-client-ca or "
+            "--anonymous-scopes on the server"
         )
         return Refusal(
             authenticated=True,
             message=f"this call needs the scope {scope.value}, which callers of other machines do "
-            f"not have here: {would_do}",
+            f"not have: {would_do}",
         )
 
     def _of_token(
@@ -121,7 +121,7 @@ class Authorizer:
             # It was added a moment ago.
             found = _find(tokens.get(), digest)
         if found is None:
-            return _unknown("the token is none of this server's")
+            return _unknown("the server does not know this token")
         if found.expires is not None and self._today() > found.expires.isoformat():
             return _unknown(f"the token {found.name} expired on {found.expires}; use another one")
         if scope not in found.scopes:
@@ -134,6 +134,15 @@ class Authorizer:
 
     def _today(self) -> str:
         return datetime.fromtimestamp(self._clock(), UTC).date().isoformat()
+
+
+def warn_if_open(settings: Settings) -> None:
+    """Warn if callers on other machines need no token and no certificate."""
+    if settings.is_open:
+        facts = {"address": settings.address, "anonymous_scopes": settings.anonymous_scopes}
+        _log.warning(
+            "no tokens: every client that reaches the server may call it", extra={"facts": facts}
+        )
 
 
 def _find(tokens: tuple[Token, ...], digest: bytes) -> Token | None:

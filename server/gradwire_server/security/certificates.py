@@ -84,7 +84,7 @@ class Certificates:
         found = dict(zip(self._paths, contents, strict=True))
         for name, content in found.items():
             if b"-----BEGIN " not in content:
-                raise ValueError(f"{flag(name)} is {self._paths[name]}, which is no PEM file")
+                raise ValueError(f"{flag(name)} is {self._paths[name]}, which is not a PEM file")
         authorities = found.get("tls_client_ca")
         key, chain = found["tls_key"], found["tls_certificate"]
         context = self._context(authorities)

@@ -88,7 +88,7 @@ class Models(dict[str, Model]):
         model = self.get(name)
         if model is None:
             raise UnknownModelError(
-                f"model_name: {name!r} is no model here; there are {', '.join(self)}"
+                f"model_name: {name!r} is not a model of this server; there are {', '.join(self)}"
             )
         if version not in {"", NUMERICS_VERSION}:
             raise UnknownModelError(

@@ -105,7 +105,7 @@ class Regions:
             raise InvalidFieldError("key", f"{key!r}; the server takes names like {self._pattern}")
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         # One error for all reasons: it must not tell which files of others there are.
-        refused = InvalidFieldError("key", f"{key!r} is no file that callers may share here")
+        refused = InvalidFieldError("key", f"{key!r} is not a file that callers may share")
         try:
             file = os.open(f"{_FOLDER}/{name}", flags)
         except OSError:
