@@ -17,7 +17,7 @@ import grpc
 import numpy as np
 
 from gradwire import Client, ops
-from support.load import Callers, Tally
+from support.load import PAUSE_S, Callers, Tally
 
 _KINDS = ("unary", "async unary", "many", "stream", "copy", "async stream")
 _LARGE = (32, 1024, 1024)
@@ -64,7 +64,7 @@ def main() -> None:
     kinds = (*_KINDS, *(("large", "async large") if arguments.large else ()))
     if arguments.large:
         check_full_duplex(arguments.target, credentials)
-    with Callers(arguments.target, *kinds, credentials=credentials) as callers:
+    with Callers(arguments.target, *kinds, pause_s=PAUSE_S, credentials=credentials) as callers:
         callers.wait_for_more()
         subprocess.run(arguments.command, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - ours
         callers.wait_for_more()

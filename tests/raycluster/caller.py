@@ -15,7 +15,7 @@ import time
 
 from gradwire import UnavailableError
 from gradwire._transport.replicas import resolve
-from support.load import Callers
+from support.load import PAUSE_S, Callers
 
 _LOOK_S = 0.2
 
@@ -39,7 +39,7 @@ def watch(target: str) -> None:
 
 
 def call(target: str, *kinds: str) -> None:
-    with Callers(target, *kinds) as callers:
+    with Callers(target, *kinds, pause_s=PAUSE_S) as callers:
         callers.wait_for_more()
         _say("calling")
         sys.stdin.read()

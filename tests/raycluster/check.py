@@ -37,7 +37,7 @@ from support.raw_calls import wait_until
 _KINDS = ("unary", "async unary", "many", "copy", "async stream", *["stream"] * 6)
 _MOST = 4
 _PATIENCE_S = 240.0
-_HEADLESS_S = 20.0
+_HEADLESS_S = 10.0
 
 
 class Watch:

@@ -58,6 +58,8 @@ def repeated(ask: Callable[[], object], *, threads: int = 3) -> Generator[Load]:
 Array = NDArray[Any]
 # Items of one evaluate_many.
 _MANY = 50
+# Between calls of those that leave processors to servers that start.
+PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +115,16 @@ class Tally:
 class Callers:
     """Threads that call one server until the block ends, each the same again and again.
 
-    kinds  of calls, one thread for each; those that begin with "async" go by AsyncClient, and
-           "many" is evaluate_many of small ones
+    kinds    of calls, one thread for each; those that begin with "async" go by AsyncClient, and
+             "many" is evaluate_many of small ones
+    pause_s  after each call, so that callers leave processors to others
 
     After the block `tallies` hold what they saw, in the order of the kinds.
     """
 
-    def __init__(self, target: str, *kinds: str, **options: Any) -> None:
+    def __init__(self, target: str, *kinds: str, pause_s: float = 0.0, **options: Any) -> None:
         self._target = target
+        self._pause_s = pause_s
         self._options = options
         self._over = threading.Event()
         self._client = Client(target, **options)
@@ -158,6 +162,7 @@ class Callers:
                     kind.operator, array, output_shape=kind.received, on_timing=tally.note
                 )
                 tally.judge(result, expected)
+            time.sleep(self._pause_s)
 
     def _call_many(self, kind: Kind, array: Array, expected: Array, tally: Tally) -> None:
         items = [Item(kind.operator, array, kind.received)] * _MANY
@@ -166,6 +171,7 @@ class Callers:
             for _ in items:
                 with _counted(tally):
                     tally.judge(next(results), expected)
+            time.sleep(self._pause_s)
 
     async def _await(self, kind: Kind, array: Array, expected: Array, tally: Tally) -> None:
         async with AsyncClient(self._target, **self._options) as client:
@@ -175,6 +181,7 @@ class Callers:
                         kind.operator, array, output_shape=kind.received, on_timing=tally.note
                     )
                     tally.judge(result, expected)
+                await asyncio.sleep(self._pause_s)
 
     def __enter__(self) -> Self:
         for thread in self._threads:
