@@ -12,7 +12,12 @@ from support.kernels.numba_calls import needs_numba, run_program
 @pytest.mark.slow
 @needs_numba
 @pytest.mark.parametrize(
-    "check", ["check_guarded_cases", "check_guarded_streams", "check_guarded_sums"]
+    "check",
+    [
+        "check_guarded_cases",
+        pytest.param("check_guarded_streams", marks=pytest.mark.heavy),
+        "check_guarded_sums",
+    ],
 )
 def test_nothing_before_or_beyond_a_tensor_is_read_or_written(check: str) -> None:
     done = run_program(f"from support.kernels import numba_calls\nnumba_calls.{check}()")

@@ -34,7 +34,7 @@ def test_no_figures_stand_beside_a_framework_of_which_nothing_ran() -> None:
         assert section.packages or not re.search(r"[1-9]", row)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_the_section_of_a_formula_is_made_again_to_the_byte() -> None:
     made = report.markdown("DATE", [report.run(directml.SECTION)])
     row, section = made[made.index("| DirectML |") :].split("\n", 1)

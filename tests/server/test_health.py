@@ -69,7 +69,7 @@ LONG = health_pb2.HealthCheckRequest(service="x" * 5000).SerializeToString()
 def test_what_is_no_short_question_is_refused(client: RawClient, method: str) -> None:
     wrong = {"no request came": (), "at most 4096 bytes": (LONG,)}
     if method != "List":  # whose request has no fields
-        wrong["no HealthCheckRequest"] = (b"\xff",)
+        wrong["not a HealthCheckRequest"] = (b"\xff",)
     for words, messages in wrong.items():
         replies, refusal = call(client.channel, f"/grpc.health.v1.Health/{method}", messages)
         assert refusal is not None

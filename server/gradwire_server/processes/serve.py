@@ -65,8 +65,6 @@ async def serve(
     """
     facts = {} if worker is None else {"worker": worker}
     logs.configure(settings.log_format, settings.log_level, **facts)
-    if worker is None:
-        warn_if_open(settings)
     malloc.keep_freed_memory()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     asked, relieved = asyncio.Event(), asyncio.Event()
@@ -78,6 +76,8 @@ async def serve(
     device = device_watch(settings)
     start = _start(settings, backend, device, worker=worker, cells=cells)
     server = await _started(start, asked, device)
+    if worker is None:
+        warn_if_open(settings)
     beating = None if worker is None else asyncio.create_task(_beat(settings.stall_timeout_s))
     if on_serving is not None:
         on_serving(server)

@@ -51,11 +51,11 @@ async def supervise(settings: Settings, devices: Sequence[str] = ()) -> None:
     Raises RuntimeError if workers do not start, or can no longer be replaced.
     """
     logs.configure(settings.log_format, settings.log_level)
-    warn_if_open(settings)
     with (
         addresses.held(settings.address) as address,
         exporters.collecting(settings, served=address) as ledgers,
     ):
+        warn_if_open(settings)
         await Crew(settings, address, ledgers, devices).run()
 
 
