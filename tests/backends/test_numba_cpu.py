@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire_server import backends
-from gradwire_server.backends import Backend, NumpyCpu, TellsHeldBytes
+from gradwire_server.backends import Backend, BindsArrays, NumpyCpu, TellsHeldBytes
 from gradwire_server.plans import BandedMap, Plan
 from support.kernels import kernel_maps as maps
 from support.kernels import kernel_plans
@@ -37,6 +37,21 @@ pytestmark = needs_numba
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_every_listed_case_has_the_bits_of_numpy(case: Case) -> None:
     check_case(compiled(1), case)
+
+
+@pytest.mark.parametrize("case", cases()[::3], ids=lambda case: case.name)
+def test_a_plan_bound_to_its_arrays_reads_them_anew_with_the_bits_of_numpy(case: Case) -> None:
+    backend = compiled(1)
+    assert isinstance(backend, BindsArrays)
+    for arriving, leaving in some_formats(case):
+        x, y = np.zeros(case.plan.input_shape, arriving), np.empty(case.plan.output_shape, leaving)
+        run = backend.bound(case.plan, x, y)
+        run()
+        x[...] = numbers(case, arriving, special=False)
+        expected = np.empty_like(y)
+        NumpyCpu().apply(case.plan, x, expected)
+        run()
+        oracles.same_bits(y, expected)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Protocol, runtime_checkable
@@ -81,6 +81,15 @@ class Backend(Protocol):
         carried  number of outputs, from the first, that hold a partial sum; for the others the
                  first tap assigns, and they are +0 without taps
         """
+        ...
+
+
+@runtime_checkable
+class BindsArrays(Protocol):
+    """A backend that prepares repeated calls of apply() on the same arrays."""
+
+    def bound(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> Callable[[], None]:
+        """Return a function that does apply(plan, x, y) and keeps the arrays alive."""
         ...
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gradwire_server.backends import Backend, TellsHeldBytes, compute_dtype
+from gradwire_server.backends import Backend, BindsArrays, TellsHeldBytes, compute_dtype
 from gradwire_server.backends.float_environment import default_float_environment
 from gradwire_server.engine.prepared import Array, Bytes, Prepared
 from gradwire_server.engine.tiling import Step, StepPlans, plan_on, touched
@@ -206,6 +206,8 @@ class Workbench:
         run: Callable[[], None]
         if plan is None:
             run = partial(np.copyto, y, rows)
+        elif isinstance(self.backend, BindsArrays):
+            run = self.backend.bound(plan, rows, y)
         else:
             run = partial(self.backend.apply, plan, rows, y)
         return _Bound(data.data, result.data, run)

@@ -129,6 +129,21 @@ class NumbaCpu:
         if first or plan.fill or math.copysign(1, plan.fill) < 0:
             fill_empty(plan.passes, y, fill=plan.fill)
 
+    def bound(self, plan: Plan, x: Array, y: Array) -> Callable[[], None]:
+        """Return apply(plan, x, y) for arrays that stay, as `BindsArrays` specifies."""
+        fills_zero = not plan.fill and math.copysign(1, plan.fill) > 0
+        if plan.passes and x.size and y.size and x.flags.c_contiguous and fills_zero:
+            jobs = self._jobs_of(plan, x, y.dtype)
+            if len(jobs) == 1 and jobs[0].work < _WORK_OF_A_THREAD:
+                job, scratch = jobs[0], self._scratch
+                run = partial(self._run_here, job.address, _address(x), _address(y))
+
+                def run_job(_kept: object = (plan, x, y)) -> None:
+                    run(scratch.address(job.scratch), 0, job.units)
+
+                return run_job
+        return partial(self.apply, plan, x, y)
+
     def held_bytes(self, plan: Plan, x: Array, y: Array) -> int:
         """Return the temporary bytes of apply(plan, x, y), as `TellsHeldBytes` specifies."""
         if not plan.passes or not x.size or not y.size:
