@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     with (
-        started(*OURS) as server,
+        started(*OURS, "--wait-for-kernels") as server,
         tempfile.TemporaryDirectory(dir=arguments.folder) as folder,
     ):
         facts = _measure(server.address, server.pid, Path(folder))
