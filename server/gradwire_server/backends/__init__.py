@@ -89,7 +89,7 @@ class BindsArrays(Protocol):
     """A backend that prepares repeated calls of apply() on the same arrays."""
 
     def bound(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> Callable[[], None]:
-        """Return a function that does apply(plan, x, y) and keeps the arrays alive."""
+        """Return a function that does apply(plan, x, y), keeping the arrays."""
         ...
 
 
