@@ -119,7 +119,7 @@ def test_metrics_that_are_none_are_found_before_the_load(target: str, nobody: st
     assert url in done.stderr
 
 
-# Whoever runs the tests in the background may have SIGINT ignored, which programs inherit.
+# Programs inherit an ignored SIGINT, and tests in the background may have it.
 PROGRAM = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
     "from gradwire import cli; cli.main()"
@@ -204,7 +204,7 @@ def test_the_user_who_ends_it_gets_what_there_is(
     (flow,) = scenario.flows
     assert flow.sent == sum(outcome.count for outcome in flow.outcomes) > 0
     assert flow.sent == sum(second.made for second in flow.seconds)
-    # What the user stopped has not failed.
+    # A call that the user stopped has not failed.
     assert [outcome.status for outcome in flow.outcomes] == ["OK"]
     assert "ended the test early" in page.read_text()
 

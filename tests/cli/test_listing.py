@@ -116,7 +116,7 @@ def test_health_says_at_once_that_tls_is_wanted(tmp_path: Path) -> None:
     assert "requires TLS (credentials, --tls-ca)" in end
 
 
-# Whoever runs the tests in the background may have SIGINT ignored, which programs inherit.
+# Programs inherit an ignored SIGINT, and tests in the background may have it.
 HOLDER = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)

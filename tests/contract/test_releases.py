@@ -212,7 +212,7 @@ def operator_request(member: str) -> v1.EvaluateRequest:
     return request
 
 
-# What is set, the message it is in, and where that is; numbers are those of NEW_FIELDS.
+# A new field, its message and the path to it; numbers are those of NEW_FIELDS.
 NEWER_FIELDS: dict[str, tuple[Callable[[], v1.EvaluateRequest], str]] = {
     **{
         f"operator.{member}": (partial(operator_request, member), message.name)

@@ -258,7 +258,7 @@ def test_large_steps_hold_no_more_memory_than_small_ones(
     data = data_for(source)
     result, steps = _run(case.evaluation(), data, compiled(1))
     np.testing.assert_array_equal(result, expected(case, data))
-    # What has the same number all along a row would be written out row by row.
+    # Tensors with one number in a row would be written out row by row.
     assert (steps == 1) == (most == 1)
     assert len(list(case.evaluation().steps())) >= most
 

@@ -1,4 +1,4 @@
-"""What the machine that calls runs; both write JSON to standard output.
+"""Programs of the machine that calls; both write JSON to standard output.
 
     python -m raycluster.caller watch TARGET           its list of replicas, whenever it changed
     python -m raycluster.caller call TARGET KIND ...   what callers saw, when standard input ends

@@ -146,7 +146,7 @@ def test_what_waiting_does_not_mend_is_not_waited_for(
 
 
 def test_an_authority_of_the_same_name_with_another_key_is_another() -> None:
-    # What gRPC 1.85 said of one whose certificates do not tell the issuer's key.
+    # The message of gRPC 1.85 for an authority whose certificates do not name the issuer's key.
     message = (
         "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Tls handshake "
         "failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1a000064:ECDSA routines:"

@@ -31,6 +31,9 @@ _LIBC.mmap.argtypes = (
 _LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _FAILED: Final = ctypes.c_void_p(-1).value
 _WRITABLE: Final = mmap.PROT_READ | mmap.PROT_WRITE
+# Flags of mmap that Python's module lacks, as Linux has them.
+_MAP_FIXED: Final = 0x10
+_MAP_NORESERVE: Final = 0x4000
 
 
 def mapped(field: str, file: int, length: int, *, flags: int = 0) -> ctypes.Array[ctypes.c_char]:
@@ -110,10 +113,6 @@ def _replace_missing(_number: int, info: int, _context: Any) -> None:
                 return
     # The instruction is repeated, and meets the former handler, which may end the process.
     _LIBC.sigaction(signal.SIGBUS, ctypes.byref(_former), None)
-
-
-_MAP_FIXED: Final = 0x10
-_MAP_NORESERVE: Final = 0x4000
 
 
 _handler: Final = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(
