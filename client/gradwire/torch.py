@@ -155,7 +155,7 @@ def _length(length: int, factor: float, axis: int) -> int:
     if not torch.compiler.is_compiling() and not 1 <= length * factor <= LARGEST_LENGTH:
         raise InvalidRequestError.of(
             ops.TorchInterpolate.path(f"scale_factor[{axis}]"),
-            f"is {factor!r}, which makes {length * factor:g} of {length} elements; give a number "
+            f"is {factor!r}, which scales {length} elements to {length * factor:g}; give a number "
             f"that leaves 1 to 2**53",
         )
     return int(length * factor)

@@ -98,7 +98,7 @@ def test_an_evaluation_that_fails_raises_its_error_or_is_named_in_that_of_jax(
     def other_sizes(x: Any) -> Any:
         return bridge.evaluate(BILINEAR, x, (1, 2, 7, 3), client=client)
 
-    told = r"sizes\[1\]: is 2, dst has 3"
+    told = r"sizes\[1\]: is 2, but dst has 3"
     with pytest.raises(InvalidRequestError, match=told):
         other_sizes(x)
     with pytest.raises(InvalidRequestError, match=told):
