@@ -225,6 +225,11 @@ class AsyncResults(Outcomes[T_co], AsyncIterator[T_co]):
             work.abandon()
 
 
+# An event loop keeps no task alive. A pending one must not be garbage: the collector would close
+# its coroutine in any thread while the loop cancels it, which ends CPython 3.11 by SIGSEGV.
+_taking: set[asyncio.Task[None]] = set()
+
+
 class _Work:
     """The task that takes items, and the thread that runs the engine."""
 
@@ -255,6 +260,8 @@ class _Work:
         if self._taking is None and not (batch.over or engine.stopped):
             self._channels.start(engine.start)
             self._taking = asyncio.ensure_future(self._take())
+            _taking.add(self._taking)
+            self._taking.add_done_callback(_taking.discard)
         while True:
             self._news.clear()
             pending = engine.outcome()
