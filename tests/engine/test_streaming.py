@@ -16,13 +16,14 @@ from gradwire_server.backends import Backend
 from gradwire_server.engine import (
     Execution,
     InputAssembler,
+    OutputAssembler,
     Prepared,
-    Ring,
     TensorSpec,
     are_rows,
     in_memory,
     rows_of,
 )
+from gradwire_server.engine.assembly import Ring
 from gradwire_server.plans import BandedMap, Plan
 from support.evaluation_cases import (
     BACKEND,
@@ -333,6 +334,38 @@ def test_a_buffer_is_new_memory_only_where_the_old_is_too_small() -> None:
     first, _, third = ring.take(10), ring.take(10), ring.take(7)
     assert np.shares_memory(first, third)
     assert not np.shares_memory(first, ring.take(11))
+
+
+@given(
+    lengths=st.lists(st.integers(0, 40), max_size=20),
+    size=st.integers(1, 60),
+    cut=st.tuples(st.integers(0, 200), st.integers(0, 200)),
+)
+def test_results_of_steps_are_gathered_in_larger_pieces(
+    lengths: list[int], size: int, cut: tuple[int, int]
+) -> None:
+    held, total = 2, sum(lengths)
+    wanted = range(min(cut[0], total), max(min(cut[0], total), total - cut[1]))
+    output = OutputAssembler(wanted, size, held=held)
+    pieces: list[tuple[int, Bytes]] = []
+
+    def end_piece() -> None:
+        pieces.append(output.piece())
+        # Those that are held are not overwritten.
+        for first, data in pieces[-held - 1 :]:
+            assert data.tolist() == [(first + at) % 251 for at in range(len(data))]
+
+    offset = 0
+    for length in lengths:
+        if not output.fits(length):
+            end_piece()
+        output.take(offset, length)[:] = [(offset + at) % 251 for at in range(length)]
+        offset += length
+    end_piece()
+    found = [first + at for first, data in pieces for at in range(len(data))]
+    assert found == list(wanted)
+    assert all(len(data) <= max([size, *lengths]) for _, data in pieces)
+    assert len(pieces) <= 1 + 2 * total // size + 1
 
 
 @settings(max_examples=100, deadline=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradwire_server.engine.assembly import InputAssembler, Ring
+from gradwire_server.engine.assembly import InputAssembler, OutputAssembler
 from gradwire_server.engine.execute import (
     Execution,
     Workbench,
@@ -30,10 +30,10 @@ __all__ = [
     "Execution",
     "InputAssembler",
     "Limits",
+    "OutputAssembler",
     "Preparation",
     "Prepared",
     "Preparer",
-    "Ring",
     "Step",
     "TableCache",
     "TensorSpec",

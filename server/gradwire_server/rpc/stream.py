@@ -21,8 +21,8 @@ from gradwire_server.engine import (
     EvaluationRequest,
     Execution,
     InputAssembler,
+    OutputAssembler,
     Prepared,
-    Ring,
     Step,
 )
 from gradwire_server.errors import (
@@ -129,7 +129,8 @@ class EvaluationStream(ServedStream):
                 most = service.settings.max_chunk_bytes
                 ways = (prepared.input.wire_bytes, prepared.output.wire_bytes)
                 in_transit = sum(2 * min(most, each) for each in ways)
-                with service.admission.memory(prepared.memory_bytes + in_transit):
+                gathered = (_STEPS + 1) * min(most, prepared.output.wire_bytes)
+                with service.admission.memory(prepared.memory_bytes + in_transit + gathered):
                     await self._answer(header, prepared)
         finally:
             self._done.set()
@@ -241,22 +242,29 @@ class EvaluationStream(ServedStream):
 
     async def _compute_steps(self, prepared: Prepared, wanted: range, do: DoStep) -> None:
         execution = Execution(prepared, self._service.backend)
-        results = Ring(_STEPS + 1)
+        size = min(self._chunk_bytes, prepared.output.wire_bytes)
+        results = OutputAssembler(wanted, size, held=_STEPS)
         while (ready := await self._steps.get()) is not None:
             step, data = ready
             offset, stop = prepared.output_range(step)
-            result = results.take(stop - offset)
+            if not results.fits(stop - offset):
+                await self._put_result(results)
+            result = results.take(offset, stop - offset)
             self._busy = 1
             execution.backend = self._service.backend
             await do(partial(execution.step, step, data, result), len(data) + len(result))
             self._busy = 0
             self._progress = self._clock()
             self._call.observer.step(len(data) + len(result))
-            skipped = max(0, wanted.start - offset)
-            part = result[skipped : wanted.stop - offset]
-            if len(part):
-                await self._responses.put(codec.Chunk(offset + skipped, part))
+            if not results.fits(len(result)):
+                await self._put_result(results)
+        await self._put_result(results)
         await self._responses.put(None)
+
+    async def _put_result(self, results: OutputAssembler) -> None:
+        offset, data = results.piece()
+        if len(data):
+            await self._responses.put(codec.Chunk(offset, data))
 
     async def _read(self) -> None:
         try:
