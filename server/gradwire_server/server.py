@@ -180,7 +180,6 @@ class Server:
                 raise
             backend, reason = backends.instead_of_compiled(self.settings.backend, error)
             self.service.use(backend, reason)
-            self.instruments.note_backend(self.service)
             await self._compute_first(backend)
         self._warm_up_s = round(time.monotonic() - started, 3)
 
@@ -205,7 +204,6 @@ class Server:
         except Exception as error:  # noqa: BLE001 - NumPy goes on after any error of compilers
             backend, reason = backends.instead_of_compiled(settings.backend, error)
         self.service.use(backend, reason, rate=rate)
-        self.instruments.note_backend(self.service)
         facts = {"backend": backend.name, "after_s": round(time.monotonic() - began, 3)}
         _log.info("computing", extra={"facts": facts | {"backend_reason": reason}})
 
