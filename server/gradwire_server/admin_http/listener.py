@@ -58,12 +58,8 @@ class Answer:
 
     @classmethod
     def text(cls, status: HTTPStatus, text: str, **more: str) -> Answer:
-        """Return a response of plain text.
-
-        Underscores in the names of headers stand for hyphens.
-        """
-        headers = {name.replace("_", "-"): value for name, value in more.items()}
-        return cls(status, "text/plain; charset=utf-8", f"{text}\n".encode(), headers)
+        """Return a response of plain text; `more` are headers."""
+        return cls(status, "text/plain; charset=utf-8", f"{text}\n".encode(), more)
 
     def encode(self, *, with_body: bool = True) -> bytes:
         """Write it as HTTP/1.1."""

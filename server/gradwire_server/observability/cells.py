@@ -95,13 +95,13 @@ def width(metric: Metric) -> int:
 
 
 _STORED = (*COUNTS, *STATES)
-# Cell 0 identifies the layout of the others; cell 1 is the time of the latest heartbeat.
-_BEAT = 1
-_ENDS = tuple(accumulate((metric.children * width(metric) for metric in _STORED), initial=2))
+# Cell 0 identifies the layout of the others; the last one is the time of the latest heartbeat.
+_ENDS = tuple(accumulate((metric.children * width(metric) for metric in _STORED), initial=1))
 _STARTS = {metric.name: start for metric, start in zip(_STORED, _ENDS, strict=False)}
 
 COUNTED = _ENDS[len(COUNTS)]
-TOTAL = _ENDS[-1]
+_BEAT = _ENDS[-1]
+TOTAL = _BEAT + 1
 _SIZE = 8 * TOTAL + NOTES_BYTES
 _LAYOUT = float(zlib.crc32(repr(_STORED).encode()))
 

@@ -13,10 +13,9 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from datetime import UTC, datetime
-from typing import TextIO
 
 Facts = Mapping[str, object]
 
@@ -70,7 +69,7 @@ def tell(level: int, event: str, facts: Facts) -> None:
 
 def configure(log_format: str, log_level: str, **always: object) -> None:
     """Send the server's log lines to stderr; `always` is added to each."""
-    lines = _Lines(_json if log_format == "json" else _text, sys.stderr, always)
+    lines = _Lines(always, is_json=log_format == "json")
     # The trace exporter logs warnings of its own.
     for name, level in ((_log.name, log_level.upper()), ("opentelemetry", "WARNING")):
         logger = logging.getLogger(name)
@@ -79,23 +78,19 @@ def configure(log_format: str, log_level: str, **always: object) -> None:
         logger.propagate = False
 
 
-# Arguments: time as text, level, event, facts, and a traceback or nothing.
-_Format = Callable[[str, str, str, Facts, str], str]
-
-
 class _Lines(logging.Handler):
-    """Handler that writes lines to a stream or counts lost ones.
+    """Handler that writes lines to stderr or counts lost ones.
 
     A full disk or a closed pipe fails no call.
 
     always  facts added to every line
     """
 
-    def __init__(self, form: _Format, stream: TextIO, always: Facts) -> None:
+    def __init__(self, always: Facts, *, is_json: bool) -> None:
         super().__init__()
-        self._form = form
-        self._stream = stream
+        self._stream = sys.stderr
         self._always = always
+        self._is_json = is_json
         # Time, level, event, facts and traceback of lines to be written.
         self._waiting = deque[tuple[float, str, str, Facts, str]]()
         # Lines lost since the last successful write.
@@ -139,19 +134,14 @@ class _Lines(logging.Handler):
         self, seconds: float, level: str, event: str, facts: Facts, traceback: str = ""
     ) -> str:
         at = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
-        return self._form(at, level.lower(), event, {**self._always, **facts}, traceback)
-
-
-def _text(at: str, level: str, event: str, facts: Facts, traceback: str) -> str:
-    words = [f" {name}={_word(value)}" for name, value in facts.items()]
-    return f"{at} {level:7} {event}{''.join(words)}\n{traceback and traceback + chr(10)}"
-
-
-def _json(at: str, level: str, event: str, facts: Facts, traceback: str) -> str:
-    told = {"time": at, "level": level, "event": event, **facts}
-    if traceback:
-        told["traceback"] = traceback
-    return json.dumps(told, default=str) + "\n"
+        told = {**self._always, **facts}
+        if self._is_json:
+            told = {"time": at, "level": level.lower(), "event": event, **told}
+            told |= {"traceback": traceback} if traceback else {}
+            return json.dumps(told, default=str) + "\n"
+        words = [f" {name}={_word(value)}" for name, value in told.items()]
+        line = f"{at} {level.lower():7} {event}{''.join(words)}\n"
+        return f"{line}{traceback}\n" if traceback else line
 
 
 def _word(value: object) -> str:
