@@ -51,11 +51,6 @@ def test_without_an_address_nothing_is_measured() -> None:
         assert not threads() & {"gradwire-http"}
 
 
-def test_the_log_tells_the_port_that_was_taken(tmp_path: Path) -> None:
-    with running_command("--http-port", HERE, log=tmp_path / "log") as command:
-        assert is_told(command.http_address)
-
-
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """HOST:PORT of the HTTP port of a server that nothing but scrapes comes to."""

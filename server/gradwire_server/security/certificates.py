@@ -82,7 +82,7 @@ class Certificates:
         return LoadedCertificates(key, chain, authorities, context, _expires_s(chain, context))
 
     def _context(self, authorities: bytes | None) -> ssl.SSLContext:
-        """Return a context for HTTP; gRPC does not report errors in the files.
+        """Return a context for HTTP; gRPC reports no errors in files.
 
         With authorities, a client certificate of theirs replaces a token, and other certificates
         are refused. Callers without a certificate may still request health, since probes have none.
