@@ -18,7 +18,7 @@ from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION
 from gradwire_server.observability import Cells, Ledgers, Observer
-from gradwire_server.observability.cells import place, span
+from gradwire_server.observability.cells import place
 from gradwire_server.observability.definitions import (
     BUILD,
     COMPUTED,
@@ -195,7 +195,6 @@ class Instruments:
             return
         in_use, admission, preparer = service.in_use, service.admission, service.preparer
         backend, values = in_use.backend, cells.values
-        cells.array[span(BUILD)] = 0.0
         readings: list[tuple[float, Metric, *tuple[str, ...]]] = [
             (service.active.in_phase["queue"], QUEUE_DEPTH),
             (admission.memory_bytes, MEMORY),
@@ -205,7 +204,11 @@ class Instruments:
             (self._settings.max_streams, STREAMS_LIMIT),
             (self.serves, READY),
             (bool(in_use.to_come), KERNELS_PENDING),
-            (1.0, BUILD, VERSION, NUMERICS_VERSION, backend.name),
+        ]
+        names = BUILD.labels[-1]
+        readings += [
+            (number == names.index(backend.name), BUILD, VERSION, NUMERICS_VERSION, name)
+            for number, name in enumerate(names.values)
         ]
         if isinstance(backend, TakesDeviceMemory):
             readings.append((backend.memory_taken, DEVICE_MEMORY))
