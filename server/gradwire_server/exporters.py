@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from gradwire_server.backends import LeavesToCpu, TakesDeviceMemory
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION
-from gradwire_server.observability import Cells, Ledgers, Observer
+from gradwire_server.observability import Cells, Ledger, Observer
 from gradwire_server.observability.cells import place
 from gradwire_server.observability.definitions import (
     BUILD,
@@ -48,7 +48,7 @@ _log = logging.getLogger("gradwire_server")
 _SAMPLE_EVERY_S = 0.25
 
 
-def open_site(settings: Settings, ledgers: Ledgers, *, served: str) -> Site | None:
+def open_site(settings: Settings, ledgers: Sequence[Ledger], *, served: str) -> Site | None:
     """Open the HTTP port; None if the settings ask for none.
 
     served  address that the server serves
@@ -61,8 +61,6 @@ def open_site(settings: Settings, ledgers: Ledgers, *, served: str) -> Site | No
     from gradwire_server.admin_http import Site  # noqa: PLC0415
 
     certificates = Certificates.of(settings)
-    if certificates is not None:
-        ledgers.certificate_expires_s = lambda: certificates.get().expires_s
     site = Site(settings, ledgers, served=served, certificates=certificates)
     facts = {"address": site.address, "tls": bool(settings.tls_certificate)}
     _log.info("http", extra={"facts": facts})
@@ -70,7 +68,7 @@ def open_site(settings: Settings, ledgers: Ledgers, *, served: str) -> Site | No
 
 
 @contextmanager
-def collecting(settings: Settings, *, served: str) -> Generator[Ledgers]:
+def collecting(settings: Settings, *, served: str) -> Generator[list[Ledger]]:
     """Open the HTTP port of several workers, if asked for.
 
     Yields the ledgers that the workers count in.
@@ -79,7 +77,8 @@ def collecting(settings: Settings, *, served: str) -> Generator[Ledgers]:
 
     Raises as open_site does.
     """
-    ledgers = Ledgers(settings.workers, wanted=bool(settings.http_port))
+    wanted = bool(settings.http_port)
+    ledgers = [Ledger(number, wanted=wanted) for number in range(settings.workers)]
     site = open_site(settings, ledgers, served=served)
     try:
         yield ledgers
@@ -156,8 +155,8 @@ class Instruments:
         """
         self._service = service
         if self._cells is not None and self._has_port:
-            ledgers = Ledgers.of_this_process(self._cells)
-            self._site = open_site(self._settings, ledgers, served=address)
+            ledger = Ledger(0, self._cells)
+            self._site = open_site(self._settings, [ledger], served=address)
         self.observer.tracer = tracer(self._settings, address=address)
         if self._cells is not None:
             self._sampling = asyncio.create_task(self._sample_often(self._cells))

@@ -20,7 +20,6 @@ from gradwire_server.observability.cells import (
     TOTAL,
     Cells,
     Ledger,
-    Ledgers,
     Notes,
     place,
     span,
@@ -97,7 +96,7 @@ def test_cells_of_another_layout_are_left_alone(size: int) -> None:
 def test_counts_never_fall_and_none_is_lost_when_processes_come_and_go(
     events: list[tuple[str, int]],
 ) -> None:
-    ledger, cell = Ledger("0"), place(STEP) + 1
+    ledger, cell = Ledger(0), place(STEP) + 1
     running: list[tuple[ExitStack, Cells | None]] = []
     counted, before = 0, np.zeros(COUNTED)
     for event, amount in events:
@@ -122,20 +121,20 @@ def test_counts_never_fall_and_none_is_lost_when_processes_come_and_go(
 
 
 def test_a_worker_whose_metrics_nobody_wants_inherits_nothing() -> None:
-    ledgers = Ledgers(2, wanted=False)
-    with ledgers.all[1].process() as cells:
+    ledger = Ledger(1, wanted=False)
+    with ledger.process() as cells:
         assert cells is None
-    assert not any(worker.values.any() for worker in ledgers.read())
+    assert not ledger.read().values.any()
 
 
 def test_workers_are_added_up_where_they_are_not_told_apart() -> None:
-    ledgers = Ledgers(2)
-    with ledgers.all[0].process() as first, ledgers.all[1].process() as second:
+    ledgers = Ledger(0), Ledger(1)
+    with ledgers[0].process() as first, ledgers[1].process() as second:
         for cells, amount in ((first, 2.0), (second, 3.0)):
             assert cells is not None
             cells.values[place(ERRORS, "Evaluate", "INTERNAL", "")] = amount
             cells.values[place(STATES[0], "Evaluate")] = amount
-        told = families(ledgers.read())
+        told = families([ledger.read() for ledger in ledgers])
     (errors,) = told[ERRORS]
     assert errors.labels == {"method": "Evaluate", "reason": "INTERNAL", "limit": ""}
     assert errors.value == 5.0
@@ -215,7 +214,7 @@ def test_another_process_reads_what_is_whole() -> None:
 
 
 def test_errors_outlive_the_process_that_noted_them() -> None:
-    ledger = Ledger("0")
+    ledger = Ledger(0)
     with ledger.process() as cells:
         assert cells is not None
         theirs = Cells.attached(os.dup(cells.fd))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gradwire_server.admin_http import page
 from gradwire_server.admin_http.status import quantile, status
 from gradwire_server.config.settings import Settings
-from gradwire_server.observability.cells import Cells, Ledgers, place
+from gradwire_server.observability.cells import Cells, Ledger, place
 from gradwire_server.observability.definitions import (
     ITEMS,
     PHASE_DURATION,
@@ -64,8 +64,8 @@ class Reader(html.parser.HTMLParser):
 
 def told(cells: Cells | None = None, **changes: Any) -> dict[str, Any]:
     """Return what a server tells that has counted so much, but for changes."""
-    ledgers = Ledgers.of_this_process(cells or Cells())
-    return status(Settings(max_rank=3), ledgers, address="a:1") | changes
+    ledger = Ledger(0, cells or Cells())
+    return status(Settings(max_rank=3), [ledger], address="a:1") | changes
 
 
 def read(found: dict[str, Any]) -> Reader:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
 
@@ -16,7 +17,7 @@ from gradwire_server.admin_http.listener import Answer, Listener, Request
 from gradwire_server.admin_http.status import is_alive, is_ready, status
 from gradwire_server.config.addresses import split
 from gradwire_server.config.settings import Settings
-from gradwire_server.observability.cells import Ledgers
+from gradwire_server.observability.cells import Ledger
 from gradwire_server.observability.exposition import Exposition
 from gradwire_server.security.authorization import Authorizer
 from gradwire_server.security.certificates import Certificates
@@ -36,17 +37,21 @@ class Site:
     def __init__(
         self,
         settings: Settings,
-        ledgers: Ledgers,
+        ledgers: Sequence[Ledger],
         *,
         served: str,
         certificates: Certificates | None = None,
     ) -> None:
+
+        def expires_s() -> float | None:
+            return None if certificates is None else certificates.get().expires_s
+
         host, port = split(settings.http_address)
         self._ledgers = ledgers
         self._status = partial(status, settings, ledgers, address=served, started=time.time())
         names = (host, *settings.http_hosts.replace(" ", "").split(","))
         self._guard = AccessCheck(Authorizer(settings), names, is_open=settings.http_open)
-        self._exposition = Exposition(ledgers)
+        self._exposition = Exposition(ledgers, expires_s)
         tls = None if certificates is None else certificates.http_context
         try:
             self._listener = Listener(host, port, self.respond, tls=tls)
@@ -66,10 +71,10 @@ class Site:
         if refused is not None:
             return refused
         if request.path == "/healthz":
-            alive = is_alive(self._ledgers.read())
+            alive = is_alive([ledger.read() for ledger in self._ledgers])
             return _probe("alive" if alive else "the event loop hangs", passes=alive)
         if request.path == "/readyz":
-            ready = is_ready(self._ledgers.read())
+            ready = is_ready([ledger.read() for ledger in self._ledgers])
             return _probe("serving" if ready else "not serving", passes=ready)
         return self._guard.refusal(request) or self._content(request)
 

@@ -21,7 +21,7 @@ import numpy as np
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION
-from gradwire_server.observability.cells import Floats, Ledgers, Worker, cells, place, span
+from gradwire_server.observability.cells import Floats, Ledger, Worker, cells, place, span
 from gradwire_server.observability.definitions import (
     DEVICE_MEMORY,
     IN_FLIGHT,
@@ -59,17 +59,17 @@ _FAILED = np.array([status not in {"OK", "CANCELLED"} for status in STATUS_LABEL
 
 
 def status(
-    settings: Settings, ledgers: Ledgers, *, address: str, started: float = 0.0
+    settings: Settings, ledgers: Sequence[Ledger], *, address: str, started: float = 0.0
 ) -> dict[str, Any]:
     """Return the current status.
 
     address  where the server serves
     started  start of the server, in seconds since 1970
     """
-    workers, now = ledgers.read(), time.time()
+    workers, now = [ledger.read() for ledger in ledgers], time.time()
     rows = _workers(workers)
     serving = sum(row["state"] == "serving" for row in rows)
-    notes = [ledger.notes() for ledger in ledgers.all]
+    notes = [ledger.notes() for ledger in ledgers]
     told = next((told for told, _ in notes if told), {})
     return {
         "state": "serving" if serving == len(rows) else "partly" if serving else "away",

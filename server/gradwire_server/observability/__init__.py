@@ -10,12 +10,11 @@ logs         log lines
 
 from __future__ import annotations
 
-from gradwire_server.observability.cells import Cells, Ledger, Ledgers
+from gradwire_server.observability.cells import Cells, Ledger
 from gradwire_server.observability.recording import Observer
 
 __all__ = [
     "Cells",
     "Ledger",
-    "Ledgers",
     "Observer",
 ]

@@ -18,7 +18,7 @@ import threading
 import time
 import zlib
 from bisect import bisect_left
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate
@@ -198,21 +198,21 @@ class Worker(NamedTuple):
 class Ledger:
     """The cells of one worker's processes. Thread-safe.
 
+    number  of the worker
+    own     cells of this process, if it is the worker
     wanted  whether metrics are collected
     """
 
-    def __init__(self, name: str, *, wanted: bool = True) -> None:
-        self._name = name
+    def __init__(self, number: int, own: Cells | None = None, *, wanted: bool = True) -> None:
+        self._name = str(number)
         self._wanted = wanted
         self._lock = threading.Lock()
         self._running: list[Cells] = []
+        if own is not None:
+            own.pid = os.getpid()
+            self._running.append(own)
         self._ended = np.zeros(COUNTED)
         self._errors_of_ended: list[dict[str, Any]] = []
-
-    def add(self, cells: Cells) -> None:
-        """Include a process in readings from now on."""
-        with self._lock:
-            self._running.append(cells)
 
     @contextmanager
     def process(self) -> Generator[Cells | None]:
@@ -224,7 +224,8 @@ class Ledger:
             yield None
             return
         cells = Cells.shared()
-        self.add(cells)
+        with self._lock:
+            self._running.append(cells)
         try:
             yield cells
         finally:
@@ -255,27 +256,3 @@ class Ledger:
             notes = [cells.notes.read() for cells in self._running]
             errors = [*self._errors_of_ended, *(error for _, told in notes for error in told)]
         return next((facts for facts, _ in reversed(notes) if facts), {}), errors
-
-
-class Ledgers:
-    """The ledgers of all workers of a server.
-
-    certificate_expires_s  returns the expiry of the server's certificate, in seconds since 1970;
-                           None if there is no certificate
-    """
-
-    def __init__(self, workers: int, *, wanted: bool = True) -> None:
-        self.all = tuple(Ledger(str(number), wanted=wanted) for number in range(workers))
-        self.certificate_expires_s: Callable[[], float | None] = lambda: None
-
-    def read(self) -> list[Worker]:
-        """Return the current state of every worker."""
-        return [ledger.read() for ledger in self.all]
-
-    @classmethod
-    def of_this_process(cls, cells: Cells) -> Ledgers:
-        """Make the ledgers of a server that is one process."""
-        ledgers = cls(1)
-        cells.pid = os.getpid()
-        ledgers.all[0].add(cells)
-        return ledgers

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, product
 
@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from gradwire_server.observability import definitions
-from gradwire_server.observability.cells import Floats, Ledgers, Worker, cells
+from gradwire_server.observability.cells import Floats, Ledger, Worker, cells
 from gradwire_server.observability.definitions import Metric
 
 # Label of the supervisor process.
@@ -107,10 +107,13 @@ def of_processes(workers: Sequence[Worker]) -> Families:
 
 
 class Exposition(Collector):
-    """Formats the metrics of ledgers."""
+    """Formats the metrics of ledgers, and the expiry of the server's certificate.
 
-    def __init__(self, ledgers: Ledgers) -> None:
-        self._ledgers = ledgers
+    expires_s  returns it, in seconds since 1970; None if there is no certificate
+    """
+
+    def __init__(self, ledgers: Sequence[Ledger], expires_s: Callable[[], float | None]) -> None:
+        self._ledgers, self._expires_s = ledgers, expires_s
 
     def encode(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics in the accepted format, and its content type."""
@@ -119,8 +122,8 @@ class Exposition(Collector):
 
     def collect(self) -> Iterator[PrometheusMetric]:
         """Return all metrics."""
-        workers = self._ledgers.read()
-        of_calls = families(workers, self._ledgers.certificate_expires_s())
+        workers = [ledger.read() for ledger in self._ledgers]
+        of_calls = families(workers, self._expires_s())
         for metric, samples in (of_calls | of_processes(workers)).items():
             told = PrometheusMetric(metric.name.removesuffix("_total"), metric.help, metric.kind)
             told.samples = samples

@@ -127,36 +127,25 @@ class Observed(Protocol):
         ...
 
 
-class ObservedError(Protocol):
-    """An error as a caller sees it."""
+class _Error(Protocol):
+    """An error as a caller sees it.
+
+    status         name of its gRPC status code
+    reason_name    its ErrorReason without the prefix of the enum
+    facts          metadata of the error
+    retry_after_s  seconds after which a retry may succeed; None if the error sets none
+    """
 
     @property
-    def status(self) -> str:
-        """Name of its gRPC status code."""
-        ...
-
+    def status(self) -> str: ...
     @property
-    def reason_name(self) -> str:
-        """Its ErrorReason without the prefix of the enum."""
-        ...
-
+    def reason_name(self) -> str: ...
     @property
-    def message(self) -> str:
-        """Human-readable text."""
-        ...
-
+    def message(self) -> str: ...
     @property
-    def facts(self) -> Mapping[str, str]:
-        """Metadata of the error."""
-        ...
-
+    def facts(self) -> Mapping[str, str]: ...
     @property
-    def retry_after_s(self) -> float | None:
-        """Seconds after which a retry may succeed.
-
-        None if the error sets none.
-        """
-        ...
+    def retry_after_s(self) -> float | None: ...
 
 
 class _Tracer(Protocol):
@@ -190,7 +179,7 @@ class Observer:
         *,
         status: str,
         duration_s: float,
-        failed: ObservedError | None = None,
+        failed: _Error | None = None,
     ) -> None:
         """Record a call's status, and its error if it has one."""
         if self.cells is not None:
@@ -208,7 +197,7 @@ class Observer:
         *,
         status: str,
         count: int = 1,
-        failed: ObservedError | None = None,
+        failed: _Error | None = None,
     ) -> None:
         """Record answers to equal items of a call.
 
@@ -252,7 +241,7 @@ def _count(cells: Cells, call: Observed, status: str, duration_s: float) -> None
         cells.observe(SENT, call.sent_bytes, method)
 
 
-def _count_error(cells: Cells, call: Observed, failed: ObservedError) -> None:
+def _count_error(cells: Cells, call: Observed, failed: _Error) -> None:
     """Count an error and add it to the notes."""
     reason, limit = failed.reason_name, failed.facts.get("limit", "")
     cells.values[place(ERRORS, _known(call.method), reason, limit)] += 1.0

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from gradwire_server import exporters
 from gradwire_server.config import addresses
 from gradwire_server.config.settings import Settings
-from gradwire_server.observability import Ledgers, logs
+from gradwire_server.observability import Ledger, logs
 from gradwire_server.processes import startup
 from gradwire_server.processes.supervised import SupervisedWorker
 from gradwire_server.processes.worker_config import share
@@ -63,7 +63,11 @@ class Crew:
     """
 
     def __init__(
-        self, settings: Settings, address: str, ledgers: Ledgers, devices: Sequence[str] = ()
+        self,
+        settings: Settings,
+        address: str,
+        ledgers: Sequence[Ledger],
+        devices: Sequence[str] = (),
     ) -> None:
         self._address = address
         self._stop_s = settings.drain_delay_s + settings.grace_s + _STOP_S
@@ -78,7 +82,7 @@ class Crew:
                 devices[number % len(devices)] if devices else None,
                 stopping=self._stopping,
                 any_hope=lambda: any(one.serves or not one.tried.is_set() for one in self.workers),
-                ledger=ledgers.all[number],
+                ledger=ledgers[number],
             )
             for number in range(settings.workers)
         ]
