@@ -235,7 +235,7 @@ def _warn_of_memory(settings: Settings) -> None:
 
 
 def _serve(settings: Settings, with_workers: Callable[[int], Settings]) -> None:
-    for needed in ("grpc_health", "grpc_reflection"):
+    for needed in ("grpc_health", "grpc_reflection", "h11", "jinja2", "prometheus_client"):
         if find_spec(needed) is None:
             raise click.ClickException(
                 f"{needed} is missing; gradwire-server needs: {installing('server')}"

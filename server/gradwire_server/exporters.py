@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,14 @@ from gradwire_server.backends import LeavesToCpu, TakesDeviceMemory
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION
-from gradwire_server.observability import Cells, Ledgers, Observer, Sampler
-from gradwire_server.observability.cells import place, span
+from gradwire_server.observability import Cells, Ledger, Observer
+from gradwire_server.observability.cells import place
 from gradwire_server.observability.definitions import (
     BUILD,
     COMPUTED,
     DEVICE_MEMORY,
     KERNELS_PENDING,
+    LAG,
     LOOKUPS,
     MEMORY,
     MEMORY_LIMIT,
@@ -33,6 +34,7 @@ from gradwire_server.observability.definitions import (
     SHARED_MEMORY,
     STREAMS,
     STREAMS_LIMIT,
+    Metric,
 )
 from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.security.certificates import Certificates
@@ -43,26 +45,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("gradwire_server")
 
+_SAMPLE_EVERY_S = 0.25
 
-def open_site(settings: Settings, ledgers: Ledgers, *, served: str) -> Site | None:
+
+def open_site(settings: Settings, ledgers: Sequence[Ledger], *, served: str) -> Site | None:
     """Open the HTTP port; None if the settings ask for none.
 
     served  address that the server serves
 
-    Raises OSError if the address cannot be bound, ValueError if a setting is invalid, names files
-    that cannot be used, or needs a package that is missing.
+    Raises OSError if the address cannot be bound, ValueError if a setting names files that cannot
+    be used.
     """
     if not settings.http_port:
         return None
-    try:
-        from gradwire_server.admin_http import Site  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"--http-port is {settings.http_port}; it needs {error.name}: " + installing("server")
-        ) from error
+    from gradwire_server.admin_http import Site  # noqa: PLC0415
+
     certificates = Certificates.of(settings)
-    if certificates is not None:
-        ledgers.certificate_expires_s = lambda: certificates.get().expires_s
     site = Site(settings, ledgers, served=served, certificates=certificates)
     facts = {"address": site.address, "tls": bool(settings.tls_certificate)}
     _log.info("http", extra={"facts": facts})
@@ -70,7 +68,7 @@ def open_site(settings: Settings, ledgers: Ledgers, *, served: str) -> Site | No
 
 
 @contextmanager
-def collecting(settings: Settings, *, served: str) -> Generator[Ledgers]:
+def collecting(settings: Settings, *, served: str) -> Generator[list[Ledger]]:
     """Open the HTTP port of several workers, if asked for.
 
     Yields the ledgers that the workers count in.
@@ -79,7 +77,8 @@ def collecting(settings: Settings, *, served: str) -> Generator[Ledgers]:
 
     Raises as open_site does.
     """
-    ledgers = Ledgers(settings.workers, wanted=bool(settings.http_port))
+    wanted = bool(settings.http_port)
+    ledgers = [Ledger(number, wanted=wanted) for number in range(settings.workers)]
     site = open_site(settings, ledgers, served=served)
     try:
         yield ledgers
@@ -122,6 +121,7 @@ class Instruments:
     They belong to the event loop that makes the server.
 
     observer  of calls; without effect if there are neither metrics nor traces
+    serves    whether the server serves
 
     one_of_several  whether a supervisor has the HTTP port
     cells           file descriptor of the supervisor's memory for metrics; None if it has none
@@ -138,9 +138,10 @@ class Instruments:
             self._cells = Cells()
         self._has_port = not one_of_several
         self.observer = Observer(self._cells)
-        self._serves = False
+        self.serves = False
         self._site: Site | None = None
-        self._sampler: Sampler | None = None
+        self._service: ServiceContext | None = None
+        self._sampling: asyncio.Task[None] | None = None
 
     @property
     def address(self) -> str:
@@ -152,63 +153,73 @@ class Instruments:
 
         Raises as open_site and tracer do.
         """
+        self._service = service
         if self._cells is not None and self._has_port:
-            ledgers = Ledgers.of_this_process(self._cells)
-            self._site = open_site(self._settings, ledgers, served=address)
+            ledger = Ledger(0, self._cells)
+            self._site = open_site(self._settings, [ledger], served=address)
         self.observer.tracer = tracer(self._settings, address=address)
         if self._cells is not None:
-            self._sampler = Sampler(self._cells)
-            self.note_backend(service)
-            self._sampler.start()
-
-    def note_backend(self, service: ServiceContext) -> None:
-        """Note which backend computes."""
-        if self._cells is None or self._sampler is None:
-            return
-        in_use = service.in_use
-        told = {"backend": in_use.backend.name, "backend_reason": in_use.reason}
-        self._cells.notes.describe(told | {"backend_to_come": in_use.to_come})
-        self._cells.array[span(BUILD)] = 0.0
-        self._sampler.read = lambda: self._readings(service)
-        self._sampler.sample()
+            self._sampling = asyncio.create_task(self._sample_often(self._cells))
 
     def note_serving(self, *, serves: bool) -> None:
         """Note that the server serves from now on, or no longer serves."""
-        self._serves = serves
-        if self._sampler is not None:
-            self._sampler.sample()
+        self.serves = serves
+        self.sample()
 
     async def stop(self) -> None:
         """Export the last traces and close the HTTP port.
 
         Runs off the event loop.
         """
-        if self._sampler is not None:
-            await self._sampler.stop()
+        if self._sampling is not None:
+            self._sampling.cancel()
+            await asyncio.wait({self._sampling})
+        self.sample()
         parts = (self.observer.tracer, self._site)
         await asyncio.gather(*(asyncio.to_thread(one.close) for one in parts if one is not None))
 
-    def _readings(self, service: ServiceContext) -> dict[int, float]:
-        """Read the values of the server's parts, by the cell of each."""
-        admission, backend, preparer = service.admission, service.backend, service.preparer
-        readings: dict[int, float] = {
-            place(QUEUE_DEPTH): service.active.in_phase["queue"],
-            place(MEMORY): admission.memory_bytes,
-            place(MEMORY_LIMIT): self._settings.max_memory_bytes,
-            place(SHARED_MEMORY): admission.lasting_bytes,
-            place(STREAMS): admission.streams,
-            place(STREAMS_LIMIT): self._settings.max_streams,
-            place(READY): self._serves,
-            place(KERNELS_PENDING): bool(service.in_use.to_come),
-            place(BUILD, VERSION, NUMERICS_VERSION, backend.name): 1.0,
-        }
+    async def _sample_often(self, cells: Cells) -> None:
+        """Sample four times a second, and measure the delay of that."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self.sample()
+            due = loop.time() + _SAMPLE_EVERY_S
+            await asyncio.sleep(_SAMPLE_EVERY_S)
+            cells.observe(LAG, max(0.0, loop.time() - due))
+
+    def sample(self) -> None:
+        """Write the values of the server's parts, and the notes."""
+        cells, service = self._cells, self._service
+        if cells is None or service is None:
+            return
+        in_use, admission, preparer = service.in_use, service.admission, service.preparer
+        backend, values = in_use.backend, cells.values
+        readings: list[tuple[float, Metric, *tuple[str, ...]]] = [
+            (service.active.in_phase["queue"], QUEUE_DEPTH),
+            (admission.memory_bytes, MEMORY),
+            (self._settings.max_memory_bytes, MEMORY_LIMIT),
+            (admission.lasting_bytes, SHARED_MEMORY),
+            (admission.streams, STREAMS),
+            (self._settings.max_streams, STREAMS_LIMIT),
+            (self.serves, READY),
+            (bool(in_use.to_come), KERNELS_PENDING),
+        ]
+        names = BUILD.labels[-1]
+        readings += [
+            (number == names.index(backend.name), BUILD, VERSION, NUMERICS_VERSION, name)
+            for number, name in enumerate(names.values)
+        ]
         if isinstance(backend, TakesDeviceMemory):
-            readings[place(DEVICE_MEMORY)] = backend.memory_taken
+            readings.append((backend.memory_taken, DEVICE_MEMORY))
         if isinstance(backend, LeavesToCpu):
-            for name, count in backend.computed_by.items():
-                readings[place(COMPUTED, name)] = count
+            readings += [(count, COMPUTED, name) for name, count in backend.computed_by.items()]
         lookups = {"evaluations": preparer.lookups, "tables": preparer.table_lookups}
         for cache, counts in lookups.items():
-            for outcome, count in zip(OUTCOME.values, counts, strict=True):
-                readings[place(LOOKUPS, cache, outcome)] = count
-        return readings
+            outcomes = zip(OUTCOME.values, counts, strict=True)
+            readings += [(count, LOOKUPS, cache, outcome) for outcome, count in outcomes]
+        for value, metric, *labels in readings:
+            values[place(metric, *labels)] = value
+        told = {"backend": backend.name, "backend_reason": in_use.reason}
+        cells.notes.description = told | {"backend_to_come": in_use.to_come}
+        cells.notes.write()
+        cells.beat()

@@ -27,7 +27,7 @@ from gradwire_server.rpc.health import Health
 from gradwire_server.rpc.segments import SegmentListener, Segments
 from gradwire_server.rpc.service_context import BackendInUse, ServiceContext, inline_limits
 from gradwire_server.rpc.warm_up import check_backend
-from gradwire_server.scheduling import malloc
+from gradwire_server.scheduling import malloc, tasks
 from gradwire_server.scheduling.admission import Admission, InlineWork
 from gradwire_server.scheduling.device_watch import DeviceWatch
 from gradwire_server.scheduling.thread_pool import compute_pool
@@ -79,10 +79,9 @@ class Server:
         else:
             in_use = BackendInUse(backend, reason or f"{backend.name} was given")
         self.service = _service_context(settings, self._pool, in_use, active, self._device)
-        self._changing: asyncio.Future[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
         self._server = self._build()
         self._warm_up_s: float | None = None
-        self._trimming: asyncio.Future[None] | None = None
         self.port = 0
 
     def _build(self) -> grpc.aio.Server:
@@ -132,9 +131,8 @@ class Server:
         self._ending = asyncio.ensure_future(self._end_when_lost())
         await self._server.start()
         admission = self.service.admission
-        self._trimming = asyncio.ensure_future(
-            malloc.trim_when_idle(lambda: admission.entered, self.service.off_loop)
-        )
+        trimming = malloc.trim_when_idle(lambda: admission.entered, self.service.off_loop)
+        self._background.append(asyncio.create_task(trimming))
 
     async def get_ready(self) -> None:
         """Compile all code that calls need, then serve."""
@@ -165,7 +163,7 @@ class Server:
         }
         _log.info("serving", extra={"facts": facts})
         if in_use.to_come:
-            self._changing = asyncio.ensure_future(self._change_backend())
+            self._background.append(asyncio.create_task(self._change_backend()))
 
     async def _warm_up(self) -> None:
         if self._warm_up_s is not None or not self.settings.warm_up:
@@ -180,7 +178,6 @@ class Server:
                 raise
             backend, reason = backends.instead_of_compiled(self.settings.backend, error)
             self.service.use(backend, reason)
-            self.instruments.note_backend(self.service)
             await self._compute_first(backend)
         self._warm_up_s = round(time.monotonic() - started, 3)
 
@@ -205,7 +202,6 @@ class Server:
         except Exception as error:  # noqa: BLE001 - NumPy goes on after any error of compilers
             backend, reason = backends.instead_of_compiled(settings.backend, error)
         self.service.use(backend, reason, rate=rate)
-        self.instruments.note_backend(self.service)
         facts = {"backend": backend.name, "after_s": round(time.monotonic() - began, 3)}
         _log.info("computing", extra={"facts": facts | {"backend_reason": reason}})
 
@@ -230,9 +226,8 @@ class Server:
         status does not change: if others serve the port, clients must not leave it.
         """
         _log.info("draining", extra={"facts": {"grace_s": grace_s, "streams": self.streams}})
-        if self._changing is not None:
-            self._changing.cancel()
-            await asyncio.wait({self._changing})
+        tasks.cancel(self._background)
+        await asyncio.gather(*self._background, return_exceptions=True)
         stopped = asyncio.ensure_future(self._server.stop(grace_s + _LAST_WORDS_S))
         none_left = self.service.active.none_left
         with contextlib.suppress(TimeoutError):
@@ -246,9 +241,6 @@ class Server:
         await stopped
         if self._segments is not None:
             await self._segments.stop()
-        if self._trimming is not None:
-            self._trimming.cancel()
-            await asyncio.wait({self._trimming})
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._device.lost.is_set():
             await self.over.wait()

@@ -144,36 +144,38 @@ def test_the_least_level_is_kept(tmp_path: Path) -> None:
 
 
 _TELLING = """
-import logging, sys
+import asyncio, logging, sys
 from gradwire_server.observability import logs
+
+async def main():
+    for number in range(100):
+        logs.tell(logging.INFO, "call", {"number": number})
+    try:
+        raise ValueError("two words")
+    except ValueError:
+        log.exception("failed", extra={"facts": {"number": 100}})
+    log.debug("hidden")
+    logs.tell(logging.INFO, "call", {"number": 101})
 
 log = logging.getLogger("gradwire_server")
 logs.configure(sys.argv[1], "info", worker=3)
-for number in range(40):
-    log.info("call", extra={"facts": {"number": number}})
-try:
-    raise ValueError("two words")
-except ValueError:
-    log.exception("failed", extra={"facts": {"number": 40}})
-log.debug("hidden")
-log.info("call", extra={"facts": {"number": 41}})
-log.info("call", extra={"facts": {"number": 42}})
+asyncio.run(main())
 """
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_lines_come_in_order_with_tracebacks(form: str) -> None:
+def test_lines_that_wait_come_in_order_with_tracebacks_and_before_the_end(form: str) -> None:
     lines = run_command(form, program=("-c", _TELLING)).stderr
     told = [json.loads(line) for line in lines.splitlines()] if form == "json" else []
     numbers = [int(number) for number in re.findall(r'(?:number=|"number": )(\d+)', lines)]
-    assert numbers == list(range(43))
+    assert numbers == list(range(102))
     assert lines.count("ValueError: two words") == 1
     assert "hidden" not in lines
     if form == "json":
         assert all(each["worker"] == 3 for each in told)
-        assert told[40]["traceback"].startswith("Traceback ")
+        assert told[100]["traceback"].startswith("Traceback ")
     else:
-        assert re.search(r"error +failed worker=3 number=40\nTraceback ", lines)
+        assert re.search(r"error +failed worker=3 number=100\nTraceback ", lines)
 
 
 NAMES = [str(number) for number in range(100)]

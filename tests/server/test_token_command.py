@@ -69,7 +69,7 @@ BROKEN = "half a line"
 @pytest.mark.parametrize(
     ("arguments", "words", "more"),
     [
-        (("--name", "there"), "line 2: the name there is there already", ""),
+        (("--name", "there"), "the name there is there already", ""),
         (("--name", "a b"), "name", ""),
         (("--name", ""), "'' is not a name", ""),
         (("revoke", "nobody"), "no token is named nobody", ""),

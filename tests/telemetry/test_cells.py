@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,10 +20,7 @@ from gradwire_server.observability.cells import (
     TOTAL,
     Cells,
     Ledger,
-    Ledgers,
-    NotedError,
     Notes,
-    newest,
     place,
     span,
     width,
@@ -44,7 +40,7 @@ def places() -> Iterator[int]:
 
 
 def test_every_time_series_has_cells_of_its_own() -> None:
-    assert sorted(places()) == list(range(1, TOTAL))
+    assert sorted(places()) == list(range(1, TOTAL - 1))
     assert max(span(metric).stop for metric in COUNTS) == COUNTED
 
 
@@ -72,7 +68,7 @@ def test_values_fall_into_the_buckets_that_prometheus_client_puts_them_in(
     cells = Cells()
     for value in (*values, *STEP.buckets):
         oracle.observe(value)
-        cells.observe(place(STEP), STEP.buckets, value)
+        cells.observe(STEP, value)
     ours = cells.array[span(STEP)]
     assert registry.get_sample_value("oracle_sum") == pytest.approx(ours[0])
     samples = [sample for metric in oracle.collect() for sample in metric.samples]
@@ -100,7 +96,7 @@ def test_cells_of_another_layout_are_left_alone(size: int) -> None:
 def test_counts_never_fall_and_none_is_lost_when_processes_come_and_go(
     events: list[tuple[str, int]],
 ) -> None:
-    ledger, cell = Ledger("0"), place(STEP) + 1
+    ledger, cell = Ledger(0), place(STEP) + 1
     running: list[tuple[ExitStack, Cells | None]] = []
     counted, before = 0, np.zeros(COUNTED)
     for event, amount in events:
@@ -113,7 +109,7 @@ def test_counts_never_fall_and_none_is_lost_when_processes_come_and_go(
             cells = running[-1][1]
             assert cells is not None
             cells.values[cell] += amount
-            cells.values[TOTAL - 1] = 1
+            cells.values[TOTAL - 2] = 1
             counted += amount
         now = ledger.read().values
         assert (now[:COUNTED] >= before).all()
@@ -125,20 +121,20 @@ def test_counts_never_fall_and_none_is_lost_when_processes_come_and_go(
 
 
 def test_a_worker_whose_metrics_nobody_wants_inherits_nothing() -> None:
-    ledgers = Ledgers(2, wanted=False)
-    with ledgers.all[1].process() as cells:
+    ledger = Ledger(1, wanted=False)
+    with ledger.process() as cells:
         assert cells is None
-    assert not any(worker.values.any() for worker in ledgers.read())
+    assert not ledger.read().values.any()
 
 
 def test_workers_are_added_up_where_they_are_not_told_apart() -> None:
-    ledgers = Ledgers(2)
-    with ledgers.all[0].process() as first, ledgers.all[1].process() as second:
+    ledgers = Ledger(0), Ledger(1)
+    with ledgers[0].process() as first, ledgers[1].process() as second:
         for cells, amount in ((first, 2.0), (second, 3.0)):
             assert cells is not None
             cells.values[place(ERRORS, "Evaluate", "INTERNAL", "")] = amount
             cells.values[place(STATES[0], "Evaluate")] = amount
-        told = families(ledgers.read())
+        told = families([ledger.read() for ledger in ledgers])
     (errors,) = told[ERRORS]
     assert errors.labels == {"method": "Evaluate", "reason": "INTERNAL", "limit": ""}
     assert errors.value == 5.0
@@ -154,94 +150,78 @@ def notes() -> Notes:
     return Notes(memoryview(bytearray(NOTES_BYTES)))
 
 
-def note(made: Notes, message: str, *, alike: str = "", reason: str = "INVALID_DATA") -> None:
-    made.error(
-        method="Evaluate",
-        operator="interpolate",
-        status="INVALID_ARGUMENT",
-        reason=reason,
-        message=message,
-        request_id="r",
-        alike=alike,
-    )
+def note(made: Notes, message: str, *, alike: str = "") -> None:
+    texts = {"method": "Evaluate", "operator": "interpolate", "status": "INTERNAL", "reason": "R"}
+    made.error(**texts, message=message, request_id="r", alike=alike)
 
 
 def messages(made: Notes) -> list[str]:
-    return [error.message for error in newest(made.errors())]
+    made.write()
+    return [error["message"] for error in made.read()[1]]
 
 
 def test_the_latest_errors_are_kept_and_no_more() -> None:
     made = notes()
-    assert (made.errors(), made.description()) == ([], {})
+    assert made.read() == ({}, [])
     for number in range(3 * MOST):
         note(made, str(number))
-    assert messages(made) == [str(number) for number in reversed(range(2 * MOST, 3 * MOST))]
+    assert messages(made) == [str(number) for number in range(2 * MOST, 3 * MOST)]
 
 
 def test_an_error_that_comes_again_only_adds_to_its_count() -> None:
     made = notes()
     note(made, "rare")
     for number in range(10_000):
-        note(made, f"full; retry after {number} ms", alike="max_queue", reason="OVERLOADED")
-    found = {error.message: error for error in made.errors()}
-    assert found["rare"].count == 1
-    assert found["full; retry after 0 ms"].count == 10_000
-    assert len(found) == 2
-    assert found["full; retry after 0 ms"].latest >= found["rare"].latest
-
-
-def test_one_that_lost_its_place_is_another_one_when_it_comes_again() -> None:
-    made = notes()
-    note(made, "first")
-    for number in range(MOST):
-        note(made, str(number))
-    note(made, "first")
-    note(made, "first")
-    (first,) = (error for error in made.errors() if error.message == "first")
-    assert first.count == 2
+        note(made, f"full; retry after {number} ms", alike="max_queue")
+    assert messages(made) == ["rare", "full; retry after 9999 ms"]
+    rare, full = made.read()[1]
+    assert (rare["count"], full["count"]) == (1, 10_000)
+    assert full["latest"] >= rare["latest"]
+    note(made, "rare")
+    assert messages(made)[-1] == "rare"
 
 
 @given(st.lists(st.text(max_size=3000), max_size=5), st.text(max_size=6000))
 def test_any_text_fits_or_is_cut(texts: list[str], fact: str) -> None:
     made = notes()
-    made.describe({"backend": fact})
+    made.description = {"backend": fact}
     for text in texts:
         note(made, text)
-    assert len(made.errors()) == len(set(texts))
-    for told in messages(made):
-        assert any(text.encode("utf-8", "replace").decode().startswith(told) for text in texts)
-    assert fact.encode("utf-8", "replace").decode().startswith(made.description()["backend"])
+    assert sorted(messages(made)) == sorted(text[:600] for text in set(texts))
+    assert made.read()[0] == {"backend": fact}
+
+
+def test_the_longest_notes_fit() -> None:
+    made, long = notes(), "\U0001f600" * 600
+    for number in range(MOST):
+        texts = dict.fromkeys(("method", "operator", "status", "reason", "request_id"), long)
+        made.error(**texts, message=f"{number}{long}")
+    assert len(messages(made)) == MOST
 
 
 def test_another_process_reads_what_is_whole() -> None:
-    shared = mmap.mmap(-1, NOTES_BYTES)
-    writer, reader = Notes(memoryview(shared)), Notes(memoryview(shared))
-    note(writer, HOSTILE)
-    writer.describe({"backend": "numpy_cpu"})
-    assert messages(reader) == [HOSTILE.encode("utf-8", "replace").decode()]
-    assert reader.description() == {"backend": "numpy_cpu"}
-
-
-@pytest.mark.parametrize("torn", [b"\x00", b"\xff"])
-def test_what_is_half_written_is_left_out(torn: bytes) -> None:
     memory = bytearray(NOTES_BYTES)
-    made = Notes(memoryview(memory))
-    note(made, "x" * 100)
-    at = memory.index(b"x" * 100)
-    memory[at + 10 : at + 20] = torn * 10
-    assert made.errors() == []
+    writer, reader = Notes(memoryview(memory)), Notes(memoryview(memory))
+    note(writer, HOSTILE)
+    writer.description = {"backend": "numpy_cpu"}
+    writer.write()
+    description, (error,) = reader.read()
+    assert (description, error["message"]) == ({"backend": "numpy_cpu"}, HOSTILE)
+    memory[100] ^= 1
+    assert reader.read() == ({}, [])
+    memory[:8] = b"\xff" * 8
+    assert reader.read() == ({}, [])
 
 
 def test_errors_outlive_the_process_that_noted_them() -> None:
-    ledger = Ledger("0")
+    ledger = Ledger(0)
     with ledger.process() as cells:
         assert cells is not None
         theirs = Cells.attached(os.dup(cells.fd))
         assert theirs is not None
-        theirs.notes.describe({"backend": "numpy_cpu"})
+        theirs.notes.description = {"backend": "numpy_cpu"}
         note(theirs.notes, "before its end")
-        assert ledger.description() == {"backend": "numpy_cpu"}
-    assert ledger.description() == {}
-    (error,) = ledger.errors()
-    assert isinstance(error, NotedError)
-    assert error.message == "before its end"
+        theirs.notes.write()
+        assert ledger.notes()[0] == {"backend": "numpy_cpu"}
+    description, (error,) = ledger.notes()
+    assert (description, error["message"]) == ({}, "before its end")

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from gradwire_server.config.settings import Settings
-from gradwire_server.exporters import open_site, tracer
-from gradwire_server.observability import Ledgers
+from gradwire_server.exporters import tracer
 from support.processes import run_command, running_command
 
 URL = "http://127.0.0.1:1"
@@ -131,14 +130,3 @@ def test_without_the_extra_who_asks_is_told_what_to_install(
     monkeypatch.setenv(ALL, URL)
     assert tracer(Settings(), address="127.0.0.1:1") is None
     assert [record.getMessage() for record in caplog.records] == ["not exported"]
-
-
-@pytest.mark.parametrize("package", ["h11", "jinja2", "prometheus_client"])
-def test_without_a_package_who_asks_for_the_http_port_is_told_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, package: str
-) -> None:
-    _without(
-        monkeypatch, package, "gradwire_server.admin_http", "gradwire_server.observability.expo"
-    )
-    with pytest.raises(ValueError, match=rf"^--http-port is .* {package}: pip install .*server"):
-        open_site(Settings(http_port="0"), Ledgers(1), served="127.0.0.1:1")

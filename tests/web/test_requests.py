@@ -8,18 +8,11 @@ import socket
 import time
 from collections.abc import Iterator
 
-import h11
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradwire_server.admin_http.listener import (
-    MOST_HEAD_BYTES,
-    Answer,
-    BadRequestError,
-    Request,
-    next_request,
-)
+from gradwire_server.admin_http.listener import MOST_HEAD_BYTES, BadRequestError, Request
 from support.raw_calls import RawClient
 from support.servers import ServerThread, serving
 
@@ -128,13 +121,14 @@ def test_it_answers_to_no_other_name(server: ServerThread, host: str, path: str)
         b"GET / HTTP/2.0\r\nHost: localhost",
         b"GET / HTTP/1.1 more\r\nHost: localhost",
         b"GET  / HTTP/1.1\r\nHost: localhost",
+        b"GET / HTTP/1.1\r\nHost : localhost",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nno header",
         b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer a\r\nauthorization: Bearer b",
         b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1",
         b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked",
         b"GET",
         b"PRI * HTTP/2.0\r\n\r\nSM",
         b"hello",
-        b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 200,
     ],
 )
 def test_what_is_no_request_is_told_so(server: ServerThread, request_: bytes) -> None:
@@ -151,18 +145,14 @@ LINES = st.sampled_from([b"GET / HTTP/1.1", b"Host: a", b"Host:", b" a", b":", b
 @settings(deadline=None)
 @given(st.binary(max_size=200) | st.lists(LINES | st.binary(max_size=20)).map(b"\r\n".join))
 def test_any_bytes_are_a_request_or_a_refusal(head: bytes) -> None:
-    found: Request | Answer
+    found: Request | None = None
+    status = 200
     try:
-        read = next_request(h11.Connection(h11.SERVER), iter([head + EMPTY, b""]).__next__)
-        assert read is not None
-        found = Request.of(read, peer="ipv4:127.0.0.1:1", certified=False)
+        found = Request.of(head + EMPTY, peer="ipv4:127.0.0.1:1", certified=False)
     except BadRequestError as error:
-        found = error.answer
-    if isinstance(found, Request):
-        assert found.path.startswith("/")
-        assert found.method in {"GET", "HEAD"}
-    else:
-        assert found.status.value in {400, 405}
+        status = error.answer.status.value
+    assert status in {400, 405} if found is None else found.path.startswith("/")
+    assert found is None or found.method in {"GET", "HEAD"}
 
 
 @pytest.mark.parametrize(
@@ -183,18 +173,17 @@ def test_a_head_longer_than_the_limit_is_refused_however_it_comes(server: Server
 
 
 def test_who_sends_a_byte_now_and_then_is_not_waited_for(server: ServerThread) -> None:
-    answer = b""
+    began = time.monotonic()
     with (
-        socket.create_connection(place(server), timeout=0.2) as connection,
+        socket.create_connection(place(server), timeout=0.1) as connection,
         contextlib.suppress(ConnectionError),
     ):
-        for byte in b"GET / HTTP/1.1\r\nHost: " + b"a" * 1000:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: ")
+        while time.monotonic() - began < 30:
+            connection.sendall(b"a")
             with contextlib.suppress(TimeoutError):
-                connection.sendall(bytes([byte]))
-                answer = connection.recv(1000)
-            if answer:
-                break
-            time.sleep(0.01)
-    assert answer.startswith(b"HTTP/1.1 408 ")
+                if not connection.recv(1000):
+                    break
+    assert time.monotonic() - began < 20
     with RawClient(server.address) as client:
         client.check_alive()

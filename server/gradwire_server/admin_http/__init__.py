@@ -3,7 +3,6 @@
 listener  threads that accept connections, outside the event loop; TLS; requests and answers
 access    checks of the Host header and of permissions
 site      answers by path
-history   counts of the last minutes
 status    content of the status page, as a dictionary: pure
 page      HTML of the page, from that dictionary: pure
 

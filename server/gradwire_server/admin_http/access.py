@@ -15,10 +15,10 @@ from gradwire_server.security.authorization import Authorizer, Scope
 
 # Browsers ask for a name and a token, of which the token counts; programs send Bearer. If that had
 # no parameter, Chromium would understand neither.
-_CHALLENGE = (
-    'Basic realm="gradwire: any name, a token as password", charset="UTF-8", '
+_CHALLENGE = {
+    "WWW-Authenticate": 'Basic realm="gradwire: any name, a token as password", charset="UTF-8", '
     'Bearer realm="gradwire"'
-)
+}
 _HOST = re.compile(r"(?:\[([^\]]+)\]|([^:\[\]]+))(?::[0-9]*)?")
 
 
@@ -67,7 +67,7 @@ class AccessCheck:
         )
         if refused.authenticated:
             return Answer.text(HTTPStatus.FORBIDDEN, refused.message)
-        return Answer.text(HTTPStatus.UNAUTHORIZED, refused.message, WWW_Authenticate=_CHALLENGE)
+        return Answer.text(HTTPStatus.UNAUTHORIZED, refused.message, **_CHALLENGE)
 
     def _is_ours(self, name: str) -> bool:
         if name in self._names or name == "localhost" or name.endswith(".localhost"):

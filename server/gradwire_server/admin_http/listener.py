@@ -23,10 +23,16 @@ import h11
 
 # A request line and headers of browsers with many cookies have some 4 KiB.
 MOST_HEAD_BYTES = 16 << 10
-_MOST_HEADERS = 100
+_MOST_OPEN = 32
+# Time limit of a connection.
+_MOST_OPEN_S = 10.0
 _READ_BYTES = 4096
 _VERSIONS = (b"1.0", b"1.1")
 _METHODS = ("GET", "HEAD")
+_TLS_HANDSHAKE = b"\x16"
+# Delay after a failed accept, for example for lack of file descriptors.
+_NEXT_TRY_S = 0.1
+_POLL_S = 0.1
 # Forbid framing, caching, content sniffing, and reading by other sites.
 _ALWAYS = {
     "Cache-Control": "no-store",
@@ -52,12 +58,8 @@ class Answer:
 
     @classmethod
     def text(cls, status: HTTPStatus, text: str, **more: str) -> Answer:
-        """Return a response of plain text.
-
-        Underscores in the names of headers stand for hyphens.
-        """
-        headers = {name.replace("_", "-"): value for name, value in more.items()}
-        return cls(status, "text/plain; charset=utf-8", f"{text}\n".encode(), headers)
+        """Return a response of plain text; `more` are headers."""
+        return cls(status, "text/plain; charset=utf-8", f"{text}\n".encode(), more)
 
     def encode(self, *, with_body: bool = True) -> bytes:
         """Write it as HTTP/1.1."""
@@ -102,55 +104,42 @@ class Request:
     certified: bool
 
     @classmethod
-    def of(cls, head: h11.Request, *, peer: str, certified: bool) -> Request:
-        """Check a request; raise BadRequestError if it is invalid or unsupported here."""
-        path, method = head.target.decode("ascii").partition("?")[0], head.method.decode("ascii")
-        if not path.startswith("/") or head.http_version not in _VERSIONS:
-            raise BadRequestError(HTTPStatus.BAD_REQUEST, "GET /path HTTP/1.1 is understood")
+    def of(cls, head: bytes, *, peer: str, certified: bool) -> Request | None:
+        """Parse a request; None if it is not complete.
+
+        Raises BadRequestError if it is invalid or unsupported here.
+        """
+        http = h11.Connection(h11.SERVER)
+        try:
+            http.receive_data(head)
+            event = http.next_event()
+        except h11.RemoteProtocolError as error:
+            raise BadRequestError(HTTPStatus(error.error_status_hint), str(error)) from error
+        if not isinstance(event, h11.Request):
+            return None
+        path, method = event.target.decode("ascii").partition("?")[0], event.method.decode("ascii")
+        headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
+        told = ""
+        if not path.startswith("/") or event.http_version not in _VERSIONS:
+            told = "GET /path HTTP/1.1 is understood"
+        # h11 rejects HTTP/1.1 requests without a Host header, or with several.
+        elif headers.get("host") == "":
+            told = "the header Host is empty"
+        elif [name for name, _ in event.headers].count(b"authorization") > 1:
+            # A proxy may have checked another one of them.
+            told = "more than one header Authorization"
+        elif "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
+            told = "a request here has no body"
+        if told:
+            raise BadRequestError(HTTPStatus.BAD_REQUEST, told)
         if method not in _METHODS:
             raise BadRequestError(
                 HTTPStatus.METHOD_NOT_ALLOWED, "GET and HEAD are supported", Allow="GET, HEAD"
             )
-        if len(head.headers) > _MOST_HEADERS:
-            raise BadRequestError(HTTPStatus.BAD_REQUEST, f"more than {_MOST_HEADERS} headers")
-        names = [name for name, _ in head.headers]
-        headers = {name.decode("ascii"): value.decode("latin-1") for name, value in head.headers}
-        # h11 rejects HTTP/1.1 requests without a Host header, or with several.
-        if headers.get("host") == "":
-            raise BadRequestError(HTTPStatus.BAD_REQUEST, "the header Host is empty")
-        if names.count(b"authorization") > 1:
-            # A proxy may have checked another one of them.
-            raise BadRequestError(HTTPStatus.BAD_REQUEST, "more than one header Authorization")
-        if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
-            raise BadRequestError(HTTPStatus.BAD_REQUEST, "a request here has no body")
         return cls(method, path, headers.get("host", ""), headers, peer, certified)
 
 
-def next_request(http: h11.Connection, receive: Callable[[], bytes]) -> h11.Request | None:
-    """Return the request of a connection; None if the caller sends nothing.
-
-    Raises BadRequestError if it is not HTTP or too long.
-    """
-    try:
-        while (event := http.next_event()) is h11.NEED_DATA:
-            http.receive_data(receive())
-    except h11.RemoteProtocolError as error:
-        told = f"expected an HTTP/1.1 request of at most {MOST_HEAD_BYTES} bytes: {error}"
-        raise BadRequestError(HTTPStatus(error.error_status_hint), told) from error
-    return event if isinstance(event, h11.Request) else None
-
-
-# Time limit for sending a request, and for reading the answer.
-_PATIENCE_S = 5.0
-_MOST_OPEN = 32
-_TLS_HANDSHAKE = b"\x16"
-# Delay after a failed accept, for example for lack of file descriptors.
-_NEXT_TRY_S = 0.1
-
-Respond = Callable[[Request], Answer]
-
-
-class Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
+class Listener(socketserver.ThreadingTCPServer):
     """Listens on an address from construction until close(); answers after start().
 
     tls      returns the current context; None for plain HTTP
@@ -167,19 +156,20 @@ class Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self,
         host: str,
         port: int,
-        respond: Respond,
+        respond: Callable[[Request], Answer],
         *,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
         self.address_family, _, _, _, place = found[0]
         self.respond, self.tls = respond, tls
-        self._open: dict[socket.socket, None] = {}
+        # With the time at which each was accepted, the oldest first.
+        self._open: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
         super().__init__((str(place[0]), port), _HttpConnection)
         self.address = f"{host}:{self.server_address[1]}"
         self._thread = threading.Thread(
-            target=self.serve_forever, args=(0.1,), name="gradwire-http", daemon=True
+            target=self.serve_forever, args=(_POLL_S,), name="gradwire-http", daemon=True
         )
 
     def start(self) -> None:
@@ -192,6 +182,7 @@ class Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self.shutdown()
             self._thread.join()
         self.server_close()
+        self._cut(down_to=0)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accept a connection."""
@@ -204,7 +195,7 @@ class Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer a connection in a thread; a further one closes the oldest."""
         with self._lock:
-            self._open[request] = None
+            self._open[request] = time.monotonic()
         self._cut(down_to=_MOST_OPEN)
         super().process_request(request, client_address)
 
@@ -214,19 +205,18 @@ class Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self._open.pop(request, None)
         super().shutdown_request(request)
 
-    def server_close(self) -> None:
-        """Close all connections."""
-        super().server_close()
-        self._cut(down_to=0)
+    def service_actions(self) -> None:
+        """Shut down connections that are open for too long."""
+        self._cut(down_to=_MOST_OPEN)
 
     def _cut(self, *, down_to: int) -> None:
         """Shut down the oldest connections; their threads then close them."""
         with self._lock:
-            while len(self._open) > down_to:
-                oldest = next(iter(self._open))
-                del self._open[oldest]
-                with contextlib.suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)
+            for request, since in list(self._open.items()):
+                if len(self._open) > down_to or time.monotonic() - since > _MOST_OPEN_S:
+                    del self._open[request]
+                    with contextlib.suppress(OSError):
+                        request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore errors: readers may disconnect, and stderr is for log lines."""
@@ -235,53 +225,42 @@ class Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
 class _HttpConnection(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         """Answer one request; a connection has no other."""
-        server, connection = cast("Listener", self.server), cast("socket.socket", self.request)
-        connection.settimeout(_PATIENCE_S)
-        with contextlib.suppress(OSError):
-            if server.tls is None:
-                self._answer(connection)
-            elif connection.recv(1, socket.MSG_PEEK) != _TLS_HANDSHAKE:
-                told = Answer.text(HTTPStatus.BAD_REQUEST, "this port speaks TLS: https")
-                connection.sendall(told.encode())
-            else:
-                # Wrap a duplicate: the server closes the original socket itself.
-                with server.tls().wrap_socket(connection.dup(), server_side=True) as secured:
-                    self._answer(secured)
+        tls, connection = cast("Listener", self.server).tls, cast("socket.socket", self.request)
+        is_tls = connection.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE
+        if is_tls != (tls is not None):
+            told = f"this port speaks {'TLS: https' if tls else 'no TLS: http'}"
+            connection.sendall(Answer.text(HTTPStatus.BAD_REQUEST, told).encode())
+        elif tls is None:
+            self._answer(connection, certified=False)
+        else:
+            # Wrap a duplicate: the server closes the original socket itself.
+            with tls().wrap_socket(connection.dup(), server_side=True) as secured:
+                self._answer(secured, certified=bool(secured.getpeercert(binary_form=True)))
 
-    def _answer(self, connection: socket.socket) -> None:
-        certified = isinstance(connection, ssl.SSLSocket) and bool(
-            connection.getpeercert(binary_form=True)
-        )
-        until = time.monotonic() + _PATIENCE_S
-
-        left = MOST_HEAD_BYTES
-
-        def receive() -> bytes:
-            nonlocal left
-            if not left:
-                status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-                raise h11.RemoteProtocolError("more came", error_status_hint=status)
-            # For the whole head, however its bytes arrive.
-            connection.settimeout(max(1e-3, until - time.monotonic()))
-            data = connection.recv(min(_READ_BYTES, left))
-            left -= len(data)
-            return data
-
-        http = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEAD_BYTES)
+    def _answer(self, connection: socket.socket, *, certified: bool) -> None:
         with_body = True
         try:
-            head = next_request(http, receive)
-            if head is None:
+            head, peer = _read_head(connection), _peer(self.client_address)
+            request = Request.of(head, peer=peer, certified=certified)
+            if request is None:
                 return
-            with_body = head.method != b"HEAD"
-            request = Request.of(head, peer=_peer(self.client_address), certified=certified)
+            with_body = request.method != "HEAD"
             answer = cast("Listener", self.server).respond(request)
         except BadRequestError as error:
             answer = error.answer
-        except TimeoutError:
-            answer = Answer.text(HTTPStatus.REQUEST_TIMEOUT, "the request did not come in time")
-        connection.settimeout(_PATIENCE_S)
         connection.sendall(answer.encode(with_body=with_body))
+
+
+def _read_head(connection: socket.socket) -> bytes:
+    head = b""
+    while b"\r\n\r\n" not in head and (data := connection.recv(_READ_BYTES)):
+        head += data
+        if len(head) > MOST_HEAD_BYTES:
+            raise BadRequestError(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                f"expected a request of at most {MOST_HEAD_BYTES} bytes",
+            )
+    return head
 
 
 def _peer(address: tuple[Any, ...]) -> str:

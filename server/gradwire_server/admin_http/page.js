@@ -6,6 +6,21 @@ const everyMs = 2000;
 // A page that was opened as https://name:token@host/ may fetch nothing relative to that.
 const here = location.origin + "/";
 
+let before;
+
+// Rates are differences between two readings of this page.
+function addRates(page) {
+  const at = performance.now();
+  const figures = [...page.querySelectorAll("[data-total]")];
+  const totals = figures.map((figure) => Number(figure.dataset.total));
+  figures.forEach((figure, number) => {
+    if (!before) return;
+    const perS = ((totals[number] - before.totals[number]) / (at - before.at)) * 1000;
+    figure.textContent = ` ${perS.toLocaleString("en", { maximumSignificantDigits: 3 })} ${figure.dataset.unit}`;
+  });
+  before = { at, totals };
+}
+
 async function refresh() {
   if (!document.hidden) {
     const stale = document.getElementById("stale");
@@ -13,6 +28,7 @@ async function refresh() {
       const answer = await fetch(here, { cache: "no-store", signal: AbortSignal.timeout(5000) });
       if (!answer.ok) throw new Error(answer.status);
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+      addRates(fresh);
       for (const part of fresh.querySelectorAll("[data-live]")) {
         const old = document.getElementById(part.id);
         if (old && old.outerHTML !== part.outerHTML) old.replaceWith(document.adoptNode(part));
@@ -26,4 +42,5 @@ async function refresh() {
   setTimeout(refresh, everyMs);
 }
 
+addRates(document);
 setTimeout(refresh, everyMs);

@@ -1,13 +1,13 @@
 """HTML of the status page, from the dictionary of status.py.
 
-Pure functions; every value is escaped.
+Every value is escaped.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping
+from datetime import timedelta
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any
@@ -15,84 +15,22 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from gradwire_server.admin_http.history import MOST
 
-_SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
-_MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
-_TEN, _HUNDRED = 10, 100
-NOTHING = "–"  # noqa: RUF001 - a dash stands for no figure
-
-
-def count(number: float) -> str:
-    """Write a whole number."""
+def _count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def rate(per_s: float) -> str:
-    """Write a rate per second."""
-    return f"{per_s:,.0f}" if per_s >= _TEN or not per_s else f"{per_s:.1f}"
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1e3 * seconds:,.3f}"
 
 
-def size(nbytes: float) -> str:
-    """Write bytes, in powers of 1000."""
-    scale, prefix = next((each for each in _SCALES if nbytes >= each[0]), (1.0, ""))
-    return f"{_three(nbytes / scale)} {prefix}B"
+def _span(seconds: float) -> str:
+    return str(timedelta(seconds=int(seconds)))
 
 
-def duration(seconds: float | None) -> str:
-    """Write a short duration; None is no figure."""
-    if seconds is None:
-        return NOTHING
-    for scale, unit in ((1.0, "s"), (1e-3, "ms")):
-        if seconds >= scale:
-            return f"{_three(seconds / scale)} {unit}"
-    return f"{_three(seconds / 1e-6)} µs"
-
-
-def span(seconds: float) -> str:
-    """Write a long duration, to two units."""
-    whole = int(seconds)
-    if whole < _MINUTE_S:
-        return f"{whole} s"
-    if whole < _HOUR_S:
-        return f"{whole // _MINUTE_S} min {whole % _MINUTE_S} s"
-    if whole < _DAY_S:
-        return f"{whole // _HOUR_S} h {whole % _HOUR_S // _MINUTE_S} min"
-    return f"{whole // _DAY_S} d {whole % _DAY_S // _HOUR_S} h"
-
-
-def plural(number: int, noun: str) -> str:
-    """Write a count and its noun."""
-    return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
-
-
-def _three(number: float) -> str:
-    """Write three significant digits."""
-    digits = 0 if number >= _HUNDRED else 1 if number >= _TEN else 2
-    text = f"{number:.{digits}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def _ago(latest: str, now: str) -> str:
-    since = datetime.fromisoformat(now) - datetime.fromisoformat(latest)
-    return span(max(0.0, since.total_seconds()))
-
-
-_SPARK_WIDTH = MOST - 2
-
-
-def _points(values: Sequence[float]) -> str:
-    """Return the points of the line of a rate.
-
-    The line is 24 high, and the latest value is at the right.
-    """
-    top = max(values) or 1.0
-    left = _SPARK_WIDTH - len(values) + 1
-    return " ".join(f"{left + at},{23 - 21 * value / top:.2f}" for at, value in enumerate(values))
-
-
-def _file(name: str, package: str = "gradwire_server.admin_http") -> str:
-    return files(package).joinpath(name).read_text("utf-8")
+def _file(name: str, package: str = "gradwire_server.admin_http") -> Markup:
+    # Our own files are not escaped.
+    return Markup(files(package).joinpath(name).read_text("utf-8"))  # noqa: S704
 
 
 def _source(text: str) -> str:
@@ -113,21 +51,10 @@ CONTENT_SECURITY_POLICY = (
 _environment = Environment(
     autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
 )
-_writers = (count, rate, size, duration, span, plural)
-_PAGE = _environment.from_string(
-    _file("page.html"),
-    globals={
-        **{each.__name__: each for each in _writers},
-        "ago": _ago,
-        "points": _points,
-        "spark_width": _SPARK_WIDTH,
-        # Our own files are not escaped.
-        "style": Markup(_STYLE),  # noqa: S704
-        "script": Markup(_SCRIPT),  # noqa: S704
-    },
-)
+_environment.filters |= {"count": _count, "ms": _milliseconds, "span": _span}
+_PAGE = _environment.from_string(_file("page.html"), globals={"style": _STYLE, "script": _SCRIPT})
 
 
 def render(told: Mapping[str, Any]) -> bytes:
     """Return the page."""
-    return _PAGE.render(told).encode()
+    return _PAGE.render(told).encode("utf-8", "replace")

@@ -1,212 +1,195 @@
 """Content of the status page and /status.json, as plain values.
 
 state      serving, partly (some workers do not serve), away (none serves)
-rates      per second, in the last seconds; None in the first second
-history    rates of each five seconds in the last five minutes, the oldest first
-latency    quantiles in seconds of the last minutes; "call" is the time from arrival to status
+totals     since the start of the server; bytes of tensors received and sent
+latency    quantiles in seconds; "call" is the time from arrival to status
 operators  counts of each operator; the last one may be "", for calls that named none
 errors     the latest errors, the last one first
-workers    request_budget_bytes is the memory budget of calls in flight; resident_bytes is of the
-           running processes; processor_s includes ended ones; device_memory_bytes is on the GPU
+workers    request_budget_bytes is the memory budget of calls in flight; resident_bytes and
+           processor_s are of the running processes; device_memory_bytes is on the GPU
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from gradwire_server.admin_http.history import EVERY_S, History, Totals, quantile, totals
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION
-from gradwire_server.observability.cells import (
-    Floats,
-    Ledgers,
-    NotedError,
-    Worker,
-    newest,
-    span,
-)
+from gradwire_server.observability.cells import Floats, Ledger, Worker, cells, place, span
 from gradwire_server.observability.definitions import (
     DEVICE_MEMORY,
     IN_FLIGHT,
+    ITEMS,
     MEMORY,
     MEMORY_LIMIT,
+    METHOD,
     OPERATOR,
     PHASE_DURATION,
     PHASES,
     PROCESSOR,
     QUEUE_DEPTH,
     READY,
+    RECEIVED,
     REQUEST_DURATION,
     RESIDENT,
     RESTARTS,
+    SENT,
+    STATUS_LABEL,
+    STEP,
     STREAMS,
     STREAMS_LIMIT,
     Metric,
 )
-from gradwire_server.observability.exposition import Processes
+from gradwire_server.observability.exposition import of_processes
 
 _QUANTILES = (("p50_s", 0.5), ("p90_s", 0.9), ("p99_s", 0.99))
 _MOST_ERRORS = 20
-# Window of the current rate, in seconds.
-LATELY_S = 9.0
-# Shortest window for which a rate is computed.
-_LEAST_S = 1.0
-# An event loop silent for this long hangs: otherwise a heartbeat comes every few seconds.
-SILENT_S = 4 * EVERY_S
+# An event loop silent for this long hangs: otherwise a heartbeat comes four times a second.
+SILENT_S = 20.0
 # After this silence an event loop does not recover by itself.
 DEAD_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """Constant facts of the server that the page describes.
-
-    settings  of the whole server
-    address   where it serves
-    started   in seconds since the Unix epoch, and by a clock that never jumps
-    """
-
-    settings: Settings
-    address: str
-    started: tuple[float, float] = field(default_factory=lambda: (time.time(), time.monotonic()))
+# Statuses not counted as errors.
+_FAILED = np.array([status not in {"OK", "CANCELLED"} for status in STATUS_LABEL.values])
 
 
 def status(
-    subject: Subject, ledgers: Ledgers, history: History, processes: Processes
+    settings: Settings, ledgers: Sequence[Ledger], *, address: str, started: float = 0.0
 ) -> dict[str, Any]:
-    """Return the current status."""
-    workers = ledgers.read()
-    places = _workers(workers, history.silent_s(), processes)
-    serving = sum(place["state"] == "serving" for place in places)
-    told = next(
-        (told for ledger in ledgers.all if (told := ledger.description())), dict[str, str]()
-    )
-    started, began = subject.started
+    """Return the current status.
+
+    address  where the server serves
+    started  start of the server, in seconds since 1970
+    """
+    workers, now = [ledger.read() for ledger in ledgers], time.time()
+    rows = _workers(workers)
+    serving = sum(row["state"] == "serving" for row in rows)
+    notes = [ledger.notes() for ledger in ledgers]
+    told = next((told for told, _ in notes if told), {})
     return {
-        "state": "serving" if serving == len(places) else "partly" if serving else "away",
+        "state": "serving" if serving == len(rows) else "partly" if serving else "away",
         "workers_serving": serving,
         "version": VERSION,
         "numerics_version": NUMERICS_VERSION,
-        "address": subject.address,
-        "tls": bool(subject.settings.tls_certificate),
+        "address": address,
+        "tls": bool(settings.tls_certificate),
         "started": _utc(started),
-        "now": _utc(time.time()),
-        "uptime_s": round(time.monotonic() - began, 1),
-        "backend": told.get("backend", ""),
-        "backend_reason": told.get("backend_reason", ""),
-        "backend_to_come": told.get("backend_to_come", ""),
-        "compute_threads": subject.settings.threads,
-        "settings": _changed(subject.settings),
-        **_counted(history, totals(workers)),
-        **_held(subject.settings, workers),
-        "workers": places,
-        "errors": _errors(ledgers),
+        "now": _utc(now),
+        "uptime_s": round(now - started, 1),
+        **{name: told.get(name, "") for name in ("backend", "backend_reason", "backend_to_come")},
+        "compute_threads": settings.threads,
+        "settings": _changed(settings),
+        **_counted(np.sum([worker.values for worker in workers], axis=0)),
+        "in_flight": _total(workers, IN_FLIGHT),
+        "queue": {"now": _total(workers, QUEUE_DEPTH), "limit": settings.max_queue},
+        "request_budget_bytes": {
+            "now": _total(workers, MEMORY),
+            "limit": _total(workers, MEMORY_LIMIT),
+        },
+        "streams": {"now": _total(workers, STREAMS), "limit": _total(workers, STREAMS_LIMIT)},
+        "workers": rows,
+        "errors": _errors([error for _, errors in notes for error in errors]),
     }
 
 
-def is_ready(ledgers: Ledgers) -> bool:
+def is_ready(workers: Sequence[Worker]) -> bool:
     """Return whether any worker serves."""
-    return _total(ledgers.read(), READY) > 0
+    return _total(workers, READY) > 0
 
 
-def is_alive(workers: Sequence[Worker], silent_s: Sequence[float]) -> bool:
+def is_alive(workers: Sequence[Worker]) -> bool:
     """Return whether the server is alive.
 
     It is not alive if every serving event loop hangs.
-
-    silent_s  for how long each worker's event loop was not seen alive
     """
-    both = zip(workers, silent_s, strict=True)
-    serving = [seconds for worker, seconds in both if _total([worker], READY)]
-    return not serving or min(serving) < DEAD_S
+    silences = [worker.silent_s for worker in workers if is_ready([worker])]
+    return min(silences, default=0.0) < DEAD_S
 
 
-def state_of(worker: Worker, silent_s: float) -> str:
+def state_of(worker: Worker) -> str:
     """Return the state of a worker: away, not ready, hangs or serving."""
     if not worker.pids:
         return "away"
-    if not _total([worker], READY):
+    if not is_ready([worker]):
         return "not ready"
-    return "hangs" if silent_s >= SILENT_S else "serving"
+    return "hangs" if worker.silent_s >= SILENT_S else "serving"
 
 
-def _counted(history: History, now: Totals) -> dict[str, Any]:
-    seconds, counted = history.since(LATELY_S, now)
-    late_s, late = history.since(math.inf, now)
-    return {
-        "rates": _rates(seconds, counted) if seconds >= _LEAST_S else None,
-        "history": {"every_s": EVERY_S, "rates": [_rates(*step) for step in history.steps()]},
-        "totals": {"calls": int(now.calls.sum()), "items": int(now.items.sum())},
-        "latency": {"window_s": round(late_s, 1), "phases": _latency(late)},
-        "operators": _operators(now, late, counted, seconds),
-    }
-
-
-def _rates(seconds: float, counted: Totals) -> dict[str, float]:
-    failed = counted.failed.sum() + counted.items_failed.sum()
-    sums = {
-        "calls": counted.calls.sum(),
-        "items": counted.items.sum(),
-        "failed": failed,
-        "tensor_bytes": counted.tensor_bytes,
-    }
-    return {name: round(float(value) / seconds, 3) for name, value in sums.items()}
-
-
-def _latency(late: Totals) -> list[dict[str, Any]]:
-    bounds = PHASE_DURATION.buckets
-    rows = [
-        {"phase": phase, **_quantiles(bounds, counts)}
-        for phase, counts in zip(PHASES, late.phases, strict=True)
+def _counted(values: Floats) -> dict[str, Any]:
+    """Return what calls have added to the counts of all workers."""
+    # A histogram's first cell is its sum, the others are its buckets.
+    calls = cells(REQUEST_DURATION, values)[..., 1:].sum(axis=(0, 2))  # [operator, status, bucket]
+    items = cells(ITEMS, values).sum(axis=(1, 3))  # [operator, status]
+    counts = calls.sum(axis=2) + items
+    failed = counts[:, _FAILED].sum(axis=1)
+    sizes = cells(RECEIVED, values)[:, 0] + cells(SENT, values)[:, 0]
+    # Bytes of streams count as they are computed, not at their end.
+    sizes[METHOD.index("EvaluateStream")] = values[place(STEP)]
+    operators = [
+        {
+            "operator": "" if name == OPERATOR.values[-1] else name,
+            "calls": int(calls[number].sum()),
+            "items": int(items[number].sum()),
+            "failed": int(failed[number]),
+            **_quantiles(REQUEST_DURATION, calls[number].sum(axis=0)),
+        }
+        for number, name in enumerate(OPERATOR.values)
+        if counts[number].any()
     ]
-    whole = _quantiles(REQUEST_DURATION.buckets, late.durations.sum(axis=0))
-    return [*rows, {"phase": "call", **whole}]
+    phases = cells(PHASE_DURATION, values)[..., 1:].sum(axis=1)
+    latency = [
+        {"phase": phase, **_quantiles(PHASE_DURATION, buckets)}
+        for phase, buckets in zip(PHASES, phases, strict=True)
+    ]
+    whole = _quantiles(REQUEST_DURATION, calls.sum(axis=(0, 1)))
+    return {
+        "totals": {
+            "calls": int(calls.sum()),
+            "items": int(items.sum()),
+            "failed": int(failed.sum()),
+            "tensor_bytes": int(sizes.sum()),
+        },
+        "latency": [*latency, {"phase": "call", **whole}],
+        "operators": sorted(
+            operators, key=lambda row: (not row["operator"], -row["calls"] - row["items"])
+        ),
+    }
 
 
-def _quantiles(bounds: Sequence[float], counts: Floats) -> dict[str, Any]:
-    found = {name: quantile(bounds, counts, share) for name, share in _QUANTILES}
+def _quantiles(metric: Metric, counts: Floats) -> dict[str, Any]:
+    found = {name: quantile(metric.buckets, counts, share) for name, share in _QUANTILES}
     return {"count": int(counts.sum()), **found}
 
 
-def _operators(now: Totals, late: Totals, lately: Totals, seconds: float) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    calls, late_calls = now.calls.sum(axis=0), lately.calls.sum(axis=0)
-    for number, name in enumerate(OPERATOR.values):
-        if not calls[number] + now.items[number]:
-            continue
-        row: dict[str, Any] = {
-            "operator": "" if number == len(calls) - 1 else name,
-            "calls": int(calls[number]),
-            "items": int(now.items[number]),
-            "failed": int(now.failed[number] + now.items_failed[number]),
-            "per_s": round(float(late_calls[number] + lately.items[number]) / seconds, 3),
-        }
-        rows.append(row | _quantiles(REQUEST_DURATION.buckets, late.durations[number]))
-    return sorted(rows, key=lambda row: (not row["operator"], -row["calls"] - row["items"]))
+def quantile(bounds: Sequence[float], counts: Floats, share: float) -> float | None:
+    """Return a quantile of a histogram; None if it is empty.
+
+    It is the value below which this share of the values lies.
+
+    counts  [bucket], the unbounded one last
+
+    Values are assumed to be evenly spread within a bucket, as in Prometheus' histogram_quantile; a
+    quantile beyond the last bound is returned as that bound.
+    """
+    below = np.cumsum(counts)
+    rank = share * below[-1]
+    if not rank:
+        return None
+    bucket = int(np.searchsorted(below, rank))
+    if bucket == len(bounds):
+        return bounds[-1]
+    lower = bounds[bucket - 1] if bucket else 0.0
+    part = 1.0 - (below[bucket] - rank) / counts[bucket]
+    return float(lower + (bounds[bucket] - lower) * part)
 
 
-def _held(settings: Settings, workers: Sequence[Worker]) -> dict[str, Any]:
-    total = partial(_total, workers)
-    return {
-        "in_flight": total(IN_FLIGHT),
-        "queue": {"now": total(QUEUE_DEPTH), "limit": settings.max_queue},
-        "request_budget_bytes": {"now": total(MEMORY), "limit": total(MEMORY_LIMIT)},
-        "streams": {"now": total(STREAMS), "limit": total(STREAMS_LIMIT)},
-    }
-
-
-def _workers(
-    workers: Sequence[Worker], silent_s: Sequence[float], processes: Processes
-) -> list[dict[str, Any]]:
-    figures = processes.read(workers)
+def _workers(workers: Sequence[Worker]) -> list[dict[str, Any]]:
+    figures = of_processes(workers)
     resident, processor = (
         {sample.labels["worker"]: sample.value for sample in figures[metric]}
         for metric in (RESIDENT, PROCESSOR)
@@ -214,7 +197,7 @@ def _workers(
     return [
         {
             "worker": worker.name,
-            "state": state_of(worker, silent),
+            "state": state_of(worker),
             "pids": list(worker.pids),
             "restarts": _total([worker], RESTARTS),
             "in_flight": _total([worker], IN_FLIGHT),
@@ -224,28 +207,24 @@ def _workers(
             "device_memory_bytes": _total([worker], DEVICE_MEMORY),
             "processor_s": round(processor.get(worker.name, 0.0), 2),
             "streams": _total([worker], STREAMS),
-            "silent_s": round(silent, 1),
+            "silent_s": round(worker.silent_s, 1),
         }
-        for worker, silent in zip(workers, silent_s, strict=True)
+        for worker in workers
     ]
 
 
-def _errors(ledgers: Ledgers) -> list[dict[str, Any]]:
+def _errors(errors: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the latest errors, equal errors of all workers as one."""
-    found: dict[tuple[str, ...], NotedError] = {}
-    for error in newest(error for ledger in ledgers.all for error in ledger.errors()):
-        key = (error.method, error.operator, error.reason, error.message)
-        first = found.setdefault(key, error)
-        if first is not error:
-            found[key] = replace(first, count=first.count + error.count)
-    return [
-        {**asdict(error), "latest": _utc(error.latest)}
-        for error in list(found.values())[:_MOST_ERRORS]
-    ]
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for error in sorted(errors, key=lambda error: -error["latest"]):
+        key = (error["method"], error["operator"], error["reason"], error["message"])
+        row = found.setdefault(key, {**error, "latest": _utc(error["latest"]), "count": 0})
+        row["count"] += error["count"]
+    return list(found.values())[:_MOST_ERRORS]
 
 
 def _total(workers: Sequence[Worker], metric: Metric) -> int:
-    return int(sum(np.sum(worker.values[span(metric)]) for worker in workers))
+    return int(sum(worker.values[span(metric)].sum() for worker in workers))
 
 
 def _changed(settings: Settings) -> dict[str, Any]:

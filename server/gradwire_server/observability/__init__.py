@@ -2,7 +2,7 @@
 
 definitions  every metric
 cells        arrays of each process's counts and latest errors, shared with the supervisor
-recording    phases and metrics of calls, and metrics sampled from the server
+recording    phases and metrics of calls
 exposition   metrics of all workers, and the text formats of Prometheus
 otlp         export of traces with OpenTelemetry, if it is installed and requested
 logs         log lines
@@ -10,13 +10,11 @@ logs         log lines
 
 from __future__ import annotations
 
-from gradwire_server.observability.cells import Cells, Ledger, Ledgers
-from gradwire_server.observability.recording import Observer, Sampler
+from gradwire_server.observability.cells import Cells, Ledger
+from gradwire_server.observability.recording import Observer
 
 __all__ = [
     "Cells",
     "Ledger",
-    "Ledgers",
     "Observer",
-    "Sampler",
 ]

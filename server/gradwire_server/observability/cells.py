@@ -5,8 +5,8 @@ definitions alone, so workers are merged by adding their arrays. Nothing is sent
 busy or killed worker can still be read. prometheus_client's multiprocess mode is not used: it keeps
 files of ended processes, and has neither counts nor CPU time and memory of each process.
 
-Notes follow the array, in a fixed size: a description of the process, and its latest errors. A
-repeated error only increments its count, so that it does not displace others.
+Notes follow the array as JSON: a description of the process, and its latest errors. A repeated
+error only increments its count, so that it does not displace others.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import threading
 import time
 import zlib
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,104 +31,59 @@ from gradwire_server.observability.definitions import COUNTS, RESTARTS, STATES, 
 
 Floats = NDArray[np.float64]
 
-# Errors stored for each process.
+# Errors stored for each process, and characters of each of their texts.
 MOST = 32
-_TEXT_BYTES = 2016
-# A count of 0 marks a slot without text.
-_SLOT = np.dtype(
-    [("latest", "f8"), ("count", "u8"), ("checksum", "u8"), ("text", f"S{_TEXT_BYTES}")]
-)
-# The first slot holds the description of the process.
-NOTES_BYTES = (1 + MOST) * _SLOT.itemsize
-# An error repeated after more than this time is stored as a new one.
-_SAME_S = 60.0
 _LONGEST = 600
-
-
-@dataclass(frozen=True, slots=True)
-class NotedError:
-    """An error of one or more calls.
-
-    latest      time of the latest occurrence, in seconds since the Unix epoch
-    count       number of occurrences
-    request_id  of the first call
-    """
-
-    latest: float
-    count: int
-    method: str
-    operator: str
-    status: str
-    reason: str
-    message: str
-    request_id: str
+# Even if JSON takes twelve bytes for a character; memory that is not used takes nothing.
+NOTES_BYTES = 2 << 20
 
 
 class Notes:
-    """Description and errors of one process, in NOTES_BYTES of memory.
+    """Description and latest errors of one process, in NOTES_BYTES of memory.
 
-    Written by one thread.
+    Written by one thread: write() writes all that has changed.
+
+    description  facts of the process
     """
 
     def __init__(self, memory: memoryview) -> None:
-        self._slots = np.frombuffer(memory, _SLOT)
-        self._latest, self._counts = self._slots["latest"], self._slots["count"]
-        # Slot and monotonic time of the first occurrence.
-        self._known: dict[tuple[str, ...], tuple[int, float]] = {}
-        self._number = 0
-
-    def describe(self, facts: Mapping[str, str]) -> None:
-        """Write the description of this process, replacing the previous one."""
-        self._write(0, facts)
-
-    def description(self) -> dict[str, str]:
-        """Return the description of the process; empty if none was written."""
-        return self._read(0)
+        self._memory = memory
+        self.description: dict[str, str] = {}
+        self._errors: dict[tuple[str, ...], dict[str, Any]] = {}
+        self._written = b""
 
     def error(self, *, alike: str = "", **told: str) -> None:
         """Record an error.
 
         Errors with the same `alike`, or else the same message, share one count.
 
-        told  text fields of NotedError
+        told  method, operator, status, reason, message and request_id
         """
         key = (told["method"], told["operator"], told["reason"], alike or told["message"])
-        now = time.monotonic()
-        slot, first = self._known.get(key, (0, 0.0))
-        if slot and now - first < _SAME_S:
-            self._latest[slot] = time.time()
-            self._counts[slot] += 1
-            return
-        slot = 1 + self._number % MOST
-        self._number += 1
-        self._known = {other: at for other, at in self._known.items() if at[0] != slot}
-        self._known[key] = slot, now
-        self._write(slot, told | {"message": told["message"][:_LONGEST]})
+        count = self._errors.pop(key, {"count": 0})["count"]
+        if len(self._errors) == MOST:
+            del self._errors[next(iter(self._errors))]
+        texts = {name: text[:_LONGEST] for name, text in told.items()}
+        self._errors[key] = {"latest": time.time(), "count": count + 1, **texts}
 
-    def errors(self) -> list[NotedError]:
-        """Return the stored errors, unordered."""
-        return [
-            NotedError(float(self._latest[slot]), int(self._counts[slot]), **told)
-            for slot in range(1, 1 + MOST)
-            if (told := self._read(slot))
-        ]
+    def write(self) -> None:
+        """Write the notes for others to read."""
+        told = {"description": self.description, "errors": list(self._errors.values())}
+        text = json.dumps(told).encode()
+        if text != self._written:
+            # A reader that sees a partial write finds a checksum mismatch.
+            head = np.array([len(text), zlib.crc32(text)], np.uint64).tobytes()
+            self._memory[: len(head) + len(text)] = head + text
+            self._written = text
 
-    def _write(self, slot: int, told: Mapping[str, str]) -> None:
-        text = json.dumps(told, ensure_ascii=False).encode("utf-8", "replace")
-        if len(text) > _TEXT_BYTES:
-            text = json.dumps({name: value[:32] for name, value in told.items()}).encode()
-        # A reader that sees a partial write finds a checksum mismatch.
-        self._slots[slot] = (time.time(), 1, zlib.crc32(text), text)
-
-    def _read(self, slot: int) -> dict[str, Any]:
-        text = bytes(self._slots["text"][slot])
-        is_whole = self._counts[slot] and zlib.crc32(text) == self._slots["checksum"][slot]
-        return dict(json.loads(text)) if is_whole else {}
-
-
-def newest(errors: Iterable[NotedError]) -> list[NotedError]:
-    """Return the latest errors, at most MOST; the latest one first."""
-    return sorted(errors, key=lambda one: one.latest, reverse=True)[:MOST]
+    def read(self) -> tuple[dict[str, str], list[dict[str, Any]]]:
+        """Return the written description and errors, the latest one last."""
+        size, checksum = np.frombuffer(self._memory, np.uint64, 2).tolist()
+        text = bytes(self._memory[16 : 16 + size])
+        if not size or zlib.crc32(text) != checksum:
+            return {}, []
+        told = json.loads(text)
+        return told["description"], told["errors"]
 
 
 def width(metric: Metric) -> int:
@@ -140,14 +95,15 @@ def width(metric: Metric) -> int:
 
 
 _STORED = (*COUNTS, *STATES)
-# Cell 0 identifies the layout of the others.
+# Cell 0 identifies the layout of the others; the last one is the time of the latest heartbeat.
 _ENDS = tuple(accumulate((metric.children * width(metric) for metric in _STORED), initial=1))
 _STARTS = {metric.name: start for metric, start in zip(_STORED, _ENDS, strict=False)}
 
 COUNTED = _ENDS[len(COUNTS)]
-TOTAL = _ENDS[-1]
+_BEAT = _ENDS[-1]
+TOTAL = _BEAT + 1
 _SIZE = 8 * TOTAL + NOTES_BYTES
-_LAYOUT = float(zlib.crc32(repr((_STORED, _SLOT)).encode()))
+_LAYOUT = float(zlib.crc32(repr(_STORED).encode()))
 
 
 def span(metric: Metric) -> slice:
@@ -156,6 +112,13 @@ def span(metric: Metric) -> slice:
     return slice(start, start + metric.children * width(metric))
 
 
+def cells(metric: Metric, values: Floats) -> Floats:
+    """Return the cells of a metric: [label, ..., cell]."""
+    shape = [len(label.values) for label in metric.labels]
+    return values[span(metric)].reshape(*shape, width(metric))
+
+
+@lru_cache(maxsize=1 << 14)
 def place(metric: Metric, *values: str) -> int:
     """Return the first cell of a time series.
 
@@ -184,6 +147,7 @@ class Cells:
         self.values = everything[: 8 * TOTAL].cast("d")
         self.array: Floats = np.frombuffer(memory, np.float64, TOTAL)
         self.notes = Notes(everything[8 * TOTAL :])
+        self.beat()
 
     @classmethod
     def shared(cls) -> Cells:
@@ -205,45 +169,50 @@ class Cells:
             cells = cls(mmap.mmap(fd, size)) if size == _SIZE else None
         return cells if cells is not None and cells.values[0] == _LAYOUT else None
 
-    def observe(self, histogram: int, bounds: tuple[float, ...], value: float) -> None:
-        """Add a value to the histogram whose first cell is given."""
-        values = self.values
-        values[histogram] += value
-        values[histogram + 1 + bisect_left(bounds, value)] += 1.0
+    def observe(self, metric: Metric, value: float, *labels: str) -> None:
+        """Add a value to a histogram."""
+        values, first = self.values, place(metric, *labels)
+        values[first] += value
+        values[first + 1 + bisect_left(metric.buckets, value)] += 1.0
+
+    def beat(self) -> None:
+        """Note that the event loop of the process runs."""
+        self.values[_BEAT] = time.monotonic()
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
+class Worker(NamedTuple):
     """Metrics and processes of one worker at one moment.
 
-    name    value of the worker label
-    values  [TOTAL]; counts of all its processes so far, states of the running ones
-    pids    of the running processes: none while it is down, two during a replacement
+    name      value of the worker label
+    values    [TOTAL]; counts of all its processes so far, states of the running ones
+    pids      of the running processes: none while it is down, two during a replacement
+    silent_s  seconds since the latest heartbeat of a running process
     """
 
     name: str
     values: Floats
     pids: tuple[int, ...]
+    silent_s: float = 0.0
 
 
 class Ledger:
     """The cells of one worker's processes. Thread-safe.
 
+    number  of the worker
+    own     cells of this process, if it is the worker
     wanted  whether metrics are collected
     """
 
-    def __init__(self, name: str, *, wanted: bool = True) -> None:
-        self._name = name
+    def __init__(self, number: int, own: Cells | None = None, *, wanted: bool = True) -> None:
+        self._name = str(number)
         self._wanted = wanted
         self._lock = threading.Lock()
         self._running: list[Cells] = []
+        if own is not None:
+            own.pid = os.getpid()
+            self._running.append(own)
         self._ended = np.zeros(COUNTED)
-        self._errors_of_ended: list[NotedError] = []
-
-    def add(self, cells: Cells) -> None:
-        """Include a process in readings from now on."""
-        with self._lock:
-            self._running.append(cells)
+        self._errors_of_ended: list[dict[str, Any]] = []
 
     @contextmanager
     def process(self) -> Generator[Cells | None]:
@@ -255,14 +224,15 @@ class Ledger:
             yield None
             return
         cells = Cells.shared()
-        self.add(cells)
+        with self._lock:
+            self._running.append(cells)
         try:
             yield cells
         finally:
             with self._lock:
                 self._running.remove(cells)
                 self._ended += cells.array[:COUNTED]
-                self._errors_of_ended = newest([*self._errors_of_ended, *cells.notes.errors()])
+                self._errors_of_ended = [*self._errors_of_ended, *cells.notes.read()[1]][-MOST:]
                 os.close(cells.fd)
 
     def note_restart(self) -> None:
@@ -276,40 +246,13 @@ class Ledger:
             values = np.sum([np.zeros(TOTAL), *(cells.array for cells in self._running)], axis=0)
             values[:COUNTED] += self._ended
             pids = tuple(cells.pid for cells in self._running if cells.pid)
-            return Worker(self._name, values, pids)
+            now = time.monotonic()
+            silent_s = min((now - cells.array[_BEAT] for cells in self._running), default=0.0)
+            return Worker(self._name, values, pids, silent_s)
 
-    def errors(self) -> list[NotedError]:
-        """Return the latest errors, including those of ended processes."""
+    def notes(self) -> tuple[dict[str, str], list[dict[str, Any]]]:
+        """Return the latest description, and the errors of all processes."""
         with self._lock:
-            running = [error for cells in self._running for error in cells.notes.errors()]
-            return newest([*self._errors_of_ended, *running])
-
-    def description(self) -> dict[str, str]:
-        """Return the description of the latest process; empty if there is none."""
-        with self._lock:
-            running = [cells.notes.description() for cells in reversed(self._running)]
-        return next(filter(None, running), dict[str, str]())
-
-
-class Ledgers:
-    """The ledgers of all workers of a server.
-
-    certificate_expires_s  returns the expiry of the server's certificate, in seconds since 1970;
-                           None if there is no certificate
-    """
-
-    def __init__(self, workers: int, *, wanted: bool = True) -> None:
-        self.all = tuple(Ledger(str(number), wanted=wanted) for number in range(workers))
-        self.certificate_expires_s: Callable[[], float | None] = lambda: None
-
-    def read(self) -> list[Worker]:
-        """Return the current state of every worker."""
-        return [ledger.read() for ledger in self.all]
-
-    @classmethod
-    def of_this_process(cls, cells: Cells) -> Ledgers:
-        """Make the ledgers of a server that is one process."""
-        ledgers = cls(1)
-        cells.pid = os.getpid()
-        ledgers.all[0].add(cells)
-        return ledgers
+            notes = [cells.notes.read() for cells in self._running]
+            errors = [*self._errors_of_ended, *(error for _, told in notes for error in told)]
+        return next((facts for facts, _ in reversed(notes) if facts), {}), errors

@@ -36,9 +36,9 @@ class Label:
         return self.values.index(value) if value in self.values else len(self.values) - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Metric:
-    """One metric.
+    """One metric; hashed by identity, for the cache of cells.
 
     name     in Prometheus's form: with its unit, and _total for counters
     buckets  upper bounds of a histogram's buckets; an unbounded one follows
@@ -160,7 +160,7 @@ WORKER_REQUESTS = Metric("gradwire_worker_requests_total", "Calls with a status.
 CERTIFICATE_EXPIRES = Metric(
     "gradwire_certificate_expiration_timestamp_seconds", "Expiry of the certificate, since 1970."
 )
-PROCESSOR = Metric("process_cpu_seconds_total", "CPU time, ended processes too.", by_worker=True)
+PROCESSOR = Metric("process_cpu_seconds_total", "CPU time of running processes.", by_worker=True)
 RESIDENT = Metric("process_resident_memory_bytes", "Resident memory.", by_worker=True)
 PROCESS_START = Metric("process_start_time_seconds", "Start, since 1970.", by_worker=True)
 PROCESSES = (

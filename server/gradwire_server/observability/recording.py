@@ -1,37 +1,31 @@
-"""Phases of calls, and metrics of calls and of the server.
-
-Calls record their metrics; those of the server are sampled. All runs on the event loop, without
-locks.
-"""
+"""Phases and metrics of calls, recorded on the event loop without locks."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Mapping, MutableMapping
 from typing import Any, Protocol
 
 import numpy as np
 
+from gradwire.tensors import DTYPES
 from gradwire_server.observability.cells import Cells, place
 from gradwire_server.observability.definitions import (
-    DTYPE,
     ERRORS,
     IN_FLIGHT,
     ITEMS,
-    LAG,
     METHOD,
-    OPERATOR,
     PHASE_DURATION,
     PHASES,
     RECEIVED,
     REQUEST_DURATION,
     SENT,
-    STATUS_LABEL,
     STEP,
     Phase,
 )
+
+# The property `name` of a dtype takes longer than a look-up.
+_DTYPES = {dtype: dtype.name for dtype in DTYPES.values()}
 
 
 class Phases:
@@ -133,50 +127,25 @@ class Observed(Protocol):
         ...
 
 
-class ObservedError(Protocol):
-    """An error as a caller sees it."""
+class _Error(Protocol):
+    """An error as a caller sees it.
+
+    status         name of its gRPC status code
+    reason_name    its ErrorReason without the prefix of the enum
+    facts          metadata of the error
+    retry_after_s  seconds after which a retry may succeed; None if the error sets none
+    """
 
     @property
-    def status(self) -> str:
-        """Name of its gRPC status code."""
-        ...
-
+    def status(self) -> str: ...
     @property
-    def reason_name(self) -> str:
-        """Its ErrorReason without the prefix of the enum."""
-        ...
-
+    def reason_name(self) -> str: ...
     @property
-    def message(self) -> str:
-        """Human-readable text."""
-        ...
-
+    def message(self) -> str: ...
     @property
-    def facts(self) -> Mapping[str, str]:
-        """Metadata of the error."""
-        ...
-
+    def facts(self) -> Mapping[str, str]: ...
     @property
-    def retry_after_s(self) -> float | None:
-        """Seconds after which a retry may succeed.
-
-        None if the error sets none.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Series:
-    """First cells of the time series of one kind of call."""
-
-    in_flight: int
-    duration: int
-    phases: tuple[tuple[Phase, int], ...]
-    received: int
-    sent: int
-
-
-_MOST = len(METHOD.values) * len(OPERATOR.values) * len(DTYPE.values) * len(STATUS_LABEL.values)
+    def retry_after_s(self) -> float | None: ...
 
 
 class _Tracer(Protocol):
@@ -196,14 +165,11 @@ class Observer:
     def __init__(self, cells: Cells | None = None, tracer: _Tracer | None = None) -> None:
         self.cells = cells
         self.tracer = tracer
-        self._in_flight = {method: place(IN_FLIGHT, method) for method in METHOD.values}
-        self._series: dict[tuple[str, str, np.dtype[Any] | None, str], _Series] = {}
-        self._step = place(STEP)
 
     def begin(self, call: Observed) -> object:
         """Record the start of a call; return the value that `end` needs."""
         if self.cells is not None:
-            self.cells.values[self._cell_in_flight(call.method)] += 1.0
+            self.cells.values[place(IN_FLIGHT, _known(call.method))] += 1.0
         return None if self.tracer is None else self.tracer.begin(call)
 
     def end(
@@ -213,11 +179,11 @@ class Observer:
         *,
         status: str,
         duration_s: float,
-        failed: ObservedError | None = None,
+        failed: _Error | None = None,
     ) -> None:
         """Record a call's status, and its error if it has one."""
         if self.cells is not None:
-            self._count(self.cells, call, status, duration_s)
+            _count(self.cells, call, status, duration_s)
             if failed is not None:
                 _count_error(self.cells, call, failed)
         if self.tracer is not None:
@@ -231,7 +197,7 @@ class Observer:
         *,
         status: str,
         count: int = 1,
-        failed: ObservedError | None = None,
+        failed: _Error | None = None,
     ) -> None:
         """Record answers to equal items of a call.
 
@@ -240,7 +206,9 @@ class Observer:
         evaluated  their operator and data type; None if unknown
         """
         if self.cells is not None:
-            operator, dtype = ("", "") if evaluated is None else (evaluated[0], evaluated[1].name)
+            operator, dtype = (
+                ("", "") if evaluated is None else (evaluated[0], _DTYPES[evaluated[1]])
+            )
             self.cells.values[place(ITEMS, operator, dtype, status)] += count
             if failed is not None:
                 _count_error(self.cells, call, failed)
@@ -251,45 +219,32 @@ class Observer:
         nbytes is the number of bytes it read and wrote.
         """
         if self.cells is not None:
-            self.cells.observe(self._step, STEP.buckets, nbytes)
-
-    def _count(self, cells: Cells, call: Observed, status: str, duration_s: float) -> None:
-        key = (call.method, call.operator, call.dtype, status)
-        series = self._series.get(key) or self._find(key)
-        cells.values[series.in_flight] -= 1.0
-        cells.observe(series.duration, REQUEST_DURATION.buckets, duration_s)
-        spent = call.phases.seconds
-        for phase, histogram in series.phases:
-            seconds = spent[phase]
-            if seconds:
-                cells.observe(histogram, PHASE_DURATION.buckets, seconds)
-        if call.received_bytes:
-            cells.observe(series.received, RECEIVED.buckets, call.received_bytes)
-        if call.sent_bytes:
-            cells.observe(series.sent, SENT.buckets, call.sent_bytes)
-
-    def _cell_in_flight(self, method: str) -> int:
-        return self._in_flight.get(method, self._in_flight["unknown"])
-
-    def _find(self, key: tuple[str, str, np.dtype[Any] | None, str]) -> _Series:
-        method, operator, dtype, status = key
-        dtype_name = "" if dtype is None else dtype.name
-        series = _Series(
-            in_flight=self._cell_in_flight(method),
-            duration=place(REQUEST_DURATION, method, operator, dtype_name, status),
-            phases=tuple((phase, place(PHASE_DURATION, phase, operator)) for phase in PHASES),
-            received=place(RECEIVED, method),
-            sent=place(SENT, method),
-        )
-        if len(self._series) < _MOST:
-            self._series[key] = series
-        return series
+            self.cells.observe(STEP, nbytes)
 
 
-def _count_error(cells: Cells, call: Observed, failed: ObservedError) -> None:
+def _known(method: str) -> str:
+    """Return the name of a method; empty for a caller's own text."""
+    return method if method in METHOD.values else ""
+
+
+def _count(cells: Cells, call: Observed, status: str, duration_s: float) -> None:
+    method, operator = _known(call.method), call.operator
+    dtype = "" if call.dtype is None else _DTYPES[call.dtype]
+    cells.values[place(IN_FLIGHT, method)] -= 1.0
+    cells.observe(REQUEST_DURATION, duration_s, method, operator, dtype, status)
+    for phase, seconds in call.phases.seconds.items():
+        if seconds:
+            cells.observe(PHASE_DURATION, seconds, phase, operator)
+    if call.received_bytes:
+        cells.observe(RECEIVED, call.received_bytes, method)
+    if call.sent_bytes:
+        cells.observe(SENT, call.sent_bytes, method)
+
+
+def _count_error(cells: Cells, call: Observed, failed: _Error) -> None:
     """Count an error and add it to the notes."""
     reason, limit = failed.reason_name, failed.facts.get("limit", "")
-    cells.values[place(ERRORS, call.method, reason, limit)] += 1.0
+    cells.values[place(ERRORS, _known(call.method), reason, limit)] += 1.0
     cells.notes.error(
         method=call.method,
         operator=call.operator,
@@ -300,45 +255,3 @@ def _count_error(cells: Cells, call: Observed, failed: ObservedError) -> None:
         # Retry delays differ per caller, so such errors are grouped by limit.
         alike="" if failed.retry_after_s is None else limit or reason,
     )
-
-
-_EVERY_S = 0.25
-
-
-class Sampler:
-    """Periodic writer of readings into cells.
-
-    It writes four times a second and at the end. Belongs to one event loop.
-
-    read  returns values by the cell they are written to
-    """
-
-    def __init__(self, cells: Cells) -> None:
-        self.read: Callable[[], Mapping[int, float]] = dict
-        self._cells = cells
-        self._lag = place(LAG)
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Start, in the running event loop."""
-        self._task = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        """Sample once more and stop."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
-        self.sample()
-
-    def sample(self) -> None:
-        """Write every reading now."""
-        for cell, value in self.read().items():
-            self._cells.values[cell] = value
-
-    async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + _EVERY_S
-            await asyncio.sleep(_EVERY_S)
-            self._cells.observe(self._lag, LAG.buckets, max(0.0, loop.time() - due))
-            self.sample()

@@ -160,6 +160,7 @@ async def _started(
 
 def _end_without_device() -> Never:
     """Exit without waiting for threads: one may hang in a driver forever."""
+    logging.shutdown()
     os._exit(LOST_STATUS)
 
 

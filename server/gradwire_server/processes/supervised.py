@@ -10,11 +10,13 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import cast
 
+from gradwire_server import backends
+from gradwire_server.config.settings import Settings
 from gradwire_server.observability import Cells, Ledger
 from gradwire_server.processes.worker_config import WorkerConfig
 from gradwire_server.scheduling import tasks
@@ -46,6 +48,7 @@ class WorkerProcess:
 
     def __init__(self, process: Process, *, stall_timeout_s: float) -> None:
         self._process = process
+        self._output = cast("asyncio.StreamReader", process.stdout)
         self._began: float | None = None
         self._killed = False
         self._said = asyncio.ensure_future(self._listen())
@@ -72,17 +75,15 @@ class WorkerProcess:
             pass_fds=() if cells is None else (cells.fd,),
             env=None if device is None else {**os.environ, VISIBLE_DEVICES: device},
         )
-        assert process.stdin is not None  # noqa: S101 - it is a pipe
         if cells is not None:
             job = replace(job, cells=cells.fd)
             cells.pid = process.pid
-        process.stdin.write(job.dump() + b"\n")
+        cast("asyncio.StreamWriter", process.stdin).write(job.dump() + b"\n")
         return cls(process, stall_timeout_s=job.settings.stall_timeout_s)
 
     def go(self) -> None:
         """Let the process begin its job."""
-        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
-        self._process.stdin.close()
+        cast("asyncio.StreamWriter", self._process.stdin).close()
 
     @property
     def serves(self) -> bool:
@@ -105,24 +106,19 @@ class WorkerProcess:
             self.served_s = time.monotonic() - self._began
         return status
 
-    async def ended_or(self, *events: asyncio.Event) -> int | None:
+    async def ended_or_stuck(self, *events: asyncio.Event) -> int | None:
         """Wait for the process to end; return its exit status.
 
-        None once an event is set.
+        None once it is stuck and, if events are given, one of them is set.
         """
         ended = asyncio.ensure_future(self.ended())
         try:
-            await tasks.first(ended, *events)
+            await tasks.first(ended, self.stuck)
+            if events:
+                await tasks.first(ended, *events)
             return ended.result() if ended.done() else None
         finally:
             ended.cancel()
-
-    async def ended_or_stuck(self) -> int | None:
-        """Wait for the process to end; return its exit status.
-
-        None if it is stuck.
-        """
-        return await self.ended_or(self.stuck)
 
     def send(self, number: int) -> None:
         """Send a signal to the process, if it has not ended."""
@@ -141,21 +137,19 @@ class WorkerProcess:
             self.stuck.set()
 
     async def _listen(self) -> bool:
-        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
-        if await self._process.stdout.readline():
+        if await self._output.readline():
             self._began = time.monotonic()
         return self._began is not None
 
     async def _watch(self, patience_s: float) -> None:
         if not await self.came_to_serve():
             return
-        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
         silences = 0
         # A single silence may mean that this process itself was stopped.
         while silences < 2:  # noqa: PLR2004
             try:
                 async with asyncio.timeout(patience_s / 2):
-                    beats = await self._process.stdout.read(1 << 10)
+                    beats = await self._output.read(1 << 10)
                 silences = 0
             except TimeoutError:
                 silences += 1
@@ -187,40 +181,34 @@ _LONGEST_PAUSE_S = 5.0
 _MOST_FAILED_STARTS = 5
 
 
-class StartProcess(Protocol):
-    """Callable that starts a process of a worker."""
-
-    async def __call__(self, cells: Cells | None, /, *, relieves: bool) -> WorkerProcess:
-        """Return the process; `relieves` says whether another one serves meanwhile."""
-        ...
-
-
 class SupervisedWorker:
     """A worker whose process is replaced when it dies or is renewed.
 
+    turn      to be set when the first process may begin
     ready     set once the first process serves
     tried     set once the first process serves or has ended
     restarts  number of replacements after a process died
 
     number    of the worker
-    start     starts a process for it
+    settings  of the worker
+    device    name of its GPU; None if it has none
+    stopping  set once the server stops
     any_hope  returns whether any worker serves, or has not been tried yet
     ledger    sums the metrics of its processes
-    facts     added to its log lines
     """
 
     def __init__(
         self,
         number: int,
-        start: StartProcess,
+        settings: Settings,
+        device: str | None,
         *,
         stopping: asyncio.Event,
         any_hope: Callable[[], bool],
         ledger: Ledger,
-        facts: Mapping[str, object],
     ) -> None:
-        self._number, self._start_process = number, start
-        self._ledger, self._facts = ledger, facts
+        self._number, self._settings, self._device = number, settings, device
+        self._ledger = ledger
         self._stopping = stopping
         self._any_hope = any_hope
         self._changing = asyncio.Lock()
@@ -230,7 +218,7 @@ class SupervisedWorker:
         self._quick_deaths = 0
         self._failed_starts = 0
         self._renewed = asyncio.Event()
-        self.ready, self.tried = asyncio.Event(), asyncio.Event()
+        self.turn, self.ready, self.tried = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     @property
     def name(self) -> str:
@@ -242,16 +230,14 @@ class SupervisedWorker:
         """Whether it serves now."""
         return any(process.serves for process in self._alive)
 
-    async def keep(self, turn: asyncio.Event) -> None:
+    async def keep(self) -> None:
         """Run a process, and another one whenever it dies.
 
         Runs until told to stop.
 
-        turn  set when the first process may begin
-
         Raises RuntimeError if further replacements would be useless.
         """
-        process = self._process = await self._start(turn)
+        process = self._process = await self._start(self._settings)
         while True:
             status = await self._end_of(process)
             self.tried.set()
@@ -263,7 +249,7 @@ class SupervisedWorker:
                         return
                     if not await self._recover(process, status):
                         return
-                    self._process = await self._start(_now())
+                    self._process = await self._start(self._settings)
                 process = self._process
 
     async def renew(self, patience_s: float) -> bool:
@@ -277,7 +263,8 @@ class SupervisedWorker:
         """
         async with self._changing:
             old = self._process
-            new = await self._start(_now(), relieves=True)
+            # It has time, since calls are served meanwhile.
+            new = await self._start(replace(self._settings, wait_for_kernels=True))
             if not await new.came_to_serve():
                 status = await new.ended_or_stuck()
                 if not self._stopping.is_set():
@@ -305,30 +292,27 @@ class SupervisedWorker:
         A process that SIGKILL does not end may still hold the device and its memory. The wait lasts
         until the process ends, a rolling restart replaces it, or the server stops.
         """
-        status = await process.ended_or_stuck()
-        if status is None:
-            status = await process.ended_or(self._stopping, self._renewed)
+        status = await process.ended_or_stuck(self._stopping, self._renewed)
         if status is not None:
             return status
         if self._process is process:
             raise RuntimeError(f"{self.name} is left behind: SIGKILL has not ended {process.pid}")
         return -signal.SIGKILL
 
-    async def _start(self, turn: asyncio.Event, *, relieves: bool = False) -> WorkerProcess:
+    async def _start(self, settings: Settings) -> WorkerProcess:
+        job = WorkerConfig(self._number, os.getpid(), settings, devices=backends.DEVICES)
         with contextlib.ExitStack() as starting:
             cells = starting.enter_context(self._ledger.process())
-            process = await self._start_process(cells, relieves=relieves)
+            process = await WorkerProcess.start(job, cells, device=self._device)
             counting = starting.pop_all()
-        self._alive[process] = asyncio.create_task(self._watch(process, turn, counting))
+        self._alive[process] = asyncio.create_task(self._watch(process, counting))
         if self._stopping.is_set():
             process.send(signal.SIGTERM)
         return process
 
-    async def _watch(
-        self, process: WorkerProcess, turn: asyncio.Event, counting: contextlib.ExitStack
-    ) -> None:
+    async def _watch(self, process: WorkerProcess, counting: contextlib.ExitStack) -> None:
         with counting:
-            await turn.wait()
+            await self.turn.wait()
             process.go()
             if await process.came_to_serve():
                 self._failed_starts = 0
@@ -380,12 +364,6 @@ class SupervisedWorker:
             raise RuntimeError(f"{self.name} ended with status {status}, told to stop")
 
     def _log(self, level: int, event: str, process: WorkerProcess, **facts: object) -> None:
-        told = {"worker": self._number, "pid": process.pid, **self._facts, **facts}
+        device = {} if self._device is None else {"device": self._device}
+        told = {"worker": self._number, "pid": process.pid, **device, **facts}
         _log.log(level, event, extra={"facts": told})
-
-
-def _now() -> asyncio.Event:
-    """Return an event that is already set."""
-    turn = asyncio.Event()
-    turn.set()
-    return turn

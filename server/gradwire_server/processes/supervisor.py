@@ -18,19 +18,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 
-from gradwire_server import backends, exporters
+from gradwire_server import exporters
 from gradwire_server.config import addresses
 from gradwire_server.config.settings import Settings
-from gradwire_server.observability import Cells, Ledgers, logs
+from gradwire_server.observability import Ledger, logs
 from gradwire_server.processes import startup
-from gradwire_server.processes.supervised import SupervisedWorker, WorkerProcess
-from gradwire_server.processes.worker_config import WorkerConfig, share
+from gradwire_server.processes.supervised import SupervisedWorker
+from gradwire_server.processes.worker_config import share
 from gradwire_server.scheduling import tasks
 from gradwire_server.security.authorization import warn_if_open
 
@@ -66,23 +63,26 @@ class Crew:
     """
 
     def __init__(
-        self, settings: Settings, address: str, ledgers: Ledgers, devices: Sequence[str] = ()
+        self,
+        settings: Settings,
+        address: str,
+        ledgers: Sequence[Ledger],
+        devices: Sequence[str] = (),
     ) -> None:
         self._address = address
         self._stop_s = settings.drain_delay_s + settings.grace_s + _STOP_S
         self._stopping = asyncio.Event()
         self._renewal_wanted = asyncio.Event()
         self._signals: list[int] = []
-        self._shared = share(settings, address, devices=len(devices))
-        self._devices = devices
+        shared = share(settings, address, devices=len(devices))
         self.workers = [
             SupervisedWorker(
                 number,
-                partial(self._start_worker, number),
+                shared,
+                devices[number % len(devices)] if devices else None,
                 stopping=self._stopping,
                 any_hope=lambda: any(one.serves or not one.tried.is_set() for one in self.workers),
-                ledger=ledgers.all[number],
-                facts=self._device(number),
+                ledger=ledgers[number],
             )
             for number in range(settings.workers)
         ]
@@ -119,22 +119,6 @@ class Crew:
             raise errors[0]
         _log.info("all workers stopped")
 
-    async def _start_worker(
-        self, number: int, cells: Cells | None, *, relieves: bool
-    ) -> WorkerProcess:
-        # One that relieves another has time, since calls are served meanwhile.
-        settings = replace(self._shared, wait_for_kernels=True) if relieves else self._shared
-        job = WorkerConfig(number, os.getpid(), settings, devices=backends.DEVICES)
-        return await WorkerProcess.start(job, cells, device=self._device(number).get("device"))
-
-    def _device(self, number: int) -> dict[str, str]:
-        """Return the GPU of a worker, for its log lines.
-
-        Empty if it has none.
-        """
-        devices = self._devices
-        return {"device": devices[number % len(devices)]} if devices else {}
-
     async def _start(self) -> list[asyncio.Task[None]]:
         """Start all workers.
 
@@ -142,17 +126,13 @@ class Crew:
         """
         # The others, already prepared, wait for the first: its failure to start would be theirs
         # too, and they load the code that it compiles.
-        turns = [asyncio.Event() for _ in self.workers]
-        keeping = [
-            asyncio.create_task(place.keep(turn))
-            for place, turn in zip(self.workers, turns, strict=True)
-        ]
-        turns[0].set()
+        keeping = [asyncio.create_task(worker.keep()) for worker in self.workers]
+        self.workers[0].turn.set()
         for reached in (self.workers[0].tried.wait, self._all_tried, self._any_ready):
             reaching = asyncio.ensure_future(reached())
             await tasks.first(reaching, *keeping)
-            for turn in turns:
-                turn.set()
+            for worker in self.workers:
+                worker.turn.set()
             if not reaching.done():
                 reaching.cancel()
                 self._stop()

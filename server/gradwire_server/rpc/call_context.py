@@ -277,7 +277,11 @@ class ActiveCall:
         }
         if self.operator:
             facts |= {"operator": self.operator, "sizes": self._sizes}
-        _log.log(level, "call", extra={"facts": facts | self.facts}, exc_info=error)
+        facts |= self.facts
+        if status == "OK":
+            logs.tell(level, "call", facts)
+        else:
+            _log.log(level, "call", extra={"facts": facts}, exc_info=error)
 
 
 def traceparent_of(metadata: Metadata) -> str:

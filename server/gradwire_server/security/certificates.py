@@ -28,7 +28,7 @@ class LoadedCertificates:
 
     key, chain   its private key and its certificates, as PEM
     authorities  of accepted client certificates, as PEM; None if clients need none
-    context      the same for Python's ssl, TLS 1.2 or newer
+    context      the same for HTTP, TLS 1.2 or newer
     expires_s    expiry of the certificate, in seconds since 1970; None if unknown
     """
 
@@ -68,17 +68,8 @@ class Certificates:
         return self._papers.get()
 
     def http_context(self) -> ssl.SSLContext:
-        """Return the current context for HTTP.
-
-        With authorities, a client certificate of theirs replaces a token, and other certificates
-        are refused. Callers without a certificate may still request health, since probes have none.
-        """
-        loaded = self.get()
-        context = loaded.context
-        context.set_alpn_protocols(["http/1.1"])
-        if loaded.authorities is not None:
-            context.verify_mode = ssl.CERT_OPTIONAL
-        return context
+        """Return the current context for HTTP."""
+        return self.get().context
 
     def _made(self, contents: tuple[bytes, ...]) -> LoadedCertificates:
         found = dict(zip(self._paths, contents, strict=True))
@@ -91,11 +82,13 @@ class Certificates:
         return LoadedCertificates(key, chain, authorities, context, _expires_s(chain, context))
 
     def _context(self, authorities: bytes | None) -> ssl.SSLContext:
-        """Check the files with OpenSSL.
+        """Return a context for HTTP; gRPC reports no errors in files.
 
-        gRPC does not report errors in them.
+        With authorities, a client certificate of theirs replaces a token, and other certificates
+        are refused. Callers without a certificate may still request health, since probes have none.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.set_alpn_protocols(["http/1.1"])
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
             # Keys with a password are refused without a prompt.
@@ -111,7 +104,7 @@ class Certificates:
                 context.load_verify_locations(cadata=authorities.decode("ascii", "replace"))
             except OSError as error:
                 raise ValueError(f"--tls-client-ca cannot be used: {_reason(error)}") from error
-            context.verify_mode = ssl.CERT_REQUIRED
+            context.verify_mode = ssl.CERT_OPTIONAL
         return context
 
     def _words(self, error: OSError) -> str:
