@@ -10,56 +10,39 @@ Source: https://docs.openvino.ai, Interpolate-11.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
 from gradwire_server.dialects import openvino_filters as filters
-from gradwire_server.dialects.dialect import Axes, Axis, Dialect, OperatorCall, Shape
+from gradwire_server.dialects.dialect import (
+    Attributes,
+    Axes,
+    Axis,
+    Dialect,
+    OperatorCall,
+    Shape,
+    check_count,
+    check_result,
+    scaled_size,
+)
 from gradwire_server.dialects.openvino_filters import OpenvinoAxis
 from gradwire_server.errors import InvalidFieldError, counted, shortest
 
 # Added to a scale before a length is multiplied by it and cut: `ov::util::dim::scale`.
 SCALE_EPSILON: Final = np.float32(1e-6)
 
-# Beyond it int64(float) and float(int64) no longer name the same number.
-LARGEST_INFERRED_SIZE: Final = 2**53
-
 # Ranks whose axes linear_onnx resamples all; of more it leaves batch and channel.
 ALL_AXES: Final = {2, 3}
 PILLOW_AXES: Final = 2
 
 
-class OpenvinoAttributes(Protocol):
-    """Attributes of both operators; arrays are empty where nothing is given.
-
-    mode                            a key of SAMPLES or of PILLOW in openvino_filters
-    shape_calculation_mode          sizes or scales: which of the two counts
-    sizes, scales                   of the forward's output, one per entry of axes
-    axes                            axes that are resampled; empty for all
-    coordinate_transformation_mode  one of five, see openvino_filters
-    nearest_mode                    simple, or a key of ROUNDINGS
-    antialias                       whether linear's triangle is stretched where an axis shrinks
-    pads_begin, pads_end            elements of 0 around the input, one per axis or fewer
-    cube_coeff                      slope of the cubic kernels
-    """
-
-    mode: str
-    shape_calculation_mode: str
-    sizes: Sequence[int]
-    scales: Sequence[float]
-    axes: Sequence[int]
-    coordinate_transformation_mode: str
-    nearest_mode: str
-    antialias: bool
-    pads_begin: Sequence[int]
-    pads_end: Sequence[int]
-    cube_coeff: float
-
-
-def _axes(attributes: OpenvinoAttributes, call: OperatorCall) -> Axes:
+def _axes(attributes: Attributes, call: OperatorCall) -> Axes:
     numbers = _numbers(attributes, call.operator, rank=len(call.source))
-    _check_result(attributes, call, numbers)
+    told = _inferred(attributes, call.operator, call.source)
+    for axis, length in told.items():
+        by = attributes.shape_calculation_mode if axis in numbers else "padding"
+        check_result(call, {axis: length}, by=by)
     scales = _scales(attributes, call, numbers)
     shrinks = any(scale < 1 for scale in scales.values())
     pads = _pads(attributes, call.operator, rank=len(call.source))
@@ -107,7 +90,7 @@ def _axis(mode: str, line: OpenvinoAxis) -> Axis | None:
     return Axis(*sides, taps, filters.SAMPLES[mode], (line,), padded=line.length, window=extra)
 
 
-def _numbers(attributes: OpenvinoAttributes, operator: str, *, rank: int) -> tuple[int, ...]:
+def _numbers(attributes: Attributes, operator: str, *, rank: int) -> tuple[int, ...]:
     """Return the resampled axes, in the order of sizes and scales."""
     numbers = tuple(attributes.axes) or tuple(range(rank))
     for i, number in enumerate(numbers):
@@ -132,23 +115,16 @@ def _numbers(attributes: OpenvinoAttributes, operator: str, *, rank: int) -> tup
     return numbers
 
 
-def _pads(attributes: OpenvinoAttributes, operator: str, *, rank: int) -> list[tuple[int, int]]:
+def _pads(attributes: Attributes, operator: str, *, rank: int) -> list[tuple[int, int]]:
     """Return the padding of every axis; the default is 0."""
     for field in ("pads_begin", "pads_end"):
-        values = getattr(attributes, field)
-        if len(values) > rank:
-            raise InvalidFieldError(
-                f"operator.{operator}.{field}",
-                f"has {counted(len(values), 'value')} for tensors of {counted(rank, 'axis')}; give "
-                f"at most {rank}",
-                came=len(values),
-                expected=rank,
-            )
+        path, values = f"operator.{operator}.{field}", getattr(attributes, field)
+        check_count(path, values, rank, other=range(rank), wanted="at most {}")
     begin, end = (list(each) + [0] * rank for each in (attributes.pads_begin, attributes.pads_end))
     return list(zip(begin[:rank], end, strict=False))
 
 
-def _inferred(attributes: OpenvinoAttributes, operator: str, source: Shape) -> dict[int, int]:
+def _inferred(attributes: Attributes, operator: str, source: Shape) -> dict[int, int]:
     """Return the lengths of the result that attributes tell, by axis.
 
     Sizes are taken as they are; a scale gives int(length * (scale + 1e-6)) in float32. Axes that
@@ -165,48 +141,20 @@ def _inferred(attributes: OpenvinoAttributes, operator: str, source: Shape) -> d
     values = attributes.sizes if field == "sizes" else attributes.scales
     if not values and field == "sizes":
         return told
-    if len(values) != len(numbers):
-        raise InvalidFieldError(
-            f"operator.{operator}.{field}",
-            f"has {counted(len(values), 'value')} for {counted(len(numbers), 'axis')}; give "
-            f"{len(numbers)}",
-            came=len(values),
-            expected=len(numbers),
-        )
+    path = f"operator.{operator}.{field}"
+    check_count(path, values, len(numbers), other=(), wanted="{}")
     if field == "sizes":
         return told | dict(zip(numbers, attributes.sizes, strict=True))
     for i, (axis, scale) in enumerate(zip(numbers, attributes.scales, strict=True)):
         with np.errstate(over="ignore"):
             product = float(np.float32(padded[axis]) * (np.float32(scale) + SCALE_EPSILON))
-        if not 1 <= product <= LARGEST_INFERRED_SIZE:
-            raise InvalidFieldError(
-                f"operator.{operator}.scales[{i}]",
-                f"is {shortest(scale)}, which scales {padded[axis]} elements to {product:g}; give "
-                f"a number that results in 1 to 2**53",
-                came=shortest(scale),
-                size=padded[axis],
-            )
-        told[axis] = int(product)
+        told[axis] = scaled_size(
+            product, field=f"{path}[{i}]", scale=shortest(scale), size=padded[axis]
+        )
     return told
 
 
-def _check_result(
-    attributes: OpenvinoAttributes, call: OperatorCall, numbers: Sequence[int]
-) -> None:
-    for axis, expected in _inferred(attributes, call.operator, call.source).items():
-        if call.result[axis] != expected:
-            told = attributes.shape_calculation_mode if axis in numbers else "the padded input"
-            raise InvalidFieldError(
-                f"{call.result_sizes}[{axis}]",
-                f"is {call.result[axis]}; {told} determines {expected} for this axis",
-                came=call.result[axis],
-                expected=expected,
-            )
-
-
-def _scales(
-    attributes: OpenvinoAttributes, call: OperatorCall, numbers: Sequence[int]
-) -> dict[int, float]:
+def _scales(attributes: Attributes, call: OperatorCall, numbers: Sequence[int]) -> dict[int, float]:
     """Return the scale of each resampled axis.
 
     It is the given one, or the ratio of the lengths in float32.
@@ -220,7 +168,7 @@ def _scales(
     }
 
 
-def _output_shape(attributes: OpenvinoAttributes, input_shape: Shape) -> Shape:
+def _output_shape(attributes: Attributes, input_shape: Shape) -> Shape:
     operator = "openvino_interpolate"
     told = _inferred(attributes, operator, input_shape)
     if len(told) != len(input_shape):

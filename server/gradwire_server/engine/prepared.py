@@ -508,8 +508,8 @@ class Preparer:
     def _prepare(self, request: EvaluationRequest, output: TensorSpec) -> Prepared:
         filled, filled_output = self._check_tensors(request, output)
         with default_float_environment():
-            plan = dialects.lower(
-                *_called(filled, filled_output), **self._bounds(request), table=self._tables.get
+            plan = dialects.forward(*_called(filled, filled_output), **self._bounds(request)).plan(
+                self._tables.get
             )
         self._limits.check_plan(plan)
         layout = lay_out(filled.input, filled_output)

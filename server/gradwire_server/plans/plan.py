@@ -168,7 +168,10 @@ F = TypeVar("F", bound=np.floating[Any])
 Doubles = npt.NDArray[np.float64]
 
 # Cost of a few fused products and sums relative to plain ones, by arithmetic type.
-FMA_EFFORT: Final = {np.dtype(np.float32): 7, np.dtype(np.float64): 16}
+FMA_EFFORT: Final[dict[np.dtype[np.floating], int]] = {
+    np.dtype(np.float32): 7,
+    np.dtype(np.float64): 16,
+}
 # Splits a float64 into two halves of 26 bits (Veltkamp).
 _SPLIT = 2.0**27 + 1
 

@@ -25,7 +25,10 @@ _SumOf = Callable[[Doubles, Doubles, Doubles], Doubles]
 
 
 # Cost of a product of two sines relative to a few sums, by arithmetic type.
-EFFORT: Final = {np.dtype(np.float32): 9, np.dtype(np.float64): 80}
+EFFORT: Final[dict[np.dtype[np.floating], int]] = {
+    np.dtype(np.float32): 9,
+    np.dtype(np.float64): 80,
+}
 
 
 class _Double(NamedTuple):

@@ -92,8 +92,10 @@ def _table(axis: Axis | None, length: int) -> OperatorAxis:
         place = np.arange(length)
         identity = BandedMap(length, length, place, np.arange(length + 1), np.ones(length))
         return OperatorAxis(identity, place.astype(np.float64))
-    taps = axis.sample(*axis.arguments)
-    return OperatorAxis(axis.map_of(taps), taps.coordinates)
+    blocks = list(axis.blocks())
+    table = BandedMap.from_blocks(((one.index, one.weight) for one in blocks), inputs=axis.inputs)
+    places = [one.coordinates for one in blocks if one.coordinates is not None]
+    return OperatorAxis(table, np.concatenate(places) if places else None)
 
 
 def main() -> None:
