@@ -34,7 +34,7 @@ from gradwire_server.plans import sampling
 from gradwire_server.plans.banded_map import Indices
 from gradwire_server.plans.plan import FMA_EFFORT, fma
 from gradwire_server.plans.sampling import Coordinates, Taps, added, weights_from
-from gradwire_server.plans.sines import EFFORT, Doubles, quick_sin, sin, sinf, unsettled
+from gradwire_server.plans.sines import EFFORT, Doubles, sin, sinf, unsettled
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +305,7 @@ def _lanczos(x: Coordinates) -> Coordinates:
     if x.dtype == np.float64:
         weight = narrow * _sinc(third)
     else:
-        weight = narrow * _sinc(third, quick_sin)
+        weight = narrow * _sinc(third, np.sin)
         doubtful = unsettled(weight)
         weight[doubtful] = narrow[doubtful] * _sinc(third[doubtful])
     return np.where(x < 3, weight, 0).astype(x.dtype)  # noqa: PLR2004 - the radius
