@@ -61,7 +61,9 @@ def output_shape(name: str, attributes: object, input_shape: Shape) -> Shape | N
     """
     dialect = _dialect(name)
     _check_shape(dialect, input_shape, field="input.sizes")
-    return None if dialect.output_shape is None else dialect.output_shape(attributes, input_shape)
+    if dialect.gradient or dialect.output_shape is None:
+        return None
+    return dialect.output_shape(attributes, input_shape)
 
 
 def table_type(name: str, compute: np.dtype[np.floating]) -> np.dtype[np.floating] | None:

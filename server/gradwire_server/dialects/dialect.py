@@ -5,7 +5,7 @@ Calls are in forward terms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -18,8 +18,8 @@ from gradwire_server.plans.sampling import BLOCK_TAPS, Taps
 
 Shape = tuple[int, ...]
 
-# The operator's own dataclass of gradwire.ops, which documents its attributes and has checked each
-# value. Dialects import nothing of the wire, so that its type has no name here.
+# The operator's own dataclass of gradwire.ops, which documents its attributes, has checked each
+# value and tells an attribute's path. Dialects import nothing of the wire, nor its type.
 Attributes: TypeAlias = Any
 
 FLOAT32: Final[np.dtype[np.floating]] = np.dtype(np.float32)
@@ -36,7 +36,7 @@ _BLOCK_BYTES: Final = 10 << 20
 class OperatorCall:
     """One call of an operator, in terms of its forward.
 
-    operator  the member of the request's operator, which begins every attribute's path
+    operator  the member of the request's operator
     source    shape of the forward's input, which is a gradient's output
     result    shape of the forward's output, which is a gradient's input
     gradient  whether the call runs from result to source
@@ -48,10 +48,6 @@ class OperatorCall:
     result: Shape
     gradient: bool
     compute: np.dtype[np.floating] = FLOAT32
-
-    def attribute(self, field: str) -> str:
-        """Path of an attribute in the request."""
-        return f"operator.{self.operator}.{field}"
 
     @property
     def source_sizes(self) -> str:
@@ -164,23 +160,23 @@ class Dialect:
 
 
 def check_count(
+    attributes: Attributes,
     field: str,
-    values: Sequence[object],
     expected: int,
     *,
     noun: str = "axis",
     other: Collection[int] = (0,),
     wanted: str = "{}, or none",
 ) -> None:
-    """Raise InvalidFieldError for a wrong number of values.
+    """Raise InvalidFieldError for a wrong number of an attribute's values.
 
     other   allowed numbers besides the expected one
     wanted  the numbers that would do; {} stands for the expected one
     """
-    came = len(values)
+    came = len(getattr(attributes, field))
     if came != expected and came not in other:
         raise InvalidFieldError(
-            field,
+            attributes.path(field),
             f"has {counted(came, 'value')} for {counted(expected, noun)}; give "
             f"{wanted.format(expected)}",
             came=came,
@@ -228,3 +224,11 @@ def scaled_size(product: float, *, field: str, scale: object, size: int) -> int:
             size=size,
         )
     return int(product)
+
+
+def both(gradient: str, forward: str, *, ranks: range, **shared: Any) -> tuple[Dialect, Dialect]:
+    """Return a gradient and its forward, which share all the rest."""
+    return (
+        Dialect(gradient, gradient=True, ranks=ranks, **shared),
+        Dialect(forward, gradient=False, ranks=ranks, **shared),
+    )

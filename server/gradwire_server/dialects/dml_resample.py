@@ -14,7 +14,7 @@ Ranks 5 to 8 are an extension: DirectML takes 1 to 4.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,8 +24,8 @@ from gradwire_server.dialects.dialect import (
     Attributes,
     Axes,
     Axis,
-    Dialect,
     OperatorCall,
+    both,
     check_count,
 )
 from gradwire_server.plans import sampling
@@ -120,10 +120,10 @@ def _axes(attributes: Attributes, call: OperatorCall) -> Axes:
     )
 
 
-def _per_axis(call: OperatorCall, field: str, values: Sequence[float]) -> list[np.float32]:
+def _per_axis(attributes: Attributes, field: str, rank: int) -> list[np.float32]:
     """Return one value per axis, or none if the array is empty."""
-    check_count(call.attribute(field), values, len(call.source))
-    return [np.float32(value) for value in values]
+    check_count(attributes, field, rank)
+    return [np.float32(value) for value in getattr(attributes, field)]
 
 
 def _lines(attributes: Attributes, call: OperatorCall) -> list[DmlAxis]:
@@ -133,12 +133,12 @@ def _lines(attributes: Attributes, call: OperatorCall) -> list[DmlAxis]:
     the forward's output offsets and the reverse. Defaults are the forward's: they fill in after
     the exchange.
     """
-    scales = _per_axis(call, "scales", attributes.scales)
-    first = _per_axis(call, "input_pixel_offsets", attributes.input_pixel_offsets)
-    second = _per_axis(call, "output_pixel_offsets", attributes.output_pixel_offsets)
+    rank = len(call.source)
+    scales = _per_axis(attributes, "scales", rank)
+    first = _per_axis(attributes, "input_pixel_offsets", rank)
+    second = _per_axis(attributes, "output_pixel_offsets", rank)
     swapped = call.gradient and attributes.offset_convention == "swapped"
     of_input, of_output = (second, first) if swapped else (first, second)
-    rank = len(call.source)
     sizes = list(zip(call.source, call.result, strict=True))
     return [
         DmlAxis(inputs, outputs, scale, input_offset, output_offset)
@@ -152,7 +152,7 @@ def _lines(attributes: Attributes, call: OperatorCall) -> list[DmlAxis]:
     ]
 
 
-DIALECTS: Final = tuple(
-    Dialect(name, gradient="grad" in name, ranks=range(1, 9), axes=_axes)
-    for name in ("dml_resample_grad", "dml_resample_grad1", "dml_resample", "dml_resample2")
+DIALECTS: Final = (
+    *both("dml_resample_grad", "dml_resample", ranks=range(1, 9), axes=_axes),
+    *both("dml_resample_grad1", "dml_resample2", ranks=range(1, 9), axes=_axes),
 )

@@ -26,9 +26,9 @@ from gradwire_server.dialects.dialect import (
     Attributes,
     Axes,
     Axis,
-    Dialect,
     OperatorCall,
     Shape,
+    both,
     check_count,
     check_result,
 )
@@ -169,7 +169,7 @@ def _normalized(weight: Coordinates) -> Coordinates:
 
 
 def _axes(attributes: Attributes, call: OperatorCall) -> Axes:
-    check_count(call.attribute("shape"), attributes.shape, len(call.result))
+    check_count(attributes, "shape", len(call.result))
     # An empty shape is absent.
     check_result(call, dict(enumerate(attributes.shape)), by="shape")
     method, antialias = attributes.method, attributes.antialias
@@ -191,17 +191,15 @@ def _axis(line: JaxAxis) -> Axis:
 
 def _output_shape(attributes: Attributes, input_shape: Shape) -> Shape:
     wanted = "{}, or the output's sizes"
-    check_count(
-        "operator.jax_resize.shape", attributes.shape, len(input_shape), other=(), wanted=wanted
-    )
+    check_count(attributes, "shape", len(input_shape), other=(), wanted=wanted)
     return tuple(attributes.shape)
 
 
-def _operator(name: str, *, gradient: bool, **rest: Any) -> Dialect:
-    return Dialect(name, gradient=gradient, ranks=range(1, 9), axes=_axes, by_compute=True, **rest)
-
-
-DIALECTS: Final = (
-    _operator("jax_resize_grad", gradient=True),
-    _operator("jax_resize", gradient=False, output_shape=_output_shape),
+DIALECTS: Final = both(
+    "jax_resize_grad",
+    "jax_resize",
+    ranks=range(1, 9),
+    axes=_axes,
+    output_shape=_output_shape,
+    by_compute=True,
 )

@@ -28,9 +28,9 @@ from gradwire_server.dialects.dialect import (
     Attributes,
     Axes,
     Axis,
-    Dialect,
     OperatorCall,
     Shape,
+    both,
     check_batch_and_channel,
     check_count,
     scaled_size,
@@ -41,51 +41,51 @@ from gradwire_server.plans.banded_map import Indices
 from gradwire_server.plans.sampling import Coordinates, Taps
 
 
-def require_sizes(attributes: Attributes, operator: str) -> None:
+def require_sizes(attributes: Attributes) -> None:
     """Raise InvalidFieldError if no attribute gives dst's sizes, as oneDNN's Interpolate does."""
     if not (attributes.sizes or attributes.scales or attributes.sizes_tensor):
         raise InvalidFieldError(
-            f"operator.{operator}.sizes",
+            attributes.path("sizes"),
             "is empty, and so are scales and sizes_tensor; give one of the three",
         )
 
 
-def inferred_sizes(attributes: Attributes, operator: str, *, src: Shape) -> Shape:
+def inferred_sizes(attributes: Attributes, *, src: Shape) -> Shape:
     """Return dst's spatial sizes.
 
     They are sizes, else the sizes tensor, else int64(float32(src) * scale). The product is a
     float32, cut toward zero, as in oneDNN's graph shape inference. Raises InvalidFieldError where
     nothing is given, where what is given disagrees, or where a scale gives no usable size.
     """
-    require_sizes(attributes, operator)
-    _check_counts(attributes, operator, spatial=len(src))
+    require_sizes(attributes)
+    _check_counts(attributes, spatial=len(src))
     dst = tuple(attributes.sizes or attributes.sizes_tensor) or tuple(
         scaled_size(
             _product(size, scale),
-            field=f"operator.{operator}.scales[{i}]",
+            field=attributes.path(f"scales[{i}]"),
             scale=shortest(scale),
             size=size,
         )
         for i, (size, scale) in enumerate(zip(src, attributes.scales, strict=True))
     )
-    check_sizes(attributes, operator, src=src, dst=dst)
+    check_sizes(attributes, src=src, dst=dst)
     return dst
 
 
-def check_sizes(attributes: Attributes, operator: str, *, src: Shape, dst: Shape) -> None:
+def check_sizes(attributes: Attributes, *, src: Shape, dst: Shape) -> None:
     """Check that given values agree with spatial sizes src and dst.
 
     Raises InvalidFieldError if any does not.
 
     A scale agrees where abs(float32(src) * scale - dst) < 1.
     """
-    _check_counts(attributes, operator, spatial=len(src))
+    _check_counts(attributes, spatial=len(src))
     for field in ("sizes", "sizes_tensor"):
         # An empty array is absent.
         for i, (value, expected) in enumerate(zip(getattr(attributes, field), dst, strict=False)):
             if value != expected:
                 raise InvalidFieldError(
-                    f"operator.{operator}.{field}[{i}]",
+                    attributes.path(f"{field}[{i}]"),
                     f"is {value}, but dst has {expected} on this axis; give {expected}, or "
                     f"leave {field} empty",
                     came=value,
@@ -95,7 +95,7 @@ def check_sizes(attributes: Attributes, operator: str, *, src: Shape, dst: Shape
         product = _product(size, scale)
         if not abs(product - expected) < 1:
             raise InvalidFieldError(
-                f"operator.{operator}.scales[{i}]",
+                attributes.path(f"scales[{i}]"),
                 f"is {shortest(scale)}, which scales src's {size} elements to {product:g}, but dst "
                 f"has {expected}; give {expected / size:.9g}, or leave scales empty",
                 came=shortest(scale),
@@ -103,10 +103,9 @@ def check_sizes(attributes: Attributes, operator: str, *, src: Shape, dst: Shape
             )
 
 
-def _check_counts(attributes: Attributes, operator: str, *, spatial: int) -> None:
+def _check_counts(attributes: Attributes, *, spatial: int) -> None:
     for field in ("sizes", "scales", "sizes_tensor"):
-        path, values = f"operator.{operator}.{field}", getattr(attributes, field)
-        check_count(path, values, spatial, noun="spatial axis")
+        check_count(attributes, field, spatial, noun="spatial axis")
 
 
 def _product(size: int, scale: float) -> float:
@@ -176,10 +175,9 @@ def _axes(attributes: Attributes, call: OperatorCall) -> Axes:
     spatial = _spatial(attributes, len(call.source))
     check_batch_and_channel(call, spatial=spatial)
     if not call.gradient:
-        require_sizes(attributes, call.operator)
+        require_sizes(attributes)
     check_sizes(
         attributes,
-        call.operator,
         src=tuple(call.source[axis] for axis in spatial),
         dst=tuple(call.result[axis] for axis in spatial),
     )
@@ -197,13 +195,14 @@ def _output_shape(attributes: Attributes, input_shape: Shape) -> Shape:
     spatial = _spatial(attributes, len(input_shape))
     src = tuple(input_shape[axis] for axis in spatial)
     output_shape = list(input_shape)
-    output_shape[spatial.start : spatial.stop] = inferred_sizes(attributes, "interpolate", src=src)
+    output_shape[spatial.start : spatial.stop] = inferred_sizes(attributes, src=src)
     return tuple(output_shape)
 
 
-DIALECTS: Final = (
-    Dialect("interpolate_backward", gradient=True, ranks=range(3, 6), axes=_axes),
-    Dialect(
-        "interpolate", gradient=False, ranks=range(3, 6), axes=_axes, output_shape=_output_shape
-    ),
+DIALECTS: Final = both(
+    "interpolate_backward",
+    "interpolate",
+    ranks=range(3, 6),
+    axes=_axes,
+    output_shape=_output_shape,
 )

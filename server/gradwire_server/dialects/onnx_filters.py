@@ -270,29 +270,30 @@ def _held(line: OnnxAxis, taps: Taps) -> Taps:
     return Taps(np.clip(index, 0, line.inputs - 1), weight, taps.coordinates)
 
 
-Rows = npt.NDArray[np.intp] | slice
-
-
 @dataclass(frozen=True, slots=True)
 class Window:
     """The elements that some outputs read, those beyond the edge too.
 
-    first, stop  int64[some], element first up to, not including, stop
-    weigh        (elements int64[rows, taps], rows) -> their weights, not yet divided
+    first, stop  int64[outputs], element first up to, not including, stop
+    weigh        elements int64[outputs, taps] -> their weights, not yet divided
     reads        which of the outputs read at all
     """
 
     first: Indices
     stop: Indices
-    weigh: Callable[[Indices, Rows], Coordinates]
+    weigh: Callable[[Indices], Coordinates]
     reads: Flags
 
-    def weights(self, index: Indices, rows: Rows) -> Coordinates:
+    def weights(self, index: Indices) -> Coordinates:
         """Return the weights of elements, 0 out of the window."""
-        within = index >= self.first[rows, np.newaxis]
-        within &= index < self.stop[rows, np.newaxis]
-        weight = self.weigh(index, rows)
+        within = (index >= self.first[:, np.newaxis]) & (index < self.stop[:, np.newaxis])
+        weight = self.weigh(index)
         return np.where(within, weight, weight.dtype.type(0))
+
+    def added_beyond(self, start: Coordinates, first: int, stop: int) -> Coordinates:
+        """Add the weights of a range of elements to start, in order."""
+        low, taps = np.full(len(start), first, np.int64), max(stop - first, 0)
+        return sum_from(self.weights, low, taps=taps, start=start)
 
 
 def antialiased(line: OnnxAxis, outputs: Indices) -> Taps:
@@ -317,8 +318,8 @@ def _window(line: OnnxAxis, outputs: Indices) -> Window:
     t, below = (x - whole)[:, np.newaxis], whole.astype(np.int64)
     half, slope = line.window // 2, line.slope
 
-    def weigh(index: Indices, rows: Rows) -> Coordinates:
-        distance: Coordinates = np.abs(line.scale * ((index - below[rows, np.newaxis]) - t[rows]))
+    def weigh(index: Indices) -> Coordinates:
+        distance: Coordinates = np.abs(line.scale * ((index - below[:, np.newaxis]) - t))
         if slope is None:
             return np.maximum(1 - distance, 0)
         weight = np.where(
@@ -357,8 +358,8 @@ def _runtime_window(line: OnnxAxis, outputs: Indices) -> Window:
     first = np.floor(center - support + np.float32(0.5)).astype(np.int64)
     stop = np.floor(center + support + np.float32(0.5)).astype(np.int64)
 
-    def weigh(index: Indices, rows: Rows) -> Coordinates:
-        distance = index.astype(np.float32) - center[rows, np.newaxis] + np.float32(0.5)
+    def weigh(index: Indices) -> Coordinates:
+        distance = index.astype(np.float32) - center[:, np.newaxis] + np.float32(0.5)
         distance = np.abs(distance * stretch)
         if slope is None:
             return np.maximum(1 - distance, 0)
@@ -375,39 +376,21 @@ def _normalized(window: Window, line: OnnxAxis, coordinates: Coordinates) -> Tap
     Normalized weights are divided by the sum of all. The edge's own weight comes first, then those
     beyond it in ascending order, as in ONNX Runtime.
     """
-    taps, every = min(line.window, line.inputs), slice(None)
+    taps = min(line.window, line.inputs)
     begin = np.clip(window.first, 0, line.inputs - taps)
-    read = weights_from(lambda index: window.weights(index, every), begin, taps=taps)
+    read = weights_from(window.weights, begin, taps=taps)
     weight = read.weight
     total = np.zeros(len(weight), weight.dtype)
     if line.exclude_outside:
         total = added(total, weight)
     else:
-        (low,) = np.nonzero(window.first < 0)
-        (high,) = np.nonzero(window.stop > line.inputs)
-        first, stop = int(window.first.min(initial=0)), int(window.stop.max())
-        total[low] = _with_outside(total[low], window, low, (first, 0))
-        total = added(total, weight)
-        total[high] = _with_outside(total[high], window, high, (line.inputs, stop))
-        weight[low, 0] = _with_outside(weight[low, 0], window, low, (first, 0))
-        weight[high, -1] = _with_outside(weight[high, -1], window, high, (line.inputs, stop))
+        below = int(window.first.min()), 0
+        above = line.inputs, int(window.stop.max())
+        total = added(window.added_beyond(total, *below), weight)
+        total = window.added_beyond(total, *above)
+        weight[:, 0] = window.added_beyond(weight[:, 0], *below)
+        weight[:, -1] = window.added_beyond(weight[:, -1], *above)
     total = np.where(total == 0, weight.dtype.type(1), total)[:, np.newaxis]
     weight = weight * (1 / total) if line.in_float32 else weight / total
     weight = np.where(window.reads[:, np.newaxis], weight, weight.dtype.type(0))
     return Taps(read.index, weight, coordinates)
-
-
-def _with_outside(
-    start: Coordinates, window: Window, rows: npt.NDArray[np.intp], elements: tuple[int, int]
-) -> Coordinates:
-    """Add the weights of a range of elements to start, [rows].
-
-    They are added in order, and each sum is rounded.
-    """
-    first, stop = elements
-    return sum_from(
-        lambda index: window.weights(index, rows),
-        np.full(len(rows), first, np.int64),
-        taps=max(stop - first, 0),
-        start=start,
-    )

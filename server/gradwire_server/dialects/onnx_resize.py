@@ -37,9 +37,9 @@ from gradwire_server.dialects.dialect import (
     Attributes,
     Axes,
     Axis,
-    Dialect,
     OperatorCall,
     Shape,
+    both,
     check_count,
     check_result,
     scaled_size,
@@ -64,7 +64,7 @@ class Extent:
     width: Number
 
 
-def named_axes(attributes: Attributes, operator: str, *, rank: int) -> list[int]:
+def named_axes(attributes: Attributes, *, rank: int) -> list[int]:
     """Return the resized axes, in the order of the arrays.
 
     Raises InvalidFieldError if they are invalid.
@@ -73,14 +73,14 @@ def named_axes(attributes: Attributes, operator: str, *, rank: int) -> list[int]
     for i, axis in enumerate(attributes.axes):
         if not -rank <= axis < rank:
             raise InvalidFieldError(
-                f"operator.{operator}.axes[{i}]",
+                attributes.path(f"axes[{i}]"),
                 f"is {axis}; tensors of {counted(rank, 'axis')} have {-rank} to {rank - 1}",
                 came=axis,
                 rank=rank,
             )
         if axis % rank in axes:
             raise InvalidFieldError(
-                f"operator.{operator}.axes[{i}]",
+                attributes.path(f"axes[{i}]"),
                 f"is {axis}, which is axis {axis % rank} again; name each once",
                 came=axis,
             )
@@ -89,58 +89,47 @@ def named_axes(attributes: Attributes, operator: str, *, rank: int) -> list[int]
 
 
 def extents(
-    attributes: Attributes,
-    operator: str,
-    source: Shape,
-    *,
-    kind: type[Number],
-    result: Shape | None = None,
+    attributes: Attributes, source: Shape, *, result: Shape | None = None
 ) -> dict[int, Extent]:
     """Return the extent of each axis that is resized; raise InvalidFieldError.
 
     result  the lengths that stand in for sizes where neither scales nor sizes are given
     """
-    axes = named_axes(attributes, operator, rank=len(source))
+    kind = ARITHMETICS[attributes.arithmetic]
+    axes = named_axes(attributes, rank=len(source))
     for field in ("scales", "sizes"):
-        path, values = f"operator.{operator}.{field}", getattr(attributes, field)
-        check_count(path, values, len(axes), wanted="{}")
-    inputs, policy = [source[axis] for axis in axes], attributes.keep_aspect_ratio_policy
-    if attributes.scales:
-        made = _by_scales(attributes.scales, operator, inputs, kind=kind)
-    elif attributes.sizes:
-        made = _by_sizes(attributes.sizes, operator, inputs, policy=policy, kind=kind)
-    elif result is None or policy != "stretch":
-        raise InvalidFieldError(
-            f"operator.{operator}.sizes", "is empty, and so is scales; give one of the two"
-        )
-    else:
+        check_count(attributes, field, len(axes), wanted="{}")
+    inputs, sizes = [source[axis] for axis in axes], attributes.sizes
+    if not sizes and not attributes.scales:
+        if result is None or attributes.keep_aspect_ratio_policy != "stretch":
+            raise InvalidFieldError(
+                attributes.path("sizes"), "is empty, and so is scales; give one of the two"
+            )
         sizes = [result[axis] for axis in axes]
-        made = _by_sizes(sizes, operator, inputs, policy=policy, kind=kind)
+    made = (
+        _by_sizes(attributes, sizes, inputs, kind)
+        if sizes
+        else _by_scales(attributes, inputs, kind)
+    )
     return dict(zip(axes, made, strict=True))
 
 
-def _by_scales(
-    scales: Sequence[float], operator: str, inputs: Sequence[int], *, kind: type[Number]
-) -> list[Extent]:
+def _by_scales(attributes: Attributes, inputs: Sequence[int], kind: type[Number]) -> list[Extent]:
     made: list[Extent] = []
-    for i, (each, length) in enumerate(zip(scales, inputs, strict=True)):
+    for i, (each, length) in enumerate(zip(attributes.scales, inputs, strict=True)):
         scale = kind(each)
         width = _width(scale, length)
         outputs = scaled_size(
-            width, field=f"operator.{operator}.scales[{i}]", scale=shortest(each), size=length
+            width, field=attributes.path(f"scales[{i}]"), scale=shortest(each), size=length
         )
         made.append(Extent(outputs, scale, width))
     return made
 
 
 def _by_sizes(
-    sizes: Sequence[int],
-    operator: str,
-    inputs: Sequence[int],
-    *,
-    policy: str,
-    kind: type[Number],
+    attributes: Attributes, sizes: Sequence[int], inputs: Sequence[int], kind: type[Number]
 ) -> list[Extent]:
+    policy = attributes.keep_aspect_ratio_policy
     scales = [kind(size) / kind(length) for size, length in zip(sizes, inputs, strict=True)]
     if policy == "stretch":
         # The width is a size, which scale * length may miss; ONNX Runtime takes the product.
@@ -157,7 +146,7 @@ def _by_sizes(
         outputs = whole + bool(width - whole >= 0.5)  # noqa: PLR2004
         if not 1 <= outputs <= 2**53:
             raise InvalidFieldError(
-                f"operator.{operator}.sizes[{i}]",
+                attributes.path(f"sizes[{i}]"),
                 f"is {sizes[i]}; keep_aspect_ratio_policy {policy!r} scales {length} elements by "
                 f"{scale:g} to {width:g}; give sizes that result in 0.5 to 2**53",
                 came=sizes[i],
@@ -222,14 +211,8 @@ def _lines(attributes: Attributes, call: OperatorCall) -> list[OnnxAxis | None]:
     None stands for axes that are not resized.
     """
     kind = ARITHMETICS[attributes.arithmetic]
-    made = extents(
-        attributes,
-        call.operator,
-        call.source,
-        kind=kind,
-        # A gradient call has both shapes.
-        result=call.result if call.gradient else None,
-    )
+    # A gradient call has both shapes.
+    made = extents(attributes, call.source, result=call.result if call.gradient else None)
     rois = _rois(attributes, call)
     lines: list[OnnxAxis | None] = []
     for axis, inputs in enumerate(call.source):
@@ -259,10 +242,9 @@ def _rois(attributes: Attributes, call: OperatorCall) -> dict[int, tuple[float, 
 
     They span the whole axis, but for tf_crop_and_resize.
     """
-    axes = named_axes(attributes, call.operator, rank=len(call.source))
+    axes = named_axes(attributes, rank=len(call.source))
     wanted = "{}, all starts before all ends, or none"
-    roi, bounds = call.attribute("roi"), 2 * len(axes)
-    check_count(roi, attributes.roi, bounds, noun="bound", wanted=wanted)
+    check_count(attributes, "roi", 2 * len(axes), noun="bound", wanted=wanted)
     if not attributes.roi or attributes.coordinate_transformation_mode != CROP:
         return dict.fromkeys(axes, WHOLE)
     pairs = zip(attributes.roi[: len(axes)], attributes.roi[len(axes) :], strict=True)
@@ -270,7 +252,7 @@ def _rois(attributes: Attributes, call: OperatorCall) -> dict[int, tuple[float, 
 
 
 def _output_shape(attributes: Attributes, input_shape: Shape) -> Shape:
-    made = extents(attributes, "onnx_resize", input_shape, kind=ARITHMETICS[attributes.arithmetic])
+    made = extents(attributes, input_shape)
     return tuple(
         made[axis].outputs if axis in made else size for axis, size in enumerate(input_shape)
     )
@@ -281,14 +263,11 @@ def _fill(attributes: Attributes) -> float:
     return attributes.extrapolation_value if crops else 0.0
 
 
-DIALECTS: Final = (
-    Dialect("onnx_resize_grad", gradient=True, ranks=range(1, 9), axes=_axes, fill=_fill),
-    Dialect(
-        "onnx_resize",
-        gradient=False,
-        ranks=range(1, 9),
-        axes=_axes,
-        output_shape=_output_shape,
-        fill=_fill,
-    ),
+DIALECTS: Final = both(
+    "onnx_resize_grad",
+    "onnx_resize",
+    ranks=range(1, 9),
+    axes=_axes,
+    output_shape=_output_shape,
+    fill=_fill,
 )

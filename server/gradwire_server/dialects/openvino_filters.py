@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -174,7 +175,7 @@ def pillow_window(line: OpenvinoAxis, *, radius: int) -> int:
     return min(2 * math.ceil(radius * max(line.length / line.outputs, 1.0)) + 1, line.length)
 
 
-def pillow(line: OpenvinoAxis, radius: int, outputs: Indices) -> Taps:
+def pillow(line: OpenvinoAxis, outputs: Indices, *, radius: int) -> Taps:
     """Weigh as Pillow does, in float64.
 
     The kernel is stretched where the axis shrinks, and cut at edges. The kernel of radius 1 is the
@@ -199,14 +200,6 @@ def pillow(line: OpenvinoAxis, radius: int, outputs: Indices) -> Taps:
 def _pillow_keys(x: Coordinates, a: float) -> Coordinates:
     outside = (((x - 5) * x + 8) * x - 4) * a
     return np.where(x < 1, sampling.keys_inside(x, a), np.where(x < 2, outside, 0))  # noqa: PLR2004
-
-
-def extra_window(line: OpenvinoAxis, window: int) -> int:
-    """Return the number of elements weighed for the sum alone.
-
-    It is 0 without padding.
-    """
-    return 0 if line.length == line.inputs else window
 
 
 def _divided(
@@ -249,11 +242,17 @@ def padding(line: OpenvinoAxis, outputs: Indices) -> Taps:
     return line.placed(index, np.ones(index.shape, np.float32), outputs.astype(np.float64))
 
 
+PILLOW: Final = {"bilinear_pillow": 1, "bicubic_pillow": 2}
 SAMPLES: Final[dict[str, Callable[[OpenvinoAxis, Indices], Taps]]] = {
     "nearest": nearest,
     "linear": linear,
     "linear_onnx": linear_onnx,
     "cubic": cubic,
+    **{mode: partial(pillow, radius=radius) for mode, radius in PILLOW.items()},
 }
 MOST_TAPS: Final = {"nearest": 1, "linear_onnx": 2, "cubic": 4}
-PILLOW: Final = {"bilinear_pillow": 1, "bicubic_pillow": 2}
+# Elements of the padded axis that the other modes weigh at most.
+WINDOWS: Final[dict[str, Callable[[OpenvinoAxis], int]]] = {
+    "linear": linear_window,
+    **{mode: partial(pillow_window, radius=radius) for mode, radius in PILLOW.items()},
+}

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -24,9 +24,9 @@ from gradwire_server.dialects.dialect import (
     Attributes,
     Axes,
     Axis,
-    Dialect,
     OperatorCall,
     Shape,
+    both,
     check_batch_and_channel,
     check_result,
 )
@@ -156,17 +156,12 @@ def _axes(attributes: Attributes, call: OperatorCall) -> Axes:
 def _output_shape(attributes: Attributes, input_shape: Shape) -> Shape:
     if not attributes.size:
         raise InvalidFieldError(
-            "operator.tf_resize.size", "is empty; give height and width, or the output's sizes"
+            attributes.path("size"), "is empty; give height and width, or the output's sizes"
         )
     batch, _, _, channel = input_shape
     return (batch, *attributes.size, channel)
 
 
-def _operator(name: str, *, gradient: bool, **rest: Any) -> Dialect:
-    return Dialect(name, gradient=gradient, ranks=range(4, 5), axes=_axes, **rest)
-
-
-DIALECTS: Final = (
-    _operator("tf_resize_grad", gradient=True),
-    _operator("tf_resize", gradient=False, output_shape=_output_shape),
+DIALECTS: Final = both(
+    "tf_resize_grad", "tf_resize", ranks=range(4, 5), axes=_axes, output_shape=_output_shape
 )

@@ -14,9 +14,9 @@ from typing import Any, Final
 from gradwire_server.dialects.dialect import (
     Attributes,
     Axes,
-    Dialect,
     OperatorCall,
     Shape,
+    both,
     check_batch_and_channel,
     check_count,
     check_result,
@@ -40,7 +40,7 @@ def _axes(attributes: Attributes, call: OperatorCall) -> Axes:
     """
     by_backward = call.gradient and attributes.follow == "backward_op"
     if not call.gradient:
-        _require_size(attributes, call.operator)
+        _require_size(attributes)
     _check_rank(attributes, call)
     check_batch_and_channel(call, spatial=range(2, len(call.source)))
     lines = _lines(attributes, call)
@@ -67,9 +67,9 @@ def _filter(mode: str, lines: Sequence[TorchAxis], *, by_backward: bool) -> Filt
 def _lines(attributes: Attributes, call: OperatorCall) -> list[TorchAxis]:
     """Check the sizes and return one TorchAxis per spatial axis."""
     source, result = call.source[2:], call.result[2:]
-    scales = _per_axis(attributes, "scale_factor", call.operator, spatial=len(source))
+    scales = _per_axis(attributes, "scale_factor", spatial=len(source))
     by = "scale_factor" if scales else "size"
-    check_result(call, dict(enumerate(_sizes(attributes, call.operator, source), 2)), by=by)
+    check_result(call, dict(enumerate(_sizes(attributes, source), 2)), by=by)
     ignored = not scales or attributes.recompute_scale_factor or attributes.align_corners
     return [
         TorchAxis(
@@ -83,26 +83,25 @@ def _lines(attributes: Attributes, call: OperatorCall) -> list[TorchAxis]:
     ]
 
 
-def _per_axis(attributes: Attributes, field: str, operator: str, *, spatial: int) -> list[Any]:
+def _per_axis(attributes: Attributes, field: str, *, spatial: int) -> list[Any]:
     """Return an attribute's values, one per spatial axis or none."""
     values = getattr(attributes, field)
     wanted = "{}, one for all, or none"
-    path = f"operator.{operator}.{field}"
-    check_count(path, values, spatial, noun="spatial axis", other=(0, 1), wanted=wanted)
+    check_count(attributes, field, spatial, noun="spatial axis", other=(0, 1), wanted=wanted)
     return list(values) * spatial if len(values) == 1 else list(values)
 
 
-def _sizes(attributes: Attributes, operator: str, source: Shape) -> Shape:
+def _sizes(attributes: Attributes, source: Shape) -> Shape:
     """Return the spatial sizes that attributes determine, if any.
 
     They are size, or trunc(input * scale_factor) of each axis, in float64.
     """
-    size = _per_axis(attributes, "size", operator, spatial=len(source))
-    scales = _per_axis(attributes, "scale_factor", operator, spatial=len(source))
+    size = _per_axis(attributes, "size", spatial=len(source))
+    scales = _per_axis(attributes, "scale_factor", spatial=len(source))
     return tuple(size) or tuple(
         scaled_size(
             float(length) * scale,
-            field=f"operator.{operator}.scale_factor[{i}]",
+            field=attributes.path(f"scale_factor[{i}]"),
             scale=scale,
             size=length,
         )
@@ -111,14 +110,14 @@ def _sizes(attributes: Attributes, operator: str, source: Shape) -> Shape:
 
 
 def _output_shape(attributes: Attributes, input_shape: Shape) -> Shape:
-    _require_size(attributes, "torch_interpolate")
-    return (*input_shape[:2], *_sizes(attributes, "torch_interpolate", input_shape[2:]))
+    _require_size(attributes)
+    return (*input_shape[:2], *_sizes(attributes, input_shape[2:]))
 
 
-def _require_size(attributes: Attributes, operator: str) -> None:
+def _require_size(attributes: Attributes) -> None:
     if not attributes.size and not attributes.scale_factor:
         raise InvalidFieldError(
-            f"operator.{operator}.size", "is empty, and so is scale_factor; give one of the two"
+            attributes.path("size"), "is empty, and so is scale_factor; give one of the two"
         )
 
 
@@ -127,7 +126,7 @@ def _check_rank(attributes: Attributes, call: OperatorCall) -> None:
     expected = SPATIAL_AXES.get(attributes.mode, spatial)
     if spatial != expected:
         raise InvalidFieldError(
-            call.attribute("mode"),
+            attributes.path("mode"),
             f"is {attributes.mode!r}, which takes tensors of {expected + 2} axes; this tensor has "
             f"{spatial + 2}: batch, channel and {spatial} spatial",
             mode=attributes.mode,
@@ -136,20 +135,11 @@ def _check_rank(attributes: Attributes, call: OperatorCall) -> None:
         )
 
 
-DIALECTS: Final = (
-    Dialect(
-        "torch_upsample_backward",
-        gradient=True,
-        ranks=range(3, 6),
-        axes=_axes,
-        by_compute=True,
-    ),
-    Dialect(
-        "torch_interpolate",
-        gradient=False,
-        ranks=range(3, 6),
-        axes=_axes,
-        output_shape=_output_shape,
-        by_compute=True,
-    ),
+DIALECTS: Final = both(
+    "torch_upsample_backward",
+    "torch_interpolate",
+    ranks=range(3, 6),
+    axes=_axes,
+    output_shape=_output_shape,
+    by_compute=True,
 )

@@ -467,7 +467,7 @@ class Preparer:
         request, output = request.resolved()
         key = _request_key(request, output)
         # find() has already counted this lookup.
-        prepared = self._recent.get(key) if header is None else self._recent.peek(key)
+        prepared = self._recent.get(key, counted=header is None)
         if prepared is None:
             with asking(check):
                 prepared = self._prepare(request, output)

@@ -46,7 +46,7 @@ class Spans(NamedTuple):
 
 
 def merged_taps(index: Indices, weight: Taps) -> tuple[Indices, Taps]:
-    """Sort each output's taps by input, and add up taps on one input.
+    """Sort each output's taps, and add up those on one input.
 
     They are added in their order, in weight's type. The first of them gets the sum, the others 0.
     """
@@ -120,7 +120,8 @@ def packed_weights(index: Indices, weight: Taps, span: Spans) -> Weights:
     """
     counts, some = span.counts, weight != 0
     if np.count_nonzero(some) == counts.sum():
-        return weight[some].astype(np.float64)  # no zero is inside a span
+        packed: Weights = weight[some].astype(np.float64)
+        return packed  # no zero is inside a span
     inside = (index >= span.start[:, np.newaxis]) & (index < span.stop[:, np.newaxis])
     inside[:, 1:] &= index[:, 1:] != index[:, :-1]
     place = index + (np.cumsum(counts) - counts - span.start)[:, np.newaxis]

@@ -6,7 +6,7 @@ dialect's arithmetic is the type of the coordinates it passes in.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -130,18 +130,8 @@ def weights_from(weigh: Callable[[Indices], Coordinates], low: Indices, *, taps:
     weigh  takes elements, int64[outputs, some], and returns their weights
     """
     index = low[:, np.newaxis] + np.arange(taps)
-    step = _columns(low)
-    if taps <= step:
-        return Taps(index, weigh(index))
-    weight: Coordinates | None = None
-    for first in range(0, taps, step):
-        ask()
-        part = weigh(index[:, first : first + step])
-        if weight is None:
-            weight = np.empty(index.shape, part.dtype)
-        weight[:, first : first + step] = part
-    assert weight is not None  # noqa: S101 - there are taps
-    return Taps(index, weight)
+    parts = [weigh(each) for each in _element_blocks(low, taps=taps)]
+    return Taps(index, np.concatenate(parts, axis=1))
 
 
 def sum_from(
@@ -151,11 +141,9 @@ def sum_from(
 
     The elements are low .. low + taps - 1; sums are those of `added`.
     """
-    step = _columns(low)
     total = start
-    for first in range(0, taps, step):
-        ask()
-        total = added(total, weigh(low[:, np.newaxis] + np.arange(first, min(first + step, taps))))
+    for elements in _element_blocks(low, taps=taps):
+        total = added(total, weigh(elements))
     return total
 
 
@@ -179,5 +167,9 @@ def added(start: Coordinates, weight: Coordinates) -> Coordinates:
     return total
 
 
-def _columns(low: Indices) -> int:
-    return max(BLOCK_TAPS // max(len(low), 1), 1)
+def _element_blocks(low: Indices, *, taps: int) -> Iterator[Indices]:
+    """Yield the elements that each output weighs, in blocks of columns."""
+    step = max(BLOCK_TAPS // max(len(low), 1), 1)
+    for first in range(0, taps, step):
+        ask()
+        yield low[:, np.newaxis] + np.arange(first, min(first + step, taps))
