@@ -51,7 +51,7 @@ def _evaluation(
 def _variants(backend: str, client: LocalClient, two: LocalClient) -> list[Contestant]:
     operator = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
     shapes = ((1, 3, 32, 32), (1, 3, 16, 16))
-    plan = dialects.lower(operator.name, operator, *shapes)
+    plan = dialects.forward(operator.name, operator, *shapes).plan()
     x, y = (np.ones(shape, np.float32) for shape in shapes)
     runs: dict[str, Callable[[], object]] = {
         "evaluate (1, 3, 16, 16)": _evaluation(client, np.float32),

@@ -106,10 +106,10 @@ def gradient(case: Case, layout: Layout) -> Plan:
     """Lower a case to the plan that a server would apply."""
     operator = operator_of(case, layout)
     if case.kind == "cubic":
-        plan = dialects.lower(operator.name, operator, case.dst, case.src)
+        plan = dialects.forward(operator.name, operator, case.dst, case.src).plan()
         return plan if layout == "NCX" else plan.permuted((0, *range(2, len(case.src)), 1))
     dst, src = stored(case.dst, layout), stored(case.src, layout)
-    return dialects.lower(operator.name, operator, dst, src)
+    return dialects.forward(operator.name, operator, dst, src).plan()
 
 
 class Numbers:

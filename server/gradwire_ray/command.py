@@ -39,20 +39,7 @@ def gradwire_ray() -> None:
     """
 
 
-class _Up(click.Command):
-    """Command whose errors explain the place of a server's flags."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            raise click.UsageError(
-                f"{error.format_message()} Flags of the servers follow a --, as -- --insecure",
-                error.ctx,
-            ) from error
-
-
-@gradwire_ray.command(cls=_Up)
+@gradwire_ray.command()
 @_cluster
 @_name
 @click.option("--min", "least", type=int, default=1, show_default=True, help="Fewest replicas.")

@@ -156,7 +156,7 @@ def beyond(came: str, limit: str, allowed: object) -> str:
     return f"{came}; this server allows {allowed} (its setting GRADWIRE_{limit.upper()})"
 
 
-_MANY = {"axis": "axes"}
+_MANY = {"axis": "axes", "spatial axis": "spatial axes"}
 
 
 def counted(amount: int, noun: str) -> str:

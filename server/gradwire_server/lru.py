@@ -28,21 +28,22 @@ class Recent(Generic[V]):
         self.misses = 0
 
     def __contains__(self, key: Hashable) -> bool:
-        with self._lock:
-            return key in self._values
+        return key in self._values
 
     @property
     def lookups(self) -> tuple[int, int]:
         """Hits and misses."""
         return self.hits, self.misses
 
-    def get(self, key: Hashable) -> V | None:
-        """Return the value of key and count it as used.
+    def get(self, key: Hashable, *, counted: bool = True) -> V | None:
+        """Return the value of key; None where there is none.
 
-        None where there is none.
+        A counted call adds to hits or misses, and the value is a recent one.
         """
         # No lock, which would take as long as the rest: counts are approximate.
         kept = self._values.get(key)
+        if not counted:
+            return None if kept is None else kept[0]
         if kept is None:
             self.misses += 1
             return None
@@ -52,15 +53,6 @@ class Recent(Generic[V]):
         except KeyError:
             pass  # another thread has removed it just now
         return kept[0]
-
-    def peek(self, key: Hashable) -> V | None:
-        """Return the value of key without counting anything.
-
-        None where there is none.
-        """
-        with self._lock:
-            kept = self._values.get(key)
-            return None if kept is None else kept[0]
 
     def clear(self) -> None:
         """Remove all values; the counts remain."""

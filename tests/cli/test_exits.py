@@ -270,7 +270,7 @@ WRONG: list[tuple[str, str]] = [
     (f"{EXPLAIN} --output x.jpg", "end it in .png or .svg or .pdf"),
     (f"{EXPLAIN} --output no/x.png", "is in a folder that does not exist"),
     (f"{EXPLAIN} --attr sizes=5", "sizes"),
-    (f"{EXPLAIN} --output-shape 1,2,2", "the channel axis is not resampled"),
+    (f"{EXPLAIN} --output-shape 1,2,2", "this axis is not resampled"),
     (f"{EXPLAIN} --input-shape x", "'x' is not a shape"),
     (UNSIZED, "the attributes of interpolate_backward do not determine its sizes"),
     (f"check right {CHECK}", "'right' is not a function; give module:function"),

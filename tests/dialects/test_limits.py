@@ -159,7 +159,7 @@ def test_an_end_that_float32_rounds_up_stays_on_the_axis() -> None:
 
 def test_an_unknown_operator_is_refused_by_name() -> None:
     with pytest.raises(UnknownOperatorError, match="'roi_align' is not known"):
-        dialects.lower("roi_align", BACKWARD, (1, 1, 4), (1, 1, 2))
+        dialects.forward("roi_align", BACKWARD, (1, 1, 4), (1, 1, 2))
     with pytest.raises(UnknownOperatorError):
         dialects.output_shape("roi_align", BACKWARD, (1, 1, 4))
 
@@ -172,7 +172,7 @@ def test_every_operator_of_the_contract_is_known() -> None:
             kind.gradient,
             range(kind.min_rank, kind.max_rank + 1),
         )
-        assert kind.output_required == (dialect.output_shape is None)
+        assert kind.output_required == (kind.gradient or dialect.output_shape is None)
 
 
 # Elements that are written in a millisecond, and those that a line of Python is worth.
@@ -279,14 +279,14 @@ def test_tables_take_no_more_memory_than_is_told_before(chance: Random) -> None:
         told = dialects.forward(*shapes, compute=compute)
     except RequestLimitError:
         return
-    assume(told.tables and told.work < 1 << 24)
+    assume(told.tables and sum(axis.work for axis in told.tables) < 1 << 24)
     tracemalloc.start()
     try:
-        dialects.lower(*shapes, compute=compute)
+        told.plan()
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak <= told.memory_bytes
+    assert peak <= sum(axis.memory_bytes for axis in told.tables)
 
 
 @pytest.mark.parametrize("mode", ["bilinear_pillow", "bicubic_pillow", "linear"])

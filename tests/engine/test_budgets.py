@@ -10,6 +10,7 @@ from gradwire_server.dialects.dialect import Axis
 from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TableCache, TensorSpec
 from gradwire_server.errors import RETRY_AFTER_S, ServerFullError
 from gradwire_server.lru import Recent
+from gradwire_server.plans.banded_map import Indices
 from gradwire_server.plans.sampling import Taps
 from gradwire_server.scheduling.admission import Admission
 
@@ -17,8 +18,8 @@ from gradwire_server.scheduling.admission import Admission
 def _halved(size: int, shift: float = 0.0) -> Axis:
     """Return an axis of which every second element is read."""
 
-    def sample(size: int, _shift: float) -> Taps:
-        index = np.arange(size)[::2, None]
+    def sample(_size: int, _shift: float, outputs: Indices) -> Taps:
+        index = 2 * outputs[:, None]
         return Taps(index, np.ones(index.shape, np.float32))
 
     return Axis(size, -(-size // 2), 1, sample, (size, shift))
@@ -40,8 +41,8 @@ def test_recent_tables_are_kept_and_the_oldest_goes_first() -> None:
 
 
 def test_a_table_is_another_one_for_the_gradient_and_for_a_zero_of_another_sign() -> None:
-    def sample(size: int, shift: float) -> Taps:
-        index = np.arange(size)[:, None]
+    def sample(_size: int, shift: float, outputs: Indices) -> Taps:
+        index = outputs[:, None]
         return Taps(index, np.full(index.shape, np.copysign(1.0, shift)))
 
     plus, minus = (Axis(4, 4, 1, sample, (4, zero)) for zero in (0.0, -0.0))

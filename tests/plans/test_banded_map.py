@@ -93,22 +93,11 @@ def _arrays(**changes: object) -> Arrays:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"outputs": 3}, r"start is int64\[2\]; 3 outputs need int64\[3\]"),
-        ({"start": np.array([0, 1], np.int32)}, r"start is int32\[2\]"),
-        ({"offset": np.array([0, 4])}, r"offset is int64\[2\]; 2 outputs need int64\[3\]"),
-        ({"weight": np.ones(4, np.float32)}, r"weight is float32\[4\]"),
-        ({"offset": np.array([1, 2, 4])}, "offset runs from 1 to 4"),
-        ({"offset": np.array([0, 2, 3])}, "offset runs from 0 to 3; .* ascend from 0 to 4"),
-        ({"offset": np.array([0, 5, 4])}, "must ascend"),
         ({"inputs": 2}, r"cover the inputs 0 \.\. 2; there are 0 \.\. 1"),
         ({"start": np.array([-1, 1])}, r"cover the inputs -1 \.\. 2"),
-        (
-            {"start": np.array([1, 0]), "offset": np.array([0, 1, 4])},
-            "neither all ascend nor all descend",
-        ),
     ],
 )
-def test_arrays_that_make_no_banded_map_are_refused(changes: Arrays, message: str) -> None:
+def test_bands_beyond_the_inputs_are_refused(changes: Arrays, message: str) -> None:
     BandedMap(**_arrays())
     with pytest.raises(ValueError, match=message):
         BandedMap(**_arrays(**changes))
@@ -247,12 +236,6 @@ def test_a_reversed_axis_descends_without_added_weights() -> None:
     assert not bands.is_increasing
     assert bands.nnz == table.map().nnz
     np.testing.assert_array_equal(bands.dense(), table.dense()[::-1])
-
-
-@given(st.integers(1, 5))
-def test_no_taps_at_all_make_an_empty_map(outputs: int) -> None:
-    bands = BandedMap.from_taps(np.empty((outputs, 0), np.int64), np.empty((outputs, 0)), inputs=3)
-    assert (bands.outputs, bands.inputs, bands.nnz) == (outputs, 3, 0)
 
 
 @pytest.mark.slow

@@ -29,14 +29,6 @@ def test_identities_are_left_out_and_passes_ascend() -> None:
     assert plan.output_shape == (4, 3, 9, 3)
 
 
-def test_the_adjoint_goes_back_in_the_same_order_of_axes_without_fill() -> None:
-    plan = Plan.build([_linear(2, 4), None, _linear(5, 3)], (2, 7, 5), fill=9)
-    adjoint = plan.adjoint()
-    assert (adjoint.input_shape, adjoint.output_shape) == (plan.output_shape, plan.input_shape)
-    assert [one.axis for one in adjoint.passes] == [0, 2]
-    assert adjoint.fill == 0
-
-
 def test_costs_are_exact_beyond_any_machine_integer() -> None:
     up, down = _linear(2, 4), _linear(4, 1)
     plan = Plan.build([None, up, down], (2**70, 2, 4))

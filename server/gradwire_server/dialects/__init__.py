@@ -31,7 +31,7 @@ from gradwire_server.errors import (
 )
 from gradwire_server.plans import BandedMap, Plan
 
-__all__ = ["DIALECTS", "Dialect", "Forward", "forward", "lower", "output_shape", "table_type"]
+__all__ = ["DIALECTS", "Dialect", "Forward", "forward", "output_shape", "table_type"]
 
 DIALECTS: Final[dict[str, Dialect]] = {
     dialect.name: dialect
@@ -61,7 +61,9 @@ def output_shape(name: str, attributes: object, input_shape: Shape) -> Shape | N
     """
     dialect = _dialect(name)
     _check_shape(dialect, input_shape, field="input.sizes")
-    return None if dialect.output_shape is None else dialect.output_shape(attributes, input_shape)
+    if dialect.gradient or dialect.output_shape is None:
+        return None
+    return dialect.output_shape(attributes, input_shape)
 
 
 def table_type(name: str, compute: np.dtype[np.floating]) -> np.dtype[np.floating] | None:
@@ -94,52 +96,17 @@ class Forward:
         """The axes that need a table; axes with equal tables appear once."""
         return {axis for axis in self.axes if axis is not None}
 
-    @property
-    def work(self) -> int:
-        """Estimated cost of building all tables, in the unit of Axis.work."""
-        return sum(axis.work for axis in self.tables)
+    def plan(self, table: Callable[..., BandedMap] = Axis.table) -> Plan:
+        """Return the plan to apply to the call's input.
 
-    @property
-    def memory_bytes(self) -> int:
-        """Upper bound of the memory that building all tables takes."""
-        return sum(axis.memory_bytes for axis in self.tables)
-
-
-def lower(
-    name: str,
-    attributes: object,
-    input_shape: Shape,
-    output_shape: Shape,
-    *,
-    compute: np.dtype[np.floating] = FLOAT32,
-    max_float32_axis: int = DEFAULT_MAX_FLOAT32_AXIS,
-    max_table_entries: int = DEFAULT_MAX_TABLE_ENTRIES,
-    table: Callable[..., BandedMap] = Axis.table,
-) -> Plan:
-    """Lower a call to the plan to apply to its input.
-
-    The shapes are those of the operator as called: a gradient's input has the shape of the
-    forward's output; compute is the type they are computed in. Nothing is allocated before the
-    limits hold. table(axis, gradient=...) gives the table of an axis, or of
-    its adjoint.
-
-    Raises UnknownOperatorError, InvalidFieldError, RequestLimitError and TableTooLargeError.
-    """
-    told = forward(
-        name,
-        attributes,
-        input_shape,
-        output_shape,
-        compute=compute,
-        max_float32_axis=max_float32_axis,
-        max_table_entries=max_table_entries,
-    )
-    gradient = told.call.gradient
-    tables = {axis: table(axis, gradient=gradient) for axis in told.tables}
-    maps = [None if axis is None else tables[axis] for axis in told.axes]
-    if gradient:
-        return Plan.build(maps, told.call.result)
-    return Plan.build(maps, told.call.source, fill=told.fill)
+        table(axis, gradient=...) gives the table of an axis, or its adjoint.
+        """
+        gradient = self.call.gradient
+        tables = {axis: table(axis, gradient=gradient) for axis in self.tables}
+        maps = [None if axis is None else tables[axis] for axis in self.axes]
+        if gradient:
+            return Plan.build(maps, self.call.result)
+        return Plan.build(maps, self.call.source, fill=self.fill)
 
 
 def forward(
@@ -152,21 +119,17 @@ def forward(
     max_float32_axis: int = DEFAULT_MAX_FLOAT32_AXIS,
     max_table_entries: int = DEFAULT_MAX_TABLE_ENTRIES,
 ) -> Forward:
-    """Return the forward that a call applies.
+    """Return the forward that a call applies, directly or as adjoint.
 
-    The call applies it directly or as adjoint. Arguments are as in `lower`.
+    The shapes are those of the operator as called, and of equal ranks: a gradient's input has the
+    shape of the forward's output; compute is the type they are computed in. Nothing is allocated
+    before the limits hold.
+
+    Raises UnknownOperatorError, InvalidFieldError, RequestLimitError and TableTooLargeError.
     """
     dialect = _dialect(name)
     _check_shape(dialect, input_shape, field="input.sizes")
     _check_shape(dialect, output_shape, field="output.sizes")
-    if len(input_shape) != len(output_shape):
-        raise InvalidFieldError(
-            "output.sizes",
-            f"has {counted(len(output_shape), 'axis')}, input.sizes has {len(input_shape)}; "
-            f"{name} keeps the number of axes",
-            came=len(output_shape),
-            expected=len(input_shape),
-        )
     shapes = (input_shape, output_shape)
     source, result = reversed(shapes) if dialect.gradient else shapes
     call = OperatorCall(name, source, result, gradient=dialect.gradient, compute=compute)

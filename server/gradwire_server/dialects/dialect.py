@@ -5,18 +5,22 @@ Calls are in forward terms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from gradwire_server.errors import InvalidFieldError
+from gradwire_server.errors import InvalidFieldError, counted
 from gradwire_server.plans.banded_map import BandedMap
 from gradwire_server.plans.cancellation import ask
-from gradwire_server.plans.sampling import ComputedTaps, Taps
+from gradwire_server.plans.sampling import BLOCK_TAPS, Taps
 
 Shape = tuple[int, ...]
+
+# The operator's own dataclass of gradwire.ops, which documents its attributes, has checked each
+# value and tells an attribute's path. Dialects import nothing of the wire, nor its type.
+Attributes: TypeAlias = Any
 
 FLOAT32: Final[np.dtype[np.floating]] = np.dtype(np.float32)
 
@@ -32,7 +36,7 @@ _BLOCK_BYTES: Final = 10 << 20
 class OperatorCall:
     """One call of an operator, in terms of its forward.
 
-    operator  the member of the request's operator, which begins every attribute's path
+    operator  the member of the request's operator
     source    shape of the forward's input, which is a gradient's output
     result    shape of the forward's output, which is a gradient's input
     gradient  whether the call runs from result to source
@@ -44,10 +48,6 @@ class OperatorCall:
     result: Shape
     gradient: bool
     compute: np.dtype[np.floating] = FLOAT32
-
-    def attribute(self, field: str) -> str:
-        """Path of an attribute in the request."""
-        return f"operator.{self.operator}.{field}"
 
     @property
     def source_sizes(self) -> str:
@@ -68,8 +68,9 @@ class Axis:
 
     inputs, outputs  lengths in the forward's direction
     most_taps        most taps any output has, so that the table's size is known before it is built
-    sample           computes the taps of all outputs; called once the limits are known to hold
-    arguments        arguments of sample; equal axes share one table
+    sample           (*arguments, outputs int64[some]) -> their taps; called once the limits are
+                     known to hold, for blocks of outputs, which bound temporary memory
+    arguments        equal axes share one table
     in_float32       whether coordinates are float32 numbers, which bounds the lengths
     padded           length of the inputs with padding, if there is any
     window           elements weighed for the sum of an output's weights, besides its taps
@@ -79,7 +80,7 @@ class Axis:
     inputs: int
     outputs: int
     most_taps: int
-    sample: Callable[..., Taps | ComputedTaps]
+    sample: Callable[..., Taps]
     arguments: tuple[Hashable, ...]
     in_float32: bool = True
     padded: int = 0
@@ -112,22 +113,23 @@ class Axis:
         row = _OUTPUT_BYTES + _TAP_BYTES * self.most_taps
         return _BLOCK_BYTES + _INPUT_BYTES * self.inputs + row * self.outputs
 
-    def build(self) -> BandedMap:
-        """Build the forward's table; the check of `cancellation.asking` may cancel it."""
-        ask()
-        return self.map_of(self.sample(*self.arguments))
+    def blocks(self) -> Iterator[Taps]:
+        """Compute the taps of some outputs at a time.
+
+        The check of `cancellation.asking` may cancel it between two blocks.
+        """
+        rows = max(BLOCK_TAPS // self.most_taps, 1)
+        for first in range(0, self.outputs, rows):
+            ask()
+            yield self.sample(*self.arguments, np.arange(first, min(first + rows, self.outputs)))
 
     def table(self, *, gradient: bool) -> BandedMap:
         """Build the forward's table, or its adjoint."""
-        forward = self.build()
-        if not gradient:
-            return forward
+        forward = BandedMap.from_blocks(
+            ((taps.index, taps.weight) for taps in self.blocks()), inputs=self.inputs
+        )
         ask()
-        return forward.adjoint()
-
-    def map_of(self, taps: Taps | ComputedTaps) -> BandedMap:
-        """Build the table from the taps that `sample` returned."""
-        return BandedMap.from_blocks(taps.blocks(), inputs=self.inputs)
+        return forward.adjoint() if gradient else forward
 
 
 # None is an axis that is always the identity: it needs no table and has no limit.
@@ -146,29 +148,87 @@ class Dialect:
                   descriptor
     by_compute    whether tables for float64 tensors differ from those for other types
     fill          attributes -> value of forward elements that read nothing along some axis
-
-    The attributes are the operator's own, already validated one by one. Each dialect declares the
-    fields it reads as a Protocol, which a table of all dialects cannot express.
     """
 
     name: str
     gradient: bool
     ranks: range
-    axes: Callable[[Any, OperatorCall], Axes]
-    output_shape: Callable[[Any, Shape], Shape] | None = None
+    axes: Callable[[Attributes, OperatorCall], Axes]
+    output_shape: Callable[[Attributes, Shape], Shape] | None = None
     by_compute: bool = False
-    fill: Callable[[Any], float] | None = None
+    fill: Callable[[Attributes], float] | None = None
+
+
+def check_count(
+    attributes: Attributes,
+    field: str,
+    expected: int,
+    *,
+    noun: str = "axis",
+    other: Collection[int] = (0,),
+    wanted: str = "{}, or none",
+) -> None:
+    """Raise InvalidFieldError for a wrong number of an attribute's values.
+
+    other   allowed numbers besides the expected one
+    wanted  the numbers that would do; {} stands for the expected one
+    """
+    came = len(getattr(attributes, field))
+    if came != expected and came not in other:
+        raise InvalidFieldError(
+            attributes.path(field),
+            f"has {counted(came, 'value')} for {counted(expected, noun)}; give "
+            f"{wanted.format(expected)}",
+            came=came,
+            expected=expected,
+        )
+
+
+def check_result(call: OperatorCall, expected: Mapping[int, int], *, by: str = "") -> None:
+    """Raise InvalidFieldError unless axes of the result have the expected lengths.
+
+    by  the attribute that determines them; empty for axes that keep their length
+    """
+    for axis, length in expected.items():
+        came, source = call.result[axis], call.source[axis]
+        if came == length:
+            continue
+        reason = f"{by} resizes this axis from {source} to {length}"
+        if not by:
+            reason = f"{call.source_sizes}[{axis}] is {source}, and this axis is not resampled"
+        raise InvalidFieldError(
+            f"{call.result_sizes}[{axis}]",
+            f"is {came}; {reason}: give {length}",
+            came=came,
+            expected=length,
+        )
 
 
 def check_batch_and_channel(call: OperatorCall, *, spatial: range) -> None:
     """Raise InvalidFieldError unless every axis that is not spatial keeps its length."""
-    for axis, (kept, came) in enumerate(zip(call.source, call.result, strict=True)):
-        if axis not in spatial and kept != came:
-            part = "channel" if axis else "batch"
-            raise InvalidFieldError(
-                f"{call.result_sizes}[{axis}]",
-                f"is {came}, {call.source_sizes}[{axis}] is {kept}; the {part} axis is not "
-                f"resampled: give both the same length",
-                came=came,
-                expected=kept,
-            )
+    check_result(call, {axis: size for axis, size in enumerate(call.source) if axis not in spatial})
+
+
+def scaled_size(product: float, *, field: str, scale: object, size: int) -> int:
+    """Return the whole part of size times scale.
+
+    Raises InvalidFieldError unless it is from 1 to 2**53: beyond,
+    int64(float) and float(int64) no longer name the same number.
+    """
+    if not 1 <= product <= 2**53:
+        raise InvalidFieldError(
+            field,
+            f"is {scale}, which scales {size} elements to {product:g}; give a scale that results "
+            f"in 1 to 2**53",
+            came=scale,
+            size=size,
+        )
+    return int(product)
+
+
+def both(gradient: str, forward: str, *, ranks: range, **shared: Any) -> tuple[Dialect, Dialect]:
+    """Return a gradient and its forward, which share all the rest."""
+    return (
+        Dialect(gradient, gradient=True, ranks=ranks, **shared),
+        Dialect(forward, gradient=False, ranks=ranks, **shared),
+    )

@@ -14,15 +14,22 @@ Ranks 5 to 8 are an extension: DirectML takes 1 to 4.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final
 
 import numpy as np
 
-from gradwire_server.dialects.dialect import Axes, Axis, Dialect, OperatorCall
-from gradwire_server.errors import InvalidFieldError, counted
+from gradwire_server.dialects.dialect import (
+    Attributes,
+    Axes,
+    Axis,
+    OperatorCall,
+    both,
+    check_count,
+)
 from gradwire_server.plans import sampling
+from gradwire_server.plans.banded_map import Indices
 from gradwire_server.plans.sampling import Coordinates, Rounding, Taps
 
 # X + 0.5 is exact in float32 for every index X of an axis up to this long.
@@ -40,45 +47,7 @@ TIE_RULES: Final[dict[str, Rounding]] = {
 }
 
 # `DML_AXIS_DIRECTION` in `DML_RESAMPLE2_OPERATOR_DESC.RoundingDirection`.
-DIRECTIONS: Final[dict[str | None, Rounding]] = {
-    "increasing": sampling.ceil,
-    "decreasing": sampling.floor,
-}
-
-
-class Resample(Protocol):
-    """Attributes of all four operators.
-
-    An array is empty or has one value per axis.
-
-    interpolation_mode    either nearest_neighbor or linear
-    scales                forward scales, output over input
-    input_pixel_offsets   added to an input coordinate before scaling
-    output_pixel_offsets  added to an output coordinate after scaling
-    """
-
-    interpolation_mode: str
-    scales: Sequence[float]
-    input_pixel_offsets: Sequence[float]
-    output_pixel_offsets: Sequence[float]
-
-
-class TieRule(Protocol):
-    """Additional attribute of dml_resample and dml_resample_grad.
-
-    nearest_rounding  a key of TIE_RULES
-    """
-
-    nearest_rounding: str
-
-
-class RoundingDirection(Protocol):
-    """Additional attribute of dml_resample2 and dml_resample_grad1.
-
-    rounding_direction  a key of DIRECTIONS; with linear also None
-    """
-
-    rounding_direction: str | None
+DIRECTIONS: Final[dict[str, Rounding]] = {"increasing": np.ceil, "decreasing": np.floor}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +60,12 @@ class DmlAxis:
     input_offset: np.float32
     output_offset: np.float32
 
-    def coordinates(self) -> Coordinates:
-        """Return x of each output, float32[outputs]; infinite where it overflows, never NaN."""
-        x = np.arange(self.outputs).astype(np.float32)
+    def coordinates(self, outputs: Indices) -> Coordinates:
+        """Return x of some outputs in float32.
+
+        It is infinite where it overflows, and never NaN.
+        """
+        x = outputs.astype(np.float32)
         # Infinities are clamped to the edge like any coordinate outside.
         with np.errstate(over="ignore"):
             return (x - self.output_offset) / self.scale - self.input_offset
@@ -110,17 +82,17 @@ class DmlAxis:
         )
 
 
-def _nearest(line: DmlAxis, rounding: Rounding) -> Taps:
-    x = line.coordinates()
+def _nearest(line: DmlAxis, rounding: Rounding, outputs: Indices) -> Taps:
+    x = line.coordinates(outputs)
     return sampling.nearest_taps(rounding(x), inputs=line.inputs, coordinates=x)
 
 
-def _linear(line: DmlAxis) -> Taps:
+def _linear(line: DmlAxis, outputs: Indices) -> Taps:
     """Weight the two neighbors by distance.
 
     x is clamped first, so that no tap leaves the axis.
     """
-    coordinates = line.coordinates()
+    coordinates = line.coordinates(outputs)
     x = np.minimum(np.maximum(coordinates, 0), np.float32(line.inputs - 1))
     whole = np.floor(x)
     low = sampling.on_axis(whole, inputs=line.inputs)
@@ -128,32 +100,45 @@ def _linear(line: DmlAxis) -> Taps:
     return sampling.linear_taps(index, upper_weight=x - whole, coordinates=coordinates)
 
 
-def _per_axis(call: OperatorCall, field: str, values: Sequence[float]) -> list[np.float32]:
-    """Return one value per axis, or none if the array is empty."""
-    rank = len(call.source)
-    if len(values) not in {0, rank}:
-        raise InvalidFieldError(
-            call.attribute(field),
-            f"has {counted(len(values), 'value')} for tensors of {counted(rank, 'axis')}; give "
-            f"{rank}, or none",
-            came=len(values),
-            expected=rank,
+def _axes(attributes: Attributes, call: OperatorCall) -> Axes:
+    sample: Callable[..., Taps] = _linear
+    most_taps, rule = 2, tuple[Rounding, ...]()
+    if attributes.interpolation_mode != "linear":
+        # Each operator has one of the two attributes.
+        by_tie_rule = call.operator in {"dml_resample", "dml_resample_grad"}
+        sample, most_taps = _nearest, 1
+        rule = (
+            TIE_RULES[attributes.nearest_rounding]
+            if by_tie_rule
+            else DIRECTIONS[attributes.rounding_direction],
         )
-    return [np.float32(value) for value in values]
+    return tuple(
+        None
+        if line.is_identity()
+        else Axis(line.inputs, line.outputs, most_taps, sample, (line, *rule))
+        for line in _lines(attributes, call)
+    )
 
 
-def _lines(attributes: Resample, call: OperatorCall, *, swapped: bool) -> list[DmlAxis]:
+def _per_axis(attributes: Attributes, field: str, rank: int) -> list[np.float32]:
+    """Return one value per axis, or none if the array is empty."""
+    check_count(attributes, field, rank)
+    return [np.float32(value) for value in getattr(attributes, field)]
+
+
+def _lines(attributes: Attributes, call: OperatorCall) -> list[DmlAxis]:
     """Return one DmlAxis per axis, from the attributes in the forward's terms.
 
     With swapped offsets, as Microsoft's TensorFlow backends pass them, input_pixel_offsets holds
     the forward's output offsets and the reverse. Defaults are the forward's: they fill in after
     the exchange.
     """
-    scales = _per_axis(call, "scales", attributes.scales)
-    first = _per_axis(call, "input_pixel_offsets", attributes.input_pixel_offsets)
-    second = _per_axis(call, "output_pixel_offsets", attributes.output_pixel_offsets)
-    of_input, of_output = (second, first) if swapped else (first, second)
     rank = len(call.source)
+    scales = _per_axis(attributes, "scales", rank)
+    first = _per_axis(attributes, "input_pixel_offsets", rank)
+    second = _per_axis(attributes, "output_pixel_offsets", rank)
+    swapped = call.gradient and attributes.offset_convention == "swapped"
+    of_input, of_output = (second, first) if swapped else (first, second)
     sizes = list(zip(call.source, call.result, strict=True))
     return [
         DmlAxis(inputs, outputs, scale, input_offset, output_offset)
@@ -167,39 +152,7 @@ def _lines(attributes: Resample, call: OperatorCall, *, swapped: bool) -> list[D
     ]
 
 
-def _by_tie_rule(attributes: TieRule) -> Rounding:
-    return TIE_RULES[attributes.nearest_rounding]
-
-
-def _by_direction(attributes: RoundingDirection) -> Rounding:
-    return DIRECTIONS[attributes.rounding_direction]
-
-
-def _operator(name: str, *, rounding: Callable[[Any], Rounding], gradient: bool) -> Dialect:
-    """Return one of the four dialects.
-
-    They differ in the rounding attribute and the direction.
-    """
-
-    def axes(attributes: Any, call: OperatorCall) -> Axes:
-        sample: Callable[..., Taps] = _linear
-        most_taps, rule = 2, tuple[Rounding, ...]()
-        if attributes.interpolation_mode != "linear":
-            sample, most_taps, rule = _nearest, 1, (rounding(attributes),)
-        swapped = gradient and attributes.offset_convention == "swapped"
-        return tuple(
-            None
-            if line.is_identity()
-            else Axis(line.inputs, line.outputs, most_taps, sample, (line, *rule))
-            for line in _lines(attributes, call, swapped=swapped)
-        )
-
-    return Dialect(name, gradient=gradient, ranks=range(1, 9), axes=axes)
-
-
 DIALECTS: Final = (
-    _operator("dml_resample_grad", rounding=_by_tie_rule, gradient=True),
-    _operator("dml_resample_grad1", rounding=_by_direction, gradient=True),
-    _operator("dml_resample", rounding=_by_tie_rule, gradient=False),
-    _operator("dml_resample2", rounding=_by_direction, gradient=False),
+    *both("dml_resample_grad", "dml_resample", ranks=range(1, 9), axes=_axes),
+    *both("dml_resample_grad1", "dml_resample2", ranks=range(1, 9), axes=_axes),
 )

@@ -15,17 +15,26 @@ with jax_enable_x64. Source: jax/_src/image/scale.py of 0.10.2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from gradwire_server.dialects.dialect import FLOAT32, Axes, Axis, Dialect, OperatorCall, Shape
-from gradwire_server.errors import InvalidFieldError, counted
+from gradwire_server.dialects.dialect import (
+    FLOAT32,
+    Attributes,
+    Axes,
+    Axis,
+    OperatorCall,
+    Shape,
+    both,
+    check_count,
+    check_result,
+)
 from gradwire_server.plans import sampling, sines
-from gradwire_server.plans.sampling import ComputedTaps, Coordinates, Taps
+from gradwire_server.plans.banded_map import Indices
+from gradwire_server.plans.sampling import Coordinates, Taps
 
 # An output has no weights if their sum is at most `1000. * float(np.finfo(np.float32).eps)`.
 LEAST_SUM: Final = 1000 * float(np.finfo(np.float32).eps)
@@ -34,32 +43,37 @@ LEAST_SUM: Final = 1000 * float(np.finfo(np.float32).eps)
 FLAT: Final = 1e-3
 
 
-class JaxAttributes(Protocol):
-    """Attributes of both operators.
-
-    method     either nearest or a key of KERNELS
-    shape      shape of the forward's output, or nothing
-    antialias  whether kernels are stretched where an axis shrinks
-    """
-
-    method: str
-    shape: Sequence[int]
-    antialias: bool
-
-
 @dataclass(frozen=True, slots=True)
 class JaxAxis:
     """The forward along one axis.
 
-    It holds lengths in its direction, and the type of the arithmetic.
+    inputs, outputs  lengths in its direction
+    method           nearest, or a key of KERNELS
+    antialias        whether kernels are stretched where the axis shrinks
+    compute          type of the arithmetic
     """
 
     inputs: int
     outputs: int
+    method: str
+    antialias: bool
     compute: np.dtype[np.floating]
 
+    @property
+    def inverse(self) -> float:
+        """Input over output, as JAX computes it."""
+        return 1 / (self.outputs / self.inputs)
 
-_Rows: TypeAlias = npt.NDArray[np.int64] | slice
+    @property
+    def stretch(self) -> float:
+        """Stretch of the kernel."""
+        return max(self.inverse, 1.0) if self.antialias else 1.0
+
+    @property
+    def most_taps(self) -> int:
+        """Most taps of any output."""
+        reach = KERNELS[self.method].radius * self.stretch
+        return min(math.ceil(2 * reach) + 3, self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,67 +122,39 @@ KERNELS: Final[dict[str, ResizeKernel]] = {
 }
 
 
-def _nearest(line: JaxAxis) -> Taps:
+def _nearest(line: JaxAxis, outputs: Indices) -> Taps:
     """Read floor((X + 0.5) * in / out) in float32.
 
     The quotient is in * (1 / out), and taken first: so XLA folds the formula on a CPU.
     """
-    x = np.arange(line.outputs).astype(np.float32) + np.float32(0.5)
-    ratio = np.float32(line.inputs) * (np.float32(1) / np.float32(line.outputs))
-    x = x * ratio
+    x = outputs.astype(np.float32) + np.float32(0.5)
+    x = x * (np.float32(line.inputs) * (np.float32(1) / np.float32(line.outputs)))
     return sampling.nearest_taps(np.floor(x), inputs=line.inputs, coordinates=x - np.float32(0.5))
 
 
-def _stretch(line: JaxAxis, *, antialias: bool) -> float:
-    return max(1 / (line.outputs / line.inputs), 1.0) if antialias else 1.0
+def _sample(line: JaxAxis, outputs: Indices) -> Taps:
+    """Weigh the elements around x by a kernel."""
+    kernel, kind, taps = KERNELS[line.method], line.compute.type, line.most_taps
+    stretch = kind(line.stretch)
+    at = (outputs.astype(kind) + kind(0.5)) * kind(line.inverse) - kind(0.5)
+    low = np.floor(at.astype(np.float64) - kernel.radius * float(stretch)).astype(np.int64)
+    # A band partly outside is moved onto the axis: it still holds all weighted elements.
+    low = np.clip(low, 0, line.inputs - taps)
+    first: Any = slice(None)
+    alike: Any = slice(None)
+    if line.compute == FLOAT32:
+        # Equal distances from the first element, exact in float64, give equal weights. Long axes
+        # have few distances: from 2**k on at most 2**(23 - k) between two elements.
+        distance = at.astype(np.float64) - low
+        _, first, alike = np.unique(distance, return_index=True, return_inverse=True)
 
+    def weigh(index: Indices) -> Coordinates:
+        return kernel.weigh(np.abs(at[first, np.newaxis] - index.astype(kind)) / stretch)
 
-def _most_taps(line: JaxAxis, kernel: ResizeKernel, *, antialias: bool) -> int:
-    reach = kernel.radius * _stretch(line, antialias=antialias)
-    return min(math.ceil(2 * reach) + 3, line.inputs)
-
-
-def _sample(line: JaxAxis, method: str, antialias: bool) -> ComputedTaps:  # noqa: FBT001 - an Axis's argument
-    """Weigh blocks of outputs: temporaries take several times the taps' memory."""
-    kernel, kind = KERNELS[method], line.compute.type
-    taps = _most_taps(line, kernel, antialias=antialias)
-    inverse = kind(1 / (line.outputs / line.inputs))
-    stretch = kind(_stretch(line, antialias=antialias))
-    coordinates = (np.arange(line.outputs).astype(kind) + kind(0.5)) * inverse - kind(0.5)
-
-    def block(x: npt.NDArray[np.int64]) -> Taps:
-        at = coordinates[x]
-        reach = kernel.radius * float(stretch)
-        low = np.floor(at.astype(np.float64) - reach).astype(np.int64)
-        # A band partly outside is moved onto the axis: it still holds all weighted elements.
-        low = np.clip(low, 0, line.inputs - taps)
-
-        first, alike = _alike(at, low)
-
-        def weigh(index: npt.NDArray[np.int64]) -> Coordinates:
-            return kernel.weigh(np.abs(at[first, np.newaxis] - index.astype(kind)) / stretch)
-
-        read = sampling.weights_from(weigh, low[first], taps=taps)
-        weight = _normalized(read.weight)[alike]
-        outside = (at < kind(-0.5)) | (at > kind(line.inputs - 0.5))
-        weight[outside] = 0
-        return Taps(low[:, np.newaxis] + np.arange(taps), weight)
-
-    return sampling.in_blocks(block, outputs=line.outputs, taps=taps, coordinates=coordinates)
-
-
-def _alike(at: Coordinates, low: npt.NDArray[np.int64]) -> tuple[_Rows, _Rows]:
-    """Return outputs with distinct weights, and each output's equal among them.
-
-    The equal is given by its position. Equal distances from the first element give equal weights,
-    since differences are rounded once. Long axes have few distances in float32: from 2**k on at
-    most 2**(23 - k) between two elements.
-    """
-    if at.dtype != FLOAT32:
-        return slice(None), slice(None)
-    distance = at.astype(np.float64) - low
-    _, first, alike = np.unique(distance, return_index=True, return_inverse=True)
-    return first, alike
+    read = sampling.weights_from(weigh, low[first], taps=taps)
+    weight = _normalized(read.weight)[alike]
+    weight[(at < kind(-0.5)) | (at > kind(line.inputs - 0.5))] = 0
+    return Taps(low[:, np.newaxis] + np.arange(taps), weight, at)
 
 
 def _normalized(weight: Coordinates) -> Coordinates:
@@ -182,67 +168,38 @@ def _normalized(weight: Coordinates) -> Coordinates:
     return np.where(some[:, np.newaxis], divided, weight.dtype.type(0))
 
 
-def _axes(attributes: JaxAttributes, call: OperatorCall) -> Axes:
-    _check_shape(attributes, call)
+def _axes(attributes: Attributes, call: OperatorCall) -> Axes:
+    check_count(attributes, "shape", len(call.result))
+    # An empty shape is absent.
+    check_result(call, dict(enumerate(attributes.shape)), by="shape")
+    method, antialias = attributes.method, attributes.antialias
+    compute = FLOAT32 if method == "nearest" else call.compute
     return tuple(
-        None if inputs == outputs else _axis(attributes, JaxAxis(inputs, outputs, call.compute))
+        None if inputs == outputs else _axis(JaxAxis(inputs, outputs, method, antialias, compute))
         for inputs, outputs in zip(call.source, call.result, strict=True)
     )
 
 
-def _axis(attributes: JaxAttributes, line: JaxAxis) -> Axis:
-    if attributes.method == "nearest":
-        line = JaxAxis(line.inputs, line.outputs, FLOAT32)
-        return Axis(line.inputs, line.outputs, 1, _nearest, (line,))
-    arguments = (line, attributes.method, attributes.antialias)
-    most_taps = _most_taps(line, KERNELS[attributes.method], antialias=attributes.antialias)
-    in_float32 = line.compute == FLOAT32
-    effort = {"linear": 1, "cubic": 2}.get(attributes.method, sines.EFFORT[line.compute])
+def _axis(line: JaxAxis) -> Axis:
     sides = line.inputs, line.outputs
-    return Axis(*sides, most_taps, _sample, arguments, in_float32, effort=effort)
+    if line.method == "nearest":
+        return Axis(*sides, 1, _nearest, (line,))
+    effort = {"linear": 1, "cubic": 2}.get(line.method, sines.EFFORT[line.compute])
+    in_float32 = line.compute == FLOAT32
+    return Axis(*sides, line.most_taps, _sample, (line,), in_float32, effort=effort)
 
 
-def _check_shape(attributes: JaxAttributes, call: OperatorCall) -> None:
-    if not attributes.shape:
-        return
-    if len(attributes.shape) != len(call.result):
-        raise InvalidFieldError(
-            call.attribute("shape"),
-            f"has {counted(len(attributes.shape), 'value')} for tensors of "
-            f"{counted(len(call.result), 'axis')}; give "
-            f"{len(call.result)}, or none",
-            came=len(attributes.shape),
-            expected=len(call.result),
-        )
-    for axis, (expected, came) in enumerate(zip(attributes.shape, call.result, strict=True)):
-        if expected != came:
-            raise InvalidFieldError(
-                f"{call.result_sizes}[{axis}]",
-                f"is {came}, but shape has {expected} for this axis; give {expected}, or leave "
-                f"shape empty",
-                came=came,
-                expected=expected,
-            )
-
-
-def _output_shape(attributes: JaxAttributes, input_shape: Shape) -> Shape:
-    if len(attributes.shape) != len(input_shape):
-        raise InvalidFieldError(
-            "operator.jax_resize.shape",
-            f"has {counted(len(attributes.shape), 'value')} for a tensor of "
-            f"{counted(len(input_shape), 'axis')}; give "
-            f"{len(input_shape)}, or the output's sizes",
-            came=len(attributes.shape),
-            expected=len(input_shape),
-        )
+def _output_shape(attributes: Attributes, input_shape: Shape) -> Shape:
+    wanted = "{}, or the output's sizes"
+    check_count(attributes, "shape", len(input_shape), other=(), wanted=wanted)
     return tuple(attributes.shape)
 
 
-def _operator(name: str, *, gradient: bool, **rest: Any) -> Dialect:
-    return Dialect(name, gradient=gradient, ranks=range(1, 9), axes=_axes, by_compute=True, **rest)
-
-
-DIALECTS: Final = (
-    _operator("jax_resize_grad", gradient=True),
-    _operator("jax_resize", gradient=False, output_shape=_output_shape),
+DIALECTS: Final = both(
+    "jax_resize_grad",
+    "jax_resize",
+    ranks=range(1, 9),
+    axes=_axes,
+    output_shape=_output_shape,
+    by_compute=True,
 )

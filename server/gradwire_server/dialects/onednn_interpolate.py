@@ -18,83 +18,74 @@ agree with each other and with the spatial sizes of src and dst.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
 from gradwire_server.dialects.dialect import (
+    Attributes,
     Axes,
     Axis,
-    Dialect,
     OperatorCall,
     Shape,
+    both,
     check_batch_and_channel,
+    check_count,
+    scaled_size,
 )
-from gradwire_server.errors import InvalidFieldError, counted, shortest
+from gradwire_server.errors import InvalidFieldError, shortest
 from gradwire_server.plans import sampling
+from gradwire_server.plans.banded_map import Indices
 from gradwire_server.plans.sampling import Coordinates, Taps
 
-# Beyond it int64(float) and float(int64) no longer name the same number.
-LARGEST_INFERRED_SIZE: Final = 2**53
 
-
-class OnednnSizing(Protocol):
-    """Attributes for dst's spatial sizes.
-
-    Each is empty or has one value per spatial axis.
-
-    sizes         spatial sizes of dst
-    scales        spatial scales, dst over src
-    sizes_tensor  values of the optional third input, spatial sizes of dst
-    """
-
-    sizes: Sequence[int]
-    scales: Sequence[float]
-    sizes_tensor: Sequence[int]
-
-
-def require_sizes(attributes: OnednnSizing, operator: str) -> None:
+def require_sizes(attributes: Attributes) -> None:
     """Raise InvalidFieldError if no attribute gives dst's sizes, as oneDNN's Interpolate does."""
     if not (attributes.sizes or attributes.scales or attributes.sizes_tensor):
         raise InvalidFieldError(
-            f"operator.{operator}.sizes",
+            attributes.path("sizes"),
             "is empty, and so are scales and sizes_tensor; give one of the three",
         )
 
 
-def inferred_sizes(attributes: OnednnSizing, operator: str, *, src: Shape) -> Shape:
+def inferred_sizes(attributes: Attributes, *, src: Shape) -> Shape:
     """Return dst's spatial sizes.
 
     They are sizes, else the sizes tensor, else int64(float32(src) * scale). The product is a
     float32, cut toward zero, as in oneDNN's graph shape inference. Raises InvalidFieldError where
     nothing is given, where what is given disagrees, or where a scale gives no usable size.
     """
-    require_sizes(attributes, operator)
-    _check_lengths(attributes, operator, spatial=len(src))
+    require_sizes(attributes)
+    _check_counts(attributes, spatial=len(src))
     dst = tuple(attributes.sizes or attributes.sizes_tensor) or tuple(
-        _scaled(size, scale, field=f"operator.{operator}.scales[{i}]")
+        scaled_size(
+            _product(size, scale),
+            field=attributes.path(f"scales[{i}]"),
+            scale=shortest(scale),
+            size=size,
+        )
         for i, (size, scale) in enumerate(zip(src, attributes.scales, strict=True))
     )
-    check_sizes(attributes, operator, src=src, dst=dst)
+    check_sizes(attributes, src=src, dst=dst)
     return dst
 
 
-def check_sizes(attributes: OnednnSizing, operator: str, *, src: Shape, dst: Shape) -> None:
+def check_sizes(attributes: Attributes, *, src: Shape, dst: Shape) -> None:
     """Check that given values agree with spatial sizes src and dst.
 
     Raises InvalidFieldError if any does not.
 
     A scale agrees where abs(float32(src) * scale - dst) < 1.
     """
-    _check_lengths(attributes, operator, spatial=len(src))
-    for field, values in (("sizes", attributes.sizes), ("sizes_tensor", attributes.sizes_tensor)):
+    _check_counts(attributes, spatial=len(src))
+    for field in ("sizes", "sizes_tensor"):
         # An empty array is absent.
-        for i, (value, expected) in enumerate(zip(values, dst, strict=False)):
+        for i, (value, expected) in enumerate(zip(getattr(attributes, field), dst, strict=False)):
             if value != expected:
                 raise InvalidFieldError(
-                    f"operator.{operator}.{field}[{i}]",
+                    attributes.path(f"{field}[{i}]"),
                     f"is {value}, but dst has {expected} on this axis; give {expected}, or "
                     f"leave {field} empty",
                     came=value,
@@ -104,7 +95,7 @@ def check_sizes(attributes: OnednnSizing, operator: str, *, src: Shape, dst: Sha
         product = _product(size, scale)
         if not abs(product - expected) < 1:
             raise InvalidFieldError(
-                f"operator.{operator}.scales[{i}]",
+                attributes.path(f"scales[{i}]"),
                 f"is {shortest(scale)}, which scales src's {size} elements to {product:g}, but dst "
                 f"has {expected}; give {expected / size:.9g}, or leave scales empty",
                 came=shortest(scale),
@@ -112,21 +103,9 @@ def check_sizes(attributes: OnednnSizing, operator: str, *, src: Shape, dst: Sha
             )
 
 
-def _check_lengths(attributes: OnednnSizing, operator: str, *, spatial: int) -> None:
-    lengths = {
-        "sizes": len(attributes.sizes),
-        "scales": len(attributes.scales),
-        "sizes_tensor": len(attributes.sizes_tensor),
-    }
-    for field, length in lengths.items():
-        if length not in {0, spatial}:
-            raise InvalidFieldError(
-                f"operator.{operator}.{field}",
-                f"has {counted(length, 'value')} for tensors of {spatial + 2} axes, {spatial} of "
-                f"them spatial; give {spatial}, or none",
-                came=length,
-                expected=spatial,
-            )
+def _check_counts(attributes: Attributes, *, spatial: int) -> None:
+    for field in ("sizes", "scales", "sizes_tensor"):
+        check_count(attributes, field, spatial, noun="spatial axis")
 
 
 def _product(size: int, scale: float) -> float:
@@ -135,53 +114,24 @@ def _product(size: int, scale: float) -> float:
         return float(np.float32(size) * np.float32(scale))
 
 
-def _scaled(size: int, scale: float, *, field: str) -> int:
-    product = _product(size, scale)
-    if not 1 <= product <= LARGEST_INFERRED_SIZE:
-        raise InvalidFieldError(
-            field,
-            f"is {shortest(scale)}, which scales src's {size} elements to {product:g}; "
-            f"give a scale that results in 1 to 2**53",
-            came=shortest(scale),
-            size=size,
-        )
-    return int(product)
-
-
-class OnednnAttributes(OnednnSizing, Protocol):
-    """Attributes of both operators.
-
-    mode                            one of nearest, linear, bilinear, trilinear; the last three are
-                                    synonyms on any rank
-    coordinate_transformation_mode  a key of TRANSFORMATIONS
-    data_format                     either NXC or NCX
-    """
-
-    mode: str
-    coordinate_transformation_mode: str
-    data_format: str
-
-
 @dataclass(frozen=True, slots=True)
 class Transformation:
     """One way from dst indices to src coordinates.
 
-    coordinates  (src, dst) -> float32[dst]
+    coordinates  (X of some dst elements in float32, src, dst) -> their x
     exact_to     longest axis on which src == dst gives x == X: every product is then exact in
                  float32, and so is its quotient
     """
 
-    coordinates: Callable[[int, int], Coordinates]
+    coordinates: Callable[[Coordinates, int, int], Coordinates]
     exact_to: int
 
 
-def _half_pixel(src: int, dst: int) -> Coordinates:
-    x = np.arange(dst).astype(np.float32)
+def _half_pixel(x: Coordinates, src: int, dst: int) -> Coordinates:
     return ((x + np.float32(0.5)) * np.float32(src)) / np.float32(dst) - np.float32(0.5)
 
 
-def _align_corners(src: int, dst: int) -> Coordinates:
-    x = np.arange(dst).astype(np.float32)
+def _align_corners(x: Coordinates, src: int, dst: int) -> Coordinates:
     return x if dst == 1 else x * np.float32(src - 1) / np.float32(dst - 1)
 
 
@@ -193,13 +143,13 @@ TRANSFORMATIONS: Final = {
 }
 
 
-def _nearest(transformation: Transformation, src: int, dst: int) -> Taps:
+def _nearest(transformation: Transformation, src: int, dst: int, outputs: Indices) -> Taps:
     """Read the element at roundf(x), half away from zero."""
-    x = transformation.coordinates(src, dst)
+    x = transformation.coordinates(outputs.astype(np.float32), src, dst)
     return sampling.nearest_taps(sampling.half_away(x), inputs=src, coordinates=x)
 
 
-def _linear(transformation: Transformation, src: int, dst: int) -> Taps:
+def _linear(transformation: Transformation, src: int, dst: int, outputs: Indices) -> Taps:
     """Weight the neighbors lo and hi of x by distance.
 
     lo = max(trunc(x), 0) has w0 = 1 - w1, and hi = min(ceil(x), src - 1) has w1 = |x - lo|.
@@ -207,13 +157,13 @@ def _linear(transformation: Transformation, src: int, dst: int) -> Taps:
     lo is held to the axis as well: beyond 2**23 elements x can round up to src, where oneDNN would
     read foreign memory.
     """
-    x = transformation.coordinates(src, dst)
+    x = transformation.coordinates(outputs.astype(np.float32), src, dst)
     low = np.maximum(np.trunc(x), 0)
     index = sampling.on_axis(np.array([low, np.ceil(x)]), inputs=src)
     return sampling.linear_taps(index, upper_weight=np.abs(x - low), coordinates=x)
 
 
-def _spatial(attributes: OnednnAttributes, rank: int) -> range:
+def _spatial(attributes: Attributes, rank: int) -> range:
     """Return the spatial axes of a tensor.
 
     They are all but batch, the first, and channel.
@@ -221,14 +171,13 @@ def _spatial(attributes: OnednnAttributes, rank: int) -> range:
     return range(2, rank) if attributes.data_format == "NCX" else range(1, rank - 1)
 
 
-def _axes(attributes: OnednnAttributes, call: OperatorCall) -> Axes:
+def _axes(attributes: Attributes, call: OperatorCall) -> Axes:
     spatial = _spatial(attributes, len(call.source))
     check_batch_and_channel(call, spatial=spatial)
     if not call.gradient:
-        require_sizes(attributes, call.operator)
+        require_sizes(attributes)
     check_sizes(
         attributes,
-        call.operator,
         src=tuple(call.source[axis] for axis in spatial),
         dst=tuple(call.result[axis] for axis in spatial),
     )
@@ -242,17 +191,18 @@ def _axes(attributes: OnednnAttributes, call: OperatorCall) -> Axes:
     )
 
 
-def _output_shape(attributes: OnednnAttributes, input_shape: Shape) -> Shape:
+def _output_shape(attributes: Attributes, input_shape: Shape) -> Shape:
     spatial = _spatial(attributes, len(input_shape))
     src = tuple(input_shape[axis] for axis in spatial)
     output_shape = list(input_shape)
-    output_shape[spatial.start : spatial.stop] = inferred_sizes(attributes, "interpolate", src=src)
+    output_shape[spatial.start : spatial.stop] = inferred_sizes(attributes, src=src)
     return tuple(output_shape)
 
 
-DIALECTS: Final = (
-    Dialect("interpolate_backward", gradient=True, ranks=range(3, 6), axes=_axes),
-    Dialect(
-        "interpolate", gradient=False, ranks=range(3, 6), axes=_axes, output_shape=_output_shape
-    ),
+DIALECTS: Final = both(
+    "interpolate_backward",
+    "interpolate",
+    ranks=range(3, 6),
+    axes=_axes,
+    output_shape=_output_shape,
 )

@@ -44,13 +44,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gradwire_server.plans import sampling
+from gradwire_server.plans.banded_map import Indices
 from gradwire_server.plans.sampling import (
-    ComputedTaps,
     Coordinates,
-    Indices,
     Taps,
     added,
-    in_blocks,
     keys_inside,
     keys_outside,
     sum_from,
@@ -76,6 +74,7 @@ class OnnxAxis:
     transformation   the coordinate_transformation_mode
     roi              start and end of what is read, from 0 to 1; used by tf_crop_and_resize alone
     exclude_outside  whether elements beyond the edge weigh nothing
+    slope            that of Keys's kernel; None for other filters
     """
 
     inputs: int
@@ -85,6 +84,7 @@ class OnnxAxis:
     transformation: str
     roi: tuple[float, float] = WHOLE
     exclude_outside: bool = False
+    slope: Number | None = None
 
     @property
     def kind(self) -> type[Number]:
@@ -108,6 +108,18 @@ class OnnxAxis:
     def last(self) -> Number:
         """The length_original - 1 of the formulas."""
         return self.kind(self.inputs) - self.kind(1)
+
+    @property
+    def radius(self) -> int:
+        """Radius of the filter that antialias stretches."""
+        return 1 if self.slope is None else 2
+
+    @property
+    def window(self) -> int:
+        """Most elements that a stretched filter weighs, those beyond the edges too."""
+        if self.in_float32:
+            return 2 * math.ceil(_runtime_support(self)) + 1
+        return 2 * math.ceil(self.radius / self.scale)
 
     def coordinates(self, outputs: Indices) -> tuple[Coordinates, Flags]:
         """Return x of some outputs, and flags of the reading ones.
@@ -183,9 +195,6 @@ TRANSFORMATIONS: Final[Mapping[str, Callable[[OnnxAxis, Coordinates], Coordinate
 }
 
 
-Numbers = npt.NDArray[np.floating[Any]]
-
-
 # ONNX Runtime treats values this close to a tie as ties, because its coordinates are rounded:
 # https://github.com/microsoft/onnxruntime/issues/28291.
 RUNTIME_TIE: Final = 1e-6
@@ -213,116 +222,93 @@ def _simple(x: Coordinates, line: OnnxAxis) -> Coordinates:
 NEAREST_MODES: Final[Mapping[str, Callable[[Coordinates, OnnxAxis], Coordinates]]] = {
     "round_prefer_floor": _round_prefer_floor,
     "round_prefer_ceil": _round_prefer_ceil,
-    "floor": lambda x, _: sampling.floor(x),
-    "ceil": lambda x, _: sampling.ceil(x),
+    "floor": lambda x, _: np.floor(x),
+    "ceil": lambda x, _: np.ceil(x),
     "simple": _simple,
 }
 
 
-def nearest(line: OnnxAxis, nearest_mode: str) -> Taps:
+def nearest(line: OnnxAxis, nearest_mode: str, outputs: Indices) -> Taps:
     """Read one element."""
-    x, reads = line.coordinates(np.arange(line.outputs))
+    x, reads = line.coordinates(outputs)
     whole = NEAREST_MODES[nearest_mode](x, line)
     if line.exclude_outside:
         reads &= (whole >= 0) & (whole < line.inputs)
     index = sampling.on_axis(whole, inputs=line.inputs)
     weight = reads[:, np.newaxis].astype(line.kind)
-    return Taps(index[:, np.newaxis], weight, line.positions(np.arange(line.outputs)))
+    return Taps(index[:, np.newaxis], weight, line.positions(outputs))
 
 
-def linear(line: OnnxAxis) -> Taps:
+def linear(line: OnnxAxis, outputs: Indices) -> Taps:
     """Read two elements."""
-    x, reads = line.coordinates(np.arange(line.outputs))
+    x, reads = line.coordinates(outputs)
     whole = np.floor(x)
     t = x - whole
     index = whole.astype(np.int64)[:, np.newaxis] + np.arange(2)
-    return _held(index, np.array([1 - t, t]).T, line, reads)
+    weight = np.where(reads, np.array([1 - t, t]), line.kind(0))
+    return _held(line, Taps(index, weight.T, line.positions(outputs)))
 
 
-def cubic(line: OnnxAxis, slope: Number) -> Taps:
-    """Read four elements; slope is that of Keys's kernel."""
-    x, reads = line.coordinates(np.arange(line.outputs))
+def cubic(line: OnnxAxis, outputs: Indices) -> Taps:
+    """Read four elements."""
+    x, reads = line.coordinates(outputs)
     whole = np.floor(x)
-    weight = sampling.keys_weights(x - whole, slope)
+    assert line.slope is not None  # noqa: S101 - the slope of mode cubic
+    weight = np.where(reads, sampling.keys_weights(x - whole, line.slope), line.kind(0))
     index = whole.astype(np.int64)[:, np.newaxis] + np.arange(-1, 3)
-    return _held(index, weight.T, line, reads)
+    return _held(line, Taps(index, weight.T, line.positions(outputs)))
 
 
-def _held(index: Indices, weight: Numbers, line: OnnxAxis, reads: Flags) -> Taps:
-    """Clamp taps to the axis.
-
-    Outputs that read nothing get weights of 0.
-    """
+def _held(line: OnnxAxis, taps: Taps) -> Taps:
+    """Clamp taps to the axis."""
+    index, weight = taps.index, taps.weight
     if line.exclude_outside:
         weight = np.where((index >= 0) & (index < line.inputs), weight, line.kind(0))
         # In order, each sum rounded; cumsum adds so.
         total = np.cumsum(weight, axis=1)[:, -1:]
         weight = weight / np.where(total == 0, line.kind(1), total)
-    weight = np.where(reads[:, np.newaxis], weight, line.kind(0))
-    index = np.clip(index, 0, line.inputs - 1)
-    return Taps(index, weight, line.positions(np.arange(line.outputs)))
-
-
-Rows = npt.NDArray[np.intp] | slice
+    return Taps(np.clip(index, 0, line.inputs - 1), weight, taps.coordinates)
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
     """The elements that some outputs read, those beyond the edge too.
 
-    first, stop  int64[some], element first up to, not including, stop
-    weigh        (elements int64[rows, taps], rows) -> their weights, not yet divided
+    first, stop  int64[outputs], element first up to, not including, stop
+    weigh        elements int64[outputs, taps] -> their weights, not yet divided
     reads        which of the outputs read at all
     """
 
     first: Indices
     stop: Indices
-    weigh: Callable[[Indices, Rows], Numbers]
+    weigh: Callable[[Indices], Coordinates]
     reads: Flags
 
-    def weights(self, index: Indices, rows: Rows) -> Numbers:
+    def weights(self, index: Indices) -> Coordinates:
         """Return the weights of elements, 0 out of the window."""
-        within = index >= self.first[rows, np.newaxis]
-        within &= index < self.stop[rows, np.newaxis]
-        weight = self.weigh(index, rows)
+        within = (index >= self.first[:, np.newaxis]) & (index < self.stop[:, np.newaxis])
+        weight = self.weigh(index)
         return np.where(within, weight, weight.dtype.type(0))
 
-
-def most_taps(line: OnnxAxis, radius: int) -> int:
-    """Return how many elements an output reads at most."""
-    return min(_window_length(line, radius), line.inputs)
-
-
-def beyond_axis(line: OnnxAxis, radius: int) -> int:
-    """Return the ratio of weighed elements to read ones, rounded up.
-
-    Windows may reach beyond the edges: their elements there are weighed, but not read.
-    """
-    return math.ceil(_window_length(line, radius) / most_taps(line, radius))
+    def added_beyond(self, start: Coordinates, first: int, stop: int) -> Coordinates:
+        """Add the weights of a range of elements to start, in order."""
+        low, taps = np.full(len(start), first, np.int64), max(stop - first, 0)
+        return sum_from(self.weights, low, taps=taps, start=start)
 
 
-def antialiased(line: OnnxAxis, slope: Number | None) -> ComputedTaps:
+def antialiased(line: OnnxAxis, outputs: Indices) -> Taps:
     """Read a stretched filter: Keys's kernel, or a triangle without its slope."""
-    radius = 1 if slope is None else 2
-    taps = most_taps(line, radius)
-    window = _runtime_window if line.in_float32 else _window
-
-    def block(outputs: Indices) -> Taps:
-        if line.in_float32 and line.inputs == line.outputs:
-            return _kept(line, outputs)
-        return _taps(window(line, slope, outputs), line, taps)
-
-    coordinates = line.positions(np.arange(line.outputs))
-    return in_blocks(block, outputs=line.outputs, taps=taps, coordinates=coordinates)
+    coordinates = line.positions(outputs)
+    if not line.in_float32:
+        return _normalized(_window(line, outputs), line, coordinates)
+    if line.inputs != line.outputs:
+        return _normalized(_runtime_window(line, outputs), line, coordinates)
+    # ONNX Runtime copies an axis that keeps its length, except for outputs outside the roi.
+    _, reads = _runtime_center(line, outputs)
+    return Taps(outputs[:, np.newaxis], reads[:, np.newaxis].astype(np.float32), coordinates)
 
 
-def _window_length(line: OnnxAxis, radius: int) -> int:
-    if line.in_float32:
-        return 2 * math.ceil(_runtime_support(line, radius)) + 1
-    return 2 * math.ceil(radius / line.scale)
-
-
-def _window(line: OnnxAxis, slope: Number | None, outputs: Indices) -> Window:
+def _window(line: OnnxAxis, outputs: Indices) -> Window:
     """Take elements around x, and weigh them by scaled distance.
 
     They are less than radius / scale from x; the kernel gets scale * distance.
@@ -330,10 +316,10 @@ def _window(line: OnnxAxis, slope: Number | None, outputs: Indices) -> Window:
     x, reads = line.coordinates(outputs)
     whole = np.floor(x)
     t, below = (x - whole)[:, np.newaxis], whole.astype(np.int64)
-    half = _window_length(line, 1 if slope is None else 2) // 2
+    half, slope = line.window // 2, line.slope
 
-    def weigh(index: Indices, rows: Rows) -> Numbers:
-        distance: Numbers = np.abs(line.scale * ((index - below[rows, np.newaxis]) - t[rows]))
+    def weigh(index: Indices) -> Coordinates:
+        distance: Coordinates = np.abs(line.scale * ((index - below[:, np.newaxis]) - t))
         if slope is None:
             return np.maximum(1 - distance, 0)
         weight = np.where(
@@ -344,12 +330,12 @@ def _window(line: OnnxAxis, slope: Number | None, outputs: Indices) -> Window:
     return Window(below + (1 - half), below + (1 + half), weigh, reads)
 
 
-def _runtime_support(line: OnnxAxis, radius: int) -> np.floating[Any]:
+def _runtime_support(line: OnnxAxis) -> np.floating[Any]:
     inverse = np.float32(1) / np.float32(line.scale)
-    return np.float32(radius) * (inverse if inverse >= 1 else np.float32(1))
+    return np.float32(line.radius) * (inverse if inverse >= 1 else np.float32(1))
 
 
-def _runtime_center(line: OnnxAxis, outputs: Indices) -> tuple[Numbers, Flags]:
+def _runtime_center(line: OnnxAxis, outputs: Indices) -> tuple[Coordinates, Flags]:
     """Return x + 0.5 by ONNX Runtime's rounding, and reading flags.
 
     A flag tells whether an output reads at all.
@@ -359,22 +345,21 @@ def _runtime_center(line: OnnxAxis, outputs: Indices) -> tuple[Numbers, Flags]:
     return np.where(reads, center, np.float32(0.5)), reads
 
 
-def _runtime_window(line: OnnxAxis, slope: Number | None, outputs: Indices) -> Window:
+def _runtime_window(line: OnnxAxis, outputs: Indices) -> Window:
     """Take elements around c = x + 0.5, as ONNX Runtime does.
 
     They are floor(c - support + 0.5) up to floor(c + support + 0.5).
     """
     center, reads = _runtime_center(line, outputs)
-    support = np.float32(_runtime_support(line, 1 if slope is None else 2))
+    support, slope = np.float32(_runtime_support(line)), line.slope
     inverse = np.float32(1) / np.float32(line.scale)
     # The reciprocal of the reciprocal, which is not always the scale.
     stretch = np.float32(1) / inverse if inverse >= 1 else np.float32(1)
     first = np.floor(center - support + np.float32(0.5)).astype(np.int64)
     stop = np.floor(center + support + np.float32(0.5)).astype(np.int64)
-    length = _window_length(line, 1 if slope is None else 2)
 
-    def weigh(index: Indices, rows: Rows) -> Numbers:
-        distance = index.astype(np.float32) - center[rows, np.newaxis] + np.float32(0.5)
+    def weigh(index: Indices) -> Coordinates:
+        distance = index.astype(np.float32) - center[:, np.newaxis] + np.float32(0.5)
         distance = np.abs(distance * stretch)
         if slope is None:
             return np.maximum(1 - distance, 0)
@@ -382,56 +367,30 @@ def _runtime_window(line: OnnxAxis, slope: Number | None, outputs: Indices) -> W
         weight = np.where(distance < 1, keys_inside(distance, slope), far)
         return np.where(distance < 2, weight, np.float32(0))  # noqa: PLR2004
 
-    return Window(first, np.minimum(stop, first + length), weigh, reads)
+    return Window(first, np.minimum(stop, first + line.window), weigh, reads)
 
 
-def _kept(line: OnnxAxis, outputs: Indices) -> Taps:
-    """Copy an axis that keeps its length, as ONNX Runtime does.
-
-    Outputs outside the roi are excepted.
-    """
-    _, reads = _runtime_center(line, outputs)
-    return Taps(outputs[:, np.newaxis], reads[:, np.newaxis].astype(np.float32))
-
-
-def _taps(window: Window, line: OnnxAxis, taps: int) -> Taps:
+def _normalized(window: Window, line: OnnxAxis, coordinates: Coordinates) -> Taps:
     """Add weights beyond an edge to the edge's, then normalize.
 
     Normalized weights are divided by the sum of all. The edge's own weight comes first, then those
     beyond it in ascending order, as in ONNX Runtime.
     """
+    taps = min(line.window, line.inputs)
     begin = np.clip(window.first, 0, line.inputs - taps)
-    every = slice(None)
-    read = weights_from(lambda index: window.weights(index, every), begin, taps=taps)
+    read = weights_from(window.weights, begin, taps=taps)
     weight = read.weight
     total = np.zeros(len(weight), weight.dtype)
     if line.exclude_outside:
         total = added(total, weight)
     else:
-        (low,) = np.nonzero(window.first < 0)
-        (high,) = np.nonzero(window.stop > line.inputs)
-        first, stop = int(window.first.min(initial=0)), int(window.stop.max())
-        total[low] = _with_outside(total[low], window, low, (first, 0))
-        total = added(total, weight)
-        total[high] = _with_outside(total[high], window, high, (line.inputs, stop))
-        weight[low, 0] = _with_outside(weight[low, 0], window, low, (first, 0))
-        weight[high, -1] = _with_outside(weight[high, -1], window, high, (line.inputs, stop))
+        below = int(window.first.min()), 0
+        above = line.inputs, int(window.stop.max())
+        total = added(window.added_beyond(total, *below), weight)
+        total = window.added_beyond(total, *above)
+        weight[:, 0] = window.added_beyond(weight[:, 0], *below)
+        weight[:, -1] = window.added_beyond(weight[:, -1], *above)
     total = np.where(total == 0, weight.dtype.type(1), total)[:, np.newaxis]
     weight = weight * (1 / total) if line.in_float32 else weight / total
-    return Taps(read.index, np.where(window.reads[:, np.newaxis], weight, weight.dtype.type(0)))
-
-
-def _with_outside(
-    start: Numbers, window: Window, rows: npt.NDArray[np.intp], elements: tuple[int, int]
-) -> Numbers:
-    """Add the weights of a range of elements to start, [rows].
-
-    They are added in order, and each sum is rounded.
-    """
-    first, stop = elements
-    return sum_from(
-        lambda index: window.weights(index, rows),
-        np.full(len(rows), first, np.int64),
-        taps=max(stop - first, 0),
-        start=start,
-    )
+    weight = np.where(window.reads[:, np.newaxis], weight, weight.dtype.type(0))
+    return Taps(read.index, weight, coordinates)

@@ -26,46 +26,28 @@ out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
 from gradwire_server.dialects import onnx_filters
-from gradwire_server.dialects.dialect import Axes, Axis, Dialect, OperatorCall, Shape
-from gradwire_server.dialects.onnx_filters import (
-    CROP,
-    WHOLE,
-    OnnxAxis,
-    antialiased,
-    beyond_axis,
-    most_taps,
+from gradwire_server.dialects.dialect import (
+    Attributes,
+    Axes,
+    Axis,
+    OperatorCall,
+    Shape,
+    both,
+    check_count,
+    check_result,
+    scaled_size,
 )
+from gradwire_server.dialects.onnx_filters import CROP, WHOLE, Number, OnnxAxis
 from gradwire_server.errors import InvalidFieldError, counted, shortest
-from gradwire_server.plans.sampling import ComputedTaps, Taps
-
-# Beyond it int64(float) and float(int64) no longer name the same number.
-LARGEST_INFERRED_SIZE: Final = 2**53
 
 _PICK: Final = {"not_larger": min, "not_smaller": max}
-
-
-class OnnxSizing(Protocol):
-    """Attributes that determine lengths.
-
-    An array has one value per axis, or per element of axes.
-
-    axes                      resized axes, each from -rank to rank - 1; empty means all of them
-    scales                    scales, output over input
-    sizes                     lengths of the forward's output
-    keep_aspect_ratio_policy  one of stretch, not_larger and not_smaller
-    """
-
-    axes: Sequence[int]
-    scales: Sequence[float]
-    sizes: Sequence[int]
-    keep_aspect_ratio_policy: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +60,11 @@ class Extent:
     """
 
     outputs: int
-    scale: np.floating[Any]
-    width: np.floating[Any]
+    scale: Number
+    width: Number
 
 
-def named_axes(attributes: OnnxSizing, operator: str, *, rank: int) -> list[int]:
+def named_axes(attributes: Attributes, *, rank: int) -> list[int]:
     """Return the resized axes, in the order of the arrays.
 
     Raises InvalidFieldError if they are invalid.
@@ -91,14 +73,14 @@ def named_axes(attributes: OnnxSizing, operator: str, *, rank: int) -> list[int]
     for i, axis in enumerate(attributes.axes):
         if not -rank <= axis < rank:
             raise InvalidFieldError(
-                f"operator.{operator}.axes[{i}]",
+                attributes.path(f"axes[{i}]"),
                 f"is {axis}; tensors of {counted(rank, 'axis')} have {-rank} to {rank - 1}",
                 came=axis,
                 rank=rank,
             )
         if axis % rank in axes:
             raise InvalidFieldError(
-                f"operator.{operator}.axes[{i}]",
+                attributes.path(f"axes[{i}]"),
                 f"is {axis}, which is axis {axis % rank} again; name each once",
                 came=axis,
             )
@@ -107,69 +89,47 @@ def named_axes(attributes: OnnxSizing, operator: str, *, rank: int) -> list[int]
 
 
 def extents(
-    attributes: OnnxSizing,
-    operator: str,
-    source: Shape,
-    *,
-    kind: type[np.floating[Any]],
-    result: Shape | None = None,
+    attributes: Attributes, source: Shape, *, result: Shape | None = None
 ) -> dict[int, Extent]:
     """Return the extent of each axis that is resized; raise InvalidFieldError.
 
     result  the lengths that stand in for sizes where neither scales nor sizes are given
     """
-    axes = named_axes(attributes, operator, rank=len(source))
-    for field, values in (("scales", attributes.scales), ("sizes", attributes.sizes)):
-        if len(values) not in {0, len(axes)}:
+    kind = ARITHMETICS[attributes.arithmetic]
+    axes = named_axes(attributes, rank=len(source))
+    for field in ("scales", "sizes"):
+        check_count(attributes, field, len(axes), wanted="{}")
+    inputs, sizes = [source[axis] for axis in axes], attributes.sizes
+    if not sizes and not attributes.scales:
+        if result is None or attributes.keep_aspect_ratio_policy != "stretch":
             raise InvalidFieldError(
-                f"operator.{operator}.{field}",
-                f"has {counted(len(values), 'value')} for {counted(len(axes), 'axis')}; give "
-                f"{len(axes)}",
-                came=len(values),
-                expected=len(axes),
+                attributes.path("sizes"), "is empty, and so is scales; give one of the two"
             )
-    inputs, policy = [source[axis] for axis in axes], attributes.keep_aspect_ratio_policy
-    if attributes.scales:
-        made = _by_scales(attributes.scales, operator, inputs, kind=kind)
-    elif attributes.sizes:
-        made = _by_sizes(attributes.sizes, operator, inputs, policy=policy, kind=kind)
-    elif result is None or policy != "stretch":
-        raise InvalidFieldError(
-            f"operator.{operator}.sizes", "is empty, and so is scales; give one of the two"
-        )
-    else:
         sizes = [result[axis] for axis in axes]
-        made = _by_sizes(sizes, operator, inputs, policy=policy, kind=kind)
+    made = (
+        _by_sizes(attributes, sizes, inputs, kind)
+        if sizes
+        else _by_scales(attributes, inputs, kind)
+    )
     return dict(zip(axes, made, strict=True))
 
 
-def _by_scales(
-    scales: Sequence[float], operator: str, inputs: Sequence[int], *, kind: type[np.floating[Any]]
-) -> list[Extent]:
+def _by_scales(attributes: Attributes, inputs: Sequence[int], kind: type[Number]) -> list[Extent]:
     made: list[Extent] = []
-    for i, (each, length) in enumerate(zip(scales, inputs, strict=True)):
+    for i, (each, length) in enumerate(zip(attributes.scales, inputs, strict=True)):
         scale = kind(each)
         width = _width(scale, length)
-        if not 1 <= width <= LARGEST_INFERRED_SIZE:
-            raise InvalidFieldError(
-                f"operator.{operator}.scales[{i}]",
-                f"is {shortest(each)}, which scales {length} elements to {width:g}; give a scale "
-                f"that results in 1 to 2**53",
-                came=shortest(each),
-                size=length,
-            )
-        made.append(Extent(int(width), scale, width))
+        outputs = scaled_size(
+            width, field=attributes.path(f"scales[{i}]"), scale=shortest(each), size=length
+        )
+        made.append(Extent(outputs, scale, width))
     return made
 
 
 def _by_sizes(
-    sizes: Sequence[int],
-    operator: str,
-    inputs: Sequence[int],
-    *,
-    policy: str,
-    kind: type[np.floating[Any]],
+    attributes: Attributes, sizes: Sequence[int], inputs: Sequence[int], kind: type[Number]
 ) -> list[Extent]:
+    policy = attributes.keep_aspect_ratio_policy
     scales = [kind(size) / kind(length) for size, length in zip(sizes, inputs, strict=True)]
     if policy == "stretch":
         # The width is a size, which scale * length may miss; ONNX Runtime takes the product.
@@ -184,9 +144,9 @@ def _by_sizes(
         width = _width(scale, length)
         whole = math.floor(width)
         outputs = whole + bool(width - whole >= 0.5)  # noqa: PLR2004
-        if not 1 <= outputs <= LARGEST_INFERRED_SIZE:
+        if not 1 <= outputs <= 2**53:
             raise InvalidFieldError(
-                f"operator.{operator}.sizes[{i}]",
+                attributes.path(f"sizes[{i}]"),
                 f"is {sizes[i]}; keep_aspect_ratio_policy {policy!r} scales {length} elements by "
                 f"{scale:g} to {width:g}; give sizes that result in 0.5 to 2**53",
                 came=sizes[i],
@@ -196,7 +156,7 @@ def _by_sizes(
     return made
 
 
-def _width(scale: np.floating[Any], length: int) -> Any:
+def _width(scale: Number, length: int) -> Any:
     """Return scale * length in the type of scale.
 
     Infinite where it overflows.
@@ -205,39 +165,13 @@ def _width(scale: np.floating[Any], length: int) -> Any:
         return scale * type(scale)(length)
 
 
-ARITHMETICS: Final[dict[str, type[np.floating[Any]]]] = {
+ARITHMETICS: Final[dict[str, type[Number]]] = {
     "spec_float64": np.float64,
     "float32": np.float32,
 }
 
 
-class OnnxAttributes(OnnxSizing, Protocol):
-    """Attributes of both operators.
-
-    mode                            one of nearest, linear and cubic
-    coordinate_transformation_mode  a key of onnx_filters.TRANSFORMATIONS
-    nearest_mode                    a key of onnx_filters.NEAREST_MODES
-    cubic_coeff_a                   slope of the cubic kernel at distance 1
-    exclude_outside                 whether elements beyond the edge weigh nothing
-    antialias                       whether filters are stretched where an axis shrinks
-    roi                             starts of all resized axes, then ends; empty means the whole of
-                                    each axis
-    extrapolation_value             value of forward elements that read outside
-    arithmetic                      a key of ARITHMETICS
-    """
-
-    mode: str
-    coordinate_transformation_mode: str
-    nearest_mode: str
-    cubic_coeff_a: float
-    exclude_outside: bool
-    antialias: bool
-    roi: Sequence[float]
-    extrapolation_value: float
-    arithmetic: str
-
-
-def _axes(attributes: OnnxAttributes, call: OperatorCall) -> Axes:
+def _axes(attributes: Attributes, call: OperatorCall) -> Axes:
     lines = _lines(attributes, call)
     copies = attributes.arithmetic == "float32" and call.source == call.result
     return tuple(
@@ -246,7 +180,7 @@ def _axes(attributes: OnnxAttributes, call: OperatorCall) -> Axes:
     )
 
 
-def _stays(line: OnnxAxis, attributes: OnnxAttributes) -> bool:
+def _stays(line: OnnxAxis, attributes: Attributes) -> bool:
     """Return whether an axis is left alone."""
     if line.inputs != line.outputs:
         return False
@@ -256,115 +190,84 @@ def _stays(line: OnnxAxis, attributes: OnnxAttributes) -> bool:
     return line.in_float32 and attributes.antialias and line.transformation != CROP
 
 
-def _axis(line: OnnxAxis, attributes: OnnxAttributes) -> Axis:
-    slope = line.kind(attributes.cubic_coeff_a) if attributes.mode == "cubic" else None
-    filter_: tuple[int, Callable[..., Taps | ComputedTaps], tuple[Hashable, ...]]
-    effort = 1
-    if attributes.antialias and (line.scale < 1 or line.in_float32):
-        radius = 1 if slope is None else 2
-        filter_ = most_taps(line, radius), antialiased, (line, slope)
-        effort += beyond_axis(line, radius)
-    elif slope is not None:
-        filter_ = 4, onnx_filters.cubic, (line, slope)
-    elif attributes.mode == "linear":
-        filter_ = 2, onnx_filters.linear, (line,)
-    else:
-        filter_ = 1, onnx_filters.nearest, (line, attributes.nearest_mode)
-    taps, sample, arguments = filter_
-    return Axis(
-        line.inputs,
-        line.outputs,
-        taps,
-        sample,
-        arguments,
-        in_float32=line.in_float32,
-        effort=effort,
-    )
+def _axis(line: OnnxAxis, attributes: Attributes) -> Axis:
+    sides, arguments = (line.inputs, line.outputs), (line,)
+    in_float32 = line.in_float32
+    if attributes.antialias and (line.scale < 1 or in_float32):
+        taps = min(line.window, line.inputs)
+        # Elements beyond the edges are weighed, but not read.
+        effort = 1 + math.ceil(line.window / taps)
+        return Axis(*sides, taps, onnx_filters.antialiased, arguments, in_float32, effort=effort)
+    if attributes.mode == "cubic":
+        return Axis(*sides, 4, onnx_filters.cubic, arguments, in_float32)
+    if attributes.mode == "linear":
+        return Axis(*sides, 2, onnx_filters.linear, arguments, in_float32)
+    return Axis(*sides, 1, onnx_filters.nearest, (line, attributes.nearest_mode), in_float32)
 
 
-def _lines(attributes: OnnxAttributes, call: OperatorCall) -> list[OnnxAxis | None]:
+def _lines(attributes: Attributes, call: OperatorCall) -> list[OnnxAxis | None]:
     """Check the sizes and return one OnnxAxis per axis.
 
     None stands for axes that are not resized.
     """
-    made = extents(
-        attributes,
-        call.operator,
-        call.source,
-        kind=ARITHMETICS[attributes.arithmetic],
-        # A gradient call has both shapes.
-        result=call.result if call.gradient else None,
-    )
+    kind = ARITHMETICS[attributes.arithmetic]
+    # A gradient call has both shapes.
+    made = extents(attributes, call.source, result=call.result if call.gradient else None)
     rois = _rois(attributes, call)
     lines: list[OnnxAxis | None] = []
-    for axis, (inputs, came) in enumerate(zip(call.source, call.result, strict=True)):
+    for axis, inputs in enumerate(call.source):
         extent = made.get(axis)
-        expected = inputs if extent is None else extent.outputs
-        if came != expected:
-            kept = extent is None
-            resized = "is not resized" if kept else f"is resized from {inputs} to {expected}"
-            raise InvalidFieldError(
-                f"{call.result_sizes}[{axis}]",
-                f"is {came}; this axis {resized}: give {expected}",
-                came=came,
-                expected=expected,
-            )
+        if extent is None:
+            check_result(call, {axis: inputs})
+            lines.append(None)
+            continue
+        check_result(call, {axis: extent.outputs}, by="scales" if attributes.scales else "sizes")
         lines.append(
-            None
-            if extent is None
-            else OnnxAxis(
+            OnnxAxis(
                 inputs,
-                came,
+                extent.outputs,
                 extent.scale,
                 extent.width,
                 attributes.coordinate_transformation_mode,
                 rois[axis],
                 exclude_outside=attributes.exclude_outside,
+                slope=kind(attributes.cubic_coeff_a) if attributes.mode == "cubic" else None,
             )
         )
     return lines
 
 
-def _rois(attributes: OnnxAttributes, call: OperatorCall) -> dict[int, tuple[float, float]]:
+def _rois(attributes: Attributes, call: OperatorCall) -> dict[int, tuple[float, float]]:
     """Return start and end of each resized axis.
 
     They span the whole axis, but for tf_crop_and_resize.
     """
-    axes = named_axes(attributes, call.operator, rank=len(call.source))
-    if len(attributes.roi) not in {0, 2 * len(axes)}:
-        raise InvalidFieldError(
-            call.attribute("roi"),
-            f"has {counted(len(attributes.roi), 'value')} for {counted(len(axes), 'axis')}; give "
-            f"{2 * len(axes)}, all starts before all ends, or none",
-            came=len(attributes.roi),
-            expected=2 * len(axes),
-        )
+    axes = named_axes(attributes, rank=len(call.source))
+    wanted = "{}, all starts before all ends, or none"
+    check_count(attributes, "roi", 2 * len(axes), noun="bound", wanted=wanted)
     if not attributes.roi or attributes.coordinate_transformation_mode != CROP:
         return dict.fromkeys(axes, WHOLE)
     pairs = zip(attributes.roi[: len(axes)], attributes.roi[len(axes) :], strict=True)
     return dict(zip(axes, pairs, strict=True))
 
 
-def _output_shape(attributes: OnnxAttributes, input_shape: Shape) -> Shape:
-    made = extents(attributes, "onnx_resize", input_shape, kind=ARITHMETICS[attributes.arithmetic])
+def _output_shape(attributes: Attributes, input_shape: Shape) -> Shape:
+    made = extents(attributes, input_shape)
     return tuple(
         made[axis].outputs if axis in made else size for axis, size in enumerate(input_shape)
     )
 
 
-def _fill(attributes: OnnxAttributes) -> float:
+def _fill(attributes: Attributes) -> float:
     crops = attributes.coordinate_transformation_mode == CROP
     return attributes.extrapolation_value if crops else 0.0
 
 
-DIALECTS: Final = (
-    Dialect("onnx_resize_grad", gradient=True, ranks=range(1, 9), axes=_axes, fill=_fill),
-    Dialect(
-        "onnx_resize",
-        gradient=False,
-        ranks=range(1, 9),
-        axes=_axes,
-        output_shape=_output_shape,
-        fill=_fill,
-    ),
+DIALECTS: Final = both(
+    "onnx_resize_grad",
+    "onnx_resize",
+    ranks=range(1, 9),
+    axes=_axes,
+    output_shape=_output_shape,
+    fill=_fill,
 )

@@ -18,15 +18,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from gradwire_server.plans import sampling
-from gradwire_server.plans.sampling import ComputedTaps, Coordinates, Rounding, Taps
-
-Numbers = npt.NDArray[np.floating[Any]]
+from gradwire_server.plans.banded_map import Indices
+from gradwire_server.plans.sampling import Coordinates, Rounding, Taps
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +60,9 @@ class OpenvinoAxis:
         """Whether coordinates are the outputs' own."""
         return self.scale == 1 or self.length == self.outputs
 
-    def coordinates(self) -> Coordinates:
-        """Return x of each output, float32[outputs]."""
-        x = np.arange(self.outputs).astype(np.float32)
+    def coordinates(self, outputs: Indices) -> Coordinates:
+        """Return x of some outputs, in float32."""
+        x = outputs.astype(np.float32)
         if self.stays:
             return x
         half, scale = np.float32(0.5), np.float32(self.scale)
@@ -79,13 +78,7 @@ class OpenvinoAxis:
         centered = self.transformation in {"half_pixel", "pytorch_half_pixel"}
         return stretched - half if centered else stretched
 
-    def unpadded(self, x: Numbers) -> Numbers:
-        """Return coordinates on the padded axis as coordinates on the axis."""
-        return x - x.dtype.type(self.pads[0])
-
-    def placed(
-        self, index: npt.NDArray[np.int64], weight: Numbers, x: Coordinates | None = None
-    ) -> Taps:
+    def placed(self, index: Indices, weight: Coordinates, x: Coordinates) -> Taps:
         """Convert taps and x on the padded axis to the axis.
 
         Padding has no weight.
@@ -95,7 +88,7 @@ class OpenvinoAxis:
         return Taps(
             np.clip(index, 0, self.inputs - 1),
             np.where(there, weight, weight.dtype.type(0)),
-            None if x is None else self.unpadded(x),
+            x - x.dtype.type(self.pads[0]),
         )
 
 
@@ -107,29 +100,29 @@ def _half_down(x: Coordinates) -> Coordinates:
 ROUNDINGS: Final[dict[str, Rounding]] = {
     "round_prefer_floor": _half_down,
     "round_prefer_ceil": sampling.half_away,
-    "floor": sampling.floor,
-    "ceil": sampling.ceil,
+    "floor": np.floor,
+    "ceil": np.ceil,
 }
 
 
-def nearest(line: OpenvinoAxis) -> Taps:
+def nearest(line: OpenvinoAxis, outputs: Indices) -> Taps:
     """Read the element at x, rounded.
 
     Rounding simple cuts toward 0, or rounds up where the axis shrinks.
     """
-    simple = sampling.ceil if line.scale < 1 else np.trunc
-    x = line.coordinates()
+    simple = np.ceil if line.scale < 1 else np.trunc
+    x = line.coordinates(outputs)
     whole = ROUNDINGS.get(line.rounding, simple)(x)
     index = sampling.on_axis(whole, inputs=line.length)[:, np.newaxis]
     return line.placed(index, np.ones(index.shape, np.float32), x)
 
 
-def linear_onnx(line: OpenvinoAxis) -> Taps:
+def linear_onnx(line: OpenvinoAxis, outputs: Indices) -> Taps:
     """Weight the two neighbors of x by distance.
 
     x is clamped to the axis.
     """
-    coordinates = line.coordinates()
+    coordinates = line.coordinates(outputs)
     x = np.clip(coordinates, np.float32(0), np.float32(line.length - 1))
     low = sampling.on_axis(x, inputs=line.length)
     high = np.minimum(low + 1, line.length - 1)
@@ -139,9 +132,9 @@ def linear_onnx(line: OpenvinoAxis) -> Taps:
     return line.placed(np.array([low, high]).T, np.array([lower, upper]).T, coordinates)
 
 
-def cubic(line: OpenvinoAxis) -> Taps:
+def cubic(line: OpenvinoAxis, outputs: Indices) -> Taps:
     """Weigh four elements by Keys' kernel; those outside move to the edge."""
-    x, a = line.coordinates(), np.float32(line.cube_coeff)
+    x, a = line.coordinates(outputs), np.float32(line.cube_coeff)
     low = np.floor(x)
     weight = sampling.keys_weights(x - low, a)
     base = np.clip(low, np.float32(-2), np.float32(line.length + 2)).astype(np.int64)
@@ -154,32 +147,24 @@ def linear_window(line: OpenvinoAxis) -> int:
     return min(2 * math.ceil(2 / line.stretch) + 1 if line.scale <= 1 else 5, line.length)
 
 
-def linear(line: OpenvinoAxis) -> ComputedTaps:
+def linear(line: OpenvinoAxis, outputs: Indices) -> Taps:
     """Weigh elements by a triangle, and normalize.
 
     The divisor is the sum of the weights on the padded axis.
     """
-    coordinates, window = line.coordinates(), linear_window(line)
+    x, window, stretch = line.coordinates(outputs), linear_window(line), np.float32(line.stretch)
     reach = window // 2 if window < line.length else line.length
-    stretch = np.float32(line.stretch)
+    near = np.float32(-reach), np.float32(line.length + reach)
+    middle = np.clip(sampling.half_away(x), *near).astype(np.int64)
 
-    def block(outputs: npt.NDArray[np.int64]) -> Taps:
-        x = coordinates[outputs]
-        near = np.float32(-reach), np.float32(line.length + reach)
-        middle = np.clip(sampling.half_away(x), *near).astype(np.int64)
+    def weigh(index: Indices) -> Coordinates:
+        distance = stretch * (x[:, np.newaxis] - index.astype(np.float32))
+        triangle = np.maximum(np.float32(1) - np.abs(distance), np.float32(0))
+        weight: Coordinates = stretch * triangle
+        return weight
 
-        def weigh(index: npt.NDArray[np.int64]) -> Numbers:
-            distance = stretch * (x[:, np.newaxis] - index.astype(np.float32))
-            triangle = np.maximum(np.float32(1) - np.abs(distance), np.float32(0))
-            weight: Numbers = stretch * triangle
-            return weight
-
-        low = np.clip(middle - reach, 0, line.length - window)
-        return _divided(line, weigh, low, window=window, total=np.zeros_like(x))
-
-    told = line.unpadded(coordinates)
-    taps = min(window, line.inputs)
-    return sampling.in_blocks(block, outputs=line.outputs, taps=taps, coordinates=told)
+    low = np.clip(middle - reach, 0, line.length - window)
+    return _divided(line, weigh, low, window=window, x=x)
 
 
 def pillow_window(line: OpenvinoAxis, *, radius: int) -> int:
@@ -190,54 +175,40 @@ def pillow_window(line: OpenvinoAxis, *, radius: int) -> int:
     return min(2 * math.ceil(radius * max(line.length / line.outputs, 1.0)) + 1, line.length)
 
 
-def pillow(line: OpenvinoAxis, radius: int) -> ComputedTaps:
+def pillow(line: OpenvinoAxis, outputs: Indices, *, radius: int) -> Taps:
     """Weigh as Pillow does, in float64.
 
     The kernel is stretched where the axis shrinks, and cut at edges. The kernel of radius 1 is the
     triangle, that of radius 2 is Keys' with cube_coeff.
     """
     scale = line.length / line.outputs
-    stretched, window = max(scale, 1.0), pillow_window(line, radius=radius)
-    support = radius * stretched
+    stretched = max(scale, 1.0)
+    center, support = (outputs + 0.5) * scale, radius * stretched
+    low = np.maximum(np.trunc(center - support + 0.5), 0).astype(np.int64)
+    stop = np.minimum(np.trunc(center + support + 0.5).astype(np.int64), line.length)
 
-    def block(outputs: npt.NDArray[np.int64]) -> Taps:
-        center = (outputs + 0.5) * scale
-        low = np.maximum(np.trunc(center - support + 0.5), 0).astype(np.int64)
-        stop = np.minimum(np.trunc(center + support + 0.5).astype(np.int64), line.length)
+    def weigh(index: Indices) -> Coordinates:
+        x = np.abs((index - center[:, np.newaxis] + 0.5) * (1 / stretched))
+        kernel = np.maximum(1 - x, 0) if radius == 1 else _pillow_keys(x, line.cube_coeff)
+        within = (index >= low[:, np.newaxis]) & (index < stop[:, np.newaxis])
+        return np.where(within, kernel, 0)
 
-        def weigh(index: npt.NDArray[np.int64]) -> Numbers:
-            x = np.abs((index - center[:, np.newaxis] + 0.5) * (1 / stretched))
-            kernel = np.maximum(1 - x, 0) if radius == 1 else _pillow_keys(x, line.cube_coeff)
-            within = (index >= low[:, np.newaxis]) & (index < stop[:, np.newaxis])
-            return np.where(within, kernel, 0)
-
-        return _divided(line, weigh, low, window=window, total=np.zeros_like(center))
-
-    told = line.unpadded((np.arange(line.outputs) + 0.5) * scale - 0.5)
-    taps = min(window, line.inputs)
-    return sampling.in_blocks(block, outputs=line.outputs, taps=taps, coordinates=told)
+    window = pillow_window(line, radius=radius)
+    return _divided(line, weigh, low, window=window, x=center - 0.5)
 
 
-def _pillow_keys(x: Numbers, a: float) -> Numbers:
+def _pillow_keys(x: Coordinates, a: float) -> Coordinates:
     outside = (((x - 5) * x + 8) * x - 4) * a
     return np.where(x < 1, sampling.keys_inside(x, a), np.where(x < 2, outside, 0))  # noqa: PLR2004
 
 
-def extra_window(line: OpenvinoAxis, window: int) -> int:
-    """Return the number of elements weighed for the sum alone.
-
-    It is 0 without padding.
-    """
-    return 0 if line.length == line.inputs else window
-
-
 def _divided(
     line: OpenvinoAxis,
-    weigh: Callable[[npt.NDArray[np.int64]], Numbers],
-    low: npt.NDArray[np.int64],
+    weigh: Callable[[Indices], Coordinates],
+    low: Indices,
     *,
     window: int,
-    total: Numbers,
+    x: Coordinates,
 ) -> Taps:
     """Divide weights by their window's sum, unless the sum is 0.
 
@@ -246,8 +217,9 @@ def _divided(
 
     low     first element of each output's window, which holds all that has a weight
     window  elements of each
-    total   a 0 for each output, in the type of the weights
+    x       coordinates, in the type of the weights
     """
+    total = np.zeros_like(x)
     if line.length == line.inputs:
         read = sampling.weights_from(weigh, low, taps=window)
         total = sampling.added(total, read.weight)
@@ -258,24 +230,29 @@ def _divided(
         low = np.clip(low, first, first + line.inputs - taps)
         read = sampling.weights_from(weigh, low, taps=taps)
     divisor = np.where(total == 0, total.dtype.type(1), total)
-    return line.placed(read.index, read.weight / divisor[:, np.newaxis])
+    return line.placed(read.index, read.weight / divisor[:, np.newaxis], x)
 
 
-def padding(line: OpenvinoAxis) -> Taps:
+def padding(line: OpenvinoAxis, outputs: Indices) -> Taps:
     """Read each element at its padded position.
 
     The axis is not resampled.
     """
-    x = np.arange(line.outputs)
-    index = x[:, np.newaxis]
-    return line.placed(index, np.ones(index.shape, np.float32), x.astype(np.float64))
+    index = outputs[:, np.newaxis]
+    return line.placed(index, np.ones(index.shape, np.float32), outputs.astype(np.float64))
 
 
-SAMPLES: Final[dict[str, Callable[[OpenvinoAxis], Taps | ComputedTaps]]] = {
+PILLOW: Final = {"bilinear_pillow": 1, "bicubic_pillow": 2}
+SAMPLES: Final[dict[str, Callable[[OpenvinoAxis, Indices], Taps]]] = {
     "nearest": nearest,
     "linear": linear,
     "linear_onnx": linear_onnx,
     "cubic": cubic,
+    **{mode: partial(pillow, radius=radius) for mode, radius in PILLOW.items()},
 }
 MOST_TAPS: Final = {"nearest": 1, "linear_onnx": 2, "cubic": 4}
-PILLOW: Final = {"bilinear_pillow": 1, "bicubic_pillow": 2}
+# Elements of the padded axis that the other modes weigh at most.
+WINDOWS: Final[dict[str, Callable[[OpenvinoAxis], int]]] = {
+    "linear": linear_window,
+    **{mode: partial(pillow_window, radius=radius) for mode, radius in PILLOW.items()},
+}

@@ -9,60 +9,43 @@ Source: https://docs.openvino.ai, Interpolate-11.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
 from gradwire_server.dialects import openvino_filters as filters
-from gradwire_server.dialects.dialect import Axes, Axis, Dialect, OperatorCall, Shape
+from gradwire_server.dialects.dialect import (
+    Attributes,
+    Axes,
+    Axis,
+    OperatorCall,
+    Shape,
+    both,
+    check_count,
+    check_result,
+    scaled_size,
+)
 from gradwire_server.dialects.openvino_filters import OpenvinoAxis
 from gradwire_server.errors import InvalidFieldError, counted, shortest
 
 # Added to a scale before a length is multiplied by it and cut: `ov::util::dim::scale`.
 SCALE_EPSILON: Final = np.float32(1e-6)
 
-# Beyond it int64(float) and float(int64) no longer name the same number.
-LARGEST_INFERRED_SIZE: Final = 2**53
-
 # Ranks whose axes linear_onnx resamples all; of more it leaves batch and channel.
 ALL_AXES: Final = {2, 3}
 PILLOW_AXES: Final = 2
 
 
-class OpenvinoAttributes(Protocol):
-    """Attributes of both operators; arrays are empty where nothing is given.
-
-    mode                            a key of SAMPLES or of PILLOW in openvino_filters
-    shape_calculation_mode          sizes or scales: which of the two counts
-    sizes, scales                   of the forward's output, one per entry of axes
-    axes                            axes that are resampled; empty for all
-    coordinate_transformation_mode  one of five, see openvino_filters
-    nearest_mode                    simple, or a key of ROUNDINGS
-    antialias                       whether linear's triangle is stretched where an axis shrinks
-    pads_begin, pads_end            elements of 0 around the input, one per axis or fewer
-    cube_coeff                      slope of the cubic kernels
-    """
-
-    mode: str
-    shape_calculation_mode: str
-    sizes: Sequence[int]
-    scales: Sequence[float]
-    axes: Sequence[int]
-    coordinate_transformation_mode: str
-    nearest_mode: str
-    antialias: bool
-    pads_begin: Sequence[int]
-    pads_end: Sequence[int]
-    cube_coeff: float
-
-
-def _axes(attributes: OpenvinoAttributes, call: OperatorCall) -> Axes:
-    numbers = _numbers(attributes, call.operator, rank=len(call.source))
-    _check_result(attributes, call, numbers)
+def _axes(attributes: Attributes, call: OperatorCall) -> Axes:
+    numbers = _numbers(attributes, rank=len(call.source))
+    told = _inferred(attributes, call.source)
+    for axis, length in told.items():
+        by = attributes.shape_calculation_mode if axis in numbers else "padding"
+        check_result(call, {axis: length}, by=by)
     scales = _scales(attributes, call, numbers)
     shrinks = any(scale < 1 for scale in scales.values())
-    pads = _pads(attributes, call.operator, rank=len(call.source))
+    pads = _pads(attributes, rank=len(call.source))
     lines = [
         OpenvinoAxis(
             inputs,
@@ -87,33 +70,31 @@ def _axis(mode: str, line: OpenvinoAxis) -> Axis | None:
     exact = mode == "cubic" or (mode == "linear" and line.stretch != 1)
     if line.length == line.outputs and not exact:
         return None if line.length == line.inputs else Axis(*sides, 1, filters.padding, (line,))
-    if mode in filters.PILLOW:
-        radius = filters.PILLOW[mode]
-        window = filters.pillow_window(line, radius=radius)
-        arguments: tuple[Hashable, ...] = line, radius
-        return Axis(
-            *sides,
-            min(window, line.inputs),
-            filters.pillow,
-            arguments,
-            in_float32=False,
-            padded=line.length,
-            window=filters.extra_window(line, window),
-            effort=int(radius),  # of the cubic kernel, whose radius is 2, twice the triangle's
-        )
-    window = filters.MOST_TAPS.get(mode) or filters.linear_window(line)
-    taps = window if mode in filters.MOST_TAPS else min(window, line.inputs)
-    extra = 0 if mode in filters.MOST_TAPS else filters.extra_window(line, window)
-    return Axis(*sides, taps, filters.SAMPLES[mode], (line,), padded=line.length, window=extra)
+    taps, extra = filters.MOST_TAPS.get(mode, 0), 0
+    if not taps:
+        window = filters.WINDOWS[mode](line)
+        taps = min(window, line.inputs)
+        # With padding, a window is weighed once more for its sum.
+        extra = 0 if line.length == line.inputs else window
+    return Axis(
+        *sides,
+        taps,
+        filters.SAMPLES[mode],
+        (line,),
+        in_float32=mode not in filters.PILLOW,
+        padded=line.length,
+        window=extra,
+        effort=filters.PILLOW.get(mode, 1),  # Keys's kernel takes twice as long as the triangle
+    )
 
 
-def _numbers(attributes: OpenvinoAttributes, operator: str, *, rank: int) -> tuple[int, ...]:
+def _numbers(attributes: Attributes, *, rank: int) -> tuple[int, ...]:
     """Return the resampled axes, in the order of sizes and scales."""
     numbers = tuple(attributes.axes) or tuple(range(rank))
     for i, number in enumerate(numbers):
         if number >= rank or number in numbers[:i]:
             raise InvalidFieldError(
-                f"operator.{operator}.axes[{i}]",
+                attributes.path(f"axes[{i}]"),
                 f"is {number}; a tensor of {counted(rank, 'axis')} takes different axes from 0 to "
                 f"{rank - 1}",
                 came=number,
@@ -125,116 +106,79 @@ def _numbers(attributes: OpenvinoAttributes, operator: str, *, rank: int) -> tup
     if onnx or pillow:
         wanted = "two axes" if pillow else ", ".join(map(str, sorted(expected))) or "no rank 1"
         raise InvalidFieldError(
-            f"operator.{operator}.axes",
+            attributes.path("axes"),
             f"is {list(numbers)}; mode {attributes.mode!r} takes {wanted} of {rank}",
             came=list(numbers),
         )
     return numbers
 
 
-def _pads(attributes: OpenvinoAttributes, operator: str, *, rank: int) -> list[tuple[int, int]]:
+def _pads(attributes: Attributes, *, rank: int) -> list[tuple[int, int]]:
     """Return the padding of every axis; the default is 0."""
     for field in ("pads_begin", "pads_end"):
-        values = getattr(attributes, field)
-        if len(values) > rank:
-            raise InvalidFieldError(
-                f"operator.{operator}.{field}",
-                f"has {counted(len(values), 'value')} for tensors of {counted(rank, 'axis')}; give "
-                f"at most {rank}",
-                came=len(values),
-                expected=rank,
-            )
+        check_count(attributes, field, rank, other=range(rank), wanted="at most {}")
     begin, end = (list(each) + [0] * rank for each in (attributes.pads_begin, attributes.pads_end))
     return list(zip(begin[:rank], end, strict=False))
 
 
-def _inferred(attributes: OpenvinoAttributes, operator: str, source: Shape) -> dict[int, int]:
+def _inferred(attributes: Attributes, source: Shape) -> dict[int, int]:
     """Return the lengths of the result that attributes tell, by axis.
 
     Sizes are taken as they are; a scale gives int(length * (scale + 1e-6)) in float32. Axes that
     are not resampled keep their padded length.
     """
     rank = len(source)
-    numbers = _numbers(attributes, operator, rank=rank)
+    numbers = _numbers(attributes, rank=rank)
     padded = [
-        sum(pads, size)
-        for pads, size in zip(_pads(attributes, operator, rank=rank), source, strict=True)
+        sum(pads, size) for pads, size in zip(_pads(attributes, rank=rank), source, strict=True)
     ]
     told = {axis: size for axis, size in enumerate(padded) if axis not in numbers}
     field = attributes.shape_calculation_mode
     values = attributes.sizes if field == "sizes" else attributes.scales
     if not values and field == "sizes":
         return told
-    if len(values) != len(numbers):
-        raise InvalidFieldError(
-            f"operator.{operator}.{field}",
-            f"has {counted(len(values), 'value')} for {counted(len(numbers), 'axis')}; give "
-            f"{len(numbers)}",
-            came=len(values),
-            expected=len(numbers),
-        )
+    check_count(attributes, field, len(numbers), other=(), wanted="{}")
     if field == "sizes":
         return told | dict(zip(numbers, attributes.sizes, strict=True))
     for i, (axis, scale) in enumerate(zip(numbers, attributes.scales, strict=True)):
         with np.errstate(over="ignore"):
             product = float(np.float32(padded[axis]) * (np.float32(scale) + SCALE_EPSILON))
-        if not 1 <= product <= LARGEST_INFERRED_SIZE:
-            raise InvalidFieldError(
-                f"operator.{operator}.scales[{i}]",
-                f"is {shortest(scale)}, which scales {padded[axis]} elements to {product:g}; give "
-                f"a number that results in 1 to 2**53",
-                came=shortest(scale),
-                size=padded[axis],
-            )
-        told[axis] = int(product)
+        told[axis] = scaled_size(
+            product,
+            field=attributes.path(f"{field}[{i}]"),
+            scale=shortest(scale),
+            size=padded[axis],
+        )
     return told
 
 
-def _check_result(
-    attributes: OpenvinoAttributes, call: OperatorCall, numbers: Sequence[int]
-) -> None:
-    for axis, expected in _inferred(attributes, call.operator, call.source).items():
-        if call.result[axis] != expected:
-            told = attributes.shape_calculation_mode if axis in numbers else "the padded input"
-            raise InvalidFieldError(
-                f"{call.result_sizes}[{axis}]",
-                f"is {call.result[axis]}; {told} determines {expected} for this axis",
-                came=call.result[axis],
-                expected=expected,
-            )
-
-
-def _scales(
-    attributes: OpenvinoAttributes, call: OperatorCall, numbers: Sequence[int]
-) -> dict[int, float]:
+def _scales(attributes: Attributes, call: OperatorCall, numbers: Sequence[int]) -> dict[int, float]:
     """Return the scale of each resampled axis.
 
     It is the given one, or the ratio of the lengths in float32.
     """
     if attributes.shape_calculation_mode == "scales":
         return dict(zip(numbers, map(float, attributes.scales), strict=True))
-    pads = _pads(attributes, call.operator, rank=len(call.source))
+    pads = _pads(attributes, rank=len(call.source))
     return {
         axis: float(np.float32(call.result[axis]) / np.float32(sum(pads[axis], call.source[axis])))
         for axis in numbers
     }
 
 
-def _output_shape(attributes: OpenvinoAttributes, input_shape: Shape) -> Shape:
-    operator = "openvino_interpolate"
-    told = _inferred(attributes, operator, input_shape)
+def _output_shape(attributes: Attributes, input_shape: Shape) -> Shape:
+    told = _inferred(attributes, input_shape)
     if len(told) != len(input_shape):
         raise InvalidFieldError(
-            f"operator.{operator}.sizes", "is empty; give the sizes, or the output's sizes"
+            attributes.path("sizes"), "is empty; give the sizes, or the output's sizes"
         )
     return tuple(told[axis] for axis in range(len(input_shape)))
 
 
-def _operator(name: str, *, gradient: bool, **rest: Any) -> Dialect:
-    return Dialect(name, gradient=gradient, ranks=range(1, 9), axes=_axes, **rest)
-
-
-DIALECTS: Final = (
-    _operator("openvino_interpolate_grad", gradient=True),
-    _operator("openvino_interpolate", gradient=False, output_shape=_output_shape),
+DIALECTS: Final = both(
+    "openvino_interpolate_grad",
+    "openvino_interpolate",
+    ranks=range(1, 9),
+    axes=_axes,
+    output_shape=_output_shape,
 )

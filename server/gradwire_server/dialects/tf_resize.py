@@ -14,22 +14,25 @@ tensorflow/core/kernels/image/resize_bicubic_op.cc.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final
 
 import numpy as np
 
 from gradwire_server.dialects.dialect import (
+    Attributes,
     Axes,
     Axis,
-    Dialect,
     OperatorCall,
     Shape,
+    both,
     check_batch_and_channel,
+    check_result,
 )
 from gradwire_server.errors import InvalidFieldError
 from gradwire_server.plans import sampling
+from gradwire_server.plans.banded_map import Indices
 from gradwire_server.plans.sampling import Coordinates, Taps
 
 # X + 0.5 is exact in float32 for every index X of an axis up to this long.
@@ -49,22 +52,6 @@ LEGACY_CUBIC_SLOPE: Final = -0.75
 LEAST_SUM: Final = np.float32(1000) * np.finfo(np.float32).tiny
 
 
-class TensorflowAttributes(Protocol):
-    """Attributes of both operators.
-
-    kind                one of bilinear, nearest_neighbor, bicubic
-    size                height and width of the forward's output, or nothing
-    align_corners       whether the corner elements correspond
-    half_pixel_centers  whether elements have their centers at halves; not together with
-                        align_corners
-    """
-
-    kind: str
-    size: Sequence[int]
-    align_corners: bool
-    half_pixel_centers: bool
-
-
 @dataclass(frozen=True, slots=True)
 class TensorflowAxis:
     """The forward along one axis.
@@ -77,50 +64,50 @@ class TensorflowAxis:
     align_corners: bool
     half_pixel_centers: bool
 
-    def stretched(self) -> Coordinates:
-        """Return X * scale of each output, float32[outputs].
+    def stretched(self, outputs: Indices) -> Coordinates:
+        """Return X * scale of some outputs, in float32.
 
         With half_pixel_centers it is (X + 0.5) * scale.
         """
-        x = np.arange(self.outputs).astype(np.float32)
+        x = outputs.astype(np.float32)
         if self.align_corners and min(self.inputs, self.outputs) > 1:
             return x * (np.float32(self.inputs - 1) / np.float32(self.outputs - 1))
-        half = np.float32(0.5 if self.half_pixel_centers else 0)
-        return (x + half) * (np.float32(self.inputs) / np.float32(self.outputs))
+        return (x + self.half) * (np.float32(self.inputs) / np.float32(self.outputs))
 
-    def coordinates(self) -> Coordinates:
-        """Return x of each output, float32[outputs]."""
-        return self.stretched() - np.float32(0.5 if self.half_pixel_centers else 0)
+    @property
+    def half(self) -> np.float32:
+        """Distance of an element's center from its index."""
+        return np.float32(0.5 if self.half_pixel_centers else 0)
 
 
-def _nearest(line: TensorflowAxis) -> Taps:
+def _nearest(line: TensorflowAxis, outputs: Indices) -> Taps:
     """Read floor(x), or roundf(x) with align_corners.
 
     With half_pixel_centers the 0.5 is neither subtracted nor added again: floor((X + 0.5) * scale).
     """
-    x = line.stretched()
+    x = line.stretched(outputs)
     whole = sampling.half_away(x) if line.align_corners else np.floor(x)
-    return sampling.nearest_taps(whole, inputs=line.inputs, coordinates=line.coordinates())
+    return sampling.nearest_taps(whole, inputs=line.inputs, coordinates=x - line.half)
 
 
-def _bilinear(line: TensorflowAxis) -> Taps:
+def _bilinear(line: TensorflowAxis, outputs: Indices) -> Taps:
     """Weight floor(x) and ceil(x), clamped to the axis.
 
     The weights are 1 - l and l, with l = x - floor(x).
     """
-    x = line.coordinates()
+    x = line.stretched(outputs) - line.half
     low = np.floor(x)
     index = sampling.on_axis(np.array([low, np.ceil(x)]), inputs=line.inputs)
     return sampling.linear_taps(index, upper_weight=x - low, coordinates=x)
 
 
-def _bicubic(line: TensorflowAxis) -> Taps:
+def _bicubic(line: TensorflowAxis, outputs: Indices) -> Taps:
     """Weight four elements by Keys' kernel at rounded x.
 
     x is rounded to 1/1024, ties to even. With half_pixel_centers those outside are left out and the
     others divided by their sum; otherwise they move to the edge.
     """
-    x = line.coordinates()
+    x = line.stretched(outputs) - line.half
     low = np.floor(x)
     between = np.rint((x - low) * np.float32(CUBIC_STEPS)).astype(np.float64) / CUBIC_STEPS
     slope = CUBIC_SLOPE if line.half_pixel_centers else LEGACY_CUBIC_SLOPE
@@ -138,33 +125,23 @@ def _renormalized(weight: Coordinates) -> Coordinates:
 
     The sums are taken tap by tap.
     """
-    total = weight[0]
-    for tap in weight[1:]:
-        total = total + tap
+    total = sampling.added(weight[0], weight[1:].T)
     some = np.abs(total) >= LEAST_SUM
     return weight * (np.float32(1) / np.where(some, total, np.float32(1)))
 
 
-KINDS: Final[dict[str, tuple[Callable[[TensorflowAxis], Taps], int]]] = {
+KINDS: Final[dict[str, tuple[Callable[[TensorflowAxis, Indices], Taps], int]]] = {
     "bilinear": (_bilinear, 2),
     "nearest_neighbor": (_nearest, 1),
     "bicubic": (_bicubic, 4),
 }
 
 
-def _axes(attributes: TensorflowAttributes, call: OperatorCall) -> Axes:
+def _axes(attributes: Attributes, call: OperatorCall) -> Axes:
     check_batch_and_channel(call, spatial=SPATIAL)
-    sizes = [(call.source[axis], call.result[axis]) for axis in SPATIAL]
     # An empty size is absent.
-    for axis, (expected, (_, came)) in enumerate(zip(attributes.size, sizes, strict=False), 1):
-        if expected != came:
-            raise InvalidFieldError(
-                f"{call.result_sizes}[{axis}]",
-                f"is {came}, but size has {expected} for this axis; give {expected}, or leave size "
-                f"empty",
-                came=came,
-                expected=expected,
-            )
+    check_result(call, dict(zip(SPATIAL, attributes.size, strict=False)), by="size")
+    sizes = [(call.source[axis], call.result[axis]) for axis in SPATIAL]
     sample, most_taps = KINDS[attributes.kind]
     flags = attributes.align_corners, attributes.half_pixel_centers
     spatial = [
@@ -176,20 +153,15 @@ def _axes(attributes: TensorflowAttributes, call: OperatorCall) -> Axes:
     return (None, *spatial, None)
 
 
-def _output_shape(attributes: TensorflowAttributes, input_shape: Shape) -> Shape:
+def _output_shape(attributes: Attributes, input_shape: Shape) -> Shape:
     if not attributes.size:
         raise InvalidFieldError(
-            "operator.tf_resize.size", "is empty; give height and width, or the output's sizes"
+            attributes.path("size"), "is empty; give height and width, or the output's sizes"
         )
     batch, _, _, channel = input_shape
     return (batch, *attributes.size, channel)
 
 
-def _operator(name: str, *, gradient: bool, **rest: Any) -> Dialect:
-    return Dialect(name, gradient=gradient, ranks=range(4, 5), axes=_axes, **rest)
-
-
-DIALECTS: Final = (
-    _operator("tf_resize_grad", gradient=True),
-    _operator("tf_resize", gradient=False, output_shape=_output_shape),
+DIALECTS: Final = both(
+    "tf_resize_grad", "tf_resize", ranks=range(4, 5), axes=_axes, output_shape=_output_shape
 )

@@ -23,28 +23,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from gradwire_server.dialects.dialect import FLOAT32, Axis
 from gradwire_server.plans import sampling
+from gradwire_server.plans.banded_map import Indices
 from gradwire_server.plans.plan import FMA_EFFORT, fma
-from gradwire_server.plans.sampling import (
-    ComputedTaps,
-    Coordinates,
-    Indices,
-    Taps,
-    added,
-    in_blocks,
-    weights_from,
-)
-from gradwire_server.plans.sines import EFFORT, Doubles, quick_sin, sin, sinf, unsettled
-
-Numbers = npt.NDArray[np.floating[Any]]
+from gradwire_server.plans.sampling import Coordinates, Taps, added, weights_from
+from gradwire_server.plans.sines import EFFORT, Doubles, sin, sinf, unsettled
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +58,7 @@ class TorchAxis:
         """Whether the length stays."""
         return self.inputs == self.outputs
 
-    def scale(self, kind: np.dtype[np.floating] | None = None) -> np.floating[Any]:
+    def scale(self, kind: np.dtype[np.floating] | None = None) -> np.floating:
         """Return input over output in the type `kind`.
 
         The default type is that of the arithmetic. The reciprocal of scale_factor is taken in
@@ -82,50 +72,41 @@ class TorchAxis:
             return as_type(1 / self.scale_factor)
         return as_type(as_type(self.inputs) / as_type(self.outputs))
 
-    def indices(self) -> Coordinates:
-        """Return X of each output."""
-        return np.arange(self.outputs).astype(self.compute)
+    def coordinates(self, outputs: Indices, *, fused: bool) -> Coordinates:
+        """Return coordinates of some outputs, not clamped.
 
-    def coordinates(self, *, fused: bool) -> Coordinates:
-        """Return each output's coordinate, not clamped.
-
-        It is a fused product and sum, or rounded after the product.
+        They are fused products and sums, or rounded after the product.
         """
-        scale, x = np.asarray(self.scale()), self.indices()
+        scale, x = np.asarray(self.scale()), outputs.astype(self.compute)
         if self.align_corners:
             return scale * x
         half = self.compute.type(0.5)
         return fma(scale, x + half, np.asarray(-half)) if fused else scale * (x + half) - half
 
 
+Effort = Mapping[np.dtype[np.floating], int]
+
+
 @dataclass(frozen=True, slots=True)
 class Filter:
     """A filter along an axis.
 
-    sample     computes the taps of all outputs
+    sample     computes the taps of some outputs
     most_taps  the most any output may have
     skips      whether an axis that keeps its length is left alone for every scale_factor
-    sines      whether weights are made of sines
-    fused      whether weights are made of fused products and sums
+    effort     cost of a tap relative to a plain one, by arithmetic type; None where it is plain
     """
 
-    sample: Callable[[TorchAxis], Taps | ComputedTaps]
+    sample: Callable[[TorchAxis, Indices], Taps]
     most_taps: Callable[[TorchAxis], int]
     skips: bool = False
-    sines: bool = False
-    fused: bool = False
+    effort: Effort | None = None
 
     def axis(self, line: TorchAxis) -> Axis:
         """Return an axis that is read in this way."""
-        effort = 1
-        if self.sines or self.fused:
-            effort = (EFFORT if self.sines else FMA_EFFORT)[line.compute]
         sides = line.inputs, line.outputs
+        effort = 1 if self.effort is None else self.effort[line.compute]
         return Axis(*sides, self.most_taps(line), self.sample, (line,), effort=effort)
-
-    def skipping(self) -> Filter:
-        """Return the filter that leaves axes of unchanged length alone."""
-        return replace(self, skips=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +123,7 @@ class TorchKeysFilter:
     fused: bool
     last: bool
 
-    def inside(self, x: Numbers) -> Numbers:
+    def inside(self, x: Coordinates) -> Coordinates:
         """Return the weight at distances up to 1.
 
         It is ((a + 2) x - (a + 3)) x x + 1.
@@ -151,7 +132,7 @@ class TorchKeysFilter:
         part = self._sum(a + 2, x, -(a + 3), fused=self.fused) * x
         return self._sum(part, x, 1, fused=self.last)
 
-    def outside(self, x: Numbers) -> Numbers:
+    def outside(self, x: Coordinates) -> Coordinates:
         """Return the weight at distances from 1 to 2.
 
         It is ((a x - 5 a) x + 8 a) x - 4 a.
@@ -162,12 +143,10 @@ class TorchKeysFilter:
         return self._sum(part, x, -4 * a, fused=self.last)
 
     @staticmethod
-    def _sum(a: Numbers | float, x: Numbers, c: float, *, fused: bool) -> Numbers:
+    def _sum(a: Coordinates | float, x: Coordinates, c: float, *, fused: bool) -> Coordinates:
         first, last = np.asarray(a, x.dtype), np.asarray(c, x.dtype)
         return fma(first, x, last) if fused else first * x + last
 
-
-__all__ = ["ANTIALIAS", "BACKWARD", "FORWARD", "Filter", "TorchAxis"]
 
 # Without antialias, as OpenCV; Keys himself settles on -0.5.
 CUBIC_SLOPE: Final = -0.75
@@ -178,7 +157,7 @@ def _floorf(x: Coordinates) -> Coordinates:
 
     This is C's floorf, which the library calls on doubles as well.
     """
-    return sampling.floor(x.astype(np.float32))
+    return np.floor(x.astype(np.float32))
 
 
 def _nearest(x: Coordinates, line: TorchAxis, *, center: float = 0) -> Taps:
@@ -186,37 +165,35 @@ def _nearest(x: Coordinates, line: TorchAxis, *, center: float = 0) -> Taps:
     return sampling.nearest_taps(_floorf(x), inputs=line.inputs, coordinates=x - center)
 
 
-def _backward_nearest(line: TorchAxis) -> Taps:
+def _backward_nearest(line: TorchAxis, outputs: Indices) -> Taps:
     """Read floorf(X * scale), with scale in float32.
 
     An axis of doubled length reads X >> 1 for every scale.
     """
-    x = np.arange(line.outputs)
     if line.outputs == 2 * line.inputs:
-        return _nearest((x >> 1).astype(np.float64), line)
-    return _nearest(x.astype(np.float32) * line.scale(FLOAT32), line)
+        return _nearest((outputs >> 1).astype(np.float64), line)
+    return _nearest(outputs.astype(np.float32) * line.scale(FLOAT32), line)
 
 
-def _forward_nearest(line: TorchAxis) -> Taps:
+def _forward_nearest(line: TorchAxis, outputs: Indices) -> Taps:
     """Read floorf(X * scale)."""
-    return _nearest(line.indices() * line.scale(), line)
+    return _nearest(outputs.astype(line.compute) * line.scale(), line)
 
 
-def _backward_nearest_exact(line: TorchAxis) -> Taps:
+def _backward_nearest_exact(line: TorchAxis, outputs: Indices) -> Taps:
     """Read floorf((X + 0.5) * scale).
 
     scale is float32, and the product float64.
     """
-    x = np.arange(line.outputs) + 0.5
-    return _nearest(x * np.float64(line.scale(FLOAT32)), line, center=0.5)
+    return _nearest((outputs + 0.5) * np.float64(line.scale(FLOAT32)), line, center=0.5)
 
 
-def _forward_nearest_exact(line: TorchAxis) -> Taps:
+def _forward_nearest_exact(line: TorchAxis, outputs: Indices) -> Taps:
     """Read floorf(max(fma(scale, X + 0.5, -0.5), 0) + 0.5).
 
     The last sum is float64.
     """
-    x = np.maximum(line.coordinates(fused=True), 0)
+    x = np.maximum(line.coordinates(outputs, fused=True), 0)
     return _nearest(x.astype(np.float64) + 0.5, line, center=0.5)
 
 
@@ -229,24 +206,24 @@ def _below(x: Coordinates, line: TorchAxis) -> tuple[Indices, Coordinates]:
     return index, np.minimum(np.maximum(x - index.astype(x.dtype), 0), 1)
 
 
-def _linear(line: TorchAxis) -> Taps:
+def _linear(line: TorchAxis, outputs: Indices) -> Taps:
     """Weight the elements below and above x by distance.
 
     Element i has weight 1 - (x - i), element i + 1 has x - i; x is at least 0.
     """
-    x = line.coordinates(fused=True)
+    x = line.coordinates(outputs, fused=True)
     index, upper = _below(np.maximum(x, 0), line)
     return sampling.linear_taps(
         np.array([index, np.minimum(index + 1, line.inputs - 1)]), upper_weight=upper, coordinates=x
     )
 
 
-def _cubic(line: TorchAxis, kernel: TorchKeysFilter) -> Taps:
+def _cubic(line: TorchAxis, outputs: Indices, *, kernel: TorchKeysFilter) -> Taps:
     """Weight four elements by their distances from x.
 
     They are i - 1 .. i + 2; elements outside move to the edge.
     """
-    x = line.coordinates(fused=kernel.fused)
+    x = line.coordinates(outputs, fused=kernel.fused)
     index, t = _below(x, line)
     weight = [kernel.outside(t + 1), kernel.inside(t), kernel.inside(1 - t)]
     weight.append(kernel.outside((1 - t) + 1))
@@ -254,29 +231,17 @@ def _cubic(line: TorchAxis, kernel: TorchKeysFilter) -> Taps:
     return Taps(np.clip(taps, 0, line.inputs - 1), np.array(weight).T, x)
 
 
-def _backward_cubic(line: TorchAxis) -> Taps:
-    # This file of the library is built without contraction.
-    return _cubic(line, TorchKeysFilter(CUBIC_SLOPE, fused=False, last=False))
-
-
-def _forward_cubic(line: TorchAxis) -> Taps:
-    return _cubic(line, TorchKeysFilter(CUBIC_SLOPE, fused=True, last=False))
-
-
-def _bin(line: TorchAxis) -> ComputedTaps:
+def _bin(line: TorchAxis, outputs: Indices) -> Taps:
     """Average the n elements of each output's bin.
 
     A bin is floor(X * inputs / outputs) up to ceil((X + 1) * inputs / outputs).
     """
-    tap = np.arange(taps := _most_in_bin(line))
-
-    def block(x: Indices) -> Taps:
-        first, stop = x * line.inputs // line.outputs, -(-(x + 1) * line.inputs // line.outputs)
-        counts = (stop - first)[:, np.newaxis]
-        weight = np.where(tap < counts, 1 / counts.astype(line.compute), line.compute.type(0))
-        return Taps(np.minimum(first[:, np.newaxis] + tap, line.inputs - 1), weight)
-
-    return sampling.in_blocks(block, outputs=line.outputs, taps=taps)
+    tap = np.arange(_most_in_bin(line))
+    first = outputs * line.inputs // line.outputs
+    stop = -(-(outputs + 1) * line.inputs // line.outputs)
+    counts = (stop - first)[:, np.newaxis]
+    weight = np.where(tap < counts, 1 / counts.astype(line.compute), line.compute.type(0))
+    return Taps(np.minimum(first[:, np.newaxis] + tap, line.inputs - 1), weight)
 
 
 def _most_in_bin(line: TorchAxis) -> int:
@@ -286,6 +251,11 @@ def _most_in_bin(line: TorchAxis) -> int:
     """
     whole = line.inputs % line.outputs == 0 or line.outputs % line.inputs == 0
     return -(-line.inputs // line.outputs) + (not whole)
+
+
+def _cubic_filter(*, fused: bool) -> Filter:
+    kernel = TorchKeysFilter(CUBIC_SLOPE, fused=fused, last=False)
+    return Filter(partial(_cubic, kernel=kernel), lambda _: 4, effort=FMA_EFFORT)
 
 
 _LINEAR: Final = Filter(_linear, lambda _: 2, skips=True)
@@ -299,13 +269,14 @@ FORWARD: Final[Mapping[str, Filter]] = {
     **_SHARED,
     "nearest": Filter(_forward_nearest, lambda _: 1),
     "nearest-exact": Filter(_forward_nearest_exact, lambda _: 1),
-    "bicubic": Filter(_forward_cubic, lambda _: 4, fused=True),
+    "bicubic": _cubic_filter(fused=True),
 }
 BACKWARD: Final[Mapping[str, Filter]] = {
     **_SHARED,
     "nearest": Filter(_backward_nearest, lambda _: 1, skips=True),
     "nearest-exact": Filter(_backward_nearest_exact, lambda _: 1),
-    "bicubic": Filter(_backward_cubic, lambda _: 4, fused=True),
+    # This file of the library is built without contraction.
+    "bicubic": _cubic_filter(fused=False),
 }
 
 
@@ -313,18 +284,18 @@ BACKWARD: Final[Mapping[str, Filter]] = {
 CUBIC: Final = TorchKeysFilter(-0.5, fused=True, last=True)
 
 
-def _triangle(x: Numbers) -> Numbers:
-    weight: Numbers = np.maximum(1 - np.abs(x), 0)
+def _triangle(x: Coordinates) -> Coordinates:
+    weight: Coordinates = np.maximum(1 - np.abs(x), 0)
     return weight
 
 
-def _keys(x: Numbers) -> Numbers:
+def _keys(x: Coordinates) -> Coordinates:
     x = np.abs(x)
     inside, outside = CUBIC.inside(x), CUBIC.outside(x)
     return np.where(x < 1, inside, np.where(x < 2, outside, x.dtype.type(0)))  # noqa: PLR2004
 
 
-def _lanczos(x: Numbers) -> Numbers:
+def _lanczos(x: Coordinates) -> Coordinates:
     """Return sinc(x) sinc(x / 3).
 
     x / 3 is a double, and so is its sinc.
@@ -334,17 +305,17 @@ def _lanczos(x: Numbers) -> Numbers:
     if x.dtype == np.float64:
         weight = narrow * _sinc(third)
     else:
-        weight = narrow * _sinc(third, quick_sin)
+        weight = narrow * _sinc(third, np.sin)
         doubtful = unsettled(weight)
         weight[doubtful] = narrow[doubtful] * _sinc(third[doubtful])
     return np.where(x < 3, weight, 0).astype(x.dtype)  # noqa: PLR2004 - the radius
 
 
-def _sinc(x: Numbers, sine_of: Callable[[Doubles], Doubles] = sin) -> Numbers:
+def _sinc(x: Coordinates, sine_of: Callable[[Doubles], Doubles] = sin) -> Coordinates:
     y = x * x.dtype.type(np.pi)
     one = y.dtype.type(1)
     single = y.dtype == np.float32
-    sine: Numbers = sinf(y.astype(np.float32)) if single else sine_of(y.astype(np.float64))
+    sine: Coordinates = sinf(y.astype(np.float32)) if single else sine_of(y.astype(np.float64))
     return np.where(y == 0, one, sine / np.where(y == 0, one, y))
 
 
@@ -357,42 +328,45 @@ def _most_taps(line: TorchAxis, *, radius: int) -> int:
     return min(2 * math.ceil(_support(line, radius)) + 1, line.inputs)
 
 
-def _sample(line: TorchAxis, *, weigh: Callable[[Numbers], Numbers], radius: int) -> ComputedTaps:
-    """Weigh blocks of outputs: temporaries take several times the taps' memory."""
+def _antialiased(
+    line: TorchAxis,
+    outputs: Indices,
+    *,
+    weigh: Callable[[Coordinates], Coordinates],
+    radius: int,
+) -> Taps:
+    """Weigh the elements within the stretched filter's support."""
     kind, taps = line.compute.type, _most_taps(line, radius=radius)
     scale, support = float(line.scale()), kind(_support(line, radius))
     inverse = float(kind(1 / scale)) if scale >= 1 else 1.0
+    center = (scale * (outputs + 0.5)).astype(kind)
+    low = np.maximum(np.trunc((center - support).astype(np.float64) + 0.5), 0).astype(np.int64)
+    high = np.trunc((center + support).astype(np.float64) + 0.5).astype(np.int64)
+    counts = np.minimum(high, line.inputs) - low
 
-    def block(x: Indices) -> Taps:
-        center = (scale * (x + 0.5)).astype(kind)
-        low = np.maximum(np.trunc((center - support).astype(np.float64) + 0.5), 0).astype(np.int64)
-        high = np.trunc((center + support).astype(np.float64) + 0.5).astype(np.int64)
-        counts = np.minimum(high, line.inputs) - low
+    def weights(index: Indices) -> Coordinates:
+        distance = (index.astype(kind) - center[:, np.newaxis]).astype(np.float64) + 0.5
+        weight = weigh((distance * inverse).astype(kind))
+        return np.where(index - low[:, np.newaxis] < counts[:, np.newaxis], weight, kind(0))
 
-        def weights(index: Indices) -> Numbers:
-            distance = (index.astype(kind) - center[:, np.newaxis]).astype(np.float64) + 0.5
-            weight = weigh((distance * inverse).astype(kind))
-            return np.where(index - low[:, np.newaxis] < counts[:, np.newaxis], weight, kind(0))
-
-        read = weights_from(weights, low, taps=taps)
-        total = added(np.zeros(len(low), kind), read.weight)[:, np.newaxis]
-        divided = read.weight / np.where(total == 0, kind(1), total)
-        weight = np.where(total == 0, read.weight, divided)
-        return Taps(np.minimum(read.index, line.inputs - 1), weight)
-
-    centers = (scale * (np.arange(line.outputs) + 0.5)).astype(kind)
-    coordinates = centers - kind(0.5)
-    return in_blocks(block, outputs=line.outputs, taps=taps, coordinates=coordinates)
+    read = weights_from(weights, low, taps=taps)
+    total = added(np.zeros(len(low), kind), read.weight)[:, np.newaxis]
+    weight = read.weight / np.where(total == 0, kind(1), total)
+    return Taps(np.minimum(read.index, line.inputs - 1), weight, center - kind(0.5))
 
 
-def _filter(weigh: Callable[[Numbers], Numbers], radius: int, **made: bool) -> Filter:
-    sample = partial(_sample, weigh=weigh, radius=radius)
-    return Filter(sample, partial(_most_taps, radius=radius), **made)
+def _filter(
+    weigh: Callable[[Coordinates], Coordinates],
+    radius: int,
+    effort: Effort | None = None,
+) -> Filter:
+    sample = partial(_antialiased, weigh=weigh, radius=radius)
+    return Filter(sample, partial(_most_taps, radius=radius), effort=effort)
 
 
 # The forward leaves axes alone whose length stays, the backward does not.
 ANTIALIAS: Final = {
     "bilinear": _filter(_triangle, 1),
-    "bicubic": _filter(_keys, 2, fused=True),
-    "lanczos": _filter(_lanczos, 3, sines=True),
+    "bicubic": _filter(_keys, 2, FMA_EFFORT),
+    "lanczos": _filter(_lanczos, 3, EFFORT),
 }

@@ -467,7 +467,7 @@ class Preparer:
         request, output = request.resolved()
         key = _request_key(request, output)
         # find() has already counted this lookup.
-        prepared = self._recent.get(key) if header is None else self._recent.peek(key)
+        prepared = self._recent.get(key, counted=header is None)
         if prepared is None:
             with asking(check):
                 prepared = self._prepare(request, output)
@@ -508,8 +508,8 @@ class Preparer:
     def _prepare(self, request: EvaluationRequest, output: TensorSpec) -> Prepared:
         filled, filled_output = self._check_tensors(request, output)
         with default_float_environment():
-            plan = dialects.lower(
-                *_called(filled, filled_output), **self._bounds(request), table=self._tables.get
+            plan = dialects.forward(*_called(filled, filled_output), **self._bounds(request)).plan(
+                self._tables.get
             )
         self._limits.check_plan(plan)
         layout = lay_out(filled.input, filled_output)

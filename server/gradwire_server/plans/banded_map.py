@@ -13,9 +13,10 @@ from #{o: stop[o] <= j} up to, not including, #{o: start[o] <= j}.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,49 +38,35 @@ class Spans(NamedTuple):
     start: Indices
     stop: Indices
 
+    @property
+    def counts(self) -> Indices:
+        """Length of each."""
+        counts: Indices = np.maximum(self.stop - self.start, 0)
+        return counts
 
-def ascending_taps(index: Indices, weight: Taps) -> tuple[Indices, Taps]:
-    """Sort each output's taps by input.
 
-    Taps on one input keep their order.
+def merged_taps(index: Indices, weight: Taps) -> tuple[Indices, Taps]:
+    """Sort each output's taps, and add up those on one input.
+
+    They are added in their order, in weight's type. The first of them gets the sum, the others 0.
     """
-    if _all(index[:, 1:] >= index[:, :-1]):
-        return index, weight
-    order = np.argsort(index, axis=1, kind="stable")
-    return np.take_along_axis(index, order, axis=1), np.take_along_axis(weight, order, axis=1)
-
-
-# Columns of taps that take as long as one run of repeated taps.
-_RUN_COLUMNS = 8
-
-
-def merged_weights(index: Indices, weight: Taps) -> Taps:
-    """Add up repeated taps on one input.
-
-    They are added in order, in weight's type. The last of them gets the sum, the others get 0. Both
-    arrays are [outputs, taps], sorted by `ascending_taps`.
-    """
+    if not (index[:, 1:] >= index[:, :-1]).all():
+        order = np.argsort(index, axis=1, kind="stable")
+        index = np.take_along_axis(index, order, axis=1)
+        weight = np.take_along_axis(weight, order, axis=1)
     repeats = index[:, 1:] == index[:, :-1]
-    if not np.count_nonzero(repeats):
-        return weight
-    sums = weight.copy(order="K")
-    inside = np.pad(repeats, ((0, 0), (1, 1)))
-    first = (inside[:, 1:] & ~inside[:, :-1]).nonzero()
-    last = (inside[:, :-1] & ~inside[:, 1:]).nonzero()
-    if _RUN_COLUMNS * len(first[0]) < repeats.shape[1]:
-        # Few inputs, such as the ends of the axis, each read by many taps.
-        for row, low, high in zip(*first, last[1], strict=True):
-            # cumsum adds sequentially.
-            total = np.cumsum(weight[row, low : high + 1], dtype=weight.dtype)[-1]
-            sums[row, low:high] = 0
-            sums[row, high] = total
-        return sums
-    for tap in range(repeats.shape[1]):
-        (again,) = repeats[:, tap].nonzero()
-        if len(again):
-            sums[again, tap + 1] += sums[again, tap]
-            sums[again, tap] = 0
-    return sums
+    if not np.count_nonzero(repeats):  # faster than any() on short arrays
+        return index, weight
+    row, tap = repeats.nonzero()
+    continues = (np.diff(row) == 0) & (np.diff(tap) == 1)
+    place = np.arange(len(row))
+    place[1:][continues] = 0
+    first = tap[np.maximum.accumulate(place)]
+    sums = weight.copy()
+    sums[row, tap + 1] = 0
+    # Adds sequentially; sum() adds pairwise.
+    np.add.at(sums, (row, first), weight[row, tap + 1])
+    return index, sums
 
 
 def non_zero_spans(index: Indices, weight: Taps, *, inputs: int) -> Spans:
@@ -88,10 +75,8 @@ def non_zero_spans(index: Indices, weight: Taps, *, inputs: int) -> Spans:
     (inputs, 0) if there is none.
     """
     some = weight != 0
-    if not some.size:
-        return Spans(np.full(len(index), inputs), np.zeros(len(index), np.int64))
-    if _all(some):
-        return Spans(index[:, 0].copy(), index[:, -1] + 1)
+    if some.all():
+        return Spans(index[:, 0], index[:, -1] + 1)
     rows = np.arange(len(index))
     first, from_last = some.argmax(axis=1), some[:, ::-1].argmax(axis=1)
     found = some[rows, first]
@@ -106,24 +91,13 @@ def monotone_spans(spans: Spans) -> Spans:
     all. Empty spans, given as (inputs, 0), stay empty where no two spans before and after them
     overlap.
     """
-    if ascends(spans.start) and ascends(spans.stop) and _all(spans.start < spans.stop):
+    if ascends(spans.start) and ascends(spans.stop) and (spans.start < spans.stop).all():
         return spans
     up = _ascending(spans)
-    empty = spans.start >= spans.stop
-    if _total(up) == _total(Spans(spans.start[~empty], spans.stop[~empty])):
-        return up
     down = _ascending(Spans(spans.start[::-1], spans.stop[::-1]))
-    return Spans(down.start[::-1], down.stop[::-1]) if _total(down) < _total(up) else up
-
-
-def ascends(values: Indices) -> bool:
-    """Whether no value is less than the one before."""
-    return _all(values[1:] >= values[:-1])
-
-
-def _all(flags: npt.NDArray[np.bool_]) -> bool:
-    # Much faster than flags.all() on short arrays.
-    return int(np.count_nonzero(flags)) == flags.size
+    if down.counts.sum() < up.counts.sum():
+        return Spans(down.start[::-1], down.stop[::-1])
+    return up
 
 
 def _ascending(spans: Spans) -> Spans:
@@ -134,15 +108,9 @@ def _ascending(spans: Spans) -> Spans:
     return Spans(np.minimum(start, stop), stop)
 
 
-def _total(spans: Spans) -> int:
-    return int(np.sum(spans.stop - spans.start))
-
-
-def joined(spans: Sequence[Spans]) -> Spans:
-    """Return the concatenated spans of all blocks."""
-    if len(spans) == 1:
-        return spans[0]
-    return Spans(*(np.concatenate(sides) for sides in zip(*spans, strict=True)))
+def ascends(values: Indices) -> bool:
+    """Whether no value is less than the one before."""
+    return bool((values[1:] >= values[:-1]).all())
 
 
 def packed_weights(index: Indices, weight: Taps, span: Spans) -> Weights:
@@ -150,43 +118,15 @@ def packed_weights(index: Indices, weight: Taps, span: Spans) -> Weights:
 
     Zeros fill gaps.
     """
-    counts = np.maximum(span.stop - span.start, 0)
-    some = weight != 0
-    total = int(counts.sum())
-    if np.count_nonzero(some) == total:
+    counts, some = span.counts, weight != 0
+    if np.count_nonzero(some) == counts.sum():
         packed: Weights = weight[some].astype(np.float64)
         return packed  # no zero is inside a span
     inside = (index >= span.start[:, np.newaxis]) & (index < span.stop[:, np.newaxis])
-    inside[:, :-1] &= index[:, :-1] != index[:, 1:]
+    inside[:, 1:] &= index[:, 1:] != index[:, :-1]
     place = index + (np.cumsum(counts) - counts - span.start)[:, np.newaxis]
-    result = np.zeros(total)
+    result = np.zeros(counts.sum())
     result[place[inside]] = weight[inside]
-    return result
-
-
-def placed_weights(
-    pieces: Sequence[Weights], *, span: Spans, band: Spans, offset: Indices
-) -> Weights:
-    """Lay weights out as float64[offset[-1]], output by output; zeros fill wider bands.
-
-    pieces  the weights of all spans, in blocks of whole outputs; [] where there are no outputs
-    band    the bands, each holding its span
-    offset  int64[outputs + 1], where each band's weights begin
-    """
-    if sum(map(len, pieces)) == offset[-1]:
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-    counts = np.maximum(span.stop - span.start, 0)
-    ends = np.cumsum(counts)
-    shift = offset[:-1] + span.start - band.start - (ends - counts)
-    result = np.zeros(offset[-1])
-    low = 0
-    for piece in pieces:
-        high = low + len(piece)
-        first, last = np.searchsorted(ends, (low, high), "right")
-        rows = slice(first, last + 1)
-        within = np.diff(np.clip(ends[rows], low, high), prepend=low)
-        result[np.arange(low, high) + shift[rows].repeat(within)] = piece
-        low = high
     return result
 
 
@@ -207,8 +147,7 @@ class BandedMap:
     offset   int64[outputs + 1], from 0: the weights of output o are weight[offset[o]:offset[o + 1]]
     weight   float64[nnz], exact values of the dialect's own arithmetic, explicit zeros included
 
-    Raises ValueError if the arrays are inconsistent, a band is out of range, or the bands neither
-    ascend nor descend.
+    Raises ValueError if a band is out of range.
     """
 
     outputs: int
@@ -218,8 +157,14 @@ class BandedMap:
     weight: Weights
 
     def __post_init__(self) -> None:
-        self._check_arrays()
-        self._check_bands()
+        if not self.outputs:
+            return
+        low = min(self.start.item(0), self.start.item(-1))
+        high = max(self.stop.item(0), self.stop.item(-1))
+        if low < 0 or high > self.inputs:
+            raise ValueError(
+                f"bands cover the inputs {low} .. {high - 1}; there are 0 .. {self.inputs - 1}"
+            )
 
     @classmethod
     def from_taps(
@@ -247,50 +192,23 @@ class BandedMap:
         """
         spans: list[Spans] = []
         pieces: list[Weights] = []
-        for index, weight in blocks:
-            index, weight = ascending_taps(index, weight)  # noqa: PLW2901
-            weight = merged_weights(index, weight)  # noqa: PLW2901
-            span = non_zero_spans(index, weight, inputs=inputs)
-            spans.append(span)
-            pieces.append(packed_weights(index, weight, span))
-        span = joined(spans)
-        band = monotone_spans(span)
-        offset = _offsets(counts := band.stop - band.start)
-        return cls._sound(
-            inputs,
-            start=band.start,
-            stop=band.stop,
-            counts=counts,
-            offset=offset,
-            weight=placed_weights(pieces, span=span, band=band, offset=offset),
-        )
-
-    @classmethod
-    def _sound(
-        cls,
-        inputs: int,
-        *,
-        start: Indices,
-        stop: Indices,
-        counts: Indices,
-        offset: Indices,
-        weight: Weights,
-    ) -> BandedMap:
-        """Make a map from consistent arrays, without the checks of the constructor."""
-        if len(start):
-            low, high = min(start.item(0), start.item(-1)), max(stop.item(0), stop.item(-1))
-            _check_reach(low, high, inputs=inputs)
-        made = object.__new__(cls)
-        vars(made).update(
-            outputs=len(start),
-            inputs=inputs,
-            start=start,
-            stop=stop,
-            counts=counts,
-            offset=offset,
-            weight=weight,
-        )
-        return made
+        for block in blocks:
+            index, weight = merged_taps(*block)
+            spans.append(non_zero_spans(index, weight, inputs=inputs))
+            pieces.append(packed_weights(index, weight, spans[-1]))
+        starts, stops = zip(*spans, strict=True)
+        band = monotone_spans(Spans(np.concatenate(starts), np.concatenate(stops)))
+        offset = _offsets(band.counts)
+        if sum(map(len, pieces)) == offset[-1]:
+            return cls(len(band.start), inputs, band.start, offset, np.concatenate(pieces))
+        # Zeros fill wider bands.
+        placed, row = np.zeros(offset[-1]), 0
+        for span, piece in zip(spans, pieces, strict=True):
+            rows = slice(row, row + len(span.start))
+            shift = offset[rows] + span.start - band.start[rows] - _offsets(span.counts)[:-1]
+            placed[np.arange(len(piece)) + shift.repeat(span.counts)] = piece
+            row = rows.stop
+        return cls(len(band.start), inputs, band.start, offset, placed)
 
     @cached_property
     def counts(self) -> Indices:
@@ -335,16 +253,14 @@ class BandedMap:
             first, last = ended, begun
         else:
             first, last = self.outputs - begun, self.outputs - ended
-        offset = _offsets(counts := last - first)
+        offset = _offsets(last - first)
         shift = offset[:-1] - first
         weight = np.empty_like(self.weight)
         for part, output, column in self._weights_in_blocks():
             place = shift[column]
             place += output
             weight[place] = self.weight[part]
-        return self._sound(
-            self.outputs, start=first, stop=last, counts=counts, offset=offset, weight=weight
-        )
+        return BandedMap(self.inputs, self.outputs, first, offset, weight)
 
     def window(self, first: int, stop: int, low: int, high: int) -> BandedMap:
         """Return a window of outputs and inputs.
@@ -364,14 +280,7 @@ class BandedMap:
         else:
             moved = begin + (start - full) - offset[:-1]
             weight = self.weight[np.repeat(moved, counts) + np.arange(offset[-1])]
-        return self._sound(
-            high - low,
-            start=start - low,
-            stop=past - low,
-            counts=counts,
-            offset=offset,
-            weight=weight,
-        )
+        return BandedMap(stop - first, high - low, start - low, offset, weight)
 
     def dense(self) -> Weights:
         """Return the matrix, float64[outputs, inputs], for tests and debugging."""
@@ -383,51 +292,14 @@ class BandedMap:
     def _weights_in_blocks(self) -> Iterator[tuple[slice, Indices, Indices]]:
         """Yield slices of weights, with each weight's output and input."""
         shift = self.start - self.offset[:-1]
-        for low in range(0, self.nnz, _BLOCK_WEIGHTS):
+        cuts = np.searchsorted(self.offset, range(0, self.nnz, _BLOCK_WEIGHTS))
+        for first, stop in pairwise([*cuts, self.outputs]):
             ask()
-            high = min(low + _BLOCK_WEIGHTS, self.nnz)
-            ends = np.array([low, high - 1])
-            rows: Indices = np.searchsorted(self.offset, ends, "right") - 1
-            first, last = int(rows[0]), int(rows[1])
-            bounds = np.clip(self.offset[first : last + 2], low, high)
-            counts: Indices = bounds[1:] - bounds[:-1]
-            output: Indices = np.repeat(np.arange(first, last + 1), counts)
-            column = np.arange(low, high)
+            part = slice(self.offset[first], self.offset[stop])
+            output: Indices = np.arange(first, stop).repeat(self.counts[first:stop])
+            column = np.arange(part.start, part.stop)
             column += shift[output]
-            yield slice(low, high), output, column
-
-    def _check_arrays(self) -> None:
-        for name, array, kind, length in (
-            ("start", self.start, np.int64, self.outputs),
-            ("offset", self.offset, np.int64, self.outputs + 1),
-            ("weight", self.weight, np.float64, len(self.weight)),
-        ):
-            if array.dtype != kind or array.shape != (length,):
-                raise ValueError(
-                    f"{name} is {array.dtype}{list(array.shape)}; {self.outputs} outputs need "
-                    f"{np.dtype(kind)}[{length}]"
-                )
-        if self.offset[0] != 0 or self.offset[-1] != self.nnz or not ascends(self.offset):
-            raise ValueError(
-                f"offset runs from {self.offset[0]} to {self.offset[-1]}; it must ascend from 0 to "
-                f"{self.nnz}, the number of weights"
-            )
-
-    def _check_bands(self) -> None:
-        if not self.outputs:
-            return
-        _check_reach(int(self.start.min()), int(self.stop.max()), inputs=self.inputs)
-        descends = ascends(self.start[::-1]) and ascends(self.stop[::-1])
-        if not descends and not self.is_increasing:
-            raise ValueError(
-                "starts and stops of the bands neither all ascend nor all descend; explicit zeros "
-                "make them, as BandedMap.from_taps adds"
-            )
-
-
-def _check_reach(low: int, high: int, *, inputs: int) -> None:
-    if low < 0 or high > inputs:
-        raise ValueError(f"bands cover the inputs {low} .. {high - 1}; there are 0 .. {inputs - 1}")
+            yield part, output, column
 
 
 def _offsets(counts: Indices) -> Indices:

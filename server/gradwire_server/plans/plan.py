@@ -9,7 +9,7 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,6 @@ import numpy.typing as npt
 from gradwire_server.plans.banded_map import BandedMap
 
 Shape = tuple[int, ...]
-
-
-class Digest(Protocol):
-    """Protocol of hashlib's hash objects."""
-
-    def update(self, data: bytes | memoryview, /) -> None:
-        """Add bytes to the hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +76,6 @@ class Plan:
             shape[one.axis] = one.map.outputs
         return cls(input_shape, tuple(shape), passes, fill)
 
-    def adjoint(self) -> Plan:
-        """Return the plan of the gradient.
-
-        It has the adjoint of every pass, in the same order, and fill 0. Passes that share a map
-        share its adjoint.
-        """
-        adjoints = {bands: bands.adjoint() for bands in {one.map for one in self.passes}}
-        passes = tuple(Pass(one.axis, adjoints[one.map]) for one in self.passes)
-        return Plan(self.output_shape, self.input_shape, passes)
-
     def permuted(self, order: Sequence[int]) -> Plan:
         """Return the plan for a tensor with permuted axes.
 
@@ -129,7 +112,7 @@ class Plan:
         """Size of all tables: weights, outputs and inputs."""
         return sum(one.map.nnz + one.map.outputs + one.map.inputs for one in self.passes)
 
-    def digest_update(self, digest: Digest) -> None:
+    def digest_update(self, digest: Any) -> None:
         """Hash shapes, fill, axes and tables, little-endian, each with its length."""
         for shape in (self.input_shape, self.output_shape):
             digest.update(struct.pack(f"<q{len(shape)}q", len(shape), *shape))
@@ -168,7 +151,10 @@ F = TypeVar("F", bound=np.floating[Any])
 Doubles = npt.NDArray[np.float64]
 
 # Cost of a few fused products and sums relative to plain ones, by arithmetic type.
-FMA_EFFORT: Final = {np.dtype(np.float32): 7, np.dtype(np.float64): 16}
+FMA_EFFORT: Final[dict[np.dtype[np.floating], int]] = {
+    np.dtype(np.float32): 7,
+    np.dtype(np.float64): 16,
+}
 # Splits a float64 into two halves of 26 bits (Veltkamp).
 _SPLIT = 2.0**27 + 1
 

@@ -8,27 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from gradwire_server.plans.banded_map import Block
+from gradwire_server.plans.banded_map import Indices
 from gradwire_server.plans.cancellation import ask
 
 Coordinates = npt.NDArray[np.floating[Any]]
-Indices = npt.NDArray[np.int64]
 Rounding = Callable[[Coordinates], Coordinates]
 # In the type of the coordinates, or a Python number.
 Slope = np.floating[Any] | float
 
 # Taps computed at once: their intermediate values fit a core's cache.
-_BLOCK_TAPS = 1 << 15
+BLOCK_TAPS: Final = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
 class Taps:
-    """Taps of each output: the arguments of `BandedMap.from_taps`.
+    """Taps of some outputs.
 
     index        int64[outputs, taps]     input elements, all on the axis; repeats are allowed
     weight       floating[outputs, taps]  their weights, in the type of the coordinates
@@ -39,38 +38,6 @@ class Taps:
     index: Indices
     weight: Coordinates
     coordinates: Coordinates | None = None
-
-    def blocks(self) -> Iterator[Block]:
-        """Yield the taps of some outputs at a time."""
-        rows = max(_BLOCK_TAPS // max(self.index.shape[1], 1), 1)
-        for first in range(0, len(self.index), rows):
-            ask()
-            yield self.index[first : first + rows], self.weight[first : first + rows]
-
-
-@dataclass(frozen=True, slots=True)
-class ComputedTaps:
-    """Taps of each output, computed lazily in blocks of outputs.
-
-    block        takes outputs, int64[some], and returns their taps, [some, taps]
-    coordinates  coordinates of all outputs, as in Taps
-    """
-
-    block: Callable[[Indices], Taps]
-    outputs: int
-    taps: int
-    coordinates: Coordinates | None = None
-
-    def blocks(self) -> Iterator[Block]:
-        """Yield the taps of some outputs at a time.
-
-        Checks for cancellation between blocks.
-        """
-        rows = max(_BLOCK_TAPS // self.taps, 1)
-        for first in range(0, self.outputs, rows):
-            ask()
-            part = self.block(np.arange(first, min(first + rows, self.outputs)))
-            yield part.index, part.weight
 
 
 def half_down(x: Coordinates) -> Coordinates:
@@ -101,18 +68,6 @@ def half_away(x: Coordinates) -> Coordinates:
     """
     whole: Coordinates = np.trunc(x)
     rounded: Coordinates = np.where(np.abs(x - whole) >= 0.5, whole + np.sign(x), whole)  # noqa: PLR2004
-    return rounded
-
-
-def floor(x: Coordinates) -> Coordinates:
-    """Round toward negative infinity."""
-    rounded: Coordinates = np.floor(x)
-    return rounded
-
-
-def ceil(x: Coordinates) -> Coordinates:
-    """Round toward positive infinity."""
-    rounded: Coordinates = np.ceil(x)
     return rounded
 
 
@@ -166,23 +121,6 @@ def keys_weights(t: Coordinates, a: Slope) -> Coordinates:
     return np.array([keys_outside(t + 1, a), *inner, keys_outside(2 - t, a)])
 
 
-def in_blocks(
-    block: Callable[[Indices], Taps],
-    *,
-    outputs: int,
-    taps: int,
-    coordinates: Coordinates | None = None,
-) -> ComputedTaps:
-    """Return taps computed in blocks of outputs.
-
-    Blocks bound temporary memory.
-
-    block        takes outputs, int64[some], and returns their taps, [some, taps]
-    coordinates  coordinates of all outputs; the blocks' own are ignored
-    """
-    return ComputedTaps(block, outputs, taps, coordinates)
-
-
 def weights_from(weigh: Callable[[Indices], Coordinates], low: Indices, *, taps: int) -> Taps:
     """Return taps on consecutive elements, in blocks of columns.
 
@@ -192,18 +130,8 @@ def weights_from(weigh: Callable[[Indices], Coordinates], low: Indices, *, taps:
     weigh  takes elements, int64[outputs, some], and returns their weights
     """
     index = low[:, np.newaxis] + np.arange(taps)
-    step = _columns(low)
-    if taps <= step:
-        return Taps(index, weigh(index))
-    weight: Coordinates | None = None
-    for first in range(0, taps, step):
-        ask()
-        part = weigh(index[:, first : first + step])
-        if weight is None:
-            weight = np.empty(index.shape, part.dtype)
-        weight[:, first : first + step] = part
-    assert weight is not None  # noqa: S101 - there are taps
-    return Taps(index, weight)
+    parts = [weigh(each) for each in _element_blocks(low, taps=taps)]
+    return Taps(index, np.concatenate(parts, axis=1))
 
 
 def sum_from(
@@ -213,11 +141,9 @@ def sum_from(
 
     The elements are low .. low + taps - 1; sums are those of `added`.
     """
-    step = _columns(low)
     total = start
-    for first in range(0, taps, step):
-        ask()
-        total = added(total, weigh(low[:, np.newaxis] + np.arange(first, min(first + step, taps))))
+    for elements in _element_blocks(low, taps=taps):
+        total = added(total, weigh(elements))
     return total
 
 
@@ -233,7 +159,7 @@ def added(start: Coordinates, weight: Coordinates) -> Coordinates:
             total = total + tap
         return total
     total = start.copy()
-    step = max(_BLOCK_TAPS // max(outputs, 1), 1)
+    step = max(BLOCK_TAPS // max(outputs, 1), 1)
     for first in range(0, taps, step):
         # cumsum adds sequentially; sum adds pairwise.
         part = np.concatenate([total[:, np.newaxis], weight[:, first : first + step]], axis=1)
@@ -241,5 +167,9 @@ def added(start: Coordinates, weight: Coordinates) -> Coordinates:
     return total
 
 
-def _columns(low: Indices) -> int:
-    return max(_BLOCK_TAPS // max(len(low), 1), 1)
+def _element_blocks(low: Indices, *, taps: int) -> Iterator[Indices]:
+    """Yield the elements that each output weighs, in blocks of columns."""
+    step = max(BLOCK_TAPS // max(len(low), 1), 1)
+    for first in range(0, taps, step):
+        ask()
+        yield low[:, np.newaxis] + np.arange(first, min(first + step, taps))

@@ -3,21 +3,20 @@
 NumPy's and C's differ between machines. `sin` is correctly rounded. `sinf` has the bits of GNU's C
 library for floats, not always the nearest: frameworks on Linux compute float32 weights with it.
 
-Most float32 results need far fewer bits than `sin` computes: `quick_sin` takes a tenth of the time
-and is accurate enough unless a value lies near a rounding boundary, which `unsettled` detects.
+NumPy's sine is accurate enough for most results on any machine: the others, which lie near a
+rounding boundary, are computed exactly, or as GNU's C library does.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from fractions import Fraction
-from math import factorial
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from gradwire_server.plans.plan import exact_product, exact_sum, fma
+from gradwire_server.plans.plan import fma
 
 Doubles = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
@@ -25,77 +24,65 @@ _SumOf = Callable[[Doubles, Doubles, Doubles], Doubles]
 
 
 # Cost of a product of two sines relative to a few sums, by arithmetic type.
-EFFORT: Final = {np.dtype(np.float32): 9, np.dtype(np.float64): 80}
+EFFORT: Final[dict[np.dtype[np.floating], int]] = {
+    np.dtype(np.float32): 9,
+    np.dtype(np.float64): 80,
+}
 
 
-class _Double(NamedTuple):
-    """Sum of two float64.
-
-    The second is below half the last place of the first.
-    """
-
-    high: Doubles
-    low: Doubles
+# Twice the relative error of extended precision, or of NumPy's float64.
+_EXTENDED_ERROR: Final = 2.0**-61
+_DOUBLE_ERROR: Final = 2.0**-46
 
 
 def sin(x: Doubles) -> Doubles:
-    """Return the sine, rounded once, of numbers up to 1000.
-
-    Two float64 carry more than 90 bits from reduction to the end; a sine closer than that to the
-    midpoint of two floats would be rounded wrongly. For most sines 60 bits are enough.
-    """
-    near = _sine_in_parts(x, long_factors=_FEW_FACTORS)
-    error = _FEW_ERROR * np.abs(near.high)
-    doubtful = near.high + (near.low - error) != near.high + (near.low + error)
-    result = near.high
-    result[doubtful] = _sine_in_parts(x[doubtful], long_factors=_LONG_FACTORS).high
+    """Return the sine, rounded once, of numbers up to 1000."""
+    extended = np.sin(x.astype(np.longdouble))
+    low, high = (extended * (1 + np.longdouble(side * _EXTENDED_ERROR)) for side in (-1, 1))
+    result = low.astype(np.float64)
+    # Extended precision is float64 on some processors, under Valgrind, and if a program says so.
+    is_extended = np.longdouble(1) + np.longdouble(2.0**-63) != 1
+    doubtful = (result != high.astype(np.float64)) | (not is_extended)
+    result[doubtful] = [_exact_sine(each) for each in x[doubtful].tolist()]
     return result
 
 
-def _sine_in_parts(x: Doubles, *, long_factors: int) -> _Double:
-    turns = np.rint(x * (2 / np.pi))
-    rest = _less(x, turns)
-    square = _product(rest, rest)
-    quarter = turns.astype(np.int64) & 3
-    cosine = quarter & 1 == 1
-    first = _chosen(cosine, _Double(np.ones_like(x), np.zeros_like(x)), rest)
-    total = _product(_product(first, square), _series(square, cosine, long_factors))
-    result, sign = _sum(first, total), np.where(quarter & 2 == 0, 1.0, -1.0)
-    return _Double(sign * result.high, sign * result.low)
+# Bits of fractions in integers, and pi with so many.
+_BITS: Final = 192
+_PI: Final = 0x3243F6A8885A308D313198A2E03707344A4093822299F31D0
 
 
-def quick_sin(x: Doubles) -> Doubles:
-    """Return the sine of floats up to 1000.
-
-    The relative error is below 2**-47.
-    """
-    turns = np.rint(x * (1 / np.pi))
-    rest = ((x - turns * _PI[0]) - turns * _PI[1]) - turns * _PI[2]
-    square = rest * rest
-    total = np.full_like(x, _TAYLOR[-1])
-    for factor in reversed(_TAYLOR[:-1]):
-        total *= square
-        total += factor
-    total *= square
-    total *= rest
-    total += rest
-    return np.where(turns.astype(np.int64) & 1 == 0, total, -total)
+def _exact_sine(x: float) -> float:
+    """Sum the Taylor series in integers, to 100 bits and more."""
+    if abs(x) < 2.0**-26:
+        return x
+    numerator, denominator = x.as_integer_ratio()
+    quarter, rest = divmod((numerator << _BITS + 1) // denominator, _PI)
+    rest >>= 1
+    cosine = quarter & 1
+    square = rest * rest >> _BITS
+    term = total = 1 << _BITS if cosine else rest
+    power = 1 if cosine else 2
+    while term:
+        term = -(term * square >> _BITS) // (power * (power + 1))
+        total += term
+        power += 2
+    return math.ldexp(-total if quarter & 2 else total, -_BITS)
 
 
 def unsettled(x: Doubles) -> npt.NDArray[np.bool_]:
     """Return where a relative error of 2**-46 may change the nearest float32."""
-    low, high = (x * (1 + error) for error in (-_QUICK_ERROR, _QUICK_ERROR))
+    low, high = (x * (1 + side * _DOUBLE_ERROR) for side in (-1, 1))
     differ: npt.NDArray[np.bool_] = low.astype(np.float32) != high.astype(np.float32)
     return differ
 
 
 def sin_as_float32(x: Doubles) -> Singles:
     """Return sin(x), rounded to float32."""
-    quick = quick_sin(x)
+    quick = np.sin(x)
     (doubtful,) = unsettled(quick.ravel()).nonzero()
     result = quick.astype(np.float32)
-    if len(doubtful):
-        result.reshape(-1)[doubtful] = sin(x.reshape(-1)[doubtful])
+    result.reshape(-1)[doubtful] = sin(x.reshape(-1)[doubtful])
     return result
 
 
@@ -116,6 +103,10 @@ def sinf(x: Singles) -> Singles:
     return np.where(np.abs(x) < 2.0**-12, x, value.astype(np.float32))
 
 
+# The first 40 bits of pi / 2, whose products with small whole numbers are exact.
+_HALF_PI: Final = float.fromhex("0x1.921fb54442p+0")
+
+
 def _polynomial(x: Doubles, sum_of: _SumOf) -> Doubles:
     """Return GNU's sine of numbers up to 120.
 
@@ -123,7 +114,7 @@ def _polynomial(x: Doubles, sum_of: _SumOf) -> Doubles:
     """
     turns = np.where(np.abs(x) < np.pi / 4, 0, np.rint(x * (2 / np.pi)))
     # Rounded once, as if fused: all other products and differences are exact.
-    rest = (x - turns * _HALF_PI[0]) - turns * (np.pi / 2 - _HALF_PI[0])
+    rest = (x - turns * _HALF_PI) - turns * (np.pi / 2 - _HALF_PI)
     quarter = turns.astype(np.int64) & 3
     value = np.where(quarter & 1 == 1, _cosine(rest, sum_of), _sine(rest, sum_of))
     return np.where(quarter & 2 == 0, value, -value)
@@ -163,77 +154,3 @@ def _cosine(x: Doubles, sum_of: _SumOf) -> Doubles:
     low = sum_of(square, first, np.ones_like(x))
     low = sum_of(fourth_power, second, low)
     return sum_of(fourth_power * square, sum_of(square, fourth, third), low)
-
-
-# Parts of pi / 2 of 40 bits each: their products with small whole numbers are exact.
-_HALF_PI: Final = tuple(
-    map(
-        float.fromhex,
-        ("0x1.921fb54442p+0", "0x1.a308d31318p-41", "0x1.8a2e037072p-81", "0x1.44a4093822p-121"),
-    )
-)
-
-
-_PI: Final = tuple(2 * part for part in _HALF_PI)
-_QUICK_ERROR: Final = 2.0**-46
-# Taylor coefficients up to x**19; at pi / 2 the next term is below 2**-51.
-_TAYLOR: Final = tuple((-1) ** (power // 2) / factorial(power) for power in range(3, 20, 2))
-
-
-def _less(x: Doubles, turns: Doubles) -> _Double:
-    """Return x minus quarter turns, to 100 bits even under cancellation."""
-    terms = [-turns * part for part in reversed(_HALF_PI)] + [x]
-    # A sweep leaves the sum in the last term and rounding errors in the others; two sweeps equal
-    # three times the bits (Ogita, Rump and Oishi, Accurate sum and dot product, 2005).
-    for _ in range(2):
-        for i in range(len(terms) - 1):
-            terms[i + 1], terms[i] = exact_sum(terms[i + 1], terms[i])
-    return _Double(*exact_sum(terms[-1], terms[-2] + sum(terms[:-2])))
-
-
-def _product(a: _Double, b: _Double) -> _Double:
-    high, low = exact_product(a.high, b.high)
-    return _Double(*exact_sum(high, low + (a.high * b.low + a.low * b.high)))
-
-
-def _sum(a: _Double, b: _Double) -> _Double:
-    high, low = exact_sum(a.high, b.high)
-    return _Double(*exact_sum(high, low + (a.low + b.low)))
-
-
-def _chosen(condition: npt.NDArray[np.bool_], a: _Double, b: _Double) -> _Double:
-    return _Double(np.where(condition, a.high, b.high), np.where(condition, a.low, b.low))
-
-
-def _series(square: _Double, cosine: npt.NDArray[np.bool_], long_factors: int) -> _Double:
-    """Return a Taylor series by Horner's rule.
-
-    -1/3! + z/5! - ... or, for cosines, -1/2! + z/4! - ...
-
-    One float64 is enough for the sum of the terms from z**long_factors on: it is below 2**-45 of
-    the sine if long_factors is 7, and below 2**-10 if it is 2.
-    """
-    high = np.zeros_like(square.high)
-    for of_cosine, of_sine in reversed(_FACTORS[long_factors:]):
-        high = np.where(cosine, of_cosine[0], of_sine[0]) + square.high * high
-    total = _Double(high, np.zeros_like(high))
-    for of_cosine, of_sine in reversed(_FACTORS[:long_factors]):
-        factor = _Double(*map(np.where, (cosine, cosine), of_cosine, of_sine))
-        total = _sum(factor, _product(square, total))
-    return total
-
-
-def _factor(power: int) -> tuple[float, float]:
-    """Return the Taylor coefficient of x**power, as two float64.
-
-    It is 1 / power! of either sign.
-    """
-    exact = Fraction((-1) ** (power // 2), factorial(power))
-    return float(exact), float(exact - Fraction(float(exact)))
-
-
-# Taylor coefficients of cosine and sine, from x**2 and x**3 on.
-_FACTORS: Final = [(_factor(power), _factor(power + 1)) for power in range(2, 28, 2)]
-_LONG_FACTORS: Final = 7
-_FEW_FACTORS: Final = 2
-_FEW_ERROR: Final = 2.0**-60

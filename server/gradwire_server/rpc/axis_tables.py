@@ -5,8 +5,10 @@ their tables to standard output, so that a program can use it without importing 
 
     input   JSON, a list of EvaluateRequests without data, each serialized and in base64
     output  an .npz file: "facts", the bytes of a JSON list with one object per request, of the
-            fields of OperatorTables; for axis a of request c "c.a.start", "c.a.offset" and
-            "c.a.weight" as in BandedMap and, where the dialect provides them, "c.a.coordinates".
+            fields output_shape, fill, the value of a forward's element that reads no input along
+            some axis, and axes, the lengths of each; for axis a of request c "c.a.start",
+            "c.a.offset" and "c.a.weight" as in BandedMap and, where the dialect provides them,
+            "c.a.coordinates", floating[outputs], the position that each output reads.
             If a request is refused, the file holds only "error", the bytes of an Error
 
 The table limits are the server's, read from the same environment variables:
@@ -20,7 +22,6 @@ import io
 import json
 import os
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,68 +33,12 @@ from gradwire_server.backends import compute_dtype
 from gradwire_server.dialects.dialect import Axis
 from gradwire_server.engine import Limits
 from gradwire_server.errors import EvaluationError
-from gradwire_server.plans.banded_map import BandedMap
-from gradwire_server.plans.sampling import Coordinates
+from gradwire_server.plans.banded_map import BandedMap, Indices
+from gradwire_server.plans.sampling import Taps
 from gradwire_server.rpc import codec
 from gradwire_server.rpc.status_map import failure
 
-
-@dataclass(frozen=True, slots=True)
-class OperatorAxis:
-    """The forward along one axis.
-
-    map          output i reads the inputs of its band
-    coordinates  floating[outputs], the position that each output reads, in the dialect's
-                 arithmetic; None if the dialect does not provide it
-    """
-
-    map: BandedMap
-    coordinates: Coordinates | None
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorTables:
-    """The tables of all axes of a request.
-
-    output_shape  shape of the result
-    fill          value of a forward's element that reads no input along some axis
-    axes          one table per axis
-    """
-
-    output_shape: tuple[int, ...]
-    fill: float
-    axes: tuple[OperatorAxis, ...]
-
-
-def tables(header: v1.EvaluateRequest, limits: Limits | None = None) -> OperatorTables:
-    """Return the tables that an evaluation uses.
-
-    Raises EvaluationError as the evaluation does.
-
-    limits  None means the server's defaults
-    """
-    limits = limits or Limits()
-    request, result = codec.read_request(header).resolved()
-    told = dialects.forward(
-        request.operator,
-        request.attributes,
-        request.input.sizes,
-        result.sizes,
-        compute=compute_dtype(request.input.dtype),
-        max_float32_axis=limits.max_float32_axis,
-        max_table_entries=limits.max_table_entries,
-    )
-    return OperatorTables(result.sizes, told.fill, tuple(map(_table, told.axes, told.call.source)))
-
-
-def _table(axis: Axis | None, length: int) -> OperatorAxis:
-    """Build the table of one axis; None is the identity."""
-    if axis is None:
-        place = np.arange(length)
-        identity = BandedMap(length, length, place, np.arange(length + 1), np.ones(length))
-        return OperatorAxis(identity, place.astype(np.float64))
-    taps = axis.sample(*axis.arguments)
-    return OperatorAxis(axis.map_of(taps), taps.coordinates)
+Arrays = dict[str, NDArray[Any]]
 
 
 def main() -> None:
@@ -101,9 +46,13 @@ def main() -> None:
     headers = [
         v1.EvaluateRequest.FromString(base64.b64decode(text)) for text in json.load(sys.stdin)
     ]
+    arrays: Arrays = {}
     try:
         limits = _limits()
-        arrays = _arrays([tables(header, limits) for header in headers])
+        facts = [
+            _tables(header, limits, arrays, prefix=str(call)) for call, header in enumerate(headers)
+        ]
+        arrays["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
     except EvaluationError as error:
         message = failure(error).in_band().SerializeToString()
         arrays = {"error": np.frombuffer(message, np.uint8)}
@@ -128,21 +77,41 @@ def _limits() -> Limits:
     return Limits(**given)
 
 
-def _arrays(answers: list[OperatorTables]) -> dict[str, NDArray[Any]]:
-    arrays: dict[str, NDArray[Any]] = {}
-    facts: list[dict[str, Any]] = []
-    for call, answer in enumerate(answers):
-        sides: list[dict[str, int]] = []
-        for number, axis in enumerate(answer.axes):
-            sides.append({"inputs": axis.map.inputs, "outputs": axis.map.outputs})
-            for name in ("start", "offset", "weight"):
-                arrays[f"{call}.{number}.{name}"] = getattr(axis.map, name)
-            if axis.coordinates is not None:
-                arrays[f"{call}.{number}.coordinates"] = axis.coordinates
-        shape = list(answer.output_shape)
-        facts.append({"output_shape": shape, "fill": answer.fill, "axes": sides})
-    arrays["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-    return arrays
+def _tables(
+    header: v1.EvaluateRequest, limits: Limits, arrays: Arrays, *, prefix: str
+) -> dict[str, Any]:
+    """Build the tables that an evaluation uses; return its facts.
+
+    Raises EvaluationError as the evaluation does.
+    """
+    request, result = codec.read_request(header).resolved()
+    told = dialects.forward(
+        request.operator,
+        request.attributes,
+        request.input.sizes,
+        result.sizes,
+        compute=compute_dtype(request.input.dtype),
+        max_float32_axis=limits.max_float32_axis,
+        max_table_entries=limits.max_table_entries,
+    )
+    sides: list[dict[str, int]] = []
+    for number, (given, length) in enumerate(zip(told.axes, told.call.source, strict=True)):
+        axis = given or Axis(length, length, 1, _identity, ())
+        blocks = list(axis.blocks())
+        taps = ((one.index, one.weight) for one in blocks)
+        table = BandedMap.from_blocks(taps, inputs=axis.inputs)
+        sides.append({"inputs": table.inputs, "outputs": table.outputs})
+        for name in ("start", "offset", "weight"):
+            arrays[f"{prefix}.{number}.{name}"] = getattr(table, name)
+        places = [one.coordinates for one in blocks if one.coordinates is not None]
+        if places:
+            arrays[f"{prefix}.{number}.coordinates"] = np.concatenate(places)
+    return {"output_shape": list(result.sizes), "fill": told.fill, "axes": sides}
+
+
+def _identity(outputs: Indices) -> Taps:
+    index = outputs[:, np.newaxis]
+    return Taps(index, np.ones(index.shape), outputs.astype(np.float64))
 
 
 if __name__ == "__main__":

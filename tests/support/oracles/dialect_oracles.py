@@ -90,7 +90,9 @@ def lowered(
     **limits: Any,
 ) -> Plan:
     compute = compute_dtype(np.dtype(dtype))
-    return dialects.lower(operator.name, operator, source, result, compute=compute, **limits)
+    return dialects.forward(
+        operator.name, operator, source, result, compute=compute, **limits
+    ).plan()
 
 
 def axis_table(

@@ -97,6 +97,14 @@ def covered(bands: BandedMap) -> npt.NDArray[np.bool_]:
     return (bands.start[:, None] <= place) & (place < bands.stop[:, None])
 
 
+def adjoint(plan: Plan) -> Plan:
+    """Return the plan of the gradient: every pass transposed, without fill."""
+    maps: list[BandedMap | None] = [None] * len(plan.output_shape)
+    for one in plan.passes:
+        maps[one.axis] = one.map.adjoint()
+    return Plan.build(maps, plan.output_shape)
+
+
 def dense_apply(matrices: dict[int, Matrix], x: Tensor) -> Matrix:
     result = x.astype(np.float64)
     for axis, matrix in matrices.items():
