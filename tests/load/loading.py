@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
-from gradwire import AsyncClient, RetryPolicy
+from gradwire import AsyncClient
 from gradwire.loadtest.generator import Phase
 from gradwire.loadtest.result import ScenarioResult
 from gradwire.loadtest.runner import Fleet, Runner
@@ -22,13 +22,9 @@ class Run(Protocol):
     ) -> ScenarioResult: ...
 
 
-def connect(target: str, *, connections: int, retry: RetryPolicy) -> AsyncClient:
-    return AsyncClient(target, connections=connections, retry=retry)
-
-
 @contextmanager
 def fleet_of(target: str, *, processes: int = 1) -> Generator[Fleet]:
-    with Fleet(partial(connect, target), processes=processes) as fleet:
+    with Fleet(partial(AsyncClient, target), processes=processes) as fleet:
         yield fleet
 
 

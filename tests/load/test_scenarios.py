@@ -91,16 +91,13 @@ def test_many_by_one_stream_are_judged_each(run: Run) -> None:
     assert result.flows[0].sent_bytes == 8 * PROBLEMS["tiny"].sent_bytes
 
 
-def test_callers_whom_no_server_answers_pause_and_say_so(nobody: str) -> None:
-    lines: list[str] = []
+def test_callers_whom_no_server_answers_pause(nobody: str) -> None:
     with loading(nobody) as run:
-        result = run(SCENARIOS["tiny"], 2.5, lines.append)
+        result = run(SCENARIOS["tiny"], 2.5)
     (flow,) = result.flows
     assert [one.status for one in flow.outcomes] == ["UNAVAILABLE"]
-    # 10, 20, ... 320 ms, and then half a second, of each of 4 callers.
+    # Four in a second, of each of 4 callers.
     assert flow.sent <= 4 * 11
-    assert any(line.endswith(", no server answers since second 0") for line in lines)
-    assert result.warnings[0] == "no server answers since second 0"
 
 
 def test_wrong_bits_are_found(server: ServerThread) -> None:
