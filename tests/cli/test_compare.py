@@ -26,7 +26,6 @@ def test_equal_bits_end_with_0(target: str) -> None:
     done = run_here("compare", *LINEAR, *DML_LINEAR, *doubled)
     assert (done.code, done.stderr) == (0, "")
     assert "equal bits: 12 elements of float32 (1, 3, 4)" in done.stdout
-    assert "every table is equal" in done.stdout
 
 
 def test_a_tie_is_explained_by_a_server_of_its_own() -> None:

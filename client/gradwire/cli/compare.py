@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from gradwire.cli import output
 from gradwire.cli.connection import Connection
 from gradwire.cli.evaluate import mapped
-from gradwire.cli.explain import Call, Reason, Tables, reasons, tables
+from gradwire.cli.explain import Call, Reason, Tables, lines_of, reasons, tables
 from gradwire.cli.options import (
     INPUT_FILE,
     attribute_option,
@@ -173,7 +172,7 @@ def _told(
     }
     size = f"{one.size} elements of {one.dtype} {one.shape}"
     if found is None:
-        return facts, [f"equal bits: {size}", *_table_lines(told)]
+        return facts, [f"equal bits: {size}"]
     places = {"first": found.first, "most": found.largest}
     for name, at in places.items():
         facts[name] = {"index": at, "A": json_number(one[at]), "B": json_number(other[at])}
@@ -189,41 +188,21 @@ def _told(
         f"different: {found.count} of {size}",
         first,
         f"{most}, {'one is NaN' if found.ulps is None else apart}",
-        *_table_lines(told),
         "",
         f"Why at {index(found.first)}",
-        *_why(why, compared=len(told) > 1),
+        *_why(told, why),
     ]
 
 
-def _why(why: Sequence[Reason], *, compared: bool) -> list[str]:
-    if not compared:
-        told = [reason for reason in why if not reason.is_trivial] or why[-1:]
-        return [line for reason in told for line in reason.words("A")]
+def _why(told: Sequence[Tables], why: Sequence[Reason]) -> list[str]:
+    if len(told) == 1:
+        return lines_of(told[0], why, "A")
     lines: list[str] = []
     for reason in why:
         if {"taps", "weights"} & {*reason.differ}:
             first, *others = reason.words(NAMES)
             lines += [f"{first} ({' and '.join(reason.differ)} differ)", *others]
     return lines or ["  both have the same taps and weights there; what reads nothing differs"]
-
-
-def _table_lines(told: Sequence[Tables]) -> list[str]:
-    """Return lines that tell on which axes two tables differ."""
-    if len(told) == 1:
-        return []
-    pairs = list(zip(told[0].axes, told[1].axes, strict=True))
-    if any((one.inputs, one.outputs) != (other.inputs, other.outputs) for one, other in pairs):
-        return []
-    lines: list[str] = []
-    for number_, (one, other) in enumerate(pairs):
-        counts = Counter[str]()
-        for output_ in range(one.outputs):
-            counts.update(Reason(number_, output_, [(one, False), (other, False)]).differ)
-        if counts:
-            told_ = ", ".join(f"{kind} at {count}" for kind, count in sorted(counts.items()))
-            lines.append(f"  axis {number_} with {one.outputs} outputs: differences in {told_}")
-    return lines or ["  every table is equal: coordinates, taps and weights"]
 
 
 Index = tuple[int, ...]

@@ -257,11 +257,6 @@ class Reason:
             kinds.append("weights")
         return kinds
 
-    @property
-    def is_trivial(self) -> bool:
-        """Whether the element equals an input element."""
-        return all([*each.values()] == [1] for each in self.weights)
-
     def words(self, names: Sequence[str]) -> list[str]:
         """Return a table as text, with two columns for each operator."""
         heading, given = f"element {self.element} of the result is a sum of", "given"
@@ -310,6 +305,12 @@ def reasons(told: Sequence[Tables], element: Sequence[int]) -> list[Reason]:
         Reason(axis, place, [(each.axes[axis], each.gradient) for each in told])
         for axis, place in enumerate(element)
     ]
+
+
+def lines_of(told: Tables, why: Sequence[Reason], name: str = "") -> list[str]:
+    """Describe an element of one operator, by the axes that are not the identity."""
+    chosen = [one for one in why if not told.axes[one.axis].is_identity] or why[-1:]
+    return [line for one in chosen for line in one.words([name])]
 
 
 EXAMPLE = """\b

@@ -90,7 +90,7 @@ class Fleet(AbstractContextManager["Fleet"]):
             pipe.send(tally.begin)
         left = set(self._pipes)
         while left:
-            for pipe in connection.wait(list(left), timeout=0.1):
+            for pipe in left.intersection(connection.wait(list(left), timeout=0.1)):
                 batch: Batch = _received(pipe)
                 tally.add(batch)
                 if batch.over:
