@@ -175,17 +175,8 @@ AXES = {
 @pytest.mark.parametrize("name", AXES)
 def test_any_axis_can_be_drawn(tmp_path: Path, name: str) -> None:
     path = tmp_path / "axis.png"
-    pictures.draw([(name, AXES[name])], title="an axis", path=path)
+    pictures.draw({name: AXES[name]}, title="an axis", path=path)
     assert path.stat().st_size > 10_000
-
-
-def test_axes_that_are_alike_are_told_once() -> None:
-    done = run_here(
-        *("explain", "--op", "interpolate_backward", "--attr", "mode=linear"),
-        *("--input-shape", "1,4,4,1", "--output-shape", "1,2,2,1"),
-    )
-    assert done.stdout.count("with weights") == 2
-    assert "\naxis 2: as axis 1\n" in done.stdout
 
 
 @pytest.mark.parametrize("arguments", [("demo",), (*DOUBLED, "--output", "x.png")])

@@ -29,7 +29,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks import machine
-from gradwire.loadtest.generator import Phase
+from gradwire.loadtest.generator import LoadSettings
 from gradwire.loadtest.result import ScenarioResult, failures
 from gradwire.loadtest.runner import Runner, Usage
 from gradwire.loadtest.scenarios import Flow, Scenario
@@ -197,9 +197,7 @@ def _load(command: Command, duration_s: float, warm_up_s: float) -> ScenarioResu
         if sys.stderr.isatty():
             sys.stderr.write(f"\r{line[:110]:110}")
 
-    phase = Phase(
-        flows=(), duration_s=duration_s, warm_up_s=warm_up_s, timeout_s=30.0, connections=2
-    )
+    settings = LoadSettings(duration_s, warm_up_s, timeout_s=30.0)
 
     def probe() -> Usage:
         """Look at memory that is no file of a disk; processor time has no part in it."""
@@ -207,7 +205,7 @@ def _load(command: Command, duration_s: float, warm_up_s: float) -> ScenarioResu
         return Usage(0.0, anonymous(pids), len(pids))
 
     with fleet_of(command.address) as fleet:
-        return Runner(fleet, phase, probe=probe, cores=None, show=show).run(MIXED)
+        return Runner(fleet, settings, probe=probe, cores=None, show=show).run(MIXED)
 
 
 def _at_rest(pid: int, before: Held | None) -> Held:

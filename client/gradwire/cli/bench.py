@@ -9,7 +9,6 @@ import shlex
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -28,13 +27,12 @@ from gradwire.cli.options import (
 )
 from gradwire.cli.output import CommandError, InvalidUsage, status_line, table
 from gradwire.errors import PermissionDeniedError, UnavailableError, installing
-from gradwire.loadtest.generator import Phase
+from gradwire.loadtest.generator import LoadSettings
 from gradwire.loadtest.result import (
     FORMAT,
     TITLES,
     Document,
     FlowResult,
-    LoadSettings,
     OutcomeResult,
     ScenarioResult,
     ServerFacts,
@@ -44,7 +42,7 @@ from gradwire.loadtest.result import (
     to_json,
 )
 from gradwire.loadtest.runner import Fleet, FleetError, MetricsEndpoint, Runner, machine
-from gradwire.loadtest.scenarios import SCENARIOS, Scenario, at_rate, with_callers
+from gradwire.loadtest.scenarios import SCENARIOS, Scenario, changed
 
 EXAMPLE = """\b
 Examples:
@@ -226,8 +224,14 @@ def _run(
         if metrics_url is not None and probe is not None:
             _check_endpoint(probe, f"--metrics {metrics_url}")
         try:
-            runner = partial(Runner, probe=probe, cores=here.cores if own else None, show=show)
-            for result in _results(_chosen(names, settings), settings, subject, runner):
+            scenarios = [
+                changed(SCENARIOS[name], rate=settings.rate, callers=settings.callers)
+                for name in dict.fromkeys(names or SCENARIOS)
+            ]
+            fleet = Fleet(subject.async_client, processes=settings.processes)
+            cores = here.cores if own else None
+            runner = Runner(fleet, settings, probe=probe, cores=cores, show=show)
+            for result in _results(scenarios, subject, fleet, runner):
                 results.append(result)
                 show("")
                 if not as_json:
@@ -282,16 +286,6 @@ def _no_result(path: Path, reason: str) -> InvalidUsage:
     return InvalidUsage(f"--compare {path}: {reason}; {wanted}")
 
 
-def _chosen(names: tuple[str, ...], settings: LoadSettings) -> list[Scenario]:
-    """Return the scenarios in the requested order, each once."""
-    chosen = [SCENARIOS[name] for name in dict.fromkeys(names or SCENARIOS)]
-    if settings.rate is not None:
-        return [at_rate(one, settings.rate) for one in chosen]
-    if settings.callers is not None:
-        return [with_callers(one, settings.callers) for one in chosen]
-    return chosen
-
-
 @contextmanager
 def _subject(
     connection: Connection, metrics_url: str | None
@@ -341,25 +335,14 @@ def _server(connection: Connection, *, own: bool) -> ServerFacts:
 
 
 def _results(
-    scenarios: list[Scenario],
-    settings: LoadSettings,
-    connection: Connection,
-    runner_of: Callable[[Fleet, Phase], Runner],
+    scenarios: list[Scenario], connection: Connection, fleet: Fleet, runner: Runner
 ) -> Generator[ScenarioResult]:
     """Yield results of the scenarios, one after the other.
 
     Raises if the user ends the test, or if the server is gone.
     """
-    phase = Phase(
-        flows=(),
-        duration_s=settings.duration_s,
-        warm_up_s=settings.warm_up_s,
-        timeout_s=settings.timeout_s,
-        connections=settings.connections,
-    )
     try:
-        with Fleet(connection.async_client, processes=settings.processes) as fleet:
-            runner = runner_of(fleet, phase)
+        with fleet:
             for number, scenario in enumerate(scenarios, 1):
                 result = runner.run(scenario)
                 # A scenario without counted calls has no result.

@@ -27,7 +27,7 @@ import grpc
 from gradwire import AsyncClient, Client, RetryPolicy, health
 from gradwire._core.options import read_bearer
 from gradwire._wire.statuses import no_server
-from gradwire.cli.output import UNAVAILABLE, CommandError, InvalidUsage, retries_shown
+from gradwire.cli.output import UNAVAILABLE, CommandError, InvalidUsage
 from gradwire.errors import UnavailableError, installing
 
 # Seconds for which a command retries connecting while its user waits.
@@ -83,7 +83,7 @@ class Connection:
             client = Client(
                 self.target, **self._secrets(), connect_timeout_s=_CONNECT_S, split=split
             )
-            with client, retries_shown(), self._reaching():
+            with client, self._reaching():
                 yield client
             return
         if split:

@@ -114,13 +114,6 @@ class AxisTable:
         whole = self.inputs == self.outputs == len(self.weight)
         return whole and bool((self.columns == self.rows).all() and (self.weight == 1).all())
 
-    def equals(self, other: AxisTable) -> bool:
-        """Whether both tables have the same numbers."""
-        return self.inputs == other.inputs and all(
-            np.array_equal(getattr(self, name), getattr(other, name))
-            for name in ("start", "offset", "weight", "coordinates")
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -158,10 +151,6 @@ class Tables:
     output_shape: tuple[int, ...]
     fill: float
     axes: tuple[AxisTable, ...]
-
-    def first_like(self, place: int) -> int:
-        """Return the first axis whose table equals this one."""
-        return next(n for n, axis in enumerate(self.axes) if axis.equals(self.axes[place]))
 
 
 def tables(calls: Sequence[Call]) -> list[Tables]:
@@ -259,12 +248,9 @@ class Reason:
 
     def words(self, names: Sequence[str]) -> list[str]:
         """Return a table as text, with two columns for each operator."""
-        heading, given = f"element {self.element} of the result is a sum of", "given"
-        gradients = [gradient for _, gradient in self.operators]
-        if all(gradients):
+        heading, given = f"output {self.element} reads", "input"
+        if self.operators[0][1]:
             heading, given = f"input {self.element} is read by", "output"
-        elif not any(gradients):
-            heading, given = f"output {self.element} reads", "input"
         if not self.given:
             return [f"axis {self.axis}: {heading} nothing"]
         titles = [given]
@@ -368,6 +354,7 @@ def explain(
     forward = kind.counterpart if kind.gradient else kind.name
     title = [f"{operator!r}", f"{operator.name}: {dtype} {input_shape} to {told.output_shape}"]
     axes = range(rank) if only is None else (only,)
+    whole = [axis for axis in axes if not told.axes[axis].is_identity] or axes[-1:]
     facts = {
         "operator": operator.name,
         "attributes": operator.shown(),
@@ -383,24 +370,29 @@ def explain(
         f"Inputs and outputs below are those of {forward}; the gradient goes from its outputs to "
         "its inputs."
     )
-    blocks = [line for axis in axes for line in _axis(told, axis, rows, alone=len(axes) == 1)]
+    blocks = [line for axis in axes for line in _axis(told, axis, rows, whole=axis in whole)]
     tell(facts, [*title, *([note] if kind.gradient else []), *blocks], as_json=as_json)
     if drawing is not None:
-        drawing.draw(_captioned(told, only, forward), title="\n".join(title), path=picture)
+        drawing.draw(
+            {f"{_sides(told, axis)} of {forward}": told.axes[axis] for axis in whole},
+            title="\n".join(title),
+            path=picture,
+        )
         click.echo(f"\nWrote {picture}", err=as_json)
 
 
-def _axis(told: Tables, place: int, rows: int, *, alone: bool) -> Iterator[str]:
+def _sides(told: Tables, place: int) -> str:
     axis = told.axes[place]
     sides = f"{counted(axis.inputs, 'input')}, {counted(axis.outputs, 'output')}"
-    if axis.is_identity and not alone:
-        yield f"\naxis {place}: {sides}: the identity, each output is the input of its index"
+    return f"axis {place}: {sides}"
+
+
+def _axis(told: Tables, place: int, rows: int, *, whole: bool) -> Iterator[str]:
+    axis, sides = told.axes[place], _sides(told, place)
+    if not whole:
+        yield f"\n{sides}: the identity, each output is the input of its index"
         return
-    like = told.first_like(place)
-    if like != place and not alone:
-        yield f"\naxis {place}: as axis {like}"
-        return
-    yield f"\naxis {place}: {sides}, {counted(len(axis.weight), 'weight')}"
+    yield f"\n{sides}, {counted(len(axis.weight), 'weight')}"
     known = axis.coordinates
     if known is None:
         yield "This dialect tells no coordinates."
@@ -443,20 +435,3 @@ def _facts(axis: AxisTable, place: int) -> dict[str, Any]:
         "weights": [part.tolist() for part in np.split(axis.weight, axis.offset[1:-1])],
         "total_weight": axis.totals.tolist(),
     }
-
-
-def _captioned(told: Tables, only: int | None, forward: str) -> Iterator[tuple[str, AxisTable]]:
-    """Yield each axis but the identities, with a caption.
-
-    Equal axes come once. The last axis stands for all if every one is the identity.
-    """
-    groups: dict[int, list[str]] = {}
-    for place, axis in enumerate(told.axes):
-        if (only is None and not axis.is_identity) or place == only:
-            first = place if only is not None else told.first_like(place)
-            groups.setdefault(first, []).append(str(place))
-    last = len(told.axes) - 1
-    for place, alike in (groups or {last: [str(last)]}).items():
-        axis = told.axes[place]
-        which = f"{'axis' if len(alike) == 1 else 'axes'} {' and '.join(alike)}"
-        yield f"{which}: {axis.inputs} inputs and {axis.outputs} outputs of {forward}", axis

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -51,19 +52,18 @@ class OutputFile(click.Path):
         return super().convert(value, param, ctx)
 
 
-class _Positive(click.FloatRange):
-    """A number above 0."""
+def _positive(name: str, most: float = math.inf) -> Callable[[Any], float]:
+    """Return a reader of numbers above 0; help shows it by its name."""
 
-    def __init__(self, name: str, most: float | None = None) -> None:
-        super().__init__(min=0, min_open=True, max=most)
-        self.name = name
+    def read(text: Any) -> float:
+        with suppress(ValueError):
+            number = float(text)
+            if 0 < number <= most:
+                return number
+        raise click.BadParameter(f"{text!r} is not a number above 0, of at most {most:g}")
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read a number; refuse nan, though it compares as a number."""
-        number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value!r} is not a number above 0", param, ctx)
-        return number
+    read.__name__ = name
+    return read
 
 
 def _read_shape(text: str) -> tuple[int, ...]:
@@ -77,8 +77,8 @@ def _read_shape(text: str) -> tuple[int, ...]:
     return lengths
 
 
-SECONDS = _Positive("seconds")
-CALLS_PER_S = _Positive("calls", 1e6)
+SECONDS = _positive("seconds")
+CALLS_PER_S = _positive("calls", 1e6)
 # Element types by their names.
 DTYPE = click.Choice(list(DTYPES.values()))
 

@@ -9,7 +9,7 @@ the outputs at their coordinates, and each input's total weight, which is the gr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,15 @@ BLUE, VERMILION = "#0072B2", "#D55E00"
 FEW = 48
 
 
-def draw(captioned: Iterable[tuple[str, AxisTable]], *, title: str, path: Path) -> None:
-    """Write the picture of some axes, each with its caption.
+def draw(axes: Mapping[str, AxisTable], *, title: str, path: Path) -> None:
+    """Write the picture of some axes, by their captions.
 
     The ending of path tells the format.
     """
-    axes = list(captioned)
     figure = Figure((12, 1 + 5 * len(axes)), layout="constrained")
     figure.suptitle(title, fontsize=13)
     parts = figure.subfigures(len(axes), squeeze=False)[:, 0]
-    for part, (caption, axis) in zip(parts, axes, strict=True):
+    for part, (caption, axis) in zip(parts, axes.items(), strict=True):
         part.suptitle(caption, fontsize=11)
         matrix, totals = part.subplots(1, 2, width_ratios=(2, 1), sharey=True)
         part.colorbar(_draw_matrix(matrix, axis), ax=matrix, label="weight")

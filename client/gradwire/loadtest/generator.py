@@ -161,24 +161,35 @@ READY = "ready"
 Connect = Callable[..., AsyncClient]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
-    """Orders for a process.
+@dataclass(frozen=True)
+class LoadSettings:
+    """Settings of a load test.
 
-    warm_up_s               how long calls are made before they count
-    duration_s              how long counted calls are due
-    timeout_s               seconds that a call may take
-    connections             that a process opens at most
-    number, processes       which of how many processes this one is
+    duration_s   how long counted calls are due
+    warm_up_s    how long calls are made before they count
+    timeout_s    seconds that a call may take
+    rate         calls per second; None for those of the scenarios
+    callers      of a closed loop; None for those of the scenarios
+    connections  that a process opens at most
+    processes    that make the calls
     """
 
-    flows: tuple[Flow, ...]
-    warm_up_s: float
     duration_s: float
+    warm_up_s: float
     timeout_s: float
-    connections: int
-    number: int = 0
+    rate: float | None = None
+    callers: int | None = None
+    connections: int = 2
     processes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Orders for the process of a number."""
+
+    flows: tuple[Flow, ...]
+    settings: LoadSettings
+    number: int = 0
 
 
 class Batch(NamedTuple):
@@ -236,7 +247,7 @@ async def _run(pipe: Pipe, connect: Connect) -> None:
     _staying = open_aio_channel("localhost", None)
     while True:
         phase: Phase = await orders.get()
-        async with connect(connections=phase.connections, retry=ONCE) as client:
+        async with connect(connections=phase.settings.connections, retry=ONCE) as client:
             load = _Load(phase, client, pipe)
             pipe.send(READY)
             await load.run(await orders.get())
@@ -251,7 +262,7 @@ class _Load:
         self._pipe = pipe
         self._ended: dict[tuple[int, Outcome], list[tuple[float, float, float]]] = defaultdict(list)
         self._makers = [
-            Maker(flow, client, timeout_s=phase.timeout_s, seed=phase.number)
+            Maker(flow, client, timeout_s=phase.settings.timeout_s, seed=phase.number)
             for flow in phase.flows
         ]
 
@@ -284,8 +295,8 @@ class _Load:
             group.create_task(self._call(index, due))
 
     async def _closed_loop(self, index: int) -> None:
-        await asyncio.sleep(max(0.0, self._begin - self._phase.warm_up_s - now()))
-        end = self._begin + self._phase.duration_s
+        await asyncio.sleep(max(0.0, self._begin - self._phase.settings.warm_up_s - now()))
+        end = self._begin + self._phase.settings.duration_s
         while (due := now()) < end:
             if (await self._call(index, due)).is_unanswered:
                 await asyncio.sleep(min(_PAUSE_S, max(0.0, end - now())))
@@ -293,14 +304,15 @@ class _Load:
     async def _call(self, index: int, due: float) -> Outcome:
         made = now()
         outcome = await self._makers[index]()
-        if self._begin <= due < self._begin + self._phase.duration_s:
+        if self._begin <= due < self._begin + self._phase.settings.duration_s:
             self._ended[index, outcome].append((due, made, now()))
         return outcome
 
 
 def share(callers: int, phase: Phase) -> int:
     """Return the number of callers that are this process's share."""
-    return callers // phase.processes + (phase.number < callers % phase.processes)
+    processes = phase.settings.processes
+    return callers // processes + (phase.number < callers % processes)
 
 
 def dues(flow: Flow, phase: Phase, begin: float) -> Iterator[float]:
@@ -308,9 +320,9 @@ def dues(flow: Flow, phase: Phase, begin: float) -> Iterator[float]:
 
     The processes take turns.
     """
-    start = begin - phase.warm_up_s
-    for number in count(phase.number, phase.processes):
+    start = begin - phase.settings.warm_up_s
+    for number in count(phase.number, phase.settings.processes):
         due = start + number // flow.burst * flow.burst / flow.rate
-        if due >= begin + phase.duration_s:
+        if due >= begin + phase.settings.duration_s:
             return
         yield due

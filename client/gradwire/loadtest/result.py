@@ -15,7 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from gradwire.loadtest.generator import OK, WRONG, Batch, Outcome, Phase, Times, now
+from gradwire.loadtest.generator import (
+    OK,
+    WRONG,
+    Batch,
+    LoadSettings,
+    Outcome,
+    Phase,
+    Times,
+    now,
+)
 from gradwire.loadtest.scenarios import Flow
 
 # Increased with every change of the schema.
@@ -53,19 +62,6 @@ class ServerFacts:
     numerics_version: str = ""
     backend: str = ""
     backend_reason: str = ""
-
-
-@dataclass(frozen=True)
-class LoadSettings:
-    """Settings of a load test; None for defaults of the scenarios."""
-
-    duration_s: float
-    warm_up_s: float
-    timeout_s: float
-    rate: float | None
-    callers: int | None
-    connections: int
-    processes: int
 
 
 @dataclass(frozen=True)
@@ -247,13 +243,7 @@ def from_json(text: str) -> Any:
 # Titles of a comparison's columns; figures are those of B over those of A.
 TITLES = ("scenario", "flow", "right/s", "p50", "p99", "p99.9", "failed A", "failed B")
 # Facts besides the settings that affect a test's figures.
-_CIRCUMSTANCES = {
-    "processor": "machine.cpu",
-    "cores": "machine.cores",
-    "backend": "server.backend",
-    "server's version": "server.version",
-    **{one.name: f"settings.{one.name}" for one in dataclasses.fields(LoadSettings)},
-}
+_CIRCUMSTANCES = ("machine.cpu", "machine.cores", "server.backend", "server.version")
 
 
 def comparison(before: Any, after: Any) -> tuple[list[tuple[str, ...]], list[str]]:
@@ -276,10 +266,11 @@ def comparison(before: Any, after: Any) -> tuple[list[tuple[str, ...]], list[str
         for name, one in (("A", before), ("B", after))
         if one.interrupted
     ]
-    for name, path in _CIRCUMSTANCES.items():
+    settings = [f"settings.{one.name}" for one in dataclasses.fields(LoadSettings)]
+    for path in (*_CIRCUMSTANCES, *settings):
         one, other = map(operator.attrgetter(path), (before, after))
         if one != other:
-            notes.append(f"{name} differs: {one} and {other}")
+            notes.append(f"{path} differs: {one} and {other}")
     for key in first.keys() ^ second.keys():
         notes.append(f"{key[0]}, {key[1]} is in {'A' if key in first else 'B'} only")
     return rows, notes
@@ -321,7 +312,7 @@ class Tally:
     def __init__(self, phase: Phase) -> None:
         self._flows = phase.flows
         self.begin = now()
-        self.duration_s = phase.duration_s
+        self.duration_s = phase.settings.duration_s
         self._batches: list[Batch] = []
         self.right = self.other = 0
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire import __version__
-from gradwire.loadtest.generator import Batch, Connect, Phase, now
+from gradwire.loadtest.generator import Batch, Connect, LoadSettings, Phase, now
 from gradwire.loadtest.result import (
     FlowResult,
     GeneratorUsage,
@@ -81,11 +81,11 @@ class Fleet(AbstractContextManager["Fleet"]):
         tick   called some times a second
         """
         for number, pipe in enumerate(self._pipes):
-            pipe.send(replace(phase, number=number, processes=len(self._pipes)))
+            pipe.send(replace(phase, number=number))
         for pipe in self._pipes:
             # READY; from here on there is no hurry.
             _received(pipe)
-        tally.begin = now() + _LEAD_S + phase.warm_up_s
+        tally.begin = now() + _LEAD_S + phase.settings.warm_up_s
         for pipe in self._pipes:
             pipe.send(tally.begin)
         left = set(self._pipes)
@@ -128,7 +128,6 @@ _ENOUGH = 100
 class Runner:
     """Runs scenarios on a fleet.
 
-    phase  of each, but for its flows
     probe  samples the server; None if it cannot be seen
     cores  of this machine if the server is on it too; None for a server elsewhere
     show   called some times a second with a line that describes the progress
@@ -139,14 +138,14 @@ class Runner:
     def __init__(
         self,
         fleet: Fleet,
-        phase: Phase,
+        settings: LoadSettings,
         *,
         probe: Probe | None,
         cores: int | None,
         show: Callable[[str], None],
     ) -> None:
         self._fleet = fleet
-        self._phase = phase
+        self._settings = settings
         self._probe = probe
         self._cores = cores
         self._show = show
@@ -154,29 +153,30 @@ class Runner:
 
     def run(self, scenario: Scenario) -> ScenarioResult:
         """Run one; return its result so far if the user ends it."""
-        phase, peak = replace(self._phase, flows=scenario.flows), None
+        flows, settings, peak = scenario.flows, self._settings, None
         if scenario.of_peak:
             # The peak rate is that of its first flow in a closed loop.
-            first, *others = scenario.flows
-            span_s = min(PEAK_S, phase.duration_s)
-            alone = replace(phase, flows=(first,), duration_s=span_s)
+            first, *others = flows
+            span_s = min(PEAK_S, settings.duration_s)
+            alone = Phase((first,), replace(settings, duration_s=span_s))
             tally, _ = self._measured(f"{scenario.name}: peak", alone)
             peak = tally.right / tally.duration_s
             rate = max(1.0, scenario.of_peak * peak)
-            phase = replace(phase, flows=(replace(first, callers=0, rate=rate), *others))
+            flows = (replace(first, callers=0, rate=rate), *others)
+        phase = Phase(flows, settings)
         tally, seconds = Tally(phase), list[ServerSecond]()
         if self.interrupted is None:
             tally, seconds = self._measured(scenario.name, phase)
-        flows, generators = tally.results(), tally.generators()
+        results, generators = tally.results(), tally.generators()
         return ScenarioResult(
             name=scenario.name,
             summary=scenario.summary,
             duration_s=round(tally.duration_s, 3),
             peak_per_s=None if peak is None else round(peak, 3),
-            flows=flows,
+            flows=results,
             server=seconds,
             generators=generators,
-            warnings=warnings(flows, generators, seconds, cores=self._cores),
+            warnings=warnings(results, generators, seconds, cores=self._cores),
         )
 
     def _measured(self, name: str, phase: Phase) -> tuple[Tally, list[ServerSecond]]:
@@ -190,7 +190,7 @@ class Runner:
                 self._fleet.run(phase, tally, lambda: self._show(f"{name}: {_progress(tally)}"))
             except KeyboardInterrupt as error:
                 self.interrupted = error
-                tally.duration_s = min(phase.duration_s, max(0.001, now() - tally.begin))
+                tally.duration_s = min(tally.duration_s, max(0.001, now() - tally.begin))
         return tally, _server_seconds(samples, tally.begin)
 
 
