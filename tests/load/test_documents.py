@@ -39,7 +39,7 @@ def document(*scenarios: ScenarioResult, text: str = "") -> Document:
         command=f"gradwire bench {text}",
         interrupted=False,
         machine=Machine(f"cpu {text}", 2, 1024, text, "3", {"gradwire": text}, load=0.5),
-        server=ServerFacts(text, False, text, "1", text, text),
+        server=ServerFacts(text, own=False, version=text, backend=text, backend_reason=text),
         settings=LoadSettings(duration_s=1.0, warm_up_s=0.0, timeout_s=10.0),
         scenarios=list(scenarios),
     )

@@ -358,7 +358,7 @@ def _results(
 def _check_presence(
     connection: Connection, result: ScenarioResult, left: Sequence[Scenario]
 ) -> None:
-    """Raise CommandError if the server is gone, with the scenarios that are left."""
+    """Raise CommandError if the server is gone; name the scenarios left."""
     if any(end.status == "UNAVAILABLE" for flow in result.flows for end in flow.outcomes):
         try:
             connection.health(timeout_s=_PRESENCE_S)

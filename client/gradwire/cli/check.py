@@ -326,7 +326,8 @@ def load_function(name: str) -> Callable[[Any, Shape], Any]:
     if not callable(function):
         kind = "nothing" if function is None else type(function).__name__
         raise InvalidUsage(f"{name}: {attribute} is {kind}; a function is needed")
-    return function
+    found: Callable[[Any, Shape], Any] = function
+    return found
 
 
 def shrunk(trial: Trial, failure: Failure) -> Failure:
@@ -565,7 +566,7 @@ def _told(operator: Operator, failure: Failure, alike: int) -> tuple[dict[str, A
     }
     values = f"{case.values} values"
     if case.alone is not None:
-        place = np.unravel_index(case.alone[0], given.shape)
+        place = tuple(map(int, np.unravel_index(case.alone[0], given.shape)))
         values = f"{number(given[place])} at {index(place)}, else 0"
     layout = "" if case.layout == "contiguous" else f", {case.layout} in memory"
     like = "" if alike == 1 else f" (the smallest of {alike} like it)"

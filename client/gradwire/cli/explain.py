@@ -294,7 +294,7 @@ def reasons(told: Sequence[Tables], element: Sequence[int]) -> list[Reason]:
 
 
 def lines_of(told: Tables, why: Sequence[Reason], name: str = "") -> list[str]:
-    """Describe an element of one operator, by the axes that are not the identity."""
+    """Describe an element of one operator; leave out identities."""
     chosen = [one for one in why if not told.axes[one.axis].is_identity] or why[-1:]
     return [line for one in chosen for line in one.words([name])]
 

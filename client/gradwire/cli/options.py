@@ -53,7 +53,7 @@ class OutputFile(click.Path):
 
 
 def _positive(name: str, most: float = math.inf) -> Callable[[Any], float]:
-    """Return a reader of numbers above 0; help shows it by its name."""
+    """Return a reader of numbers above 0, with the name in help."""
 
     def read(text: Any) -> float:
         with suppress(ValueError):

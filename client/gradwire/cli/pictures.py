@@ -120,7 +120,8 @@ def draw_demo(images: Mapping[str, Pixels], losses: Sequence[float], *, path: Pa
     figure.suptitle(
         "A photograph rebuilt from its 4x smaller copy, by gradients over gRPC", size=15
     )
-    *shown, below = figure.subfigures(3, 1, height_ratios=(3.7, 2.9, 2.2))
+    parts: Any = figure.subfigures(3, 1, height_ratios=(3.7, 2.9, 2.2))
+    *shown, below = parts
     height = [*images.values()][-1].shape[2]
     tops, details = (part.subplots(1, len(images)) for part in shown)
     for top, detail, (title, image) in zip(tops, details, images.items(), strict=True):

@@ -96,7 +96,7 @@ def _charts(scenario: ScenarioResult) -> Iterator[tuple[str, Markup]]:
 
 
 def _svg(plots: dict[str, list[ChartLine]], end: float, *, by_nines: bool = False) -> Markup:
-    """Draw plots below each other over one axis; return an SVG element without identifiers.
+    """Draw plots over one axis; return an SVG element without identifiers.
 
     plots     lines of each by the label of its axis, of which "ms" is logarithmic
     end       of the axis: seconds, or nines of the last percentile

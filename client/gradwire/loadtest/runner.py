@@ -316,7 +316,10 @@ def _sampling(probe: Probe | None) -> Generator[list[tuple[float, Usage]]]:
 
 
 def _server_seconds(samples: Sequence[tuple[float, Usage]], begin: float) -> list[ServerSecond]:
-    """Return the samples from a time on, each interval at its end."""
+    """Return the samples from a time on.
+
+    Each stands at the end of its interval.
+    """
     return [
         ServerSecond(
             second=round(time - begin, 2),

@@ -175,9 +175,9 @@ SCENARIOS = {scenario.name: scenario for scenario in _read()}
 def changed(
     scenario: Scenario, *, rate: float | None = None, callers: int | None = None
 ) -> Scenario:
-    """Return the scenario as an open loop at a rate, or as a closed loop of so many callers.
+    """Return the scenario at a rate, or with so many callers.
 
-    Each flow has its share, and at least one caller. An overload is measured with the callers, and
+    A rate makes open loops, callers make closed ones. Each flow has its share, and at least one caller. An overload is measured with the callers, and
     stays an open loop.
     """
     if rate is None and callers is None:
