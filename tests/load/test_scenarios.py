@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradwire.loadtest.generator import Batch, LoadSettings, Phase, dues, share
+from gradwire.loadtest.generator import Batch, LoadSettings, Phase, dues
 from gradwire.loadtest.result import FlowResult, Tally, failures
 from gradwire.loadtest.scenarios import (
     PROBLEMS,
@@ -184,7 +184,6 @@ def test_processes_together_make_the_calls_of_one_rate(processes: int, burst: in
     times = sorted(chain.from_iterable(dues(flow, phase, 100.0) for phase in phases))
     expected = [99 + number // burst * burst / 10 for number in range(40)]
     np.testing.assert_allclose(times, [time for time in expected if time < 102])
-    assert sum(share(10, phase) for phase in phases) == 10
 
 
 def test_a_rate_and_callers_are_divided_as_the_scenario_does() -> None:

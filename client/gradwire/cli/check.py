@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from gradwire import Client
 from gradwire.cli import output
-from gradwire.cli.compare import differing, finfo, ulps_off
+from gradwire.cli.compare import Difference, difference, finfo
 from gradwire.cli.connection import Connection
 from gradwire.cli.explain import Call, lines_of, reasons, tables
 from gradwire.cli.options import (
@@ -181,11 +181,9 @@ class Failure:
 
     given     arguments of the function
     words     description of a failure that is not a wrong number
-    element   index of the wrong element with the largest error; None without a result to compare
-    expected  its expected value; came: the function's
-    ulps      its error, in ulps of the same sum over magnitudes, the unit of a tolerance; 0 for
-              zeros of two signs, inf with NaN and infinities
-    wrong     number of wrong elements
+    expected  the result of the operator; came: that of the function
+    found     their difference, in ulps of the same sum over magnitudes, the unit of a tolerance;
+              None without a result to compare
     """
 
     case: Case
@@ -193,23 +191,27 @@ class Failure:
     output_shape: Shape
     given: Array
     words: str = ""
-    element: Shape | None = None
     expected: Any = None
     came: Any = None
-    ulps: float = math.inf
-    wrong: int = 0
+    found: Difference | None = None
 
     @property
     def kind(self) -> str:
         """Key that differs between failures of different causes."""
-        if self.words:
+        if self.found is None:
             return " ".join(self.words.split()[:3])
-        return "not finite" if math.isinf(self.ulps) else "value" if self.ulps else "sign of zero"
+        ulps = self.found.ulps
+        return "not finite" if math.isinf(ulps) else "value" if ulps else "sign of zero"
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether rounding or the sign of a zero explains it."""
+        return self.found is not None and self.found.ulps <= ROUNDING
 
     @property
     def weight(self) -> tuple[bool, int]:
         """Sort key: failures within a rounding tolerance last, smallest first."""
-        return self.ulps <= ROUNDING, math.prod(self.input_shape) + math.prod(self.output_shape)
+        return self.is_rounding, math.prod(self.input_shape) + math.prod(self.output_shape)
 
 
 class Unfit(Exception):  # noqa: N818 (no fault)
@@ -244,24 +246,15 @@ class Trial:
         came = self._result(given, output_shape)
         if isinstance(came, str):
             return Failure(*about, words=came)
-        wrong = differing(expected, came)
-        if not wrong.any():
-            return None
-        off = ulps_off(expected, came, self._evaluate(np.abs(given), output_shape))
-        if self.tolerance:
-            wrong &= off > self.tolerance
-            if not wrong.any():
-                return None
-        worst = np.argmax(np.where(wrong, off, -1))
-        element = tuple(int(place) for place in np.unravel_index(worst, off.shape))
-        return Failure(
-            *about,
-            element=element,
-            expected=expected[element],
-            came=came[element],
-            ulps=float(off[element]),
-            wrong=int(wrong.sum()),
+        found = difference(
+            expected,
+            came,
+            lambda: self._evaluate(np.abs(given), output_shape),
+            tolerance=self.tolerance,
         )
+        if found is None:
+            return None
+        return Failure(*about, expected=expected, came=came, found=found)
 
     def _evaluate(self, given: Array, output_shape: Shape) -> Array:
         try:
@@ -527,7 +520,7 @@ class _Tally:
             verdict = f"{len(self.failures)} differ{f' by more than {ulps}' if tolerance else ''}"
         unfit = f"; {self.unfit} more do not fit these attributes" if self.unfit else ""
         lines = [f"{self.ran} cases: {verdict}{unfit}"]
-        rounded = [failure.ulps for failure in self.failures if failure.ulps <= ROUNDING]
+        rounded = [each.found.ulps for each in self.failures if each.found and each.is_rounding]
         if rounded:
             lines.append(
                 f"{len(rounded)} of these by rounding or a zero's sign alone, which "
@@ -571,24 +564,25 @@ def _told(operator: Operator, failure: Failure, alike: int) -> tuple[dict[str, A
     layout = "" if case.layout == "contiguous" else f", {case.layout} in memory"
     like = "" if alike == 1 else f" (the smallest of {alike} like it)"
     lines = [f"{case.dtype} {shapes[0]} to {shapes[1]}{layout}{like}", f"given {values}"]
-    if failure.element is None:
+    found = failure.found
+    if found is None:
         return {**facts, "error": failure.words}, [*lines, failure.words]
     (told,) = tables([Call(operator.for_output(shapes[1]), case.dtype, *shapes)])
-    why = reasons([told], failure.element)
-    finite = math.isfinite(failure.ulps)
+    element, finite = found.largest, math.isfinite(found.ulps)
+    why = reasons([told], element)
+    expected, came = failure.expected[element], failure.came[element]
     facts |= {
-        "element": failure.element,
-        "expected": json_number(failure.expected),
-        "came": json_number(failure.came),
-        "ulps": failure.ulps if finite else None,
-        "wrong": failure.wrong,
+        "element": element,
+        "expected": json_number(expected),
+        "came": json_number(came),
+        "ulps": found.ulps if finite else None,
+        "wrong": found.count,
         "why": [reason.facts() for reason in why],
     }
-    came = f"expected {number(failure.expected)}, came {number(failure.came)}"
-    if finite and failure.ulps:
+    values = f"expected {number(expected)}, came {number(came)}"
+    if finite and found.ulps:
         # Rounded up, so that it is visibly above a tolerance.
-        off = f"{math.ceil(failure.ulps * 100) / 100:.2f}".rstrip("0").rstrip(".")
-        came += f", {off} ulps off"
-    wrong = f"{failure.wrong} of {math.prod(shapes[1])} elements wrong"
-    lines.append(f"at {index(failure.element)}: {came}; {wrong}")
+        values += f", {math.ceil(found.ulps * 100) / 100:.12g} ulps off"
+    wrong = f"{found.count} of {math.prod(shapes[1])} elements wrong"
+    lines.append(f"at {index(element)}: {values}; {wrong}")
     return facts, [*lines, *lines_of(told, why)]

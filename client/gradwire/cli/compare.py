@@ -131,7 +131,7 @@ def compare(
         if (other.shape, dtype) != (one.shape, one.dtype):
             ours = f"ours is {one.dtype} {one.shape}"
             raise InvalidUsage(f"--against: {against} holds {dtype} {other.shape}; {ours}")
-    found = difference(*results)
+    found = difference(results[0], results[1])
     facts, lines = _told(results[0], results[1], told, found)
     tell(facts, [*map("{}  {}".format, NAMES, names), *lines], as_json=as_json)
     return 0 if found is None else DIFFERENT
@@ -176,18 +176,17 @@ def _told(
     places = {"first": found.first, "most": found.largest}
     for name, at in places.items():
         facts[name] = {"index": at, "A": json_number(one[at]), "B": json_number(other[at])}
-    facts["most"] |= {"absolute": json_number(found.absolute), "ulps": found.ulps}
+    facts["most"] |= {"absolute": json_number(found.absolute), "ulps": json_number(found.ulps)}
     why = reasons(told, found.first)
     facts["why"] = [each.facts() for each in why]
     first, most = (
         f"  {name} at {index(at)}: A {number(one[at])}, B {number(other[at])}"
         for name, at in places.items()
     )
-    apart = f"{number(found.absolute)} or {found.ulps} ulps apart"
     return facts, [
         f"different: {found.count} of {size}",
         first,
-        f"{most}, {'one is NaN' if found.ulps is None else apart}",
+        f"{most}, {number(found.absolute)} or {found.ulps:.10g} ulps apart",
         "",
         f"Why at {index(found.first)}",
         *_why(told, why),
@@ -218,54 +217,45 @@ class Difference:
 
     count     number of elements that differ
     first     index of the first of them in row-major order
-    largest   index of the element that differs most, in ulps. An element that is NaN or infinite in
-              one result only differs most
+    largest   index of the element that differs most, in ulps
     absolute  difference at that element; nan or inf if one value is
-    ulps      numbers of the type between both values, plus 1; 0 for zeros of two signs, None with
-              NaN
+    ulps      the same in ulps; 0 for zeros of two signs, inf with NaN and infinities
     """
 
     count: int
     first: Index
     largest: Index
     absolute: float
-    ulps: int | None
+    ulps: float
 
 
-def difference(one: Array, other: Array) -> Difference | None:
-    """Compare two arrays of one shape and type; None if equal."""
-    places = np.argwhere(differing(one, other))
-    if not len(places):
+def difference(
+    one: Array, other: Array, magnitude: Callable[[], Array] | None = None, *, tolerance: int = 0
+) -> Difference | None:
+    """Compare two arrays of one shape and type; None if equal.
+
+    magnitude  returns the same sums over magnitudes, whose ulps count; None for those of the values
+    tolerance  ulps of elements that still count as equal; 0 for equal bits
+    """
+    wrong = (_bits(one) != _bits(other)) & ~(np.isnan(one) & np.isnan(other))
+    if not wrong.any():
         return None
-    ours, theirs = one[*places.T], other[*places.T]
-    apart = ulps_between(ours, theirs)
-    broken = ~(np.isfinite(ours) & np.isfinite(theirs))
-    most = int(np.argmax(broken if broken.any() else apart))
-    with np.errstate(all="ignore"):
-        absolute = abs(float(ours[most]) - float(theirs[most]))
-    return Difference(
-        count=len(places),
-        first=tuple(places[0].tolist()),
-        largest=tuple(places[most].tolist()),
-        absolute=absolute,
-        ulps=None if np.isnan(ours[most]) or np.isnan(theirs[most]) else int(apart[most]),
+    off = ulps_off(one, other, other if magnitude is None else magnitude())
+    if tolerance:
+        wrong &= off > tolerance
+        if not wrong.any():
+            return None
+    first, largest = (
+        tuple(map(int, np.unravel_index(np.argmax(each), wrong.shape)))
+        for each in (wrong, np.where(wrong, off, -1))
     )
-
-
-def differing(one: Array, other: Array) -> NDArray[np.bool_]:
-    """Return whether each element's bits differ; all NaNs are alike."""
-    unequal: NDArray[np.bool_] = _bits(one) != _bits(other)
-    return unequal & ~(np.isnan(one) & np.isnan(other))
-
-
-def ulps_between(one: Array, other: Array) -> NDArray[np.uint64]:
-    """Count the steps between numbers; counts with NaN are meaningless."""
-    first, second = _rank(one), _rank(other)
-    return np.maximum(first, second) - np.minimum(first, second)
+    with np.errstate(all="ignore"):
+        absolute = abs(float(one[largest]) - float(other[largest]))
+    return Difference(int(wrong.sum()), first, largest, absolute, float(off[largest]))
 
 
 def ulps_off(expected: Array, came: Array, magnitude: Array) -> NDArray[np.float64]:
-    """Return errors in ulps of the same sum over magnitudes.
+    """Return errors in ulps of the expected values, or of larger magnitudes.
 
     Where a sum cancels, its own ulp says nothing about the accuracy of the computation.
     """
@@ -282,11 +272,3 @@ def ulps_off(expected: Array, came: Array, magnitude: Array) -> NDArray[np.float
 
 def _bits(array: Array) -> NDArray[np.unsignedinteger[Any]]:
     return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").reshape(array.shape)
-
-
-def _rank(array: Array) -> NDArray[np.uint64]:
-    """Return each number's rank in its type; both zeros rank alike."""
-    top = np.uint64(1 << (8 * array.dtype.itemsize - 1))
-    bits = _bits(array).astype(np.uint64)
-    size = bits & (top - np.uint64(1))
-    return np.where(bits & top, top - size, top + size)

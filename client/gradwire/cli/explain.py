@@ -78,15 +78,14 @@ class AxisTable:
     weight: Weights
     coordinates: NDArray[np.floating[Any]] | None
 
-    def read_by(self, output: int) -> tuple[Indices, Weights]:
-        """Return the inputs that an output reads, ascending, and their weights."""
-        weights = self.weight[self.offset[output] : self.offset[output + 1]]
-        return self.start[output] + np.arange(len(weights)), weights
+    def taps(self, place: int, *, of_input: bool) -> tuple[Indices, Weights]:
+        """Return the inputs that an output reads, ascending, and their weights.
 
-    def feeding(self, input_: int) -> tuple[Indices, Weights]:
-        """Return the outputs that read an input, ascending, and their weights."""
-        chosen = self.columns == input_
-        return self.rows[chosen], self.weight[chosen]
+        of_input  whether place is an input; the outputs that read it are then returned
+        """
+        own, others = (self.columns, self.rows) if of_input else (self.rows, self.columns)
+        chosen = own == place
+        return others[chosen], self.weight[chosen]
 
     @cached_property
     def rows(self) -> Indices:
@@ -214,10 +213,7 @@ class Reason:
     @cached_property
     def weights(self) -> list[dict[int, float]]:
         """Exact weights of each operator, by index of the input element."""
-        terms = [
-            (axis.feeding if gradient else axis.read_by)(self.element)
-            for axis, gradient in self.operators
-        ]
+        terms = [axis.taps(self.element, of_input=gradient) for axis, gradient in self.operators]
         return [dict(zip(given.tolist(), values.tolist(), strict=True)) for given, values in terms]
 
     @property
@@ -398,13 +394,13 @@ def _axis(told: Tables, place: int, rows: int, *, whole: bool) -> Iterator[str]:
         yield "This dialect tells no coordinates."
 
     def of_output(output: int) -> list[str]:
-        read, weights = axis.read_by(output)
+        read, weights = axis.taps(output, of_input=False)
         where = [] if known is None else [number(known[output])]
         terms = [places(read), numbers(weights) if len(read) else f"(it is {number(told.fill)})"]
         return [str(output), *where, *terms]
 
     def of_input(input_: int) -> list[str]:
-        outputs, weights = axis.feeding(input_)
+        outputs, weights = axis.taps(input_, of_input=True)
         return [str(input_), f"{axis.totals[input_]:.9g}", places(outputs), numbers(weights)]
 
     where = [] if known is None else ["coordinate"]

@@ -211,14 +211,6 @@ def operator_from(kind: type[Operator], assignments: Iterable[str]) -> Operator:
     return kind(**given)
 
 
-_NUMBERS: dict[str, Callable[[str], object]] = {
-    "float": float,
-    "double": float,
-    "int64": int,
-    "int32": int,
-}
-
-
 def _value(kind: type[Operator], name: str, text: str) -> object:
     rules = {field.name: rule_of(field) for field in fields(kind)}
     if name not in rules:
@@ -227,9 +219,9 @@ def _value(kind: type[Operator], name: str, text: str) -> object:
     kind_of_one, array, _ = rule.type_name.partition("[]")
     if kind_of_one == "bool":
         return {"true": True, "false": False}.get(text.lower(), text)
-    number = _NUMBERS.get(kind_of_one)
-    if number is None:
+    if kind_of_one == "enum":
         return text
+    number = int if kind_of_one.startswith("int") else float
     try:
         return tuple(map(number, filter(str.strip, text.split(",")))) if array else number(text)
     except ValueError:

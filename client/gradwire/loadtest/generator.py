@@ -31,16 +31,11 @@ from gradwire._core.retries import RetryPolicy, is_retryable
 from gradwire._transport.aio import AsyncRuntime, open_aio_channel
 from gradwire._transport.streams import StreamRun
 from gradwire.async_client import AsyncClient
-from gradwire.errors import CallCancelledError, DeadlineExceededError, GradwireError
+from gradwire.errors import GradwireError
 from gradwire.loadtest.scenarios import Flow, Judge
 
 # A load test counts refusals, which retries would hide.
 ONCE = RetryPolicy(max_attempts=1)
-# gRPC statuses of errors that the SDK raises by itself.
-_LOCAL: dict[type[GradwireError], str] = {
-    DeadlineExceededError: "DEADLINE_EXCEEDED",
-    CallCancelledError: "CANCELLED",
-}
 # Times of calls, in seconds.
 Times = NDArray[np.float64]
 
@@ -90,7 +85,7 @@ class Maker:
         try:
             result = await self._result()
         except GradwireError as error:
-            status = error.status or _LOCAL.get(type(error), type(error).__name__)
+            status = error.status or error.default_reason or type(error).__name__
             retryable = is_retryable(error, streamed=self._flow.what.is_streamed)
             return Outcome(status, error.reason, retryable)
         except Exception as error:  # noqa: BLE001 - local faults are counted like others
@@ -274,7 +269,7 @@ class _Load:
             for index, flow in enumerate(self._phase.flows):
                 if flow.is_open:
                     group.create_task(self._open_loop(index, flow, group))
-                for _ in range(share(flow.callers, self._phase)):
+                for _ in range(self._phase.number, flow.callers, self._phase.settings.processes):
                     group.create_task(self._closed_loop(index))
         telling.cancel()
         self._send(over=True)
@@ -307,12 +302,6 @@ class _Load:
         if self._begin <= due < self._begin + self._phase.settings.duration_s:
             self._ended[index, outcome].append((due, made, now()))
         return outcome
-
-
-def share(callers: int, phase: Phase) -> int:
-    """Return the number of callers that are this process's share."""
-    processes = phase.settings.processes
-    return callers // processes + (phase.number < callers % processes)
 
 
 def dues(flow: Flow, phase: Phase, begin: float) -> Iterator[float]:

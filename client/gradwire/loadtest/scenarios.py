@@ -177,8 +177,8 @@ def changed(
 ) -> Scenario:
     """Return the scenario at a rate, or with so many callers.
 
-    A rate makes open loops, callers make closed ones. Each flow has its share, and at least one caller. An overload is measured with the callers, and
-    stays an open loop.
+    A rate makes open loops, callers make closed ones. Each flow has its share, and at least one
+    caller. An overload is measured with the callers, and stays an open loop.
     """
     if rate is None and callers is None:
         return scenario
