@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradwire import Client, ops
+from gradwire import Client
 from gradwire.cli import demo
 from support.command_line import run_here
 
@@ -42,18 +42,6 @@ def test_json_tells_losses_and_decibels(tmp_path: Path, target: str) -> None:
     assert facts["reconstruction_db"] > facts["bilinear_db"]
     assert (facts["output"], path.is_file()) == (str(path), True)
     assert "Photograph" in done.stderr
-
-
-def test_shrinking_averages_boxes_and_its_transpose_spreads_them(target: str) -> None:
-    y, x = np.mgrid[0:32, 0:40].astype(np.float32)
-    planes = [np.hypot(x - 20, y - 12) < radius for radius in (8, 10, 12)]
-    picture = np.stack(planes)[np.newaxis].astype(np.float32)
-    shrink = demo.shrinking(picture.shape)
-    with Client(target) as client:
-        small = client.evaluate(shrink, picture)
-        spread = client.evaluate(ops.adjoint(shrink), small, output_shape=picture.shape)
-    np.testing.assert_array_equal(small, picture.reshape(1, 3, 8, 4, 10, 4).mean(axis=(3, 5)))
-    np.testing.assert_array_equal(spread, small.repeat(4, axis=2).repeat(4, axis=3) / 16)
 
 
 def test_the_gradient_of_the_loss_is_its_slope(target: str) -> None:

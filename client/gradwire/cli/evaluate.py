@@ -149,7 +149,6 @@ def _complete(path: Path) -> Generator[Path]:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part
-        _regular(path)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

@@ -73,10 +73,9 @@ def _charts(scenario: ScenarioResult) -> Iterator[tuple[str, Markup]]:
         # Seconds that were measured completely.
         whole = [one for one in flow.seconds if one.second + 1 <= scenario.duration_s]
         right = [one for one in whole if one.ok]
-        others = whole if any(one.errors for one in whole) else []
         for lines, name, key, told, dashed in (
             (ends, "right", "ok", whole, False),
-            (ends, "other ends", "errors", others, True),
+            (ends, "other ends", "errors", [one for one in whole if flow.sent > flow.ok], True),
             (slowest, "p99", "p99_ms", right, False),
             (slowest, "p50", "p50_ms", right, True),
         ):
