@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 import numpy as np
@@ -78,6 +78,8 @@ class AxisTable:
     weight: Weights
     coordinates: NDArray[np.floating[Any]] | None
 
+    ARRAYS: ClassVar = ("start", "offset", "weight", "coordinates")
+
     def taps(self, place: int, *, of_input: bool) -> tuple[Indices, Weights]:
         """Return the inputs that an output reads, ascending, and their weights.
 
@@ -86,6 +88,10 @@ class AxisTable:
         own, others = (self.columns, self.rows) if of_input else (self.rows, self.columns)
         chosen = own == place
         return others[chosen], self.weight[chosen]
+
+    def coordinate(self, output: int) -> float | None:
+        """Return where an output reads; None if the dialect does not tell."""
+        return None if self.coordinates is None else float(self.coordinates[output])
 
     @cached_property
     def rows(self) -> Indices:
@@ -174,22 +180,17 @@ def tables(calls: Sequence[Call]) -> list[Tables]:
         if "error" in arrays:
             raise from_in_band(v1.Error.FromString(arrays["error"].tobytes()))
         told: list[Tables] = []
-        for number_, (call, facts_) in enumerate(
-            zip(calls, json.loads(arrays["facts"].tobytes()), strict=True)
-        ):
+        answers = json.loads(arrays["facts"].tobytes())
+        for number_, (call, answer) in enumerate(zip(calls, answers, strict=True)):
             axes = tuple(
                 AxisTable(
-                    sides["inputs"],
-                    sides["outputs"],
-                    *(
-                        arrays.get(f"{number_}.{axis}.{name}")
-                        for name in ("start", "offset", "weight", "coordinates")
-                    ),
+                    **lengths,
+                    **{name: arrays.get(f"{number_}.{axis}.{name}") for name in AxisTable.ARRAYS},
                 )
-                for axis, sides in enumerate(facts_["axes"])
+                for axis, lengths in enumerate(answer["axes"])
             )
             gradient = OPERATORS[call.operator.name].gradient
-            told.append(Tables(gradient, tuple(facts_["output_shape"]), facts_["fill"], axes))
+            told.append(Tables(gradient, tuple(answer["output_shape"]), answer["fill"], axes))
         return told
 
 
@@ -211,34 +212,33 @@ class Reason:
     operators: Sequence[tuple[AxisTable, bool]]
 
     @cached_property
-    def weights(self) -> list[dict[int, float]]:
-        """Exact weights of each operator, by index of the input element."""
-        terms = [axis.taps(self.element, of_input=gradient) for axis, gradient in self.operators]
-        return [dict(zip(given.tolist(), values.tolist(), strict=True)) for given, values in terms]
+    def rows(self) -> dict[int, list[tuple[float | None, float | None]]]:
+        """Coordinate and exact weight in each operator, by index of the input element.
 
-    @property
-    def given(self) -> list[int]:
-        """Input elements that enter the result's in any of the operators."""
-        return sorted({given for each in self.weights for given in each})
-
-    def coordinates(self, given: int) -> list[float | None]:
-        """Return the coordinate of each forward's output; None if unknown."""
-        return [
-            None if axis.coordinates is None else float(axis.coordinates[place])
-            for axis, gradient in self.operators
-            for place in [given if gradient else self.element]
-        ]
+        None for a coordinate that the dialect lacks, and for an element that is not read.
+        """
+        weights: list[dict[int, float]] = []
+        for axis, gradient in self.operators:
+            taps, values = axis.taps(self.element, of_input=gradient)
+            weights.append(dict(zip(taps.tolist(), values.tolist(), strict=True)))
+        return {
+            given: [
+                (axis.coordinate(given if gradient else self.element), each.get(given))
+                for (axis, gradient), each in zip(self.operators, weights, strict=True)
+            ]
+            for given in sorted({given for each in weights for given in each})
+        }
 
     @property
     def differ(self) -> list[str]:
         """Differences between the operators, of "coordinates", "taps" and "weights"."""
+        rows = self.rows.values()
         kinds: list[str] = []
-        if any(len({*self.coordinates(given)}) > 1 for given in self.given):
+        if any(len({known for known, _ in row}) > 1 for row in rows):
             kinds.append("coordinates")
-        taps = [{given for given, weight in each.items() if weight} for each in self.weights]
-        if any(each != taps[0] for each in taps):
+        if any(len({bool(weight) for _, weight in row}) > 1 for row in rows):
             kinds.append("taps")
-        elif any(each != self.weights[0] for each in self.weights):
+        elif any(len({weight for _, weight in row}) > 1 for row in rows):
             kinds.append("weights")
         return kinds
 
@@ -247,34 +247,31 @@ class Reason:
         heading, given = f"output {self.element} reads", "input"
         if self.operators[0][1]:
             heading, given = f"input {self.element} is read by", "output"
-        if not self.given:
+        if not self.rows:
             return [f"axis {self.axis}: {heading} nothing"]
         titles = [given]
         for name in names:
             titles += [f"{name} coordinate".strip(), "weight"]
-        rows: list[list[str] | str] = []
-        for one in shortened(self.given, MOST_TERMS):
-            if isinstance(one, str):
-                rows.append(one)
-                continue
-            cells = [str(one)]
-            for known, weights in zip(self.coordinates(one), self.weights, strict=True):
-                cells += [
-                    "-" if each is None else number(each) for each in (known, weights.get(one))
-                ]
-            rows.append(cells)
-        return [f"axis {self.axis}: {heading}", *table(titles, rows)]
+        lines = [
+            [str(one), *("-" if each is None else number(each) for pair in row for each in pair)]
+            for one, row in self.rows.items()
+        ]
+        return [f"axis {self.axis}: {heading}", *table(titles, shortened(lines, MOST_TERMS))]
 
     def facts(self) -> dict[str, Any]:
         """Return the same as a JSON object."""
-        sides: list[list[dict[str, Any]]] = [[] for _ in self.operators]
-        for given in self.given:
-            for side, known, weights in zip(
-                sides, self.coordinates(given), self.weights, strict=True
-            ):
-                if given in weights:
-                    at = None if known is None else json_number(known)
-                    side.append({"given": given, "coordinate": at, "weight": weights[given]})
+        sides = [
+            [
+                {
+                    "given": given,
+                    "coordinate": None if row[side][0] is None else json_number(row[side][0]),
+                    "weight": row[side][1],
+                }
+                for given, row in self.rows.items()
+                if row[side][1] is not None
+            ]
+            for side in range(len(self.operators))
+        ]
         return {"axis": self.axis, "element": self.element, "differ": self.differ, "sides": sides}
 
 

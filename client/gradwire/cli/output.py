@@ -63,7 +63,7 @@ class CommandError(click.ClickException):
 
     def __init__(self, message: str, *, code: int = OTHER) -> None:
         super().__init__(message)
-        self.exit_code = code
+        self.code = code
 
 
 class InvalidUsage(click.ClickException):
@@ -112,6 +112,8 @@ def code_of(error: Exception) -> int | None:
     """
     if isinstance(error, GradwireError):
         return next((code for kind, code in CODES.items() if isinstance(error, kind)), OTHER)
+    if isinstance(error, CommandError):
+        return error.code
     if isinstance(error, click.ClickException):
         return error.exit_code
     return OTHER if isinstance(error, (OSError, MemoryError)) else None
