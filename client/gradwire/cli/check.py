@@ -163,7 +163,10 @@ def all_cases(
 
 
 def _spatial(axes: int) -> list[tuple[Pair, ...]]:
-    """Return pairs on the last axis, on the first and on all; then long and narrow ones."""
+    """Return lengths of spatial axes, the smallest first.
+
+    Each pair is on the last axis, on the first and on all; some are long and narrow.
+    """
     shapes: set[tuple[Pair, ...]] = set()
     for pair in PAIRS:
         doubled = ((2, 2),) * (axes - 1)

@@ -119,7 +119,7 @@ def shrinking(shape: tuple[int, ...]) -> ops.TorchInterpolate:
 
 
 def descend(client: Client, small: Image, *, start: Image) -> Iterator[tuple[float, Image]]:
-    """Yield the loss and the image of the start and of each step from there, without end."""
+    """Yield the loss and image of the start and of each step."""
     shrink, back = shrinking(start.shape), ops.TorchUpsampleBackward(mode="area")
     image = ahead = start
     for number in count():

@@ -213,7 +213,7 @@ class Reason:
 
     @cached_property
     def rows(self) -> dict[int, list[tuple[float | None, float | None]]]:
-        """Coordinate and exact weight in each operator, by index of the input element.
+        """Coordinate and exact weight in each operator, by input element.
 
         None for a coordinate that the dialect lacks, and for an element that is not read.
         """

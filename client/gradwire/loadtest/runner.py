@@ -295,7 +295,7 @@ class MetricsEndpoint:
 
 @contextmanager
 def _sampling(probe: Probe | None) -> Generator[list[tuple[float, Usage]]]:
-    """Yield a list that grows by a sample each second, with its time."""
+    """Yield a list that gets a sample each second, with its time."""
     samples: list[tuple[float, Usage]] = []
     over = threading.Event()
 
