@@ -62,23 +62,27 @@ def test_json_is_all_that_it_prints_and_two_files_are_compared(target: str, tmp_
     assert re.search(r"tiny +tiny +2\.00 +1\.00", done.stdout)
 
 
-def test_wrong_bits_end_it_with_1(target: str, tmp_path: Path) -> None:
+def test_wrong_bits_are_counted_and_end_it_with_1(target: str, tmp_path: Path) -> None:
     problem = PROBLEMS["tiny"]
     with LocalClient("numpy_cpu") as local:
         result = local.evaluate(problem.operator, problem.input(), output_shape=problem.received)
-    right = result.tobytes()[:64]
+    right = result.tobytes()[-64:]
     wrong = bytes((right[0] ^ 1,)) + right[1:]
+    turns = iter(range(1 << 30))
+
+    def every_third(data: bytes) -> bytes:
+        return data.replace(right, wrong) if right in data and next(turns) % 3 == 0 else data
+
     found = tmp_path / "found.json"
+    calling = ("--scenario", "tiny", "--concurrency", 1, "--processes", 1, *SHORT)
     with relaying(target) as relay:
-        relay.alter = lambda data: data.replace(right, wrong)
-        done = run_here(
-            "bench", "--target", relay.address, "--scenario", "tiny", *SHORT, "--output", found
-        )
+        relay.alter = every_third
+        done = run_here("bench", "--target", relay.address, *calling, "--output", found)
     assert done.code == 1
     assert re.search(r"WRONG_RESULT.*FAILED", done.stdout)
     flow = from_json(found.read_text()).scenarios[0].flows[0]
-    assert flow.sent == flow.wrong > 0
-    assert flow.ok == 0
+    assert flow.wrong == (next(turns) + 2) // 3 > 0
+    assert flow.sent == flow.ok + flow.wrong
 
 
 def test_every_manner_of_call_shows_the_token(tmp_path: Path) -> None:
@@ -211,7 +215,7 @@ def test_the_user_who_ends_it_gets_what_there_is(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", CODES, ids=str)
-@pytest.mark.parametrize("children", [1, 2, 5])
+@pytest.mark.parametrize("children", [1, 2, 4])
 def test_nothing_is_written_before_a_call_counts(
     children: int, number: signal.Signals, target: str, tmp_path: Path
 ) -> None:
@@ -220,9 +224,9 @@ def test_nothing_is_written_before_a_call_counts(
         *("--target", target, "--scenario", "tiny", "--warm-up", 600, "--output", found),
         *("--processes", 4),
     ) as run:
-        # While those that make calls start, beside multiprocessing's own; all of them in warm-up.
+        # While those that make calls start; all of them in warm-up.
         run.wait_until(lambda: len(run.children()) >= children)
-        time.sleep(1.0 if children > 4 else 0.0)
+        time.sleep(1.0 if children > 2 else 0.0)
         code, stdout, stderr = run.end(number)
         run.wait_until_nothing_is_left()
     assert (code, stdout, stderr) == (CODES[number], "", "\ngradwire: interrupted\n")
@@ -263,14 +267,13 @@ def test_a_server_that_is_gone_ends_it_with_7(target: str, tmp_path: Path) -> No
             *("--scenario", "tiny", "--scenario", "medium", "--output", found),
         )
     assert done.code == 7
-    assert done.stderr.startswith(f"gradwire: error: {relay.address}: no server answers since")
-    assert done.stderr.endswith(" of tiny; not run: medium\n")
+    words = f"gradwire: error: after tiny: no server listens at {relay.address}"
+    assert done.stderr.startswith(words)
+    assert done.stderr.endswith("; not run: medium\n")
     (scenario,) = from_json(found.read_text()).scenarios
-    assert "no server answers since second" in scenario.warnings[0]
-    assert f"note: {scenario.warnings[0]}" in done.stdout
     (flow,) = scenario.flows
     (refused,) = [one for one in flow.outcomes if one.status == "UNAVAILABLE"]
-    # 4 callers, who pause for half a second before long.
+    # 4 callers, who pause for a quarter of a second.
     assert refused.count < 100
     assert " UNAVAILABLE, p50 " in done.stdout
 

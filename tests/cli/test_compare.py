@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gradwire.cli.compare import difference, finfo, ulps_between, ulps_off
+from gradwire.cli.compare import difference, ulps_off
 from support.command_line import run_here
 
 NEAREST = ("--op", "interpolate_backward", "--attr", "mode=nearest", "--attr", "data_format=NCX")
@@ -26,7 +26,6 @@ def test_equal_bits_end_with_0(target: str) -> None:
     done = run_here("compare", *LINEAR, *DML_LINEAR, *doubled)
     assert (done.code, done.stderr) == (0, "")
     assert "equal bits: 12 elements of float32 (1, 3, 4)" in done.stdout
-    assert "every table is equal" in done.stdout
 
 
 def test_a_tie_is_explained_by_a_server_of_its_own() -> None:
@@ -71,16 +70,6 @@ def test_a_result_from_elsewhere_is_compared_by_its_bits(
     assert f"holds {dtype} (1, 1, 4); ours is {dtype} (1, 1, 2)" in done.stderr
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64], ids=str)
-def test_ulps_count_steps_across_zero(dtype: Any) -> None:
-    bounds = finfo(np.dtype(dtype))
-    least = float(bounds.smallest_subnormal)
-    one = np.array([1, -least, 0, np.inf, -1]).astype(dtype)
-    other = np.array([1, least, -0.0, float(bounds.max), -1]).astype(dtype)
-    other[4] = np.nextafter(other[4], np.array(0, dtype))
-    np.testing.assert_array_equal(ulps_between(one, other), [0, 2, 0, 1, 1])
-
-
 def test_zeros_of_two_signs_differ_and_nans_do_not() -> None:
     nan = np.array([0x7FC00001, 0xFFC00000], np.uint32).view(np.float32)
     assert difference(nan[:1], nan[1:]) is None
@@ -89,7 +78,7 @@ def test_zeros_of_two_signs_differ_and_nans_do_not() -> None:
     assert (found.count, found.first, found.ulps) == (1, (1, 0), 0)
     broken = difference(np.array([1.0, np.nan, 3.0]), np.array([1e300, 0.0, 3.0]))
     assert broken is not None
-    assert (broken.first, broken.largest, broken.ulps) == ((0,), (1,), None)
+    assert (broken.first, broken.largest, broken.ulps) == ((0,), (1,), np.inf)
 
 
 def f32(value: float) -> npt.NDArray[np.float32]:

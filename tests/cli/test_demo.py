@@ -14,14 +14,7 @@ from gradwire import Client
 from gradwire.cli import demo
 from support.command_line import run_here
 
-STEP = re.compile(r"^ *(\d+) +([\d.]+) +([\d.]+) +([\d.]+) dB$", re.MULTILINE)
-
-
-@pytest.fixture
-def picture() -> demo.Image:
-    y, x = np.mgrid[0:32, 0:40].astype(np.float32)
-    planes = [np.hypot(x - 20, y - 12) < radius for radius in (8, 10, 12)]
-    return np.stack(planes)[np.newaxis].astype(np.float32)
+STEP = re.compile(r"^ *(\d+) +([\d.]+) +([\d.]+) dB$", re.MULTILINE)
 
 
 def test_the_loss_falls_and_a_picture_is_written(tmp_path: Path) -> None:
@@ -51,27 +44,15 @@ def test_json_tells_losses_and_decibels(tmp_path: Path, target: str) -> None:
     assert "Photograph" in done.stderr
 
 
-def test_shrinking_averages_boxes_and_its_transpose_spreads_them(
-    target: str, picture: demo.Image
-) -> None:
-    with Client(target) as client:
-        shrinking = demo.Shrinking(client, picture.shape)
-        small = shrinking.apply(picture)
-        spread = shrinking.transposed(small)
-    np.testing.assert_array_equal(small, picture.reshape(1, 3, 8, 4, 10, 4).mean(axis=(3, 5)))
-    np.testing.assert_array_equal(spread, small.repeat(4, axis=2).repeat(4, axis=3) / 16)
-
-
 def test_the_gradient_of_the_loss_is_its_slope(target: str) -> None:
     noise = np.random.default_rng(0)
     image, step = noise.standard_normal((2, 1, 3, 8, 12))
     small = noise.standard_normal((1, 3, 2, 3))
     with Client(target) as client:
-        shrinking = demo.Shrinking(client, image.shape)
         before, after = (
-            next(demo.descend(shrinking, small, start=image + shift * step)).loss
+            next(demo.descend(client, small, start=image + shift * step))[0]
             for shift in (-1e-6, 1e-6)
         )
-        first, second = islice(demo.descend(shrinking, small, start=image), 2)
-    gradient = (first.image - second.image) * demo.LIPSCHITZ
+        (_, first), (_, second) = islice(demo.descend(client, small, start=image), 2)
+    gradient = (first - second) * demo.LIPSCHITZ
     assert (after - before) / 2e-6 == pytest.approx(float(np.sum(gradient * step)), rel=1e-6)

@@ -41,7 +41,7 @@ def check_coordinates(operator: ops.Operator, axis: AxisTable) -> None:
     assert axis.coordinates is not None, operator
     assert axis.coordinates.shape == (axis.outputs,)
     for output, x in enumerate(np.clip(axis.coordinates, 0, axis.inputs - 1)):
-        read, weights = axis.read_by(output)
+        read, weights = axis.taps(output, of_input=False)
         if weights.any():
             assert read[0] - 1 <= x <= read[-1] + 1, (operator, output)
 
@@ -81,7 +81,7 @@ def test_tables_are_those_that_evaluations_use_for_every_operator(dtype: type) -
             np.testing.assert_allclose(axis.totals, matrix.sum(axis=0))
             check_coordinates(call.operator, axis)
             for place in range(axis.inputs):
-                outputs, weights = axis.feeding(place)
+                outputs, weights = axis.taps(place, of_input=True)
                 np.testing.assert_array_equal(matrix[outputs, place], weights)
                 assert not np.delete(matrix[:, place], outputs).any()
 
@@ -175,17 +175,8 @@ AXES = {
 @pytest.mark.parametrize("name", AXES)
 def test_any_axis_can_be_drawn(tmp_path: Path, name: str) -> None:
     path = tmp_path / "axis.png"
-    pictures.draw([(name, AXES[name])], title="an axis", path=path)
+    pictures.draw({name: AXES[name]}, title="an axis", path=path)
     assert path.stat().st_size > 10_000
-
-
-def test_axes_that_are_alike_are_told_once() -> None:
-    done = run_here(
-        *("explain", "--op", "interpolate_backward", "--attr", "mode=linear"),
-        *("--input-shape", "1,4,4,1", "--output-shape", "1,2,2,1"),
-    )
-    assert done.stdout.count("with weights") == 2
-    assert "\naxis 2: as axis 1\n" in done.stdout
 
 
 @pytest.mark.parametrize("arguments", [("demo",), (*DOUBLED, "--output", "x.png")])

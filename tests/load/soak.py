@@ -29,9 +29,9 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks import machine
-from gradwire.loadtest.generator import Phase
+from gradwire.loadtest.generator import LoadSettings
 from gradwire.loadtest.result import ScenarioResult, failures
-from gradwire.loadtest.runner import ProcessTree, Runner, Usage
+from gradwire.loadtest.runner import Runner, Usage
 from gradwire.loadtest.scenarios import Flow, Scenario
 from load.loading import fleet_of
 from load.program import reported
@@ -190,19 +190,6 @@ def growth(seconds: Sequence[float], memory: Sequence[float]) -> tuple[float, fl
     return float(slope) * span, max(3 * error * span, _PART * float(np.median(size)))
 
 
-class _Probe:
-    """Looks at memory that is no file of a disk."""
-
-    def __init__(self, pid: int) -> None:
-        self._tree = ProcessTree(pid)
-        self._pid = pid
-
-    def __call__(self) -> Usage | None:
-        usage = self._tree()
-        size = anonymous(family(self._pid))
-        return None if usage is None else Usage(usage.cpu_s, size, usage.processes)
-
-
 def _load(command: Command, duration_s: float, warm_up_s: float) -> ScenarioResult:
     """Put the server under load; every connection is closed when this returns."""
 
@@ -210,11 +197,15 @@ def _load(command: Command, duration_s: float, warm_up_s: float) -> ScenarioResu
         if sys.stderr.isatty():
             sys.stderr.write(f"\r{line[:110]:110}")
 
-    phase = Phase(
-        flows=(), duration_s=duration_s, warm_up_s=warm_up_s, timeout_s=30.0, connections=2
-    )
+    settings = LoadSettings(duration_s, warm_up_s, timeout_s=30.0)
+
+    def probe() -> Usage:
+        """Look at memory that is no file of a disk; processor time has no part in it."""
+        pids = family(command.pid)
+        return Usage(0.0, anonymous(pids), len(pids))
+
     with fleet_of(command.address) as fleet:
-        return Runner(fleet, phase, probe=_Probe(command.pid), cores=None, show=show).run(MIXED)
+        return Runner(fleet, settings, probe=probe, cores=None, show=show).run(MIXED)
 
 
 def _at_rest(pid: int, before: Held | None) -> Held:

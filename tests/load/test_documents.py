@@ -10,12 +10,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from gradwire.loadtest.generator import Phase
+from gradwire.loadtest.generator import LoadSettings, Phase
 from gradwire.loadtest.report import to_html
 from gradwire.loadtest.result import (
     FORMAT,
     Document,
-    LoadSettings,
     Machine,
     ScenarioResult,
     ServerFacts,
@@ -26,7 +25,7 @@ from gradwire.loadtest.result import (
     to_json,
 )
 from gradwire.loadtest.runner import warnings
-from gradwire.loadtest.scenarios import SCENARIOS, at_rate
+from gradwire.loadtest.scenarios import SCENARIOS, changed
 from load.loading import Run
 
 MARKUP = "<script>alert(1)</script> & \"quotes\" 'too'"
@@ -39,32 +38,9 @@ def document(*scenarios: ScenarioResult, text: str = "") -> Document:
         when="2026-11-22T10:00:00+00:00",
         command=f"gradwire bench {text}",
         interrupted=False,
-        machine=Machine(
-            cpu=f"cpu {text}",
-            cores=2,
-            memory_mib=1024,
-            system=text,
-            python="3",
-            versions={"gradwire": text},
-            load=0.5,
-        ),
-        server=ServerFacts(
-            target=text,
-            own=False,
-            version=text,
-            numerics_version="1",
-            backend=text,
-            backend_reason=text,
-        ),
-        settings=LoadSettings(
-            duration_s=1.0,
-            warm_up_s=0.0,
-            timeout_s=10.0,
-            rate=None,
-            callers=None,
-            connections=2,
-            processes=1,
-        ),
+        machine=Machine(f"cpu {text}", 2, 1024, text, "3", {"gradwire": text}, load=0.5),
+        server=ServerFacts(text, own=False, version=text, backend=text, backend_reason=text),
+        settings=LoadSettings(duration_s=1.0, warm_up_s=0.0, timeout_s=10.0),
         scenarios=list(scenarios),
     )
 
@@ -72,7 +48,9 @@ def document(*scenarios: ScenarioResult, text: str = "") -> Document:
 @pytest.fixture(scope="module")
 def results(run: Run) -> list[ScenarioResult]:
     """Run one scenario in either loop; the server's figures are as if they had been looked at."""
-    found = [run(one, 0.5) for one in (SCENARIOS["cancellations"], at_rate(SCENARIOS["mixed"], 50))]
+    found = [
+        run(one, 0.5) for one in (SCENARIOS["cancellations"], changed(SCENARIOS["mixed"], rate=50))
+    ]
     seconds = [ServerSecond(second=0.4, cpu_cores=0.5, rss_mib=100.0, processes=1)]
     return [dataclasses.replace(one, server=seconds, warnings=[MARKUP]) for one in found]
 
@@ -81,24 +59,6 @@ def test_a_document_reads_as_it_was_written(results: list[ScenarioResult]) -> No
     made = document(*results)
     text = to_json(made)
     assert json.loads(json.dumps(from_json(text), default=vars)) == json.loads(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "it is not valid JSON"),
-        ("{", "it is not valid JSON"),
-        ("[" * 100_000, "it is not valid JSON"),
-        ("[]", "its format is None; this version reads 'gradwire-bench/2'"),
-        ("null", "its format is None"),
-        ("{}", "its format is None"),
-        ('{"format": "gradwire-bench/9"}', "its format is 'gradwire-bench/9'"),
-    ],
-    ids=lambda text: text[:6],
-)
-def test_what_is_no_document_is_refused(text: str, words: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(words)):
-        from_json(text)
 
 
 def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere(
@@ -121,7 +81,7 @@ def test_the_page_has_a_line_for_each_flow_and_every_figure_of_it(
     page = to_html(document(*results))
     for result in results:
         for flow in result.flows:
-            assert (f"<title>{flow.name}, corrected</title>" in page) is (flow.ok > 0)
+            assert (f">{flow.name}, corrected</text>" in page) is (flow.ok > 0)
             p99 = f"{flow.corrected.p99_ms:,.2f}" if flow.ok else "-"
             assert f"<td>{p99}</td>" in page
 
@@ -137,24 +97,8 @@ def test_a_page_without_matplotlib_says_how_to_get_charts(
 
 
 def test_a_page_of_nothing_is_a_page() -> None:
-    phase = Phase(
-        flows=SCENARIOS["mixed"].flows,
-        duration_s=1.0,
-        warm_up_s=0.0,
-        timeout_s=1.0,
-        connections=1,
-    )
-    nothing = Tally(phase)
-    empty = ScenarioResult(
-        name="mixed",
-        summary="",
-        duration_s=1.0,
-        peak_per_s=None,
-        flows=nothing.results(),
-        server=[],
-        generators=nothing.generators(),
-        warnings=[],
-    )
+    nothing = Tally(Phase(SCENARIOS["mixed"].flows, LoadSettings(1.0, 0.0, 1.0)))
+    empty = ScenarioResult("mixed", "", 1.0, None, nothing.results(), [], nothing.generators(), [])
     ET.fromstring(to_html(document(empty)).removeprefix("<!DOCTYPE html>"))  # noqa: S314 - our own
 
 
@@ -176,7 +120,7 @@ def test_a_comparison_tells_ratios_and_what_is_not_alike(results: list[ScenarioR
     assert [row[:2] for row in rows] == [("mixed", "tiny")]
     assert (rows[0][2], rows[0][4]) == ("0.50", "3.00")
     text = "\n".join(notes)
-    assert "backend differs:  and numpy_cpu" in text
+    assert "server.backend differs:  and numpy_cpu" in text
     assert "mixed, large is in A only" in text
 
 
@@ -186,7 +130,7 @@ def test_a_comparison_names_what_was_set_otherwise_and_who_was_interrupted() -> 
     _, notes = comparison(first, dataclasses.replace(first, settings=longer, interrupted=True))
     assert notes[1:] == [
         "B was interrupted: its figures are those until then",
-        "duration_s differs: 1.0 and 5.0",
+        "settings.duration_s differs: 1.0 and 5.0",
     ]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,70 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.loadtest.generator import now
 from gradwire.loadtest.result import corrected, nines, percentile
-from gradwire.loadtest.runner import MetricsEndpoint, ProcessSampler, ProcessTree
-from load.soak import Held, family, growth, held
+from gradwire.loadtest.runner import MetricsEndpoint
+from load.soak import Held, anonymous, family, growth, held
 from support.processes import running_command
-from support.raw_calls import wait_until
-
-BUSY = "sum(range(10**7))"
-
-
-def test_a_tree_counts_children_and_forgets_none_of_their_time() -> None:
-    tree = ProcessTree(os.getpid())
-    before = tree()
-    assert before is not None
-    with subprocess.Popen(  # noqa: S603 - our own words
-        [sys.executable, "-c", f"{BUSY}; print(1, flush=True); input()"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        during = tree()
-        child.communicate(b"\n")
-    after = tree()
-    assert during is not None
-    assert after is not None
-    assert (during.processes, after.processes) == (before.processes + 1, before.processes)
-    assert during.rss_bytes > before.rss_bytes
-    assert before.cpu_s < during.cpu_s <= after.cpu_s
-
-
-def test_a_process_that_is_gone_is_nothing_to_see() -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as child:
-        child.wait()
-    assert ProcessTree(child.pid)() is None
 
 
 def test_a_metrics_endpoint_tells_the_same_as_the_system(tmp_path: Path) -> None:
     flags = ("--http-port", "127.0.0.1:0", "--workers", "2", "--backend", "numpy_cpu")
     with running_command(*flags, log=tmp_path / "log") as command:
         command.wait_for_log(" worker serves ", times=2)
-        address = command.http_address
-        told = MetricsEndpoint(f"http://{address}/metrics")()
-        seen = ProcessTree(command.pid)()
-        assert told is not None
-        assert seen is not None
+        told = MetricsEndpoint(f"http://{command.http_address}/metrics")()
+        seen = family(command.pid)
         # The supervisor and both workers; they live on between the two looks.
-        assert told.processes == seen.processes == 3
-        assert seen.rss_bytes / 2 < told.rss_bytes < 2 * seen.rss_bytes
-        assert 0 < told.cpu_s <= seen.cpu_s + 0.1
+        assert told.processes == len(seen) == 3
+        assert anonymous(seen) / 2 < told.rss_bytes < 4 * anonymous(seen)
+        assert told.cpu_s > 0
 
 
 def test_no_endpoint_is_nothing_to_see(nobody: str) -> None:
-    assert MetricsEndpoint(f"http://{nobody}/metrics")() is None
-
-
-def test_a_sampler_tells_what_was_taken_between_two_looks() -> None:
-    begin = now()
-    with ProcessSampler(ProcessTree(os.getpid())) as sampler:
-        wait_until(lambda: sum(range(10**6)) and sampler.seconds(begin))
-    (second, *_) = sampler.seconds(begin)
-    assert second.cpu_cores > 0
-    assert second.rss_mib > 1
-    assert sampler.seconds(now()) == []
+    with pytest.raises(OSError, match="refused"):
+        MetricsEndpoint(f"http://{nobody}/metrics")()
 
 
 def test_memory_that_grows_beyond_noise_is_found() -> None:
@@ -139,12 +94,7 @@ def test_the_correction_is_that_of_a_loop_over_all_times(times: list[int], inter
     np.testing.assert_allclose(np.sort(made), np.sort(seconds([*times, *added])), rtol=0, atol=1e-6)
 
 
-@given(TIMES)
-def test_an_interval_as_long_as_every_time_corrects_nothing(times: list[int]) -> None:
-    for interval_s in (HOUR_US / 1e6, 0.0):
-        np.testing.assert_array_equal(corrected(seconds(times), interval_s), seconds(times))
-
-
 def test_nothing_measured_is_nothing() -> None:
     empty = np.empty(0)
     assert (percentile(empty, 99), len(corrected(empty, 0.01)), nines(0)) == (0.0, 0, 1)
+    assert corrected(seconds([1, 2]), 0.0).tolist() == [1e-6, 2e-6]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradwire.loadtest.generator import Batch, Phase, dues, share
+from gradwire.loadtest.generator import Batch, LoadSettings, Phase, dues
 from gradwire.loadtest.result import FlowResult, Tally, failures
 from gradwire.loadtest.scenarios import (
     PROBLEMS,
@@ -23,14 +23,12 @@ from gradwire.loadtest.scenarios import (
     Judge,
     Problem,
     Scenario,
-    at_rate,
+    changed,
     digest_of,
-    with_callers,
 )
 from gradwire_server import LocalClient
 from load.loading import Run, loading
-from support.relay import relaying
-from support.servers import ServerThread, serving_process
+from support.servers import serving_process
 
 # The server is stopped so long, in the midst of a load of four times that.
 STALL_S = 0.5
@@ -79,7 +77,7 @@ def test_every_call_made_has_one_end(run: Run, name: str) -> None:
 
 
 def test_an_open_loop_makes_as_many_calls_as_are_due(run: Run) -> None:
-    flow = run(at_rate(SCENARIOS["tiny"], 60), 1.0).flows[0]
+    flow = run(changed(SCENARIOS["tiny"], rate=60), 1.0).flows[0]
     assert (flow.sent, flow.rate, flow.callers) == (60, 60, None)
 
 
@@ -91,44 +89,25 @@ def test_many_by_one_stream_are_judged_each(run: Run) -> None:
     assert result.flows[0].sent_bytes == 8 * PROBLEMS["tiny"].sent_bytes
 
 
-def test_callers_whom_no_server_answers_pause_and_say_so(nobody: str) -> None:
-    lines: list[str] = []
+def test_callers_whom_no_server_answers_pause(nobody: str) -> None:
     with loading(nobody) as run:
-        result = run(SCENARIOS["tiny"], 2.5, lines.append)
+        result = run(SCENARIOS["tiny"], 2.5)
     (flow,) = result.flows
     assert [one.status for one in flow.outcomes] == ["UNAVAILABLE"]
-    # 10, 20, ... 320 ms, and then half a second, of each of 4 callers.
+    # Four in a second, of each of 4 callers.
     assert flow.sent <= 4 * 11
-    assert any(line.endswith(", no server answers since second 0") for line in lines)
-    assert result.warnings[0] == "no server answers since second 0"
-
-
-def test_wrong_bits_are_found(server: ServerThread) -> None:
-    right = right_result().tobytes()[-64:]
-    wrong = bytes((right[0] ^ 1,)) + right[1:]
-    turns = iter(range(1 << 30))
-
-    def every_third(data: bytes) -> bytes:
-        return data.replace(right, wrong) if right in data and next(turns) % 3 == 0 else data
-
-    with relaying(server.address) as relay, loading(relay.address) as run:
-        relay.alter = every_third
-        found = run(with_callers(SCENARIOS["tiny"], 1), 1.0)
-    flow = found.flows[0]
-    assert flow.wrong == (next(turns) + 2) // 3
-    assert flow.ok
-    assert flow.sent == flow.ok + flow.wrong
-    assert failures(found) == flow.wrong
 
 
 def stalled(scenario: Scenario) -> FlowResult:
     """Run a scenario on a server that is stopped for a while in the midst of it."""
+    calling = threading.Event()
     with (
         # Calls that were due in the stall are late, and not refused.
         serving_process("--backend", "numpy_cpu", "--no-warm-up", "--max-queue-s", "60") as server,
-        loading(server.address) as run,
+        loading(
+            server.address, show=lambda line: None if "warming" in line else calling.set()
+        ) as run,
     ):
-        calling = threading.Event()
 
         def stop() -> None:
             calling.wait()
@@ -139,14 +118,14 @@ def stalled(scenario: Scenario) -> FlowResult:
 
         stopping = threading.Thread(target=stop)
         stopping.start()
-        result = run(scenario, LOAD_S, lambda line: None if "warming" in line else calling.set())
+        result = run(scenario, LOAD_S)
         stopping.join()
     assert failures(result) == 0
     return result.flows[0]
 
 
 def test_a_stall_is_in_the_percentiles_of_an_open_loop() -> None:
-    flow = stalled(at_rate(SCENARIOS["tiny"], 100))
+    flow = stalled(changed(SCENARIOS["tiny"], rate=100))
     assert flow.sent == 100 * LOAD_S
     # A quarter of the calls are due in the stall: the first of them waits all of it, the last none.
     assert flow.corrected.max_ms >= 0.95e3 * STALL_S
@@ -167,7 +146,7 @@ def test_the_correction_of_a_closed_loop_finds_a_stall_that_few_calls_met(
                     met.append(over - made)
 
     monkeypatch.setattr("gradwire.loadtest.runner.Tally", Watching)
-    flow = stalled(with_callers(SCENARIOS["tiny"], 2))
+    flow = stalled(changed(SCENARIOS["tiny"], callers=2))
     assert flow.uncorrected.max_ms >= 0.95e3 * STALL_S
     assert 1 <= len(met) <= 2
     # Without those calls the 90th percentile knows nothing of it; corrected it does.
@@ -180,28 +159,19 @@ def test_the_correction_of_a_closed_loop_finds_a_stall_that_few_calls_met(
 def test_processes_together_make_the_calls_of_one_rate(processes: int, burst: int) -> None:
     flow = Flow(name="", problem="tiny", rate=10.0, burst=burst)
     phases = [
-        Phase(
-            flows=(flow,),
-            warm_up_s=1.0,
-            duration_s=2.0,
-            timeout_s=1.0,
-            connections=1,
-            number=number,
-            processes=processes,
-        )
+        Phase((flow,), LoadSettings(2.0, 1.0, 1.0, processes=processes), number)
         for number in range(processes)
     ]
     times = sorted(chain.from_iterable(dues(flow, phase, 100.0) for phase in phases))
     expected = [99 + number // burst * burst / 10 for number in range(40)]
     np.testing.assert_allclose(times, [time for time in expected if time < 102])
-    assert sum(share(10, phase) for phase in phases) == 10
 
 
 def test_a_rate_and_callers_are_divided_as_the_scenario_does() -> None:
     mixed = SCENARIOS["mixed"]
-    rates = [flow.rate for flow in at_rate(mixed, 70).flows]
+    rates = [flow.rate for flow in changed(mixed, rate=70).flows]
     np.testing.assert_allclose(rates, (40, 20, 10))
-    assert [flow.callers for flow in with_callers(mixed, 14).flows] == [8, 4, 2]
+    assert [flow.callers for flow in changed(mixed, callers=14).flows] == [8, 4, 2]
     slow = SCENARIOS["slow-readers"]
-    assert at_rate(slow, 5).flows[1] == slow.flows[1]
-    assert replace(at_rate(SCENARIOS["overload"], 5)).of_peak == 0
+    assert changed(slow, rate=5).flows[1] == slow.flows[1]
+    assert replace(changed(SCENARIOS["overload"], rate=5)).of_peak == 0

@@ -6,8 +6,6 @@ Both go through a framework's compiler as constants of a graph.
 from __future__ import annotations
 
 import itertools
-import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
@@ -50,25 +48,19 @@ class Clients:
         self._by_number = WeakValueDictionary[int, Evaluator]()
         self._numbers = WeakKeyDictionary[Evaluator, int]()
         self._next = itertools.count()
-        self._default: Evaluator | None = None
-        self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._renew_lock)
+        self._default: dict[str, Evaluator] = {}
 
     def number(self, client: Evaluator | None, make_default: Callable[[], Evaluator]) -> int:
         """Return the client's number; None means the default client of this process.
 
         make_default  makes the default client when it is first used
         """
-        with self._lock:
-            if client is None:
-                if self._default is None:
-                    self._default = make_default()
-                client = self._default
-            number = self._numbers.get(client)
-            if number is None:
-                number = self._numbers[client] = next(self._next)
-                self._by_number[number] = client
-            return number
+        if client is None:
+            # Of two threads that make one, both use the same.
+            client = self._default.get("") or self._default.setdefault("", make_default())
+        number = self._numbers.setdefault(client, next(self._next))
+        self._by_number[number] = client
+        return number
 
     def by_number(self, number: int) -> Evaluator:
         """Return the client; raise RuntimeError if it is gone."""
@@ -79,9 +71,6 @@ class Clients:
                 "may be asked for"
             )
         return client
-
-    def _renew_lock(self) -> None:
-        self._lock = threading.Lock()
 
 
 CLIENTS = Clients()

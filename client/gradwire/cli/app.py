@@ -29,8 +29,6 @@ from gradwire.ops import OPERATORS
 from gradwire.ops._base import Choice, rule_of
 
 WIDTH = 96
-# Types of numbers as --attr has them.
-NUMBERS = {"double": "float", "int64": "int", "int32": "int"}
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -175,8 +173,6 @@ def _words(operator: str, attribute: AttributeInfo) -> tuple[str, str]:
         if field.name == attribute.name and isinstance(rule, Choice):
             values = "|".join(rule.allowed)
             default = field.default if isinstance(field.default, str) else default
-    number, array, _ = values.replace("bool", "true|false").partition("[]")
-    values = NUMBERS.get(number, number) + (",..." if array else "")
     return values, "Required." if attribute.required else f"Default: {default}."
 
 

@@ -7,11 +7,8 @@ import datetime as dt
 import os
 import shlex
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from http import HTTPStatus
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -29,14 +26,13 @@ from gradwire.cli.options import (
     server_options,
 )
 from gradwire.cli.output import CommandError, InvalidUsage, status_line, table
-from gradwire.errors import PermissionDeniedError, installing
-from gradwire.loadtest.generator import Phase
+from gradwire.errors import PermissionDeniedError, UnavailableError, installing
+from gradwire.loadtest.generator import LoadSettings
 from gradwire.loadtest.result import (
     FORMAT,
     TITLES,
     Document,
     FlowResult,
-    LoadSettings,
     OutcomeResult,
     ScenarioResult,
     ServerFacts,
@@ -45,17 +41,8 @@ from gradwire.loadtest.result import (
     from_json,
     to_json,
 )
-from gradwire.loadtest.runner import (
-    Fleet,
-    FleetError,
-    MetricsEndpoint,
-    Probe,
-    ProcessTree,
-    Runner,
-    machine,
-    silence,
-)
-from gradwire.loadtest.scenarios import SCENARIOS, Scenario, at_rate, with_callers
+from gradwire.loadtest.runner import Fleet, FleetError, MetricsEndpoint, Runner, machine
+from gradwire.loadtest.scenarios import SCENARIOS, Scenario, changed
 
 EXAMPLE = """\b
 Examples:
@@ -66,13 +53,6 @@ Examples:
 """
 
 _SCENARIOS = "\n".join(f"  {scenario.name:16}{scenario.summary}" for scenario in SCENARIOS.values())
-
-
-def _check_url(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    if value is not None and not value.startswith(("http://", "https://")):
-        message = f"{value!r} is not a URL; give one such as http://127.0.0.1:9464/metrics"
-        raise click.BadParameter(message, context, parameter)
-    return value
 
 
 @click.command(
@@ -148,7 +128,6 @@ def _check_url(context: click.Context, parameter: click.Parameter, value: str | 
 @click.option(
     "--metrics",
     "metrics_url",
-    callback=_check_url,
     metavar="URL",
     help="Prometheus endpoint of --target, to tell its processor time and memory.",
 )
@@ -191,12 +170,15 @@ def bench(
         ("--rate", "--concurrency", settings.rate and settings.callers),
     ):
         if both:
-            message = f"{first} and {second} exclude each other; give one"
-            raise InvalidUsage(message)
-    if metrics_url is not None and server.target is None:
-        raise InvalidUsage("--metrics needs --target; give that too")
+            raise InvalidUsage(f"{first} and {second} exclude each other; give one")
     if compared is not None:
         return _compare(*compared)
+    if metrics_url is not None:
+        if server.target is None:
+            raise InvalidUsage("--metrics needs --target; give that too")
+        if not metrics_url.startswith(("http://", "https://")):
+            wanted = "give one such as http://127.0.0.1:9464/metrics"
+            raise InvalidUsage(f"--metrics: {metrics_url!r} is not a URL; {wanted}")
     writers: dict[Path, Callable[[Document], str]] = {}
     if output_file is not None:
         writers[output_file] = to_json
@@ -208,6 +190,8 @@ def bench(
 # Seconds that a server has to become ready: the first start of a local server compiles code.
 OWN_PATIENCE_S = 600.0
 TARGET_PATIENCE_S = 30.0
+# Seconds that a server has to answer after a scenario in which it was not available.
+_PRESENCE_S = 5.0
 # Bytes shown of an endpoint's refusal.
 _MOST_SAID = 1000
 
@@ -234,13 +218,20 @@ def _run(
     here = machine()
     results: list[ScenarioResult] = []
     ended: KeyboardInterrupt | CommandError | None = None
-    with status_line() as show, _subject(connection, metrics_url) as (subject, probe, own):
+    with status_line() as show, _subject(connection, metrics_url) as (subject, probe):
+        own = connection.target is None
         server = _server(subject, own=own)
-        if isinstance(probe, MetricsEndpoint):
+        if metrics_url is not None and probe is not None:
             _check_endpoint(probe, f"--metrics {metrics_url}")
         try:
-            runner = partial(Runner, probe=probe, cores=here.cores if own else None, show=show)
-            for result in _results(_chosen(names, settings), settings, subject, runner):
+            scenarios = [
+                changed(SCENARIOS[name], rate=settings.rate, callers=settings.callers)
+                for name in dict.fromkeys(names or SCENARIOS)
+            ]
+            fleet = Fleet(subject.async_client, processes=settings.processes)
+            cores = here.cores if own else None
+            runner = Runner(fleet, settings, probe=probe, cores=cores, show=show)
+            for result in _results(scenarios, subject, fleet, runner):
                 results.append(result)
                 show("")
                 if not as_json:
@@ -295,53 +286,36 @@ def _no_result(path: Path, reason: str) -> InvalidUsage:
     return InvalidUsage(f"--compare {path}: {reason}; {wanted}")
 
 
-def _chosen(names: tuple[str, ...], settings: LoadSettings) -> list[Scenario]:
-    """Return the scenarios in the requested order, each once."""
-    chosen = [SCENARIOS[name] for name in dict.fromkeys(names or SCENARIOS)]
-    if settings.rate is not None:
-        return [at_rate(one, settings.rate) for one in chosen]
-    if settings.callers is not None:
-        return [with_callers(one, settings.callers) for one in chosen]
-    return chosen
-
-
 @contextmanager
 def _subject(
     connection: Connection, metrics_url: str | None
-) -> Generator[tuple[Connection, Probe | None, bool]]:
-    """Yield a connection, its server's probe, and whether it is local.
+) -> Generator[tuple[Connection, MetricsEndpoint | None]]:
+    """Yield a connection, and its server's metrics if they are known.
 
-    A local server was started here, and ends with the block.
+    Without a target the server is started here, and ends with the block.
     """
     if connection.target is None:
-        with local_server() as server:
+        with local_server(http=True) as server:
             target = dataclasses.replace(connection, target=server.target)
-            yield target, ProcessTree(server.pid), True
+            yield target, MetricsEndpoint(f"http://{server.http_address()}/metrics")
     elif metrics_url is None:
-        yield connection, None, False
+        yield connection, None
     else:
         headers = connection.headers(metrics_url)
-        endpoint = MetricsEndpoint(metrics_url, headers, connection.tls_context())
-        yield connection, endpoint, False
+        yield connection, MetricsEndpoint(metrics_url, headers, connection.tls_context())
 
 
 def _check_endpoint(endpoint: MetricsEndpoint, option: str) -> None:
     """Refuse an endpoint that lacks the needed metrics, before the load."""
     try:
-        usage = endpoint.ask()
+        endpoint()
     except HTTPError as error:
         with error:
             said = error.read(_MOST_SAID).decode(errors="replace").strip()
-        refused = error.code in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
-        code = output.REFUSED if refused else output.OTHER
+        code = output.REFUSED if error.code in {401, 403} else output.OTHER
         raise CommandError(f"{option}: {said or error}", code=code) from None
-    except (OSError, HTTPException) as error:
+    except OSError as error:
         raise CommandError(f"{option}: {error}") from None
-    if usage is None:
-        raise CommandError(
-            f"{option}: no processor time and memory is told there; give the /metrics of the "
-            "server's --http-port"
-        )
 
 
 def _server(connection: Connection, *, own: bool) -> ServerFacts:
@@ -361,25 +335,14 @@ def _server(connection: Connection, *, own: bool) -> ServerFacts:
 
 
 def _results(
-    scenarios: list[Scenario],
-    settings: LoadSettings,
-    connection: Connection,
-    runner_of: Callable[[Fleet, Phase], Runner],
+    scenarios: list[Scenario], connection: Connection, fleet: Fleet, runner: Runner
 ) -> Generator[ScenarioResult]:
     """Yield results of the scenarios, one after the other.
 
     Raises if the user ends the test, or if the server is gone.
     """
-    phase = Phase(
-        flows=(),
-        duration_s=settings.duration_s,
-        warm_up_s=settings.warm_up_s,
-        timeout_s=settings.timeout_s,
-        connections=settings.connections,
-    )
     try:
-        with Fleet(connection.async_client, processes=settings.processes) as fleet:
-            runner = runner_of(fleet, phase)
+        with fleet:
             for number, scenario in enumerate(scenarios, 1):
                 result = runner.run(scenario)
                 # A scenario without counted calls has no result.
@@ -387,13 +350,23 @@ def _results(
                     yield result
                 if runner.interrupted is not None:
                     raise runner.interrupted
-                if runner.silent_since is not None:
-                    left = ", ".join(one.name for one in scenarios[number:])
-                    gone = f"{silence(runner.silent_since)} of {scenario.name}"
-                    message = f"{connection.target}: {gone}{left and f'; not run: {left}'}"
-                    raise CommandError(message, code=output.UNAVAILABLE)
+                _check_presence(connection, result, scenarios[number:])
     except FleetError as error:
         raise CommandError(str(error)) from None
+
+
+def _check_presence(
+    connection: Connection, result: ScenarioResult, left: Sequence[Scenario]
+) -> None:
+    """Raise CommandError if the server is gone; name the scenarios left."""
+    if any(end.status == "UNAVAILABLE" for flow in result.flows for end in flow.outcomes):
+        try:
+            connection.health(timeout_s=_PRESENCE_S)
+        except (UnavailableError, CommandError) as error:
+            message = f"after {result.name}: {error}"
+            if left:
+                message += f"; not run: {', '.join(one.name for one in left)}"
+            raise CommandError(message, code=output.UNAVAILABLE) from None
 
 
 _TITLES = ("", "loop", "right/s", "MB/s", "p50 ms", "p99 ms", "p99.9", "max", "uncorrected p99")

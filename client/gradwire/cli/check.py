@@ -8,12 +8,12 @@ import math
 import runpy
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from gradwire import Client
 from gradwire.cli import output
-from gradwire.cli.compare import differing, finfo, ulps_off
+from gradwire.cli.compare import Difference, difference, finfo
 from gradwire.cli.connection import Connection
-from gradwire.cli.explain import Call, reasons, tables
+from gradwire.cli.explain import Call, lines_of, reasons, tables
 from gradwire.cli.options import (
     dtype_option,
     json_option,
@@ -69,11 +69,8 @@ RANKS = (4, 3, 5, 2, 1)
 ROUNDING = 4
 # Attributes that determine the sizes of a forward's output.
 SIZES = ("size", "sizes", "shape", "sizes_tensor")
-# Most values that a report prints.
-MOST_VALUES = 24
-# Limits of shrinking: cases that are tried; elements up to which each one is tried alone, or left
-# out; elements of inputs and outputs together up to which all pairs of lengths are tried.
-TRIES, FEW, SMALL = 1000, 64, 12
+# Limits of shrinking: cases that are tried, and elements up to which each one is tried alone.
+TRIES, FEW = 1000, 64
 
 Maker = Callable[[Shape, np.dtype[Any], np.random.Generator], Array]
 
@@ -115,24 +112,24 @@ LAYOUTS: dict[str, Callable[[Array], Array]] = {
 class Case:
     """One call of the function that is checked.
 
-    batch    batch and channel
-    spatial  lengths of each spatial axis
-    values   a key of VALUES
-    layout   a key of LAYOUTS
-    given    the elements, in row-major order, in place of values
+    pairs   lengths of each axis, in the forward's input and output
+    values  a key of VALUES
+    layout  a key of LAYOUTS
+    alone   place in row-major order and value of the only element that is not 0, in place of values
     """
 
     dtype: np.dtype[Any]
-    batch: Pair
-    spatial: tuple[Pair, ...]
+    pairs: tuple[Pair, ...]
     values: str
     layout: str = "contiguous"
-    given: tuple[float, ...] | None = None
+    alone: tuple[int, float] | None = None
 
     def array(self, shape: Shape, *, seed: int) -> Array:
         """Make the input tensor of the function."""
-        if self.given is not None:
-            values = np.array(self.given).reshape(shape)
+        if self.alone is not None:
+            place, value = self.alone
+            values: Array = np.zeros(shape)
+            values.flat[place] = value
         else:
             values = VALUES[self.values](shape, self.dtype, np.random.default_rng(seed))
         with np.errstate(all="ignore"):
@@ -140,29 +137,45 @@ class Case:
 
 
 def all_cases(
-    dtypes: Iterable[np.dtype[Any]], values: Sequence[str], *, rank: int
+    dtypes: Iterable[np.dtype[Any]], values: Sequence[str], *, rank: int, channels_last: bool
 ) -> Iterator[Case]:
-    """Yield the cases for tensors of a rank, the plainest first."""
+    """Yield the cases for tensors of a rank, the plainest first.
+
+    With 2 axes one is the channel, with 1 none.
+    """
     axes = max(rank - 2, 1)
-    # Each pair on the last axis, on the first and on all; then long and narrow ones.
+
+    def pairs(batch: Pair, spatial: tuple[Pair, ...]) -> tuple[Pair, ...]:
+        leading = [(length, length) for length in batch][2 - (rank - axes) :]
+        before = 1 if channels_last else len(leading)
+        return (*leading[:before], *spatial, *leading[before:])
+
+    for dtype in dtypes:
+        for spatial in _spatial(axes):
+            yield Case(dtype, pairs((1, 1), spatial), values[0])
+        for batch in BATCHES:
+            yield Case(dtype, pairs(batch, ((3, 7),) * axes), values[0])
+        for pair in MIXED:
+            for special in values[1:]:
+                yield Case(dtype, pairs((1, 2), (pair,) * axes), special)
+            for layout in [*LAYOUTS][1:]:
+                yield Case(dtype, pairs((2, 3), (pair,) * axes), values[0], layout)
+
+
+def _spatial(axes: int) -> list[tuple[Pair, ...]]:
+    """Return lengths of spatial axes, the smallest first.
+
+    Each pair is on the last axis, on the first and on all; some are long and narrow.
+    """
     shapes: set[tuple[Pair, ...]] = set()
     for pair in PAIRS:
         doubled = ((2, 2),) * (axes - 1)
         shapes |= {(*doubled, pair), (pair, *doubled)}
-        if axes == 1 or max(pair) <= LONG:
+        if max(pair) <= LONG:
             shapes.add((pair,) * axes)
     if axes > 1:
         shapes |= {(*((1, 1),) * (axes - 2), *pairs) for pairs in TALL_AND_WIDE}
-    for dtype in dtypes:
-        for spatial in sorted(shapes, key=lambda one: (sum(map(sum, one)), one)):
-            yield Case(dtype, (1, 1), spatial, values[0])
-        for batch in BATCHES:
-            yield Case(dtype, batch, ((3, 7),) * axes, values[0])
-        for pair in MIXED:
-            for special in values[1:]:
-                yield Case(dtype, (1, 2), (pair,) * axes, special)
-            for layout in [*LAYOUTS][1:]:
-                yield Case(dtype, (2, 3), (pair,) * axes, values[0], layout)
+    return sorted(shapes, key=lambda one: (sum(map(sum, one)), one))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +184,9 @@ class Failure:
 
     given     arguments of the function
     words     description of a failure that is not a wrong number
-    element   index of the first wrong element; None without a result to compare
-    expected  its expected value; came: the function's
-    ulps      its error, in ulps of the same sum over magnitudes, the unit of a tolerance; 0 for
-              zeros of two signs, None with NaN and infinities
-    off       largest error of any element, in these ulps; inf with NaN and infinities
-    wrong     number of wrong elements
+    expected  the result of the operator; came: that of the function
+    found     their difference, in ulps of the same sum over magnitudes, the unit of a tolerance;
+              None without a result to compare
     """
 
     case: Case
@@ -184,34 +194,27 @@ class Failure:
     output_shape: Shape
     given: Array
     words: str = ""
-    element: Shape | None = None
     expected: Any = None
     came: Any = None
-    ulps: float | None = None
-    off: float = math.inf
-    wrong: int = 0
+    found: Difference | None = None
 
     @property
     def kind(self) -> str:
         """Key that differs between failures of different causes."""
-        if self.words:
+        if self.found is None:
             return " ".join(self.words.split()[:3])
-        return "not finite" if self.ulps is None else "value" if self.ulps else "sign of zero"
+        ulps = self.found.ulps
+        return "not finite" if math.isinf(ulps) else "value" if ulps else "sign of zero"
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether rounding or the sign of a zero explains it."""
+        return self.found is not None and self.found.ulps <= ROUNDING
 
     @property
     def weight(self) -> tuple[bool, int]:
         """Sort key: failures within a rounding tolerance last, smallest first."""
-        return self.off <= ROUNDING, math.prod(self.input_shape) + math.prod(self.output_shape)
-
-    @property
-    def values(self) -> str:
-        """Return the function's arguments as text."""
-        if self.case.given is None or self.given.size > MOST_VALUES:
-            return f"{self.case.values} values"
-        nonzero = np.argwhere(self.given != 0)
-        if self.given.size > 1 and len(nonzero) == 1:
-            return f"{number(self.given[*nonzero[0]])} at {index(nonzero[0])}, else 0"
-        return " ".join(map(number, self.given.ravel()))
+        return self.is_rounding, math.prod(self.input_shape) + math.prod(self.output_shape)
 
 
 class Unfit(Exception):  # noqa: N818 (no fault)
@@ -222,18 +225,13 @@ class Unfit(Exception):  # noqa: N818 (no fault)
 class Trial:
     """Parts of a check that do not change from case to case.
 
-    function       (gradient, output_shape) -> result, of NumPy arrays, or of torch tensors
-    rank           of the tensors; with 2 axes one is the channel, with 1 none
-    channels_last  whether the channel is behind the spatial axes
-    tolerance      allowed error of a result, in ulps of the sum of magnitudes
+    function   (gradient, output_shape) -> result, of NumPy arrays
+    tolerance  allowed error of a result, in ulps of the sum of magnitudes
     """
 
     client: Client
     operator: Operator
     function: Callable[[Any, Shape], Any]
-    torch: bool
-    rank: int
-    channels_last: bool
     tolerance: int
     seed: int
 
@@ -242,43 +240,24 @@ class Trial:
 
         Raises Unfit if the operator does not take the case.
         """
-        shapes = [self._shape(case, side) for side in (0, 1)]
+        given_shape, output_shape = zip(*case.pairs, strict=True)
         if OPERATORS[self.operator.name].gradient:
-            shapes.reverse()
-        given_shape, output_shape = shapes
+            given_shape, output_shape = output_shape, given_shape
         given = case.array(given_shape, seed=self.seed)
         about = (case, given_shape, output_shape, given.copy())
         expected = self._evaluate(given, output_shape)
         came = self._result(given, output_shape)
         if isinstance(came, str):
             return Failure(*about, words=came)
-        wrong = differing(expected, came)
-        if not wrong.any():
-            return None
-        off = ulps_off(expected, came, self._evaluate(np.abs(given), output_shape))
-        if self.tolerance:
-            wrong &= off > self.tolerance
-            if not wrong.any():
-                return None
-        element = tuple(np.argwhere(wrong)[0].tolist())
-        one, other = expected[element], came[element]
-        return Failure(
-            *about,
-            element=element,
-            expected=one,
-            came=other,
-            ulps=float(off[element]) if np.isfinite(one) and np.isfinite(other) else None,
-            off=float(off[wrong].max()),
-            wrong=int(wrong.sum()),
+        found = difference(
+            expected,
+            came,
+            lambda: self._evaluate(np.abs(given), output_shape),
+            tolerance=self.tolerance,
         )
-
-    def _shape(self, case: Case, side: int) -> Shape:
-        """Return the shape of the forward's input (side 0) or output."""
-        spatial = tuple(pair[side] for pair in case.spatial)
-        leading = case.batch[2 - (self.rank - len(spatial)) :]
-        if self.channels_last:
-            return (*leading[:1], *spatial, *leading[1:])
-        return (*leading, *spatial)
+        if found is None:
+            return None
+        return Failure(*about, expected=expected, came=came, found=found)
 
     def _evaluate(self, given: Array, output_shape: Shape) -> Array:
         try:
@@ -296,7 +275,7 @@ class Trial:
         try:
             # Infinities and NaN are part of the cases, and no reason for warnings.
             with np.errstate(all="ignore"):
-                result = self.function(_tensor(given) if self.torch else given, output_shape)
+                result = self.function(given, output_shape)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the finding
             return f"it raised {type(error).__name__}: {' '.join(str(error).split())}"
         if given.tobytes() != before:
@@ -333,16 +312,13 @@ def load_function(name: str) -> Callable[[Any, Shape], Any]:
         raise InvalidUsage(f"there is no file {place}; give the name of one, or module:function")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        function: Any = (
-            SimpleNamespace(**runpy.run_path(place)) if is_file else importlib.import_module(place)
-        )
+        names = runpy.run_path(place) if is_file else vars(importlib.import_module(place))
     except (Exception, SystemExit) as error:
         message = f"{place} cannot be imported: {type(error).__name__}: {error}"
         raise InvalidUsage(message) from error
     finally:
         sys.path.remove(str(Path.cwd()))
-    for part in attribute.split("."):
-        function = getattr(function, part, None)
+    function = names.get(attribute)
     if not callable(function):
         kind = "nothing" if function is None else type(function).__name__
         raise InvalidUsage(f"{name}: {attribute} is {kind}; a function is needed")
@@ -365,49 +341,28 @@ def shrunk(trial: Trial, failure: Failure) -> Failure:
                 return found
         return None
 
-    while found := first(chain(_plainer(failure.case), _smaller(failure.case))):
+    while found := first(_simpler(failure.case)):
         failure = found
     given: list[float] = failure.given.astype(np.float64).ravel().tolist()
     if len(given) > FEW:
         return failure
     # Try one element that is not 0; it becomes 1 if that suffices.
-    alone = (
-        tuple(value if other == place else 0.0 for other in range(len(given)))
-        for values in ([1.0] * len(given), given)
-        for place, value in enumerate(values)
-    )
-    return first(replace(failure.case, given=values) for values in alone) or failure
+    alone = chain(enumerate([1.0] * len(given)), enumerate(given))
+    return first(replace(failure.case, alone=each) for each in alone) or failure
 
 
-def _plainer(case: Case) -> Iterator[Case]:
-    """Yield a case with one property simplified."""
-    changes: tuple[dict[str, Any], ...] = (
-        {"layout": "contiguous"},
-        {"values": "ones"},
-        {"values": "counting"},
-        {"dtype": np.dtype(np.float32)},
-        {"batch": (1, 1)},
-        {"batch": (1, case.batch[1])},
-        {"batch": (case.batch[0], 1)},
-    )
-    for change in changes:
-        plainer = replace(case, **change)
-        if plainer != case and (case.values, plainer.values) != ("ones", "counting"):
-            yield plainer
-
-
-def _smaller(case: Case) -> Iterator[Case]:
-    """Yield cases with one spatial axis shorter.
-
-    All small lengths come first, then halves, then one less.
-    """
-    small = [(inputs, size - inputs) for size in range(2, SMALL + 1) for inputs in range(1, size)]
-    for axis, (one, other) in enumerate(case.spatial):
+def _simpler(case: Case) -> Iterator[Case]:
+    """Yield cases with one property simplified, or with one axis shorter."""
+    if case.layout != "contiguous":
+        yield replace(case, layout="contiguous")
+    if case.values != "ones":
+        yield replace(case, values="ones")
+    for axis, (one, other) in enumerate(case.pairs):
         halves = (-(-one // 2), -(-other // 2))
-        close = (halves, (one - 1, other - 1), (one - 1, other), (one, other - 1))
-        for pair in (*small, *(each for each in close if min(each) >= 1 and sum(each) > SMALL)):
-            if sum(pair) < one + other:
-                yield replace(case, spatial=(*case.spatial[:axis], pair, *case.spatial[axis + 1 :]))
+        shorter = {(1, 1), halves, (one - 1, other - 1), (one - 1, other), (one, other - 1)}
+        for pair in sorted(shorter - {(one, other)}):
+            if min(pair) >= 1:
+                yield replace(case, pairs=(*case.pairs[:axis], pair, *case.pairs[axis + 1 :]))
 
 
 EXAMPLE = """\b
@@ -485,22 +440,24 @@ def check(
     if torch and importlib.util.find_spec("torch") is None:
         raise CommandError("--torch: PyTorch is not installed here: pip install torch")
     function = load_function(name)
+    kind = OPERATORS[operator.name]
+    fitting = [rank for rank in ranks or RANKS if kind.min_rank <= rank <= kind.max_rank]
+    if not fitting:
+        raise InvalidUsage(f"--rank: {operator.name} takes tensors of {kind.ranks()} axes")
     tally = _Tally()
     with server.client(backend="numpy_cpu") as client:
-        for rank in ranks or RANKS:
+        trial = Trial(
+            client=client,
+            operator=operator,
+            function=(lambda given, shape: function(_tensor(given), shape)) if torch else function,
+            tolerance=tolerance,
+            seed=seed,
+        )
+        for rank in fitting:
             # The channel is tried before the spatial axes, then behind them.
-            for channels_last in (False, True) if rank > 2 else (False,):  # noqa: PLR2004
-                trial = Trial(
-                    client=client,
-                    operator=operator,
-                    function=function,
-                    torch=torch,
-                    rank=rank,
-                    channels_last=channels_last,
-                    tolerance=tolerance,
-                    seed=seed,
-                )
-                if tally.run(trial, all_cases(dict.fromkeys(dtypes), values, rank=rank)):
+            for last in sorted({False, rank > 2}):  # noqa: PLR2004
+                cases = all_cases(dict.fromkeys(dtypes), values, rank=rank, channels_last=last)
+                if tally.run(trial, cases):
                     break
             if tally.ran and not ranks:
                 break
@@ -509,8 +466,7 @@ def check(
             pinned = " and ".join(size for size in SIZES if getattr(operator, size, ()))
             hint = f"; each case has its own sizes: leave {pinned} out, or give scales"
             raise InvalidUsage(message + (hint if pinned else ""))
-        smallest = tally.smallest(most)
-    findings = [_told(operator, *one) for one in smallest]
+        findings = [_told(operator, *one) for one in smallest(trial, tally.failures, most)]
     facts = {
         "function": name,
         "operator": operator.name,
@@ -528,26 +484,23 @@ def check(
     return DIFFERENT if tally.failures else 0
 
 
+@dataclass(slots=True)
 class _Tally:
     """Counts of the cases' outcomes.
 
     reason  why the operator refused the last case that does not fit
     """
 
-    def __init__(self) -> None:
-        self.ran = self.unfit = 0
-        self.reason = ""
-        self.failures: list[tuple[Trial, Failure]] = []
+    ran: int = 0
+    unfit: int = 0
+    reason: str = ""
+    failures: list[Failure] = field(default_factory=list[Failure])
 
     def run(self, trial: Trial, cases: Iterable[Case]) -> bool:
         """Run cases; return whether a length changes in some valid case.
 
         A case is valid if the operator takes it.
         """
-        kind = OPERATORS[trial.operator.name]
-        if not kind.min_rank <= trial.rank <= kind.max_rank:
-            self.reason = self.reason or f"it takes tensors of {kind.ranks()} axes"
-            return True
         resampled = False
         for case in cases:
             try:
@@ -557,26 +510,10 @@ class _Tally:
                 self.reason = str(unfit)
                 continue
             self.ran += 1
-            resampled |= any(one != other for one, other in case.spatial)
+            resampled |= any(one != other for one, other in case.pairs)
             if failure is not None:
-                self.failures.append((trial, failure))
+                self.failures.append(failure)
         return resampled
-
-    def smallest(self, most: int) -> list[tuple[Failure, int]]:
-        """Return shrunk failures, smallest first, and the number like each."""
-        groups: dict[object, list[tuple[Trial, Failure]]] = {}
-        for trial, failure in sorted(self.failures, key=lambda each: each[1].weight):
-            case = failure.case
-            key = (failure.kind, case.dtype, case.values, case.layout)
-            groups.setdefault(key, []).append((trial, failure))
-        found: dict[object, tuple[Failure, int]] = {}
-        for members in groups.values():
-            if len(found) < most:
-                small = shrunk(*members[0])
-                alike = (small.kind, tuple(sorted(small.case.spatial)), small.case.layout)
-                kept, count = found.get(alike, (small, 0))
-                found[alike] = (kept, count + len(members))
-        return sorted(found.values(), key=lambda each: each[0].weight)
 
     def lines(self, tolerance: int) -> list[str]:
         """Report the number of failed cases, and those due to rounding."""
@@ -586,7 +523,7 @@ class _Tally:
             verdict = f"{len(self.failures)} differ{f' by more than {ulps}' if tolerance else ''}"
         unfit = f"; {self.unfit} more do not fit these attributes" if self.unfit else ""
         lines = [f"{self.ran} cases: {verdict}{unfit}"]
-        rounded = [failure.off for _, failure in self.failures if failure.off <= ROUNDING]
+        rounded = [each.found.ulps for each in self.failures if each.found and each.is_rounding]
         if rounded:
             lines.append(
                 f"{len(rounded)} of these by rounding or a zero's sign alone, which "
@@ -595,38 +532,60 @@ class _Tally:
         return lines
 
 
+def smallest(trial: Trial, failures: Iterable[Failure], most: int) -> list[tuple[Failure, int]]:
+    """Return shrunk failures, smallest first, and the number like each."""
+    groups: dict[object, list[Failure]] = {}
+    for failure in sorted(failures, key=lambda each: each.weight):
+        case = failure.case
+        groups.setdefault((failure.kind, case.dtype, case.values, case.layout), []).append(failure)
+    found: dict[object, Failure] = {}
+    alike = Counter[object]()
+    for members in groups.values():
+        if len(found) < most:
+            small = shrunk(trial, members[0])
+            key = (small.kind, tuple(sorted(small.case.pairs)), small.case.layout)
+            found.setdefault(key, small)
+            alike[key] += len(members)
+    return [(failure, alike[key]) for key, failure in found.items()]
+
+
 def _told(operator: Operator, failure: Failure, alike: int) -> tuple[dict[str, Any], list[str]]:
     """Describe a failure as a JSON object and as lines."""
-    case, shapes = failure.case, (failure.input_shape, failure.output_shape)
+    case, shapes, given = failure.case, (failure.input_shape, failure.output_shape), failure.given
     facts: dict[str, Any] = {
         "dtype": str(case.dtype),
         "input_shape": shapes[0],
         "output_shape": shapes[1],
         "layout": case.layout,
-        "values": case.values if case.given is None else list(map(json_number, case.given)),
+        "values": case.values if case.alone is None else list(map(json_number, given.ravel())),
         "alike": alike,
     }
+    values = f"{case.values} values"
+    if case.alone is not None:
+        place = tuple(map(int, np.unravel_index(case.alone[0], given.shape)))
+        values = f"{number(given[place])} at {index(place)}, else 0"
     layout = "" if case.layout == "contiguous" else f", {case.layout} in memory"
     like = "" if alike == 1 else f" (the smallest of {alike} like it)"
-    lines = [f"{case.dtype} {shapes[0]} to {shapes[1]}{layout}{like}", f"given {failure.values}"]
-    if failure.element is None:
+    lines = [f"{case.dtype} {shapes[0]} to {shapes[1]}{layout}{like}", f"given {values}"]
+    found = failure.found
+    if found is None:
         return {**facts, "error": failure.words}, [*lines, failure.words]
     (told,) = tables([Call(operator.for_output(shapes[1]), case.dtype, *shapes)])
-    why = reasons([told], failure.element)
+    element, finite = found.largest, math.isfinite(found.ulps)
+    why = reasons([told], element)
+    expected, came = failure.expected[element], failure.came[element]
     facts |= {
-        "element": failure.element,
-        "expected": json_number(failure.expected),
-        "came": json_number(failure.came),
-        "ulps": failure.ulps,
-        "wrong": failure.wrong,
+        "element": element,
+        "expected": json_number(expected),
+        "came": json_number(came),
+        "ulps": found.ulps if finite else None,
+        "wrong": found.count,
         "why": [reason.facts() for reason in why],
     }
-    # Rounded up, so that it is visibly above a tolerance.
-    off = f"{math.ceil((failure.ulps or 0) * 100) / 100:.2f}".rstrip("0").rstrip(".")
-    ulps = f", {off} ulps off" if failure.ulps else ""
-    wrong = f"{failure.wrong} of {math.prod(shapes[1])} elements wrong"
-    values = f"expected {number(failure.expected)}, came {number(failure.came)}{ulps}"
-    lines.append(f"at {index(failure.element)}: {values}; {wrong}")
-    for reason in [one for one in why if not told.axes[one.axis].is_identity] or why[-1:]:
-        lines += reason.words([""])
-    return facts, lines
+    values = f"expected {number(expected)}, came {number(came)}"
+    if finite and found.ulps:
+        # Rounded up, so that it is visibly above a tolerance.
+        values += f", {math.ceil(found.ulps * 100) / 100:.12g} ulps off"
+    wrong = f"{found.count} of {math.prod(shapes[1])} elements wrong"
+    lines.append(f"at {index(element)}: {values}; {wrong}")
+    return facts, [*lines, *lines_of(told, why)]

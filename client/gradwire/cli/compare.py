@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from gradwire.cli import output
 from gradwire.cli.connection import Connection
 from gradwire.cli.evaluate import mapped
-from gradwire.cli.explain import Call, Reason, Tables, reasons, tables
+from gradwire.cli.explain import Call, Reason, Tables, lines_of, reasons, tables
 from gradwire.cli.options import (
     INPUT_FILE,
     attribute_option,
@@ -132,7 +131,7 @@ def compare(
         if (other.shape, dtype) != (one.shape, one.dtype):
             ours = f"ours is {one.dtype} {one.shape}"
             raise InvalidUsage(f"--against: {against} holds {dtype} {other.shape}; {ours}")
-    found = difference(*results)
+    found = difference(results[0], results[1])
     facts, lines = _told(results[0], results[1], told, found)
     tell(facts, [*map("{}  {}".format, NAMES, names), *lines], as_json=as_json)
     return 0 if found is None else DIFFERENT
@@ -173,57 +172,36 @@ def _told(
     }
     size = f"{one.size} elements of {one.dtype} {one.shape}"
     if found is None:
-        return facts, [f"equal bits: {size}", *_table_lines(told)]
+        return facts, [f"equal bits: {size}"]
     places = {"first": found.first, "most": found.largest}
     for name, at in places.items():
         facts[name] = {"index": at, "A": json_number(one[at]), "B": json_number(other[at])}
-    facts["most"] |= {"absolute": json_number(found.absolute), "ulps": found.ulps}
+    facts["most"] |= {"absolute": json_number(found.absolute), "ulps": json_number(found.ulps)}
     why = reasons(told, found.first)
     facts["why"] = [each.facts() for each in why]
     first, most = (
         f"  {name} at {index(at)}: A {number(one[at])}, B {number(other[at])}"
         for name, at in places.items()
     )
-    apart = f"{number(found.absolute)} or {found.ulps} ulps apart"
     return facts, [
         f"different: {found.count} of {size}",
         first,
-        f"{most}, {'one is NaN' if found.ulps is None else apart}",
-        *_table_lines(told),
+        f"{most}, {number(found.absolute)} or {found.ulps:.10g} ulps apart",
         "",
         f"Why at {index(found.first)}",
-        *_why(why, compared=len(told) > 1),
+        *_why(told, why),
     ]
 
 
-def _why(why: Sequence[Reason], *, compared: bool) -> list[str]:
-    if not compared:
-        told = [reason for reason in why if not reason.is_trivial] or why[-1:]
-        return [line for reason in told for line in reason.words("A")]
+def _why(told: Sequence[Tables], why: Sequence[Reason]) -> list[str]:
+    if len(told) == 1:
+        return lines_of(told[0], why, "A")
     lines: list[str] = []
     for reason in why:
         if {"taps", "weights"} & {*reason.differ}:
             first, *others = reason.words(NAMES)
             lines += [f"{first} ({' and '.join(reason.differ)} differ)", *others]
     return lines or ["  both have the same taps and weights there; what reads nothing differs"]
-
-
-def _table_lines(told: Sequence[Tables]) -> list[str]:
-    """Return lines that tell on which axes two tables differ."""
-    if len(told) == 1:
-        return []
-    pairs = list(zip(told[0].axes, told[1].axes, strict=True))
-    if any((one.inputs, one.outputs) != (other.inputs, other.outputs) for one, other in pairs):
-        return []
-    lines: list[str] = []
-    for number_, (one, other) in enumerate(pairs):
-        counts = Counter[str]()
-        for output_ in range(one.outputs):
-            counts.update(Reason(number_, output_, [(one, False), (other, False)]).differ)
-        if counts:
-            told_ = ", ".join(f"{kind} at {count}" for kind, count in sorted(counts.items()))
-            lines.append(f"  axis {number_} with {one.outputs} outputs: differences in {told_}")
-    return lines or ["  every table is equal: coordinates, taps and weights"]
 
 
 Index = tuple[int, ...]
@@ -239,54 +217,45 @@ class Difference:
 
     count     number of elements that differ
     first     index of the first of them in row-major order
-    largest   index of the element that differs most, in ulps. An element that is NaN or infinite in
-              one result only differs most
+    largest   index of the element that differs most, in ulps
     absolute  difference at that element; nan or inf if one value is
-    ulps      numbers of the type between both values, plus 1; 0 for zeros of two signs, None with
-              NaN
+    ulps      the same in ulps; 0 for zeros of two signs, inf with NaN and infinities
     """
 
     count: int
     first: Index
     largest: Index
     absolute: float
-    ulps: int | None
+    ulps: float
 
 
-def difference(one: Array, other: Array) -> Difference | None:
-    """Compare two arrays of one shape and type; None if equal."""
-    places = np.argwhere(differing(one, other))
-    if not len(places):
+def difference(
+    one: Array, other: Array, magnitude: Callable[[], Array] | None = None, *, tolerance: int = 0
+) -> Difference | None:
+    """Compare two arrays of one shape and type; None if equal.
+
+    magnitude  returns the same sums over magnitudes, whose ulps count; None for those of the values
+    tolerance  ulps of elements that still count as equal; 0 for equal bits
+    """
+    wrong = (_bits(one) != _bits(other)) & ~(np.isnan(one) & np.isnan(other))
+    if not wrong.any():
         return None
-    ours, theirs = one[*places.T], other[*places.T]
-    apart = ulps_between(ours, theirs)
-    broken = ~(np.isfinite(ours) & np.isfinite(theirs))
-    most = int(np.argmax(broken if broken.any() else apart))
-    with np.errstate(all="ignore"):
-        absolute = abs(float(ours[most]) - float(theirs[most]))
-    return Difference(
-        count=len(places),
-        first=tuple(places[0].tolist()),
-        largest=tuple(places[most].tolist()),
-        absolute=absolute,
-        ulps=None if np.isnan(ours[most]) or np.isnan(theirs[most]) else int(apart[most]),
+    off = ulps_off(one, other, other if magnitude is None else magnitude())
+    if tolerance:
+        wrong &= off > tolerance
+        if not wrong.any():
+            return None
+    first, largest = (
+        tuple(map(int, np.unravel_index(np.argmax(each), wrong.shape)))
+        for each in (wrong, np.where(wrong, off, -1))
     )
-
-
-def differing(one: Array, other: Array) -> NDArray[np.bool_]:
-    """Return whether each element's bits differ; all NaNs are alike."""
-    unequal: NDArray[np.bool_] = _bits(one) != _bits(other)
-    return unequal & ~(np.isnan(one) & np.isnan(other))
-
-
-def ulps_between(one: Array, other: Array) -> NDArray[np.uint64]:
-    """Count the steps between numbers; counts with NaN are meaningless."""
-    first, second = _rank(one), _rank(other)
-    return np.maximum(first, second) - np.minimum(first, second)
+    with np.errstate(all="ignore"):
+        absolute = abs(float(one[largest]) - float(other[largest]))
+    return Difference(int(wrong.sum()), first, largest, absolute, float(off[largest]))
 
 
 def ulps_off(expected: Array, came: Array, magnitude: Array) -> NDArray[np.float64]:
-    """Return errors in ulps of the same sum over magnitudes.
+    """Return errors in ulps of the expected values, or of larger magnitudes.
 
     Where a sum cancels, its own ulp says nothing about the accuracy of the computation.
     """
@@ -303,11 +272,3 @@ def ulps_off(expected: Array, came: Array, magnitude: Array) -> NDArray[np.float
 
 def _bits(array: Array) -> NDArray[np.unsignedinteger[Any]]:
     return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").reshape(array.shape)
-
-
-def _rank(array: Array) -> NDArray[np.uint64]:
-    """Return each number's rank in its type; both zeros rank alike."""
-    top = np.uint64(1 << (8 * array.dtype.itemsize - 1))
-    bits = _bits(array).astype(np.uint64)
-    size = bits & (top - np.uint64(1))
-    return np.where(bits & top, top - size, top + size)

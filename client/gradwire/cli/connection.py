@@ -8,6 +8,7 @@ does not affect the other.
 from __future__ import annotations
 
 import os
+import re
 import ssl
 import subprocess
 import sys
@@ -26,7 +27,7 @@ import grpc
 from gradwire import AsyncClient, Client, RetryPolicy, health
 from gradwire._core.options import read_bearer
 from gradwire._wire.statuses import no_server
-from gradwire.cli.output import UNAVAILABLE, CommandError, InvalidUsage, retries_shown
+from gradwire.cli.output import UNAVAILABLE, CommandError, InvalidUsage
 from gradwire.errors import UnavailableError, installing
 
 # Seconds for which a command retries connecting while its user waits.
@@ -82,7 +83,7 @@ class Connection:
             client = Client(
                 self.target, **self._secrets(), connect_timeout_s=_CONNECT_S, split=split
             )
-            with client, retries_shown(), self._reaching():
+            with client, self._reaching():
                 yield client
             return
         if split:
@@ -188,33 +189,39 @@ STOP_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class LocalServer:
-    """A running server: its address and its process.
-
-    The process may have started others.
-    """
+    """A running server, its address, and the file of its log."""
 
     target: str
-    pid: int
+    log: IO[bytes]
+
+    def http_address(self) -> str:
+        """Return the address of its HTTP port, as its log has it."""
+        # Its process writes at the offset that both share.
+        text = os.pread(self.log.fileno(), 1 << 20, 0)
+        (address,) = re.findall(rb" http address=(\S+)", text)
+        return str(address.decode())
 
 
 @contextmanager
-def local_server(*, backend: str = "auto") -> Generator[LocalServer]:
+def local_server(*, backend: str = "auto", http: bool = False) -> Generator[LocalServer]:
     """Yield a server that ends with the block.
 
     It ends at the latest with this process.
 
     backend  the server's setting, unless the environment has it
+    http     whether it has an HTTP port
     """
     if find_spec(MODULE) is None:
         raise CommandError(f"no --target is given, and a server of its own needs: {INSTALL}")
     # It serves this command alone, which sends no token.
     inherited = {name: text for name, text in os.environ.items() if name != "GRADWIRE_TOKENS"}
+    flags = ["--address", "127.0.0.1:0", *(["--http-port", "127.0.0.1:0"] if http else [])]
     # A session of its own: Ctrl-C reaches this process only, which then stops the child in order.
     # The pipe at its standard input ends it should this process be killed.
     with (
         tempfile.TemporaryFile() as log,
         subprocess.Popen(  # noqa: S603 (our own server)
-            [sys.executable, "-m", "gradwire.cli.tethered", MODULE, "--address", "127.0.0.1:0"],
+            [sys.executable, "-m", "gradwire.cli.tethered", MODULE, *flags],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -224,7 +231,7 @@ def local_server(*, backend: str = "auto") -> Generator[LocalServer]:
         ) as child,
     ):
         try:
-            yield LocalServer(_address(child, log), child.pid)
+            yield LocalServer(_address(child, log), log)
         finally:
             child.terminate()
             try:

@@ -3,18 +3,15 @@
 The small copy y is A x, where x is the photograph and A averages 4x4 boxes. Many images have that
 copy. The demo seeks the minimum of this loss, with D the differences between neighbors:
 
-    loss(x) = 1/2 |A x - y|^2  +  SLOPE * sum h(|D x|)  +  BEND * sum h(|D D x|)
+    loss(x) = 1/2 |A x - y|^2  +  SLOPE * sum h(|D x|)
 
-h is Huber's function, quadratic below WIDTH and linear above it, so that edges stay sharp; the
-norms take all directions and colors of a pixel together. The second term alone is total variation
-(Rudin, Osher and Fatemi 1992), whose flat patches the third one bends (after Chambolle and Lions
-1997).
+h is Huber's function, quadratic below WIDTH and linear above it, so that edges stay sharp; the norm
+takes all directions and colors of a pixel together (total variation: Rudin, Osher and Fatemi 1992).
 
 A and its transpose, `torch_interpolate` and `torch_upsample_backward` of the mode "area", are calls
-to the server; D is NumPy here. The minimum is approached with Nesterov's momentum, dropped whenever
-it points uphill (O'Donoghue and Candes 2015), in steps of 1 / L, where L bounds the loss's second
-derivative: |A|^2 = 1/16, for A's rows do not overlap and each holds 16 times 1/16, and |D|^2 <= 8
-(Chambolle 2004).
+to the server; D is NumPy here. The minimum is approached with Nesterov's momentum in steps of
+1 / L, where L bounds the loss's second derivative: |A|^2 = 1/16, for A's rows do not overlap and
+each holds 16 times 1/16, and |D|^2 <= 8 (Chambolle 2004).
 """
 
 from __future__ import annotations
@@ -23,9 +20,8 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +36,14 @@ from gradwire.cli.output import load_pictures
 
 # Most lines printed of a long descent.
 LINES = 12
+# [batch, channel, height, width]; float32, or the type of the descent's start.
+Image = npt.NDArray[np.floating[Any]]
+
+# Found by trial on the demo's photograph.
+SLOPE: Final = 1e-3
+WIDTH: Final = 0.05
+
+LIPSCHITZ: Final = 1 / 16 + 8 * SLOPE / WIDTH
 
 
 @click.command(short_help="Rebuild a photograph through the service.")
@@ -60,24 +64,22 @@ def demo(*, output: Path, iterations: int, server: Connection, as_json: bool) ->
     say = partial(click.echo, err=as_json)
     pictures = load_pictures()
     truth: Image = pictures.photograph()
-    say(f"Photograph  {_size(truth)}, sample data of matplotlib: {pictures.CREDIT}")
     with server.client() as client:
         info = client.server_info()
+        say(f"Photograph  {_size(truth)}, sample data of matplotlib: {pictures.CREDIT}")
         say(f"Server      gradwire {info.version}, backend {info.backend}")
-        shrinking = Shrinking(client, truth.shape)
-        small = shrinking.apply(truth)
-        bilinear = enlarged(client, small)
+        small = client.evaluate(shrinking(truth.shape), truth)
+        enlarging = ops.Interpolate(mode="bilinear", sizes=truth.shape[2:], data_format="NCX")
+        bilinear = rebuilt = client.evaluate(enlarging, small)
         say(f"Task        rebuild it from its 4x smaller copy, {_size(small)}\n")
-        say("  step        loss      misfit        PSNR")
+        say("  step        loss        PSNR")
         losses: list[float] = []
-        rebuilt, start = bilinear, time.monotonic()
-        for step in islice(descend(shrinking, small, start=bilinear), iterations + 1):
-            losses.append(step.loss)
-            rebuilt = step.image
-            if step.number % max(1, iterations // LINES) == 0 or step.number == iterations:
-                decibels = psnr_db(rebuilt, truth)
-                figures = f"{step.loss:10.4f}  {step.misfit:10.4f}  {decibels:7.2f}"
-                say(f"{step.number:6}  {figures} dB")
+        start = time.monotonic()
+        steps = descend(client, small, start=bilinear)
+        for step, (loss, rebuilt) in enumerate(islice(steps, iterations + 1)):
+            losses.append(loss)
+            if step % max(1, iterations // LINES) == 0 or step == iterations:
+                say(f"{step:6}  {loss:10.4f}  {psnr_db(rebuilt, truth):7.2f} dB")
         seconds = time.monotonic() - start
     calls = 2 * iterations + 1
     say(f"\n{calls} calls in {seconds:.1f} s, gradients and forwards alike")
@@ -111,79 +113,22 @@ def _size(image: Image) -> str:
     return f"{image.shape[3]} x {image.shape[2]}"
 
 
-# [batch, channel, height, width]; float32, or the type of the descent's start.
-Image = npt.NDArray[np.floating[Any]]
-
-# Found by trial on the demo's photograph.
-SLOPE: Final = 1e-3
-BEND: Final = 3e-4
-WIDTH: Final = 0.05
-
-LIPSCHITZ: Final = 1 / 16 + 8 * SLOPE / WIDTH + 64 * BEND / WIDTH
+def shrinking(shape: tuple[int, ...]) -> ops.TorchInterpolate:
+    """Return A for images of a shape: batch, channel, height, width."""
+    return ops.TorchInterpolate(mode="area", size=[length // 4 for length in shape[2:]])
 
 
-@dataclass(frozen=True, slots=True)
-class DemoStep:
-    """State of the descent after a step.
-
-    number  gradient steps taken so far
-    loss    the whole loss at image
-    misfit  its first part, 1/2 |A x - y|^2
-    image   [1, 3, height, width], 0 to 1
-    """
-
-    number: int
-    loss: float
-    misfit: float
-    image: Image
-
-
-@dataclass(frozen=True, slots=True)
-class Shrinking:
-    """A and its transpose, evaluated by a server.
-
-    shape  of the images: batch, channel, height, width; the last two are multiples of 4
-    """
-
-    client: Client
-    shape: tuple[int, int, int, int]
-
-    def apply(self, image: Image) -> Image:
-        """Return A x."""
-        sizes = (self.shape[2] // 4, self.shape[3] // 4)
-        return self.client.evaluate(ops.TorchInterpolate(mode="area", size=sizes), image)
-
-    def transposed(self, gradient: Image) -> Image:
-        """Return A^T g.
-
-        It takes the gradient with respect to A x to that with respect to x.
-        """
-        back = ops.TorchUpsampleBackward(mode="area")
-        return self.client.evaluate(back, gradient, output_shape=self.shape)
-
-
-def enlarged(client: Client, small: Image) -> Image:
-    """Return the bilinear enlargement of an image, four times as large."""
-    sizes = tuple(4 * size for size in small.shape[2:])
-    enlarging = ops.Interpolate(mode="bilinear", sizes=sizes, data_format="NCX")
-    return client.evaluate(enlarging, small)
-
-
-def descend(shrinking: Shrinking, small: Image, *, start: Image) -> Iterator[DemoStep]:
-    """Yield the descent's steps from `start` on, without end."""
-    image, ahead, momentum, number = start, start, 1.0, 0
-    while True:
-        residual = shrinking.apply(ahead) - small
-        misfit = float(np.vdot(residual, residual)) / 2
-        roughness, gradient = _prior(ahead)
-        yield DemoStep(number, misfit + roughness, misfit, ahead)
-        gradient += shrinking.transposed(residual)
-        stepped = ahead - gradient / LIPSCHITZ
-        if np.vdot(gradient, stepped - image) > 0:
-            momentum = 1.0
-        following = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
-        ahead = stepped + ((momentum - 1) / following) * (stepped - image)
-        image, momentum, number = stepped, following, number + 1
+def descend(client: Client, small: Image, *, start: Image) -> Iterator[tuple[float, Image]]:
+    """Yield the loss and image of the start and of each step."""
+    shrink, back = shrinking(start.shape), ops.TorchUpsampleBackward(mode="area")
+    image = ahead = start
+    for number in count():
+        residual = client.evaluate(shrink, ahead) - small
+        roughness, gradient = _huber(_differences(ahead))
+        yield float(np.vdot(residual, residual)) / 2 + SLOPE * roughness, ahead
+        misfit = client.evaluate(back, residual, output_shape=start.shape)
+        stepped = ahead - (misfit + SLOPE * _differences_transposed(gradient)) / LIPSCHITZ
+        ahead, image = stepped + number / (number + 3) * (stepped - image), stepped
 
 
 def psnr_db(image: Image, truth: Image) -> float:
@@ -193,17 +138,6 @@ def psnr_db(image: Image, truth: Image) -> float:
     """
     error = np.clip(image, 0, 1).astype(np.float64) - truth
     return -10 * math.log10(float(np.mean(error**2)))
-
-
-def _prior(image: Image) -> tuple[float, Image]:
-    """Return the second and third parts of the loss, and their gradient."""
-    slopes = _differences(image)
-    bends = _differences(slopes)
-    slope_loss, slope_gradient = _huber(slopes)
-    bend_loss, bend_gradient = _huber(bends)
-    loss = SLOPE * slope_loss + BEND * bend_loss
-    gradient = SLOPE * slope_gradient + BEND * _differences_transposed(bend_gradient)
-    return loss, _differences_transposed(gradient)
 
 
 def _differences(field: Image) -> Image:

@@ -29,7 +29,7 @@ from gradwire.cli.options import (
     output_shape_option,
     server_options,
 )
-from gradwire.cli.output import CommandError, InvalidUsage, progress_bar
+from gradwire.cli.output import CommandError, InvalidUsage
 from gradwire.ops import Operator
 from gradwire.tensors import DATA_TYPES
 
@@ -149,7 +149,6 @@ def _complete(path: Path) -> Generator[Path]:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part
-        _regular(path)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -168,14 +167,17 @@ def _evaluate(
     out = None if shape is None else _allocated(part, array.dtype, shape)
     # For a result of unknown size only sent bytes are counted.
     total_bytes = array.nbytes + (0 if out is None else out.nbytes)
-    with progress_bar(total_bytes) as moved:
+    hidden = not sys.stderr.isatty()
+    with click.progressbar(length=total_bytes, file=sys.stderr, hidden=hidden) as bar:
         result = client.evaluate(
             operator,
             array,
             output_shape=shape,
             out=out,
             timeout_s=timeout_s,
-            on_progress=lambda sent, received: moved(sent if out is None else sent + received),
+            on_progress=lambda sent, received: bar.update(
+                sent + (0 if out is None else received) - bar.pos
+            ),
         )
     if out is None:
         with part.open("xb") as file:
@@ -216,16 +218,9 @@ def _facts(
     }
 
 
-def _size(nbytes: float) -> str:
-    for bound, unit in ((1e6, "MB"), (1e3, "kB")):
-        if nbytes >= bound:
-            return f"{nbytes / bound:.1f} {unit}"
-    return f"{nbytes:.0f} bytes"
-
-
 def _sentence(facts: dict[str, Any]) -> str:
     up, down = (
-        f"{_size(facts[f'bytes_{way}'])} {way} at {_size(facts[f'mb_per_s_{way}'] * 1e6)}/s"
+        f"{facts[f'bytes_{way}']} bytes {way} at {facts[f'mb_per_s_{way}']:.1f} MB/s"
         for way in ("up", "down")
     )
     shapes = f"{tuple(facts['input_shape'])} to {tuple(facts['output_shape'])}"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 import numpy as np
@@ -78,15 +78,20 @@ class AxisTable:
     weight: Weights
     coordinates: NDArray[np.floating[Any]] | None
 
-    def read_by(self, output: int) -> tuple[Indices, Weights]:
-        """Return the inputs that an output reads, ascending, and their weights."""
-        weights = self.weight[self.offset[output] : self.offset[output + 1]]
-        return self.start[output] + np.arange(len(weights)), weights
+    ARRAYS: ClassVar = ("start", "offset", "weight", "coordinates")
 
-    def feeding(self, input_: int) -> tuple[Indices, Weights]:
-        """Return the outputs that read an input, ascending, and their weights."""
-        chosen = self.columns == input_
-        return self.rows[chosen], self.weight[chosen]
+    def taps(self, place: int, *, of_input: bool) -> tuple[Indices, Weights]:
+        """Return the inputs that an output reads, ascending, and their weights.
+
+        of_input  whether place is an input; the outputs that read it are then returned
+        """
+        own, others = (self.columns, self.rows) if of_input else (self.rows, self.columns)
+        chosen = own == place
+        return others[chosen], self.weight[chosen]
+
+    def coordinate(self, output: int) -> float | None:
+        """Return where an output reads; None if the dialect does not tell."""
+        return None if self.coordinates is None else float(self.coordinates[output])
 
     @cached_property
     def rows(self) -> Indices:
@@ -113,13 +118,6 @@ class AxisTable:
         """Whether every output equals the input of its own index."""
         whole = self.inputs == self.outputs == len(self.weight)
         return whole and bool((self.columns == self.rows).all() and (self.weight == 1).all())
-
-    def equals(self, other: AxisTable) -> bool:
-        """Whether both tables have the same numbers."""
-        return self.inputs == other.inputs and all(
-            np.array_equal(getattr(self, name), getattr(other, name))
-            for name in ("start", "offset", "weight", "coordinates")
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +157,6 @@ class Tables:
     fill: float
     axes: tuple[AxisTable, ...]
 
-    def first_like(self, place: int) -> int:
-        """Return the first axis whose table equals this one."""
-        return next(n for n, axis in enumerate(self.axes) if axis.equals(self.axes[place]))
-
 
 def tables(calls: Sequence[Call]) -> list[Tables]:
     """Return the tables of calls.
@@ -186,22 +180,17 @@ def tables(calls: Sequence[Call]) -> list[Tables]:
         if "error" in arrays:
             raise from_in_band(v1.Error.FromString(arrays["error"].tobytes()))
         told: list[Tables] = []
-        for number_, (call, facts_) in enumerate(
-            zip(calls, json.loads(arrays["facts"].tobytes()), strict=True)
-        ):
+        answers = json.loads(arrays["facts"].tobytes())
+        for number_, (call, answer) in enumerate(zip(calls, answers, strict=True)):
             axes = tuple(
                 AxisTable(
-                    sides["inputs"],
-                    sides["outputs"],
-                    *(
-                        arrays.get(f"{number_}.{axis}.{name}")
-                        for name in ("start", "offset", "weight", "coordinates")
-                    ),
+                    **lengths,
+                    **{name: arrays.get(f"{number_}.{axis}.{name}") for name in AxisTable.ARRAYS},
                 )
-                for axis, sides in enumerate(facts_["axes"])
+                for axis, lengths in enumerate(answer["axes"])
             )
             gradient = OPERATORS[call.operator.name].gradient
-            told.append(Tables(gradient, tuple(facts_["output_shape"]), facts_["fill"], axes))
+            told.append(Tables(gradient, tuple(answer["output_shape"]), answer["fill"], axes))
         return told
 
 
@@ -223,81 +212,66 @@ class Reason:
     operators: Sequence[tuple[AxisTable, bool]]
 
     @cached_property
-    def weights(self) -> list[dict[int, float]]:
-        """Exact weights of each operator, by index of the input element."""
-        terms = [
-            (axis.feeding if gradient else axis.read_by)(self.element)
-            for axis, gradient in self.operators
-        ]
-        return [dict(zip(given.tolist(), values.tolist(), strict=True)) for given, values in terms]
+    def rows(self) -> dict[int, list[tuple[float | None, float | None]]]:
+        """Coordinate and exact weight in each operator, by input element.
 
-    @property
-    def given(self) -> list[int]:
-        """Input elements that enter the result's in any of the operators."""
-        return sorted({given for each in self.weights for given in each})
-
-    def coordinates(self, given: int) -> list[float | None]:
-        """Return the coordinate of each forward's output; None if unknown."""
-        return [
-            None if axis.coordinates is None else float(axis.coordinates[place])
-            for axis, gradient in self.operators
-            for place in [given if gradient else self.element]
-        ]
+        None for a coordinate that the dialect lacks, and for an element that is not read.
+        """
+        weights: list[dict[int, float]] = []
+        for axis, gradient in self.operators:
+            taps, values = axis.taps(self.element, of_input=gradient)
+            weights.append(dict(zip(taps.tolist(), values.tolist(), strict=True)))
+        return {
+            given: [
+                (axis.coordinate(given if gradient else self.element), each.get(given))
+                for (axis, gradient), each in zip(self.operators, weights, strict=True)
+            ]
+            for given in sorted({given for each in weights for given in each})
+        }
 
     @property
     def differ(self) -> list[str]:
         """Differences between the operators, of "coordinates", "taps" and "weights"."""
+        rows = self.rows.values()
         kinds: list[str] = []
-        if any(len({*self.coordinates(given)}) > 1 for given in self.given):
+        if any(len({known for known, _ in row}) > 1 for row in rows):
             kinds.append("coordinates")
-        taps = [{given for given, weight in each.items() if weight} for each in self.weights]
-        if any(each != taps[0] for each in taps):
+        if any(len({bool(weight) for _, weight in row}) > 1 for row in rows):
             kinds.append("taps")
-        elif any(each != self.weights[0] for each in self.weights):
+        elif any(len({weight for _, weight in row}) > 1 for row in rows):
             kinds.append("weights")
         return kinds
 
-    @property
-    def is_trivial(self) -> bool:
-        """Whether the element equals an input element."""
-        return all([*each.values()] == [1] for each in self.weights)
-
     def words(self, names: Sequence[str]) -> list[str]:
         """Return a table as text, with two columns for each operator."""
-        heading, given = f"element {self.element} of the result is a sum of", "given"
-        gradients = [gradient for _, gradient in self.operators]
-        if all(gradients):
+        heading, given = f"output {self.element} reads", "input"
+        if self.operators[0][1]:
             heading, given = f"input {self.element} is read by", "output"
-        elif not any(gradients):
-            heading, given = f"output {self.element} reads", "input"
-        if not self.given:
+        if not self.rows:
             return [f"axis {self.axis}: {heading} nothing"]
         titles = [given]
         for name in names:
             titles += [f"{name} coordinate".strip(), "weight"]
-        rows: list[list[str] | str] = []
-        for one in shortened(self.given, MOST_TERMS):
-            if isinstance(one, str):
-                rows.append(one)
-                continue
-            cells = [str(one)]
-            for known, weights in zip(self.coordinates(one), self.weights, strict=True):
-                cells += [
-                    "-" if each is None else number(each) for each in (known, weights.get(one))
-                ]
-            rows.append(cells)
-        return [f"axis {self.axis}: {heading}", *table(titles, rows)]
+        lines = [
+            [str(one), *("-" if each is None else number(each) for pair in row for each in pair)]
+            for one, row in self.rows.items()
+        ]
+        return [f"axis {self.axis}: {heading}", *table(titles, shortened(lines, MOST_TERMS))]
 
     def facts(self) -> dict[str, Any]:
         """Return the same as a JSON object."""
-        sides: list[list[dict[str, Any]]] = [[] for _ in self.operators]
-        for given in self.given:
-            for side, known, weights in zip(
-                sides, self.coordinates(given), self.weights, strict=True
-            ):
-                if given in weights:
-                    at = None if known is None else json_number(known)
-                    side.append({"given": given, "coordinate": at, "weight": weights[given]})
+        sides = [
+            [
+                {
+                    "given": given,
+                    "coordinate": None if row[side][0] is None else json_number(row[side][0]),
+                    "weight": row[side][1],
+                }
+                for given, row in self.rows.items()
+                if row[side][1] is not None
+            ]
+            for side in range(len(self.operators))
+        ]
         return {"axis": self.axis, "element": self.element, "differ": self.differ, "sides": sides}
 
 
@@ -310,6 +284,12 @@ def reasons(told: Sequence[Tables], element: Sequence[int]) -> list[Reason]:
         Reason(axis, place, [(each.axes[axis], each.gradient) for each in told])
         for axis, place in enumerate(element)
     ]
+
+
+def lines_of(told: Tables, why: Sequence[Reason], name: str = "") -> list[str]:
+    """Describe an element of one operator; leave out identities."""
+    chosen = [one for one in why if not told.axes[one.axis].is_identity] or why[-1:]
+    return [line for one in chosen for line in one.words([name])]
 
 
 EXAMPLE = """\b
@@ -367,6 +347,7 @@ def explain(
     forward = kind.counterpart if kind.gradient else kind.name
     title = [f"{operator!r}", f"{operator.name}: {dtype} {input_shape} to {told.output_shape}"]
     axes = range(rank) if only is None else (only,)
+    whole = [axis for axis in axes if not told.axes[axis].is_identity] or axes[-1:]
     facts = {
         "operator": operator.name,
         "attributes": operator.shown(),
@@ -382,36 +363,41 @@ def explain(
         f"Inputs and outputs below are those of {forward}; the gradient goes from its outputs to "
         "its inputs."
     )
-    blocks = [line for axis in axes for line in _axis(told, axis, rows, alone=len(axes) == 1)]
+    blocks = [line for axis in axes for line in _axis(told, axis, rows, whole=axis in whole)]
     tell(facts, [*title, *([note] if kind.gradient else []), *blocks], as_json=as_json)
     if drawing is not None:
-        drawing.draw(_captioned(told, only, forward), title="\n".join(title), path=picture)
+        drawing.draw(
+            {f"{_sides(told, axis)} of {forward}": told.axes[axis] for axis in whole},
+            title="\n".join(title),
+            path=picture,
+        )
         click.echo(f"\nWrote {picture}", err=as_json)
 
 
-def _axis(told: Tables, place: int, rows: int, *, alone: bool) -> Iterator[str]:
+def _sides(told: Tables, place: int) -> str:
     axis = told.axes[place]
     sides = f"{counted(axis.inputs, 'input')}, {counted(axis.outputs, 'output')}"
-    if axis.is_identity and not alone:
-        yield f"\naxis {place}: {sides}: the identity, each output is the input of its index"
+    return f"axis {place}: {sides}"
+
+
+def _axis(told: Tables, place: int, rows: int, *, whole: bool) -> Iterator[str]:
+    axis, sides = told.axes[place], _sides(told, place)
+    if not whole:
+        yield f"\n{sides}: the identity, each output is the input of its index"
         return
-    like = told.first_like(place)
-    if like != place and not alone:
-        yield f"\naxis {place}: as axis {like}"
-        return
-    yield f"\naxis {place}: {sides}, {counted(len(axis.weight), 'weight')}"
+    yield f"\n{sides}, {counted(len(axis.weight), 'weight')}"
     known = axis.coordinates
     if known is None:
         yield "This dialect tells no coordinates."
 
     def of_output(output: int) -> list[str]:
-        read, weights = axis.read_by(output)
+        read, weights = axis.taps(output, of_input=False)
         where = [] if known is None else [number(known[output])]
         terms = [places(read), numbers(weights) if len(read) else f"(it is {number(told.fill)})"]
         return [str(output), *where, *terms]
 
     def of_input(input_: int) -> list[str]:
-        outputs, weights = axis.feeding(input_)
+        outputs, weights = axis.taps(input_, of_input=True)
         return [str(input_), f"{axis.totals[input_]:.9g}", places(outputs), numbers(weights)]
 
     where = [] if known is None else ["coordinate"]
@@ -442,20 +428,3 @@ def _facts(axis: AxisTable, place: int) -> dict[str, Any]:
         "weights": [part.tolist() for part in np.split(axis.weight, axis.offset[1:-1])],
         "total_weight": axis.totals.tolist(),
     }
-
-
-def _captioned(told: Tables, only: int | None, forward: str) -> Iterator[tuple[str, AxisTable]]:
-    """Yield each axis but the identities, with a caption.
-
-    Equal axes come once. The last axis stands for all if every one is the identity.
-    """
-    groups: dict[int, list[str]] = {}
-    for place, axis in enumerate(told.axes):
-        if (only is None and not axis.is_identity) or place == only:
-            first = place if only is not None else told.first_like(place)
-            groups.setdefault(first, []).append(str(place))
-    last = len(told.axes) - 1
-    for place, alike in (groups or {last: [str(last)]}).items():
-        axis = told.axes[place]
-        which = f"{'axis' if len(alike) == 1 else 'axes'} {' and '.join(alike)}"
-        yield f"{which}: {axis.inputs} inputs and {axis.outputs} outputs of {forward}", axis

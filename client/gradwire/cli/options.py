@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -51,19 +52,18 @@ class OutputFile(click.Path):
         return super().convert(value, param, ctx)
 
 
-class _Positive(click.FloatRange):
-    """A number above 0."""
+def _positive(name: str, most: float = math.inf) -> Callable[[Any], float]:
+    """Return a reader of numbers above 0, with the name in help."""
 
-    def __init__(self, name: str, most: float | None = None) -> None:
-        super().__init__(min=0, min_open=True, max=most)
-        self.name = name
+    def read(text: Any) -> float:
+        with suppress(ValueError):
+            number = float(text)
+            if 0 < number <= most:
+                return number
+        raise click.BadParameter(f"{text!r} is not a number above 0, of at most {most:g}")
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read a number; refuse nan, though it compares as a number."""
-        number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value!r} is not a number above 0", param, ctx)
-        return number
+    read.__name__ = name
+    return read
 
 
 def _read_shape(text: str) -> tuple[int, ...]:
@@ -77,8 +77,8 @@ def _read_shape(text: str) -> tuple[int, ...]:
     return lengths
 
 
-SECONDS = _Positive("seconds")
-CALLS_PER_S = _Positive("calls", 1e6)
+SECONDS = _positive("seconds")
+CALLS_PER_S = _positive("calls", 1e6)
 # Element types by their names.
 DTYPE = click.Choice(list(DTYPES.values()))
 
@@ -211,14 +211,6 @@ def operator_from(kind: type[Operator], assignments: Iterable[str]) -> Operator:
     return kind(**given)
 
 
-_NUMBERS: dict[str, Callable[[str], object]] = {
-    "float": float,
-    "double": float,
-    "int64": int,
-    "int32": int,
-}
-
-
 def _value(kind: type[Operator], name: str, text: str) -> object:
     rules = {field.name: rule_of(field) for field in fields(kind)}
     if name not in rules:
@@ -227,9 +219,9 @@ def _value(kind: type[Operator], name: str, text: str) -> object:
     kind_of_one, array, _ = rule.type_name.partition("[]")
     if kind_of_one == "bool":
         return {"true": True, "false": False}.get(text.lower(), text)
-    number = _NUMBERS.get(kind_of_one)
-    if number is None:
+    if kind_of_one == "enum":
         return text
+    number = int if kind_of_one.startswith("int") else float
     try:
         return tuple(map(number, filter(str.strip, text.split(",")))) if array else number(text)
     except ValueError:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import shutil
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
@@ -84,10 +80,9 @@ class Terminated(KeyboardInterrupt):
 def terminable() -> Generator[None]:
     """Have SIGTERM raise Terminated within the block.
 
-    Nothing changes if the signal is ignored, or outside the main thread.
+    Nothing changes if the signal is ignored.
     """
-    usual = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if not usual or threading.current_thread() is not threading.main_thread():
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
 
@@ -251,62 +246,6 @@ def load_pictures() -> ModuleType:
     return pictures
 
 
-PATIENCE_S = 1.0
-
-
-@contextmanager
-def progress_bar(total_bytes: int) -> Generator[Callable[[int], None]]:
-    """Yield a function that takes the number of bytes moved so far.
-
-    After a second a line on stderr shows the percentage, MB/s and the time left at that rate.
-    """
-    start = time.monotonic()
-    with status_line() as show:
-
-        def moved(done_bytes: int) -> None:
-            seconds = time.monotonic() - start
-            if done_bytes and seconds > PATIENCE_S:
-                left = timedelta(seconds=round(seconds * (total_bytes - done_bytes) / done_bytes))
-                rate = f"{done_bytes / seconds / 1e6:.0f} MB/s"
-                show(f"gradwire: {done_bytes / total_bytes:.0%}, {left} left, {rate}")
-
-        yield moved
-
-
-def _cut(text: str) -> str:
-    """Cut a text to the width of the terminal."""
-    return text[: shutil.get_terminal_size().columns - 1]
-
-
-@contextmanager
-def retries_shown() -> Generator[None]:
-    """Report the first retried call in the block, on stderr.
-
-    Nothing is printed unless stderr is a terminal.
-    """
-    if not sys.stderr.isatty():
-        yield
-        return
-    log, handler = logging.getLogger("gradwire"), _FirstRetry(logging.INFO)
-    level = log.level
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
-        log.removeHandler(handler)
-
-
-class _FirstRetry(logging.Handler):
-    """Prints the first record."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print the first record only."""
-        self.setLevel(logging.CRITICAL + 1)
-        click.echo(_cut(f"gradwire: {record.getMessage()}"), file=sys.stderr)
-
-
 @contextmanager
 def status_line() -> Generator[Callable[[str], None]]:
     """Yield a function that shows a text on one line.
@@ -319,7 +258,8 @@ def status_line() -> Generator[Callable[[str], None]]:
         nonlocal shown
         if sys.stderr.isatty() and text != shown:
             # The line is erased to its end, and later output starts at its left.
-            click.echo(f"\r{_cut(text)}\x1b[K\r", file=sys.stderr, nl=False)
+            line = text[: shutil.get_terminal_size().columns - 1]
+            click.echo(f"\r{line}\x1b[K\r", file=sys.stderr, nl=False)
             shown = text
 
     try:

@@ -1,9 +1,8 @@
 """Process that makes the calls of a load test and reports them.
 
-It communicates with the process that started it over a pipe: it receives a Phase, sends READY,
-receives the time from which calls count, sends a Batch at intervals, the last one with `over` set,
-and receives the next Phase. None in the midst of a phase ends it at once; the end of the pipe ends
-the process.
+It communicates with the process that started it over a pipe: it receives what makes a client, and
+then a Phase, sends READY, receives the time from which calls count, sends a Batch at intervals, the
+last one with `over` set, and receives the next Phase. The end of the pipe ends the process at once.
 
 Times are on the monotonic clock, which all processes of a machine share.
 """
@@ -16,7 +15,7 @@ import os
 import random
 import selectors
 import signal
-import threading
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -28,23 +27,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire._core.evaluation import Transfer
-from gradwire._core.options import CHUNK_BYTES
 from gradwire._core.retries import RetryPolicy, is_retryable
 from gradwire._transport.aio import AsyncRuntime, open_aio_channel
 from gradwire._transport.streams import StreamRun
-from gradwire._wire.requests import ArrayRequest
 from gradwire.async_client import AsyncClient
-from gradwire.errors import CallCancelledError, DeadlineExceededError, GradwireError
-from gradwire.loadtest.scenarios import Flow, Judge, Problem
+from gradwire.errors import GradwireError
+from gradwire.loadtest.scenarios import Flow, Judge
 
 # A load test counts refusals, which retries would hide.
 ONCE = RetryPolicy(max_attempts=1)
-# gRPC statuses of errors that the SDK raises by itself.
-_LOCAL: dict[type[GradwireError], str] = {
-    DeadlineExceededError: "DEADLINE_EXCEEDED",
-    CallCancelledError: "CANCELLED",
-}
 # Times of calls, in seconds.
 Times = NDArray[np.float64]
 
@@ -53,7 +44,7 @@ class Outcome(NamedTuple):
     """How a call ended.
 
     status     of gRPC; WRONG_RESULT for wrong bits
-    reason     of gradwire; BY_CALLER and BY_USER for cancelled calls
+    reason     of gradwire; BY_CALLER for calls that the scenario cancels
     retryable  whether the SDK would have tried again
     """
 
@@ -73,8 +64,6 @@ class Outcome(NamedTuple):
 OK = Outcome("OK")
 WRONG = Outcome("WRONG_RESULT")
 CANCELLED = Outcome("CANCELLED", "BY_CALLER")
-# Calls in flight when the user ends the test; they do not count.
-STOPPED = Outcome("CANCELLED", "BY_USER")
 
 
 class Maker:
@@ -96,7 +85,7 @@ class Maker:
         try:
             result = await self._result()
         except GradwireError as error:
-            status = error.status or _LOCAL.get(type(error), type(error).__name__)
+            status = error.status or error.default_reason or type(error).__name__
             retryable = is_retryable(error, streamed=self._flow.what.is_streamed)
             return Outcome(status, error.reason, retryable)
         except Exception as error:  # noqa: BLE001 - local faults are counted like others
@@ -109,9 +98,7 @@ class Maker:
         """Return the result; None if the caller has cancelled the call."""
         flow, what = self._flow, self._flow.what
         if flow.manner == "slow":
-            return await evaluate_slowly(
-                self._client, what, self._input, pause_s=flow.within_s, timeout_s=self._timeout_s
-            )
+            return await self._slow_result()
         if flow.manner == "many":
             item = (what.operator, self._input, what.received)
             results = self._client.evaluate_many([item] * flow.items, timeout_s=self._timeout_s)
@@ -132,76 +119,72 @@ class Maker:
                 raise
             return None
 
+    async def _slow_result(self) -> NDArray[Any]:
+        """Evaluate by a stream, with a pause before each received chunk."""
+        what = self._flow.what
+        channels = self._client._channels()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        evaluation = channels.blocking.evaluation(
+            what.operator,
+            self._input,
+            output_shape=what.received,
+            out=None,
+            timeout_s=self._timeout_s,
+        )
+        transfer: Any = evaluation.transfer
+        store = transfer.store
+
+        def store_slowly(offset: int, data: bytes | memoryview) -> None:
+            # grpc reads no further meanwhile.
+            time.sleep(self._flow.within_s)
+            store(offset, data)
+
+        transfer.store = store_slowly
+        await StreamRun(evaluation, channels.blocking, AsyncRuntime(lambda: channels)).run()
+        return evaluation.result()
+
 
 def now() -> float:
     """Return the seconds on a clock shared by all local processes."""
     return time.monotonic()
 
 
-async def evaluate_slowly(
-    client: AsyncClient,
-    problem: Problem,
-    array: NDArray[Any],
-    *,
-    pause_s: float,
-    timeout_s: float,
-) -> NDArray[Any]:
-    """Evaluate by a stream, with a pause before each received chunk."""
-    channels = client._channels()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    evaluation = channels.blocking.evaluation(
-        problem.operator, array, output_shape=problem.received, out=None, timeout_s=timeout_s
-    )
-    request = evaluation._request  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    transfer = _SlowTransfer(request, pause_s)
-    evaluation._transfer = transfer  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    await StreamRun(evaluation, channels.blocking, AsyncRuntime(lambda: channels)).run()
-    return evaluation.result()
-
-
-class _SlowTransfer(Transfer):
-    """Takes each chunk after a pause; grpc reads no further meanwhile."""
-
-    def __init__(self, job: ArrayRequest, pause_s: float) -> None:
-        super().__init__(job, chunk_bytes=CHUNK_BYTES)
-        self._pause_s = pause_s
-
-    def store(self, offset: int, data: bytes | memoryview) -> None:
-        time.sleep(self._pause_s)
-        super().store(offset, data)
-
-
 REPORT_S = 0.25
-# Pauses of a closed loop's caller after unanswered calls: from the first to the second value,
-# doubled each time. Calls without a connection fail at once.
-_FIRST_PAUSE_S = 0.01
-_LAST_PAUSE_S = 0.5
+# Pause of a closed loop's caller after an unanswered call, which fails at once.
+_PAUSE_S = 0.25
 READY = "ready"
-# Exceptions that end a load test from outside.
-ENDING = (signal.SIGINT, signal.SIGTERM)
-
-
 # Makes a client, of (connections=, retry=); it can be sent to another process, unlike credentials.
 Connect = Callable[..., AsyncClient]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
-    """Orders for a process.
+@dataclass(frozen=True)
+class LoadSettings:
+    """Settings of a load test.
 
-    warm_up_s               how long calls are made before they count
-    duration_s              how long counted calls are due
-    timeout_s               seconds that a call may take
-    connections             that a process opens at most
-    number, processes       which of how many processes this one is
+    duration_s   how long counted calls are due
+    warm_up_s    how long calls are made before they count
+    timeout_s    seconds that a call may take
+    rate         calls per second; None for those of the scenarios
+    callers      of a closed loop; None for those of the scenarios
+    connections  that a process opens at most
+    processes    that make the calls
     """
 
-    flows: tuple[Flow, ...]
-    warm_up_s: float
     duration_s: float
+    warm_up_s: float
     timeout_s: float
-    connections: int
-    number: int = 0
+    rate: float | None = None
+    callers: int | None = None
+    connections: int = 2
     processes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Orders for the process of a number."""
+
+    flows: tuple[Flow, ...]
+    settings: LoadSettings
+    number: int = 0
 
 
 class Batch(NamedTuple):
@@ -221,18 +204,19 @@ class Batch(NamedTuple):
     over: bool
 
 
-def main(pipe: Pipe, connect: Connect) -> None:
-    """Run phases until the pipe ends."""
-    # Ctrl-C reaches every process of a terminal, and SIGTERM of some service managers every one of
-    # a group; the leading process decides.
-    for number in ENDING:
+def main() -> None:
+    """Run phases that come through the pipe whose descriptor is the argument."""
+    # SIGTERM of some service managers reaches every process of a group; the leading process
+    # decides.
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    pipe = Pipe(int(sys.argv[1]))
     # The leading process may be gone before READY is sent.
     with (
-        contextlib.suppress(BrokenPipeError),
+        contextlib.suppress(OSError, EOFError),
         asyncio.Runner(loop_factory=_precise_loop) as runner,
     ):
-        runner.run(_run(pipe, connect))
+        runner.run(_run(pipe, pipe.recv()))
 
 
 def _precise_loop() -> asyncio.AbstractEventLoop:
@@ -244,27 +228,24 @@ def _precise_loop() -> asyncio.AbstractEventLoop:
 
 
 async def _run(pipe: Pipe, connect: Connect) -> None:
-    orders: asyncio.Queue[Phase | float | None] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
+    orders: asyncio.Queue[Any] = asyncio.Queue()
 
     def listen() -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                loop.call_soon_threadsafe(orders.put_nowait, pipe.recv())
-        os._exit(0)
+        try:
+            orders.put_nowait(pipe.recv())
+        except (EOFError, OSError):
+            os._exit(0)
 
-    threading.Thread(target=listen, daemon=True).start()
+    asyncio.get_running_loop().add_reader(pipe.fileno(), listen)
     # When the last channel is freed, in any thread, grpc closes the socket by which it wakes the
     # event loop, and select() may fail on that socket. This channel stays, and never connects.
     _staying = open_aio_channel("localhost", None)
     while True:
-        phase = await orders.get()
-        if not isinstance(phase, Phase):
-            continue
-        async with connect(connections=phase.connections, retry=ONCE) as client:
+        phase: Phase = await orders.get()
+        async with connect(connections=phase.settings.connections, retry=ONCE) as client:
             load = _Load(phase, client, pipe)
             pipe.send(READY)
-            await load.run(await orders.get(), orders)
+            await load.run(await orders.get())
 
 
 class _Load:
@@ -276,30 +257,22 @@ class _Load:
         self._pipe = pipe
         self._ended: dict[tuple[int, Outcome], list[tuple[float, float, float]]] = defaultdict(list)
         self._makers = [
-            Maker(flow, client, timeout_s=phase.timeout_s, seed=phase.number)
+            Maker(flow, client, timeout_s=phase.settings.timeout_s, seed=phase.number)
             for flow in phase.flows
         ]
-        self._calls: set[asyncio.Task[Outcome]] = set()
 
-    async def run(
-        self, begin: Phase | float | None, orders: asyncio.Queue[Phase | float | None]
-    ) -> None:
-        """Make all calls and wait for their ends; stop on order."""
-        if not isinstance(begin, float):
-            self._send(over=True)
-            return
+    async def run(self, begin: float) -> None:
+        """Make all calls and wait for their ends."""
         self._begin = begin
         telling = asyncio.create_task(self._tell())
-        making = asyncio.create_task(self._make())
-        order = asyncio.create_task(orders.get())
-        await asyncio.wait({making, order}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (order, making, telling, *self._calls):
-            task.cancel()
-        ends: list[object] = await asyncio.gather(making, *self._calls, return_exceptions=True)
+        async with asyncio.TaskGroup() as group:
+            for index, flow in enumerate(self._phase.flows):
+                if flow.is_open:
+                    group.create_task(self._open_loop(index, flow, group))
+                for _ in range(self._phase.number, flow.callers, self._phase.settings.processes):
+                    group.create_task(self._closed_loop(index))
+        telling.cancel()
         self._send(over=True)
-        for end in ends:
-            if isinstance(end, Exception):
-                raise end
 
     async def _tell(self) -> None:
         while True:
@@ -311,51 +284,24 @@ class _Load:
         self._ended.clear()
         self._pipe.send(Batch(self._phase.number, ended, time.process_time(), now(), over))
 
-    async def _make(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for index, flow in enumerate(self._phase.flows):
-                if flow.is_open:
-                    group.create_task(self._open_loop(index, flow))
-                    continue
-                for _ in range(share(flow.callers, self._phase)):
-                    group.create_task(self._closed_loop(index))
-        while self._calls:
-            await asyncio.wait(self._calls)
-
-    async def _open_loop(self, index: int, flow: Flow) -> None:
+    async def _open_loop(self, index: int, flow: Flow, group: asyncio.TaskGroup) -> None:
         for due in dues(flow, self._phase, self._begin):
-            wait_s = due - now()
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
-            call = asyncio.create_task(self._call(index, due))
-            self._calls.add(call)
-            call.add_done_callback(self._calls.discard)
+            await asyncio.sleep(max(0.0, due - now()))
+            group.create_task(self._call(index, due))
 
     async def _closed_loop(self, index: int) -> None:
-        await asyncio.sleep(max(0.0, self._begin - self._phase.warm_up_s - now()))
-        end = self._begin + self._phase.duration_s
-        pause_s = _FIRST_PAUSE_S
+        await asyncio.sleep(max(0.0, self._begin - self._phase.settings.warm_up_s - now()))
+        end = self._begin + self._phase.settings.duration_s
         while (due := now()) < end:
-            if not (await self._call(index, due)).is_unanswered:
-                pause_s = _FIRST_PAUSE_S
-                continue
-            await asyncio.sleep(min(pause_s, max(0.0, end - now())))
-            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+            if (await self._call(index, due)).is_unanswered:
+                await asyncio.sleep(min(_PAUSE_S, max(0.0, end - now())))
 
     async def _call(self, index: int, due: float) -> Outcome:
         made = now()
-        outcome = STOPPED
-        try:
-            outcome = await self._makers[index]()
-        finally:
-            if self._begin <= due < self._begin + self._phase.duration_s:
-                self._ended[index, outcome].append((due, made, now()))
+        outcome = await self._makers[index]()
+        if self._begin <= due < self._begin + self._phase.settings.duration_s:
+            self._ended[index, outcome].append((due, made, now()))
         return outcome
-
-
-def share(callers: int, phase: Phase) -> int:
-    """Return the number of callers that are this process's share."""
-    return callers // phase.processes + (phase.number < callers % phase.processes)
 
 
 def dues(flow: Flow, phase: Phase, begin: float) -> Iterator[float]:
@@ -363,9 +309,9 @@ def dues(flow: Flow, phase: Phase, begin: float) -> Iterator[float]:
 
     The processes take turns.
     """
-    start = begin - phase.warm_up_s
-    for number in count(phase.number, phase.processes):
+    start = begin - phase.settings.warm_up_s
+    for number in count(phase.number, phase.settings.processes):
         due = start + number // flow.burst * flow.burst / flow.rate
-        if due >= begin + phase.duration_s:
+        if due >= begin + phase.settings.duration_s:
             return
         yield due

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.util import find_spec
@@ -29,6 +29,7 @@ _COLORS = {
     "#0000e0": "var(--line)",
     "#0000e1": "var(--faint)",
 }
+Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,75 +41,16 @@ class ChartLine:
     """
 
     label: str
-    points: Sequence[Sequence[float]]
-    color: int
+    points: Points
+    color: int = 0
     dashed: bool = False
 
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """Plots below each other over one axis.
-
-    plots  lines of each by the label of its axis, of which "ms" is logarithmic
-    end    of the axis: seconds, or nines of the last percentile
-    """
-
-    title: str
-    plots: dict[str, list[ChartLine]]
-    end: float
-    nines: bool = False
-
-    def svg(self) -> Markup:
-        """Draw the chart; return an SVG element without identifiers.
-
-        The chart's lines have titles.
-        """
-        from matplotlib import style  # noqa: PLC0415 - optional, and slow
-        from matplotlib.figure import Figure  # noqa: PLC0415
-
-        written = io.StringIO()
-        with style.context("gradwire.loadtest.report"):
-            figure: Any = Figure()
-            plots = figure.subplots(len(self.plots), sharex=True, squeeze=False)[:, 0]
-            for plot, (label, lines) in zip(plots, self.plots.items(), strict=True):
-                for line in lines:
-                    _draw(plot, line)
-                self._scale(plot, label)
-            plots[-1].set_xlabel("percentile" if self.nines else "seconds")
-            nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-            figure.savefig(written, metadata=nothing)
-        text = "<svg" + written.getvalue().partition("<svg")[2]
-        text = re.sub(r'<g id="line: (.*?)">', r"<g><title>\1</title>", text)
-        text = re.sub(r' (?:id|xmlns(?::xlink)?|version)="[^"]*"', "", text)
-        for drawn, color in _COLORS.items():
-            text = text.replace(drawn, color)
-        return Markup(text)  # noqa: S704 - drawn here, with escaped labels
-
-    def _scale(self, plot: Any, label: str) -> None:
-        plot.set_ylabel(label)
-        if label == "ms":
-            plot.set_yscale("log", subs=())
-            plot.yaxis.get_major_locator().set_params(subs=(1, 2, 5))
-            plot.yaxis.set_major_formatter("{x:g}")
-        else:
-            plot.set_ylim(bottom=0)
-        if self.nines:
-            ticks = range(int(self.end) + 1)
-            plot.set_xticks(ticks, [f"{100 - 10.0 ** (2 - tick):.10g} %" for tick in ticks])
-        plot.set_xlim(0, self.end)
-        # Clipping paths would need identifiers.
-        for one in (*plot.lines, *plot.get_xgridlines(), *plot.get_ygridlines()):
-            one.set_clip_on(False)
-
-
-def _draw(plot: Any, line: ChartLine) -> None:
-    if line.points:
-        x, y = zip(*line.points, strict=True)
-        style = (0, (1, 2)) if line.dashed else "-"
-        # A line of a single point would be invisible.
-        x, y = (x * 2, y * 2) if len(x) == 1 else (x, y)
-        color = _LINES[line.color]
-        plot.plot(x, y, color=color, linestyle=style, gid=f"line: {line.label}")
+    def draw(self, plot: Any) -> None:
+        """Draw the line; one of a single point would be invisible."""
+        x, y = zip(*self.points, self.points[-1], strict=True)
+        style = (0, (1, 2)) if self.dashed else "-"
+        color = _LINES[self.color % len(_LINES)]
+        plot.plot(x, y, color=color, linestyle=style, label=self.label)
 
 
 def to_html(document: Document) -> str:
@@ -116,15 +58,14 @@ def to_html(document: Document) -> str:
     return _PAGE.render(document=document)
 
 
-def _charts(scenario: ScenarioResult) -> Iterator[Chart]:
-    """Yield the charts of a scenario; none without matplotlib."""
+def _charts(scenario: ScenarioResult) -> Iterator[tuple[str, Markup]]:
+    """Yield titles and charts of a scenario; none without matplotlib."""
     if find_spec("matplotlib") is None:
         return
     latencies: list[ChartLine] = []
     ends: list[ChartLine] = []
     slowest: list[ChartLine] = []
-    for number, flow in enumerate(scenario.flows):
-        color = number % len(_LINES)
+    for color, flow in enumerate(scenario.flows):
         for name, latency in (("corrected", flow.corrected), ("uncorrected", flow.uncorrected)):
             points = [(2 - math.log10(100 - percent), time) for percent, time in latency.curve]
             dashed = name == "uncorrected"
@@ -132,28 +73,67 @@ def _charts(scenario: ScenarioResult) -> Iterator[Chart]:
         # Seconds that were measured completely.
         whole = [one for one in flow.seconds if one.second + 1 <= scenario.duration_s]
         right = [one for one in whole if one.ok]
-        for lines, name, key, told in (
-            (ends, "right", "ok", whole),
-            (ends, "other ends", "errors", whole if any(one.errors for one in whole) else []),
-            (slowest, "p99", "p99_ms", right),
-            (slowest, "p50", "p50_ms", right),
+        for lines, name, key, told, dashed in (
+            (ends, "right", "ok", whole, False),
+            (ends, "other ends", "errors", [one for one in whole if flow.sent > flow.ok], True),
+            (slowest, "p99", "p99_ms", right, False),
+            (slowest, "p50", "p50_ms", right, True),
         ):
             points = [(one.second + 0.5, getattr(one, key)) for one in told]
-            if points:
-                dashed = name in {"other ends", "p50"}
-                lines.append(ChartLine(f"{flow.name}, {name}", points, color, dashed))
+            lines.append(ChartLine(f"{flow.name}, {name}", points, color, dashed))
     most = max(2, *(nines(flow.corrected.count) for flow in scenario.flows))
     end = max(scenario.duration_s, 1.0)
-    yield Chart("Latency by percentile", {"ms": latencies}, most, nines=True)
-    yield Chart("Calls that ended in each second", {"calls/s": ends}, end)
-    yield Chart("Latency in each second", {"ms": slowest}, end)
-    usage = {
-        label: [(one.second, getattr(one, key)) for one in scenario.server if one.second <= end]
-        for label, key in (("cores busy", "cpu_cores"), ("MiB resident", "rss_mib"))
-    }
+    yield "Latency by percentile", _svg({"ms": latencies}, most, by_nines=True)
+    yield "Calls that ended in each second", _svg({"calls/s": ends}, end)
+    yield "Latency in each second", _svg({"ms": slowest}, end)
     if scenario.server:
-        plots = {label: [ChartLine(label, points, 0)] for label, points in usage.items()}
-        yield Chart("What the server takes: processor and memory", plots, end)
+        usage = {
+            label: [ChartLine("", [(one.second, getattr(one, key)) for one in scenario.server])]
+            for label, key in (("cores busy", "cpu_cores"), ("MiB resident", "rss_mib"))
+        }
+        yield "What the server takes: processor and memory", _svg(usage, end)
+
+
+def _svg(plots: dict[str, list[ChartLine]], end: float, *, by_nines: bool = False) -> Markup:
+    """Draw plots over one axis; return an SVG element without identifiers.
+
+    plots     lines of each by the label of its axis, of which "ms" is logarithmic
+    end       of the axis: seconds, or nines of the last percentile
+    """
+    from matplotlib import style  # noqa: PLC0415 - optional, and slow
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    written = io.StringIO()
+    with style.context("gradwire.loadtest.report"):
+        figure: Any = Figure()
+        axes = figure.subplots(len(plots), sharex=True, squeeze=False)[:, 0]
+        for plot, (label, lines) in zip(axes, plots.items(), strict=True):
+            for line in lines:
+                if line.points:
+                    line.draw(plot)
+            plot.set(ylabel=label, xlim=(0, end))
+            if label == "ms":
+                plot.set_yscale("log", subs=())
+                plot.yaxis.get_major_locator().set_params(subs=(1, 2, 5))
+                plot.yaxis.set_major_formatter("{x:g}")
+            else:
+                plot.set_ylim(bottom=0)
+            if by_nines:
+                ticks = range(int(end) + 1)
+                plot.set_xticks(ticks, [f"{100 - 10.0 ** (2 - tick):.10g} %" for tick in ticks])
+            # Clipping paths would need identifiers.
+            for one in (*plot.lines, *plot.get_xgridlines(), *plot.get_ygridlines()):
+                one.set_clip_on(False)
+        axes[-1].set_xlabel("percentile" if by_nines else "seconds")
+        if axes[0].get_legend_handles_labels()[1]:
+            figure.legend(loc="outside upper left", ncols=2)
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(written, metadata=nothing)
+    text = "<svg" + written.getvalue().partition("<svg")[2]
+    text = re.sub(r' (?:id|xmlns(?::xlink)?|version)="[^"]*"', "", text)
+    for drawn, color in _COLORS.items():
+        text = text.replace(drawn, color)
+    return Markup(text)  # noqa: S704 - drawn here, with escaped labels
 
 
 def _text(package: str, name: str) -> Markup:

@@ -8,15 +8,23 @@ from __future__ import annotations
 import dataclasses
 import json
 import operator
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from gradwire.loadtest.generator import OK, STOPPED, WRONG, Batch, Outcome, Phase, Times, now
+from gradwire.loadtest.generator import (
+    OK,
+    WRONG,
+    Batch,
+    LoadSettings,
+    Outcome,
+    Phase,
+    Times,
+    now,
+)
 from gradwire.loadtest.scenarios import Flow
 
 # Increased with every change of the schema.
@@ -54,19 +62,6 @@ class ServerFacts:
     numerics_version: str = ""
     backend: str = ""
     backend_reason: str = ""
-
-
-@dataclass(frozen=True)
-class LoadSettings:
-    """Settings of a load test; None for defaults of the scenarios."""
-
-    duration_s: float
-    warm_up_s: float
-    timeout_s: float
-    rate: float | None
-    callers: int | None
-    connections: int
-    processes: int
 
 
 @dataclass(frozen=True)
@@ -130,7 +125,8 @@ class FlowResult:
     callers      of a closed loop; None in an open one
     sent_bytes, received_bytes
                  tensor bytes of one call
-    sent         calls made, except calls that the user stopped: the sum of the outcomes
+    sent         calls made, except calls in flight when the user ended the test: the sum of the
+                 outcomes
     ok, wrong    calls whose result was right, and wrong
     calls_per_s, megabytes_per_s
                  of right results; bytes of both directions
@@ -247,13 +243,7 @@ def from_json(text: str) -> Any:
 # Titles of a comparison's columns; figures are those of B over those of A.
 TITLES = ("scenario", "flow", "right/s", "p50", "p99", "p99.9", "failed A", "failed B")
 # Facts besides the settings that affect a test's figures.
-_CIRCUMSTANCES = {
-    "processor": "machine.cpu",
-    "cores": "machine.cores",
-    "backend": "server.backend",
-    "server's version": "server.version",
-    **{one.name: f"settings.{one.name}" for one in dataclasses.fields(LoadSettings)},
-}
+_CIRCUMSTANCES = ("machine.cpu", "machine.cores", "server.backend", "server.version")
 
 
 def comparison(before: Any, after: Any) -> tuple[list[tuple[str, ...]], list[str]]:
@@ -276,10 +266,11 @@ def comparison(before: Any, after: Any) -> tuple[list[tuple[str, ...]], list[str
         for name, one in (("A", before), ("B", after))
         if one.interrupted
     ]
-    for name, path in _CIRCUMSTANCES.items():
+    settings = [f"settings.{one.name}" for one in dataclasses.fields(LoadSettings)]
+    for path in (*_CIRCUMSTANCES, *settings):
         one, other = map(operator.attrgetter(path), (before, after))
         if one != other:
-            notes.append(f"{name} differs: {one} and {other}")
+            notes.append(f"{path} differs: {one} and {other}")
     for key in first.keys() ^ second.keys():
         notes.append(f"{key[0]}, {key[1]} is in {'A' if key in first else 'B'} only")
     return rows, notes
@@ -321,57 +312,30 @@ class Tally:
     def __init__(self, phase: Phase) -> None:
         self._flows = phase.flows
         self.begin = now()
-        self.duration_s = phase.duration_s
-        # float64[n, 3] of the whole test: due, made, over.
-        self._ended: dict[tuple[int, Outcome], list[Times]] = defaultdict(list)
-        self._late: dict[int, list[Times]] = defaultdict(list)
-        self._cpu: dict[int, list[tuple[float, float]]] = defaultdict(list)
-        self._answered_s = -np.inf
-        self._unanswered: list[Times] = []
+        self.duration_s = phase.settings.duration_s
+        self._batches: list[Batch] = []
         self.right = self.other = 0
 
     def add(self, batch: Batch) -> None:
-        """Count a process's report.
-
-        Calls that the user has stopped do not count.
-        """
-        self._cpu[batch.number].append((batch.time, batch.cpu_s))
-        for (index, outcome), absolute in batch.ended.items():
-            if outcome == STOPPED:
-                continue
-            times = absolute - self.begin
-            self._ended[index, outcome].append(times)
-            if self._flows[index].is_open:
-                self._late[batch.number].append(times[:, 1] - times[:, 0])
-            if outcome.is_unanswered:
-                self._unanswered.append(times[:, 2])
-            else:
-                self._answered_s = max(self._answered_s, float(times[:, 2].max()))
+        """Count a process's report."""
+        self._batches.append(batch)
+        for (_, outcome), times in batch.ended.items():
             if outcome == OK:
                 self.right += len(times)
             else:
                 self.other += len(times)
-
-    def silent_since(self, least_s: float) -> float | None:
-        """Return the second since which no server has answered calls.
-
-        None if the unanswered calls span less than `least_s`, or if there are none.
-        """
-        failed = _joined(self._unanswered)
-        # Reports arrive in any order: a failure may be older than an answer.
-        failed = failed[failed > self._answered_s]
-        return float(failed.min()) if len(failed) and np.ptp(failed) >= least_s else None
 
     def results(self) -> list[FlowResult]:
         """Return the results of the flows."""
         return [self._result(index, flow) for index, flow in enumerate(self._flows)]
 
     def _result(self, index: int, flow: Flow) -> FlowResult:
-        ends = {
-            outcome: np.concatenate(parts)
-            for (of, outcome), parts in self._ended.items()
-            if of == index
-        }
+        parts: dict[Outcome, list[Times]] = {}
+        for batch in self._batches:
+            for (of, outcome), times in batch.ended.items():
+                if of == index:
+                    parts.setdefault(outcome, []).append(times - self.begin)
+        ends = {outcome: np.concatenate(times) for outcome, times in parts.items()}
         right = ends.get(OK, np.empty((0, 3)))
         due, made, over = right.T
         uncorrected, from_due = over - made, over - due
@@ -403,16 +367,23 @@ class Tally:
 
     def generators(self) -> list[GeneratorUsage]:
         """Return the usage of the processes."""
-        return [self._generator(number) for number in sorted(self._cpu)]
+        return [self._generator(number) for number in sorted({one.number for one in self._batches})]
 
     def _generator(self, number: int) -> GeneratorUsage:
+        batches = [batch for batch in self._batches if batch.number == number]
         end = self.begin + self.duration_s
-        within = [one for one in self._cpu[number] if self.begin <= one[0] <= end]
+        within = [(one.time, one.cpu_s) for one in batches if self.begin <= one.time <= end]
         time, cpu_s = np.ptp(within, axis=0) if within else (0.0, 0.0)
-        late = _joined(self._late[number])
+        late = [
+            times[:, 1] - times[:, 0]
+            for batch in batches
+            for (index, _), times in batch.ended.items()
+            if self._flows[index].is_open
+        ]
+        delays = np.concatenate([np.empty(0), *late])
         return GeneratorUsage(
             round(float(cpu_s / time), 3) if time else 0.0,
-            *(_ms(percentile(late, percent)) for percent in (50, 99, 100)),
+            *(_ms(percentile(delays, percent)) for percent in (50, 99, 100)),
         )
 
 
@@ -442,10 +413,6 @@ def corrected(times: Times, interval_s: float) -> Times:
 def nines(count: int) -> int:
     """Return the number of nines of a percentile that a count determines."""
     return max(1, min(_MOST_NINES, len(str(count)) - 1))
-
-
-def _joined(parts: Sequence[Times]) -> Times:
-    return np.concatenate([np.empty(0), *parts])
 
 
 def _outcomes(flow: Flow, ends: dict[Outcome, Times]) -> list[OutcomeResult]:

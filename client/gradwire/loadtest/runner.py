@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
 import platform
 import re
-import signal
 import ssl
+import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Generator, Sequence
@@ -16,16 +15,14 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from http.client import HTTPException
 from importlib.metadata import version
-from multiprocessing import resource_tracker
+from itertools import pairwise
+from multiprocessing import connection
 from multiprocessing.connection import Connection as Pipe
-from multiprocessing.connection import wait
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from gradwire import __version__
-from gradwire.loadtest import generator
-from gradwire.loadtest.generator import Batch, Connect, Phase, now
+from gradwire.loadtest.generator import Batch, Connect, LoadSettings, Phase, now
 from gradwire.loadtest.result import (
     FlowResult,
     GeneratorUsage,
@@ -38,8 +35,9 @@ from gradwire.loadtest.scenarios import Scenario
 
 # Seconds from the last order to the first call.
 _LEAD_S = 0.05
-# Seconds that stopped calls, and then processes, have to end.
+# Seconds that processes have to end.
 _ENDING_S = 5.0
+_PROGRAM = "from gradwire.loadtest.generator import main; main()"
 
 
 class FleetError(RuntimeError):
@@ -47,111 +45,67 @@ class FleetError(RuntimeError):
 
 
 class Fleet(AbstractContextManager["Fleet"]):
-    """Processes that make calls, started by spawn and ended with the block."""
+    """Processes that make calls, which end with the block.
+
+    Each has a session of its own: Ctrl-C reaches the leading process only.
+    """
 
     def __init__(self, connect: Connect, *, processes: int) -> None:
         self._pipes: list[Pipe] = []
-        self._processes: list[SpawnProcess] = []
-        # It unblocks signals once it runs.
-        resource_tracker.ensure_running()
+        self._processes: list[subprocess.Popen[bytes]] = []
         try:
             for _ in range(processes):
-                with _undisturbed():
-                    self._start(connect)
+                self._start(connect)
         except BaseException:
             self.__exit__()
             raise
 
     def _start(self, connect: Connect) -> None:
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=generator.main, args=(theirs, connect), daemon=True)
-        process.start()
-        theirs.close()
+        ours, theirs = connection.Pipe()
         self._pipes.append(ours)
-        self._processes.append(process)
+        with theirs:
+            descriptor = theirs.fileno()
+            self._processes.append(
+                subprocess.Popen(  # noqa: S603 - our own program
+                    [sys.executable, "-c", _PROGRAM, str(descriptor)],
+                    pass_fds=[descriptor],
+                    start_new_session=True,
+                )
+            )
+        ours.send(connect)
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the fleet."""
-        return [process.pid for process in self._processes if process.pid is not None]
-
-    def run(self, phase: Phase, tally: Tally, tick: Callable[[], None]) -> KeyboardInterrupt | None:
-        """Run a phase in all processes; return an interruption, if any.
+    def run(self, phase: Phase, tally: Tally, tick: Callable[[], None]) -> None:
+        """Run a phase in all processes.
 
         tally  gets the time from which calls count, before the first call, and the reports
         tick   called some times a second
-
-        Calls in flight when the user ends it are reported as stopped.
         """
         for number, pipe in enumerate(self._pipes):
-            pipe.send(replace(phase, number=number, processes=len(self._pipes)))
-        try:
-            for pipe in self._pipes:
-                # READY; from here on there is no hurry.
-                _received(pipe)
-            tally.begin = now() + _LEAD_S + phase.warm_up_s
-            for pipe in self._pipes:
-                pipe.send(tally.begin)
-            self._collect(tally, tick, until=float("inf"))
-        except KeyboardInterrupt as error:
-            for pipe in self._pipes:
-                with suppress(BrokenPipeError):
-                    pipe.send(None)
-            self._collect(tally, tick, until=now() + _ENDING_S)
-            return error
-        return None
-
-    def _collect(self, tally: Tally, tick: Callable[[], None], *, until: float) -> None:
+            pipe.send(replace(phase, number=number))
+        for pipe in self._pipes:
+            # READY; from here on there is no hurry.
+            _received(pipe)
+        tally.begin = now() + _LEAD_S + phase.settings.warm_up_s
+        for pipe in self._pipes:
+            pipe.send(tally.begin)
         left = set(self._pipes)
-        while left and now() < until:
-            for pipe in left.intersection(wait(list(left), timeout=0.1)):
-                batch = _received(pipe)
-                if isinstance(batch, Batch):
-                    tally.add(batch)
-                    if batch.over:
-                        left.discard(pipe)
+        while left:
+            for pipe in left.intersection(connection.wait(list(left), timeout=0.1)):
+                batch: Batch = _received(pipe)
+                tally.add(batch)
+                if batch.over:
+                    left.discard(pipe)
             tick()
 
     def __exit__(self, *_: object) -> None:
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
-            process.join(_ENDING_S)
-            if process.is_alive():
+            try:
+                process.wait(_ENDING_S)
+            except subprocess.TimeoutExpired:
                 process.kill()
-                process.join()
-            process.close()
-
-
-@contextmanager
-def _undisturbed() -> Generator[None]:
-    """Defer signals that end the program until the block ends.
-
-    Processes started in the block do not receive them.
-
-    They inherit the blocked signals, so that a signal to the group does not end them before they
-    can ignore it. Another thread of this process may receive such a signal; a handler then only
-    notes it.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    noted: list[int] = []
-    usual = {
-        number: signal.signal(number, lambda came, _: noted.append(came))
-        for number in generator.ENDING
-        if callable(signal.getsignal(number))
-    }
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, generator.ENDING)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        for number, handler in usual.items():
-            signal.signal(number, handler)
-    for came in noted:
-        signal.raise_signal(came)
+                process.wait()
 
 
 def _received(pipe: Pipe) -> Any:
@@ -169,65 +123,60 @@ _BUSY = 0.8
 _LATE_MS, _LATE_PART = 1.0, 0.1
 # Right results needed for a meaningful 99th percentile.
 _ENOUGH = 100
-# Seconds without an answer after which the server counts as gone; half of a shorter scenario.
-_SILENT_S = 1.0
 
 
 class Runner:
     """Runs scenarios on a fleet.
 
-    phase  of each, but for its flows
     probe  samples the server; None if it cannot be seen
     cores  of this machine if the server is on it too; None for a server elsewhere
     show   called some times a second with a line that describes the progress
 
-    interrupted   interruption that ended the last run before its time; None without one
-    silent_since  second of the last run since which no server has answered; None if one did
+    interrupted  interruption that ended the last run before its time; None without one
     """
 
     def __init__(
         self,
         fleet: Fleet,
-        phase: Phase,
+        settings: LoadSettings,
         *,
         probe: Probe | None,
         cores: int | None,
         show: Callable[[str], None],
     ) -> None:
         self._fleet = fleet
-        self._phase = phase
+        self._settings = settings
         self._probe = probe
         self._cores = cores
         self._show = show
         self.interrupted: KeyboardInterrupt | None = None
-        self.silent_since: float | None = None
 
     def run(self, scenario: Scenario) -> ScenarioResult:
         """Run one; return its result so far if the user ends it."""
-        phase, peak = replace(self._phase, flows=scenario.flows), None
+        flows, settings, peak = scenario.flows, self._settings, None
         if scenario.of_peak:
             # The peak rate is that of its first flow in a closed loop.
-            first, *others = scenario.flows
-            span_s = min(PEAK_S, phase.duration_s)
-            alone = replace(phase, flows=(first,), duration_s=span_s)
+            first, *others = flows
+            span_s = min(PEAK_S, settings.duration_s)
+            alone = Phase((first,), replace(settings, duration_s=span_s))
             tally, _ = self._measured(f"{scenario.name}: peak", alone)
             peak = tally.right / tally.duration_s
             rate = max(1.0, scenario.of_peak * peak)
-            phase = replace(phase, flows=(replace(first, callers=0, rate=rate), *others))
+            flows = (replace(first, callers=0, rate=rate), *others)
+        phase = Phase(flows, settings)
         tally, seconds = Tally(phase), list[ServerSecond]()
-        if self.interrupted is None and self.silent_since is None:
+        if self.interrupted is None:
             tally, seconds = self._measured(scenario.name, phase)
-        flows, generators = tally.results(), tally.generators()
-        silent = [] if self.silent_since is None else [silence(self.silent_since)]
+        results, generators = tally.results(), tally.generators()
         return ScenarioResult(
             name=scenario.name,
             summary=scenario.summary,
             duration_s=round(tally.duration_s, 3),
             peak_per_s=None if peak is None else round(peak, 3),
-            flows=flows,
+            flows=results,
             server=seconds,
             generators=generators,
-            warnings=[*silent, *warnings(flows, generators, seconds, cores=self._cores)],
+            warnings=warnings(results, generators, seconds, cores=self._cores),
         )
 
     def _measured(self, name: str, phase: Phase) -> tuple[Tally, list[ServerSecond]]:
@@ -236,22 +185,13 @@ class Runner:
         The tally has the real duration.
         """
         tally = Tally(phase)
-        silent_s = min(_SILENT_S, phase.duration_s / 2)
-
-        def tick() -> None:
-            self._show(f"{name}: {_progress(tally, silent_s)}")
-
-        with ProcessSampler(self._probe) as sampler:
-            self.interrupted = self._fleet.run(phase, tally, tick)
-        self.silent_since = tally.silent_since(silent_s)
-        if self.interrupted is not None:
-            tally.duration_s = min(phase.duration_s, max(0.001, now() - tally.begin))
-        return tally, sampler.seconds(tally.begin)
-
-
-def silence(since_s: float) -> str:
-    """Return a message that says since when no server has answered."""
-    return f"no server answers since second {since_s:.0f}"
+        with _sampling(self._probe) as samples:
+            try:
+                self._fleet.run(phase, tally, lambda: self._show(f"{name}: {_progress(tally)}"))
+            except KeyboardInterrupt as error:
+                self.interrupted = error
+                tally.duration_s = min(tally.duration_s, max(0.001, now() - tally.begin))
+        return tally, _server_seconds(samples, tally.begin)
 
 
 def warnings(
@@ -286,24 +226,17 @@ def warnings(
     return told + [f"{flow.name}: percentiles are those of {flow.ok} calls only" for flow in few]
 
 
-def _progress(tally: Tally, silent_s: float) -> str:
-    elapsed_s = now() - tally.begin
+def _progress(tally: Tally) -> str:
+    elapsed_s = min(now() - tally.begin, tally.duration_s)
     if elapsed_s < 0:
         return "warming up"
-    elapsed_s = min(elapsed_s, tally.duration_s)
-    since_s = tally.silent_since(silent_s)
-    told = f"{tally.right / max(elapsed_s, 0.1):.0f} right results/s, {tally.other} otherwise ended"
-    if since_s is not None:
-        told = silence(since_s)
-    return f"{elapsed_s:.0f} of {tally.duration_s:.0f} s, {told}"
+    return (
+        f"{elapsed_s:.0f} of {tally.duration_s:.0f} s, {tally.right / max(elapsed_s, 0.1):.0f} "
+        f"right results/s, {tally.other} otherwise ended"
+    )
 
 
 INTERVAL_S = 1.0
-_PROC = Path("/proc")
-# Indices of the fields after the name in /proc/PID/stat: parent, ticks of user and system time,
-# pages.
-_PARENT, _USER, _SYSTEM, _PAGES = 1, 11, 12, 21
-_MIB = 1 << 20
 _ANSWER_S = 2.0
 _SAMPLE = re.compile(
     r"^process_(cpu_seconds_total|resident_memory_bytes)(?:\{[^}]*\})? (\S+)", re.MULTILINE
@@ -319,28 +252,8 @@ class Usage:
     processes: int
 
 
-# A probe returns the usage; None if it cannot be seen.
-Probe = Callable[[], Usage | None]
-
-
-class ProcessTree:
-    """A process of this machine and its descendants, from /proc."""
-
-    def __init__(self, root: int) -> None:
-        self._root = root
-        self._cpu_s: dict[int, float] = {}
-
-    def __call__(self) -> Usage | None:
-        """Return their usage, including processes that have ended."""
-        stats = _stats()
-        alive = {self._root} & stats.keys()
-        while more := {pid for pid, stat in stats.items() if int(stat[_PARENT]) in alive} - alive:
-            alive |= more
-        tick = os.sysconf("SC_CLK_TCK")
-        for pid in alive:
-            self._cpu_s[pid] = (int(stats[pid][_USER]) + int(stats[pid][_SYSTEM])) / tick
-        rss = sum(int(stats[pid][_PAGES]) for pid in alive) * os.sysconf("SC_PAGE_SIZE")
-        return Usage(sum(self._cpu_s.values()), rss, len(alive)) if alive else None
+# A probe returns the usage; it raises OSError if the server cannot be seen.
+Probe = Callable[[], Usage]
 
 
 class MetricsEndpoint:
@@ -359,82 +272,64 @@ class MetricsEndpoint:
         self._request = urllib.request.Request(url, headers=headers or {})  # noqa: S310 - checked
         self._context = context
 
-    def __call__(self) -> Usage | None:
-        """Return the reported usage; None without an answer."""
+    def __call__(self) -> Usage:
+        """Return the reported usage; raise OSError without a usable answer."""
         try:
-            return self.ask()
-        except (OSError, HTTPException):
-            return None
-
-    def ask(self) -> Usage | None:
-        """Return the reported usage; None for another answer.
-
-        Raises OSError or HTTPException without a usable answer.
-        """
-        with urllib.request.urlopen(  # noqa: S310 - checked
-            self._request, timeout=_ANSWER_S, context=self._context
-        ) as answer:
-            text = answer.read().decode(errors="replace")
+            with urllib.request.urlopen(  # noqa: S310 - checked
+                self._request, timeout=_ANSWER_S, context=self._context
+            ) as answer:
+                text = answer.read().decode(errors="replace")
+        except HTTPException as error:
+            raise OSError(f"the answer is not HTTP: {error}") from error
         told: dict[str, list[float]] = {"cpu_seconds_total": [], "resident_memory_bytes": []}
         for name, value in _SAMPLE.findall(text):
             told[name].append(float(value))
         cpu_s, rss = told.values()
-        return Usage(sum(cpu_s), sum(rss), len(cpu_s)) if cpu_s else None
+        if not cpu_s:
+            raise OSError(
+                "no processor time and memory is told there; give the /metrics of the server's "
+                "--http-port"
+            )
+        return Usage(sum(cpu_s), sum(rss), len(cpu_s))
 
 
-class ProcessSampler:
-    """Takes a sample each second in its own thread.
+@contextmanager
+def _sampling(probe: Probe | None) -> Generator[list[tuple[float, Usage]]]:
+    """Yield a list that gets a sample each second, with its time."""
+    samples: list[tuple[float, Usage]] = []
+    over = threading.Event()
 
-    It runs until the block ends.
-    """
-
-    def __init__(self, probe: Probe | None) -> None:
-        self._probe = probe
-        self._over = threading.Event()
-        self._seen: list[tuple[float, Usage]] = []
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def seconds(self, begin: float) -> list[ServerSecond]:
-        """Return the samples from a time on, each interval at its end."""
-        told: list[ServerSecond] = []
-        for (before, was), (time, usage) in zip(self._seen, self._seen[1:], strict=False):
-            if time > begin:
-                told.append(
-                    ServerSecond(
-                        second=round(time - begin, 2),
-                        cpu_cores=round((usage.cpu_s - was.cpu_s) / (time - before), 3),
-                        rss_mib=round(usage.rss_bytes / _MIB, 1),
-                        processes=usage.processes,
-                    )
-                )
-        return told
-
-    def _run(self) -> None:
-        while self._probe is not None:
-            if (usage := self._probe()) is not None:
-                self._seen.append((now(), usage))
-            if self._over.wait(INTERVAL_S):
+    def sample() -> None:
+        while probe is not None:
+            with suppress(OSError):
+                samples.append((now(), probe()))
+            if over.wait(INTERVAL_S):
                 return
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        over.set()
+        thread.join()
 
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
 
+def _server_seconds(samples: Sequence[tuple[float, Usage]], begin: float) -> list[ServerSecond]:
+    """Return the samples from a time on.
 
-def _stats() -> dict[int, list[str]]:
-    """Return the fields after the name in /proc/PID/stat, by process."""
-    stats: dict[int, list[str]] = {}
-    for entry in _PROC.iterdir() if _PROC.exists() else ():
-        if entry.name.isdecimal():
-            # Processes may end meanwhile.
-            with contextlib.suppress(OSError):
-                text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
-                stats[int(entry.name)] = text.rpartition(")")[2].split()
-    return stats
+    Each stands at the end of its interval.
+    """
+    return [
+        ServerSecond(
+            second=round(time - begin, 2),
+            cpu_cores=round((usage.cpu_s - was.cpu_s) / (time - before), 3),
+            rss_mib=round(usage.rss_bytes / 2**20, 1),
+            processes=usage.processes,
+        )
+        for (before, was), (time, usage) in pairwise(samples)
+        if time > begin
+    ]
 
 
 _PACKAGES = ("grpcio", "numpy", "protobuf")

@@ -172,32 +172,25 @@ def _read() -> Iterator[Scenario]:
 SCENARIOS = {scenario.name: scenario for scenario in _read()}
 
 
-def at_rate(scenario: Scenario, rate: float) -> Scenario:
-    """Return the scenario as an open loop at this rate."""
-    shares = _shares(scenario.flows)
-    flows = (
-        flow if flow.background else replace(flow, callers=0, rate=rate * share)
-        for flow, share in zip(scenario.flows, shares, strict=True)
-    )
-    return replace(scenario, flows=tuple(flows), of_peak=0.0)
+def changed(
+    scenario: Scenario, *, rate: float | None = None, callers: int | None = None
+) -> Scenario:
+    """Return the scenario at a rate, or with so many callers.
 
-
-def with_callers(scenario: Scenario, callers: int) -> Scenario:
-    """Return the scenario as a closed loop of so many callers.
-
-    Each flow has at least one. The scenario's overload is measured with them, and stays an open
-    loop.
+    A rate makes open loops, callers make closed ones. Each flow has its share, and at least one
+    caller. An overload is measured with the callers, and stays an open loop.
     """
-    shares = _shares(scenario.flows)
-    flows = (
-        flow
-        if flow.background
-        else replace(flow, callers=max(1, round(callers * share)), rate=0.0, burst=1)
-        for flow, share in zip(scenario.flows, shares, strict=True)
-    )
-    return replace(scenario, flows=tuple(flows))
+    if rate is None and callers is None:
+        return scenario
+    whole = sum(flow.callers or flow.rate for flow in scenario.flows if not flow.background)
 
+    def change(flow: Flow) -> Flow:
+        share = (flow.callers or flow.rate) / whole
+        if flow.background:
+            return flow
+        if callers is None:
+            return replace(flow, callers=0, rate=(rate or 0.0) * share)
+        return replace(flow, callers=max(1, round(callers * share)), rate=0.0, burst=1)
 
-def _shares(flows: Sequence[Flow]) -> list[float]:
-    weights = [0.0 if flow.background else flow.callers or flow.rate for flow in flows]
-    return [weight / sum(weights) for weight in weights]
+    of_peak = 0.0 if callers is None else scenario.of_peak
+    return replace(scenario, flows=tuple(map(change, scenario.flows)), of_peak=of_peak)
