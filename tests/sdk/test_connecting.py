@@ -33,7 +33,9 @@ from gradwire_server.config.tokens import Scope, add_token, revoke_token
 from support.certificates import Papers, impatient, pair, trusting
 from support.clients import (
     BILINEAR,
+    BRISK,
     CALLS,
+    ITEM,
     ONCE,
     PROMPT,
     SMALL,
@@ -322,7 +324,7 @@ def test_a_file_without_a_token_is_refused_by_name(bad: str, tmp_path: Path) -> 
 def test_no_repr_shows_it(guarded: ServerThread, token: str) -> None:
     with Client(guarded.address, token=token) as client:
         client.operators()
-        seen = [client, *vars(client).values(), vars(client)["_channels"].get()]
+        seen = [client, *vars(client).values(), vars(client)["_calls"].get()]
         assert token not in repr(seen)
     with pytest.raises(GradwireError) as caught, Client(guarded.address, token=token) as client:
         client.evaluate(BILINEAR, SMALL, output_shape=(1, 1, 1))
@@ -473,10 +475,17 @@ def test_tls_is_told_of_whichever_address_has_the_server(
 ) -> None:
     # gRPC tells of the address of a name that failed last, which may be another one.
     name = private.replace("127.0.0.1", "localhost")
-    for target in (name, f"{private},{nobody}", f"{nobody},{private}"):
+    for target in (name, f"{private},{nobody}", f"{nobody},{private}", f"ipv4:{private},{nobody}"):
         error = error_of(face, target, array, retry=POLICY)
         assert isinstance(error, UnavailableError)
         assert "requires TLS" in str(error)
+    if array is SMALL:
+        for many in (f"{private},{nobody}", f"ipv4:{nobody},{private}"):
+            with (
+                face(many, retry=BRISK) as client,
+                pytest.raises(UnavailableError, match="requires TLS"),
+            ):
+                list(client.evaluate_many([ITEM]))
 
 
 def test_waiting_tells_of_tls_whichever_of_several_targets_answers_last(

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from gradwire import CallCancelledError, Client, health
-from gradwire._core.options import channel_targets, read_target
+from gradwire._core.options import read_target
 from gradwire._transport.channels import AVOIDED_S, Pool
 from gradwire._transport.replicas import FRESH_S, Replicas, resolve
 from gradwire.errors import InvalidRequestError, UnavailableError
@@ -70,23 +70,6 @@ def test_without_a_target_the_environment_tells_it(
     with face() as client:
         assert client.server_info()
     assert health.health() == "SERVING"
-
-
-@pytest.mark.parametrize(
-    ("addresses", "secure", "targets"),
-    [
-        (["1.2.3.4:5", "1.2.3.4:6"], False, ("ipv4:1.2.3.4:5,1.2.3.4:6",)),
-        (["[::1]:5", "[::2]:6"], False, ("ipv6:[::1]:5,[::2]:6",)),
-        (["1.2.3.4:5", "1.2.3.4:6"], True, ("1.2.3.4:5", "1.2.3.4:6")),
-        (["1.2.3.4:5", "[::1]:6"], False, ("1.2.3.4:5", "[::1]:6")),
-        (["1.2.3.4:5", "host:6"], False, ("1.2.3.4:5", "host:6")),
-        (["1.2.3.4:5"], False, ("1.2.3.4:5",)),
-    ],
-)
-def test_grpc_goes_round_addresses_that_one_channel_can_have(
-    addresses: list[str], targets: tuple[str, ...], *, secure: bool
-) -> None:
-    assert channel_targets(addresses, secure=secure) == targets
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

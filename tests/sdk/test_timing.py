@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gradwire import Client, Timing
+from gradwire._core.options import Options
 from gradwire._core.reports import read_timing
 from gradwire._transport.tracing import call_span, status_of
 from gradwire._wire.requests import Progress
@@ -258,7 +259,7 @@ def test_every_call_is_a_span_below_the_callers_and_above_the_servers() -> None:
 
 
 def test_without_a_tracer_a_call_sends_nothing_more() -> None:
-    with call_span("Evaluate", target="127.0.0.1:1", bearer=None) as span:
+    with call_span("Evaluate", Options(target=("127.0.0.1:1",))) as span:
         assert span.metadata is None
         span.answer = None
 

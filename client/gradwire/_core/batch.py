@@ -258,7 +258,7 @@ class ItemBatch:
     def broke(self, error: GradwireError) -> float:
         """Take the end of a stream; return the seconds before the next.
 
-        If no stream follows, the error is the outcome of every item in flight.
+        Raises the error if no stream follows.
         """
         if not self._in_flight:
             return 0.0
@@ -276,14 +276,8 @@ class ItemBatch:
             return 0.0
         # A caller that was slow to read is no fault of the request's.
         if is_retryable(error, streamed=True) or error.reason == "STALLED":
-            try:
-                return self._tries.pause_s(
-                    error, progressed=self._progressed, left_s=self.timeout_s
-                )
-            except GradwireError:
-                pass
-        self.give_up(error)
-        return 0.0
+            return self._tries.pause_s(error, progressed=self._progressed, left_s=self.timeout_s)
+        raise error
 
     @property
     def busy(self) -> bool:

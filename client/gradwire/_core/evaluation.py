@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -41,30 +41,15 @@ from gradwire.errors import (
 )
 
 
-class StreamOutcome(Protocol):
-    """Outcome of a try of EvaluateStream.
-
-    The try has one stream, or several that share the evaluation.
-    """
-
-    @property
-    def sent_too_large(self) -> bool:
-        """Whether chunks were larger than the server accepts."""
-        ...
-
-    def trailers(self) -> Metadata:
-        """Return the trailing metadata of a try that has succeeded."""
-        ...
-
-
 class Evaluation:
     """One evaluate() from its arguments to its result.
 
     options      of the client
     request_id   name of the request, the same for every try
     streams      whether the next try is of EvaluateStream; otherwise of Evaluate
-    stream       the last try of EvaluateStream; None before the first
-    on_trailers  callback for the trailing metadata of Evaluate; None without on_timing
+    eager        whether a stream may send before the server has answered: before a failure, since
+                 an error is lost more easily if the sender is ahead
+    on_trailers  callback for the trailing metadata of a try that succeeds; None without on_timing
     checking     whether messages carry checksums
 
     budget   retry budget of the client
@@ -104,7 +89,7 @@ class Evaluation:
         self._trailers: Metadata = ()
         self._tries = options.tries(budget)
         self._transfer: Transfer | Shares | None = None
-        self.stream: StreamOutcome | None = None
+        self.eager = True
         self._result: NDArray[Any] | None = None
         self.streams = self._request.bulk_bytes > options.stream_threshold_bytes
 
@@ -204,9 +189,10 @@ class Evaluation:
         if isinstance(transfer, Shares):
             if not needs_one_server(error):
                 raise error
-            self._splits, self._transfer, self.stream = False, None, None
+            self._splits, self._transfer = False, None
             return 0.0
-        if error.reason == "INVALID_DATA" and self.stream and self.stream.sent_too_large:
+        eager, self.eager = self.eager, False
+        if error.reason == "INVALID_DATA" and eager and self.streams:
             # Another server than the one with the known limit has answered; the next try waits for
             # its limit.
             return 0.0
@@ -260,11 +246,8 @@ class Evaluation:
         self._tries.succeed()
         self._progress.finish(self._request.input_bytes, result.nbytes)
         if self._on_timing is not None:
-            trailers = self._trailers
-            if self.streams and self.stream is not None:
-                trailers = self.stream.trailers()
             total_s = time.monotonic() - self._started_at
-            self._on_timing(read_timing(trailers, total_s=total_s, tries=self._tried))
+            self._on_timing(read_timing(self._trailers, total_s=total_s, tries=self._tried))
         return result
 
     @property
@@ -365,6 +348,7 @@ class Transfer:
     A sending and a receiving thread use it at once, and a third one reads it. Each attribute is
     written by one thread.
 
+    chunk_bytes  most bytes of one chunk
     first        byte of the result with which it begins
     sent         bytes of the input that the current try has handed to grpc
     read_before  end of the input bytes that the server wants
@@ -384,7 +368,8 @@ class Transfer:
         buffer: ResultBuffer | None = None,
     ) -> None:
         self._request = request
-        self._chunk_bytes = chunk_bytes
+        self.request_id = request.request_id
+        self.chunk_bytes = chunk_bytes
         self._part = part
         self._buffer = buffer or ResultBuffer(request)
         self._read_from: int | None = None
@@ -430,14 +415,14 @@ class Transfer:
         self._received_before = self._farthest
         return v1.EvaluateStreamRequest(
             open=v1.Open(
-                request_id=self._request.request_id,
+                request_id=self.request_id,
                 operator=self._request.operator,
                 input=self._request.input,
                 output=self._request.output,
                 resume_from=self.received,
                 evaluation_digest=self._buffer.digest,
                 stop_before=0 if self._part is None else self._part.stop,
-                max_chunk_bytes=self._chunk_bytes,
+                max_chunk_bytes=self.chunk_bytes,
             )
         )
 
@@ -492,7 +477,7 @@ class Transfer:
             raise self._nonsense(f"ended the stream after {self.received} bytes; more are due")
 
     def _nonsense(self, what: str) -> ServerError:
-        return ServerError(f"the server {what}", request_id=self._request.request_id)
+        return ServerError(f"the server {what}", request_id=self.request_id)
 
 
 class Shares:

@@ -204,6 +204,7 @@ _CLOSED = (
 _UNTRUSTED = "the server's certificate is not signed by a trusted authority (credentials, --tls-ca)"
 _OTHER_NAMES = "the server's certificate does not name the host in target"
 _NO_NAME = "the host name in target cannot be resolved; give another name, or its IP address"
+_REFUSED = "Connection refused"
 _NO_SERVER = "no server listens at target"
 _NOT_GRPC = (
     "the server at this port does not speak gRPC; it may be an HTTP server, such as the one of "
@@ -229,7 +230,7 @@ _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     # The same of a name with several addresses.
     (("all backends failing", "Socket closed"), _CLOSED),
     (("all backends failing", "Connection reset"), _CLOSED),
-    (("Connection refused",), _NO_SERVER),
+    ((_REFUSED,), _NO_SERVER),
     # A unix socket.
     (("connect failed", "No such file or directory"), _NO_SERVER),
     (("failed to connect", "No such file or directory"), _NO_SERVER),
@@ -264,9 +265,9 @@ def is_unreachable(message: str) -> bool:
     return any(words in message for words in _UNREACHABLE)
 
 
-def is_closed(message: str) -> bool:
-    """Whether a message has with_hint()'s explanation of a closed connection."""
-    return _CLOSED in message
+def is_refused(error: UnavailableError) -> bool:
+    """Whether grpc reports that nothing listens at an address."""
+    return error.unreachable and _REFUSED in str(error)
 
 
 def is_lasting(message: str) -> bool:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from gradwire._core.evaluation import Transfer
 from gradwire._core.options import CHUNK_BYTES
 from gradwire._core.retries import RetryPolicy, is_retryable
-from gradwire._transport.aio import AsyncRuntime, open_aio_channel
+from gradwire._transport.aio import open_aio_channel
 from gradwire._transport.streams import StreamRun
 from gradwire._wire.requests import ArrayRequest
 from gradwire.async_client import AsyncClient
@@ -154,7 +154,7 @@ async def evaluate_slowly(
     request = evaluation._request  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     transfer = _SlowTransfer(request, pause_s)
     evaluation._transfer = transfer  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    await StreamRun(evaluation, channels.blocking, AsyncRuntime(lambda: channels)).run()
+    await StreamRun(evaluation, channels.blocking, channels).run()
     return evaluation.result()
 
 
