@@ -215,7 +215,7 @@ def test_calls_at_once_share_a_client(
 
 
 def test_a_call_that_succeeds_gives_back_to_the_budget_of_retries(client: Client) -> None:
-    budget = vars(client)["_calls"].get().channels.budget
+    budget = vars(client)["_options"].budget
     while budget.allows_retry:
         budget.fail()
     halved(client, DIFF_DST)

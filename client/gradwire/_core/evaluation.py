@@ -21,9 +21,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gradwire import ops, tensors, v1
-from gradwire._core.options import Checking, Options
+from gradwire._core.options import Options
 from gradwire._core.reports import Metadata, Timing, read_timing
-from gradwire._core.retries import RetryBudget, Tries, is_retryable
+from gradwire._core.retries import Tries, is_retryable
 from gradwire._wire.requests import (
     PROGRESS_INTERVAL_S,
     ArrayRequest,
@@ -50,9 +50,7 @@ class Evaluation:
     eager        whether a stream may send before the server has answered: before a failure, since
                  an error is lost more easily if the sender is ahead
     on_trailers  callback for the trailing metadata of a try that succeeds; None without on_timing
-    checking     whether messages carry checksums
 
-    budget   retry budget of the client
     servers  returns the number of servers that can share an evaluation
     """
 
@@ -67,18 +65,14 @@ class Evaluation:
         on_progress: Callable[[int, int], object] | None = None,
         on_timing: Callable[[Timing], object] | None = None,
         options: Options,
-        budget: RetryBudget,
         servers: Callable[[], int],
-        checking: Checking,
     ) -> None:
         self._started_at = time.monotonic()
         self._request = prepare(operator, array, output_shape=output_shape, out=out)
         self.request_id = self._request.request_id
         self._timeout_s = check_timeout(timeout_s)
         self.options = options
-        self._budget = budget
         self._servers = servers
-        self.checking = checking
         self._checksum: int | None = None
         self._splits = options.split
         self._share_count: int | None = None
@@ -87,7 +81,7 @@ class Evaluation:
         self.on_trailers = None if on_timing is None else self._keep_trailers
         self._tried = 0
         self._trailers: Metadata = ()
-        self._tries = options.tries(budget)
+        self._tries = options.tries()
         self._transfer: Transfer | Shares | None = None
         self.eager = True
         self._result: NDArray[Any] | None = None
@@ -119,7 +113,7 @@ class Evaluation:
         """Encode the message for a try of Evaluate."""
         self._begin_try()
         self._checksum = None
-        if self.checking.is_on:
+        if self.options.checking.is_on:
             request, self._checksum = self._request.checked_request()
             return request
         return self._request.unary_request()
@@ -154,7 +148,7 @@ class Evaluation:
 
     def share_recovery(self) -> Callable[[GradwireError, Transfer], float]:
         """Return a `recover` for one share, with its own retry count."""
-        return partial(self._recover_share, self.options.tries(self._budget))
+        return partial(self._recover_share, self.options.tries())
 
     def next_look_s(self) -> float:
         """Return the seconds until the next look()."""
@@ -178,7 +172,7 @@ class Evaluation:
         """
         too_large = not self.streams and _is_too_large(error)
         self.streams |= too_large
-        if too_large or self.checking.refused(error):
+        if too_large or self.options.checking.refused(error):
             return 0.0
         if error.reason == "LAYOUT_NOT_STREAMABLE":
             request = self._request.reordered()
@@ -208,7 +202,7 @@ class Evaluation:
 
         Raise the error if there is no further try.
         """
-        if self.checking.refused(error):
+        if self.options.checking.refused(error):
             return 0.0
         if isinstance(error, DeadlineExceededError) and error.reason != "STALLED":
             raise self.too_late() from error

@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -129,11 +128,13 @@ def _sent(token: str, name: str, path: str = "") -> Sent:
     return (("authorization", f"Bearer {token}"),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Options:
-    """Checked arguments of Client and AsyncClient, documented in Client.
+    """Checked arguments of Client and AsyncClient, documented in Client, and what they learn.
 
-    tries  makes the retry state of a call, with the client's budget
+    bearer    gives the metadata of the token, if any
+    budget    of retries
+    checking  whether messages carry checksums
     """
 
     target: Sequence[str]
@@ -151,7 +152,8 @@ class Options:
     shared_memory: bool = True
     checksums: bool | None = None
     bearer: Bearer | None = field(init=False, repr=False)
-    tries: Callable[[RetryBudget], Tries] = field(init=False, repr=False, compare=False)
+    budget: RetryBudget = field(init=False, repr=False, default_factory=RetryBudget)
+    checking: Checking = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not _is_count(self.connections) or not 1 <= self.connections <= _MAX_CONNECTIONS:
@@ -177,15 +179,17 @@ class Options:
                 f"chunk_bytes is {chunk!r}; give {LEAST_CHUNK_BYTES} to {_MAX_CHUNK_BYTES} bytes"
             )
         secure = self.credentials is not None
-        bearer = read_bearer(self.token, self.token_file, target=self.target, secure=secure)
-        object.__setattr__(self, "bearer", bearer)
-        tries = partial(
-            Tries,
+        self.bearer = read_bearer(self.token, self.token_file, target=self.target, secure=secure)
+        self.checking = Checking(self)
+
+    def tries(self) -> Tries:
+        """Return the retry state of a new call."""
+        return Tries(
             self.retry,
+            self.budget,
             one_server=self.one_server,
             connect_timeout_s=self.connect_timeout_s,
         )
-        object.__setattr__(self, "tries", tries)
 
     @property
     def one_server(self) -> bool:

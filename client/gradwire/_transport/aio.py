@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
-from gradwire._core.batch import PendingItem
+from gradwire._core.batch import ItemBatch, PendingItem
 from gradwire._core.evaluation import Evaluation
 from gradwire._core.options import Options
 from gradwire._transport.batch import QUICK_S, BatchEngine, Outcomes
@@ -52,7 +52,7 @@ class AsyncClientChannels(Runtime):
         self.loop = asyncio.get_running_loop()
         self.options = options
         self.blocking = ClientChannels(options, waits=False)
-        self.budget, self.shared_memory = self.blocking.budget, self.blocking.shared_memory
+        self.shared_memory = self.blocking.shared_memory
         self.unary = channel_pool(
             options,
             close_one=self._start_closing,
@@ -230,7 +230,7 @@ class _Work:
     ) -> None:
         self._items = items if isinstance(items, AsyncIterable) else iter(items)
         self._channels = channels
-        self._batch = channels.blocking.batch(timeout_s=timeout_s, **arguments)
+        self._batch = ItemBatch(options=channels.options, timeout_s=timeout_s, **arguments)
         self._engine = BatchEngine(
             self._batch, channels.blocking_calls, timeout_s=timeout_s, notify=self._notify
         )

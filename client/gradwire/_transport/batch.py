@@ -306,8 +306,11 @@ class Results(Outcomes[T_co], Iterator[T_co]):
     ) -> None:
         super().__init__(ordered=ordered)
         self._items = iter(items)
-        self._batch = calls.channels.batch(
-            ordered=ordered, max_in_flight=max_in_flight, timeout_s=timeout_s
+        self._batch = ItemBatch(
+            options=calls.channels.options,
+            ordered=ordered,
+            max_in_flight=max_in_flight,
+            timeout_s=timeout_s,
         )
         self._asked = threading.Lock()
         self._news = threading.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import threading
@@ -18,7 +19,6 @@ from weakref import WeakSet
 import grpc
 
 from gradwire import ops
-from gradwire._core.batch import ItemBatch
 from gradwire._core.evaluation import Evaluation
 from gradwire._core.options import (
     CHUNK_BYTES,
@@ -27,7 +27,6 @@ from gradwire._core.options import (
     SPLIT_THRESHOLD_BYTES,
     STREAM_THRESHOLD_BYTES,
     TIMEOUT_S,
-    Checking,
     Options,
     goes_round,
     host_and_port,
@@ -36,7 +35,7 @@ from gradwire._core.options import (
     is_local,
     read_target,
 )
-from gradwire._core.retries import RetryBudget, RetryPolicy
+from gradwire._core.retries import RetryPolicy
 from gradwire._transport.replicas import Replicas
 from gradwire._transport.shared_memory import SharedMemory
 from gradwire._wire.environment import VERSION
@@ -184,13 +183,11 @@ class Pool(Generic[T]):
         self._connections = connections
         self._clock = clock
         self._lock = threading.Lock()
-        self.targets = len(targets)
         self._turn = 0
         self._closed = False
-        self._entries: list[PooledChannel[T]] = [
-            PooledChannel(one) for _ in range(connections) for one in targets
-        ]
+        self._entries: dict[str, list[PooledChannel[T]]] = {}
         self._retired: list[PooledChannel[T]] = []
+        self.renew(targets)
         if replicas is not None:
             replicas.subscribe(self.renew)
 
@@ -238,16 +235,12 @@ class Pool(Generic[T]):
         with self._lock:
             if self._closed:
                 return
-            before: dict[str, list[PooledChannel[T]]] = {}
-            for entry in self._entries:
-                before.setdefault(entry.target, []).append(entry)
-            kept = {one: before.pop(one, []) for one in targets}
-            self._entries = [
-                kept[one][number] if kept[one] else PooledChannel(one)
-                for number in range(self._connections)
+            before = self._entries
+            self._entries = {
+                one: before.pop(one, []) or [PooledChannel(one) for _ in range(self._connections)]
                 for one in targets
-            ]
-            self.targets, self._turn = len(targets), 0
+            }
+            self._turn = 0
             gone = [entry for entries in before.values() for entry in entries]
             for entry in gone:
                 entry.retired = True
@@ -266,32 +259,38 @@ class Pool(Generic[T]):
         If every target has failed, return the number of all.
         """
         with self._lock:
-            now = self._clock()
-            avoided = {entry.target for entry in self._entries if entry.avoided_until > now}
-            return self.targets - len(avoided) or self.targets
+            return len(self._entries.keys() - self._avoided()) or len(self._entries)
 
     def close(self) -> list[T]:
         """Return the connections for the caller to close; open no more."""
         with self._lock:
             self._closed = True
-            entries = self._entries + self._retired
+            entries = itertools.chain(*self._entries.values(), self._retired)
             return [entry.connection for entry in entries if entry.connection is not None]
 
-    def _least_busy(self) -> PooledChannel[T]:
-        entries = self._entries
-        if self.targets > 1:
-            self._turn = (self._turn + 1) % self.targets
-            entries = entries[self._turn :] + entries[: self._turn]
+    def _avoided(self) -> set[str]:
+        """Return the targets with a recent failure."""
         now = self._clock()
-        failed = {entry.target for entry in entries if entry.avoided_until > now}
-        if failed:
-            # Other connections of a failed target would probably fail too.
-            entries = (
-                [entry for entry in entries if entry.target not in failed]
-                or [entry for entry in entries if entry.avoided_until <= now]
-                or entries
-            )
-        return min(entries, key=lambda entry: entry.calls)
+        return {
+            target
+            for target, entries in self._entries.items()
+            if any(entry.avoided_until > now for entry in entries)
+        }
+
+    def _least_busy(self) -> PooledChannel[T]:
+        targets = list(self._entries)
+        self._turn = (self._turn + 1) % len(targets)
+        avoided, now = self._avoided(), self._clock()
+        # Other connections of a failed target would probably fail too.
+        chosen = [
+            one for one in targets[self._turn :] + targets[: self._turn] if one not in avoided
+        ] or targets
+        entries = [
+            entry
+            for several in zip(*(self._entries[one] for one in chosen), strict=True)
+            for entry in several
+        ]
+        return min(entries, key=lambda entry: (entry.avoided_until > now, entry.calls))
 
 
 class ServiceChannel:
@@ -353,7 +352,6 @@ class ClientChannels:
     max_chunk_bytes  most bytes the server takes in one chunk; None before the first stream
     replicas         list of replicas that the target names; None for other targets
     shared_memory    with a server on this machine
-    checking         whether messages carry checksums
 
     waits  whether the constructor waits for the first list
     """
@@ -368,9 +366,7 @@ class ClientChannels:
 
         self.unary = pool()
         self.streams = self.unary if options.connections == 1 else pool()
-        self.budget = RetryBudget()
         self.shared_memory = SharedMemory(options)
-        self.checking = Checking(options)
         self.max_chunk_bytes: int | None = None
         self._lock = threading.Lock()
         self.closed = False
@@ -385,15 +381,7 @@ class ClientChannels:
             array,
             **arguments,
             options=self.options,
-            budget=self.budget,
             servers=self.streams.sound_targets,
-            checking=self.checking,
-        )
-
-    def batch(self, **arguments: Any) -> ItemBatch:
-        """Begin an evaluate_many(); the arguments are those of ItemBatch."""
-        return ItemBatch(
-            **arguments, options=self.options, budget=self.budget, checking=self.checking
         )
 
     def register(self, each: Stoppable) -> None:

@@ -58,7 +58,7 @@ class StreamTry:
         self._metadata = metadata
         self._cancelled = self.opened = False
         limit = channels.max_chunk_bytes if eager else None
-        self._sender = _Sender(transfer, limit=limit, checked=channels.checking.is_on)
+        self._sender = _Sender(transfer, limit=limit, checked=channels.options.checking.is_on)
         # Checksum that those of result chunks continue.
         self._opened_checksum: int | None = None
         self.ended = ended or threading.Event()

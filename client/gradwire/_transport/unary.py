@@ -29,7 +29,7 @@ from gradwire._core.reports import (
     read_operators,
     read_server_info,
 )
-from gradwire._core.retries import LASTING_ATTEMPTS, RetryBudget, is_retryable
+from gradwire._core.retries import LASTING_ATTEMPTS, is_retryable
 from gradwire._transport.channels import (
     HEALTH_METHOD,
     SERVICE_PATH,
@@ -53,7 +53,6 @@ class UnaryChannels(Protocol):
 
     options: Options
     unary: Pool[Any]
-    budget: RetryBudget
     shared_memory: SharedMemory
     closed: bool
 
@@ -199,7 +198,7 @@ class UnaryCalls(Generic[Channels]):
     async def _call(self, method: str, kind: type[Reply]) -> Reply:
         """Call a method that takes an empty message, with retries."""
         until = time.monotonic() + self._options.timeout_s
-        tries = self._options.tries(self.channels.budget)
+        tries = self._options.tries()
 
         def recover(error: GradwireError) -> float:
             if not is_retryable(error, streamed=False):
