@@ -120,7 +120,7 @@ def test_calls_are_admitted_in_the_order_in_which_they_came() -> None:
         room = asyncio.Event()
 
         async def take(number: int, count: int) -> None:
-            wanted: Any = SimpleNamespace(stream_count=count, left_s=math.inf)
+            wanted: Any = SimpleNamespace(shares=SimpleNamespace(count=count), left_s=math.inf)
             async with channels.admitted(wanted):
                 admitted.append(number)
                 await room.wait()

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gradwire import Client, DataLossError, GradwireError, Item, ops
-from gradwire._core.options import Checking, Options
+from gradwire._core.options import Options
 from gradwire._wire import checksums
 from gradwire.errors import InvalidRequestError
 from support.clients import ONCE, PROMPT, Face, half
@@ -56,14 +56,14 @@ def test_the_variable_decides_without_the_argument(
     monkeypatch: pytest.MonkeyPatch, word: str, *, on: bool
 ) -> None:
     monkeypatch.setenv("GRADWIRE_CHECKSUMS", word)
-    assert LOCAL.checking.is_on is on
+    assert replace(LOCAL).checking.is_on is on
     assert replace(LOCAL, checksums=not on).checking.is_on is not on
 
 
 def test_another_word_in_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADWIRE_CHECKSUMS", "maybe")
     with pytest.raises(InvalidRequestError, match="GRADWIRE_CHECKSUMS"):
-        Checking(LOCAL)
+        replace(LOCAL)
 
 
 def test_results_with_and_without_checksums_are_the_same(

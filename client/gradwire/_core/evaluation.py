@@ -75,14 +75,13 @@ class Evaluation:
         self._servers = servers
         self._checksum: int | None = None
         self._splits = options.split
-        self._share_count: int | None = None
         self._progress = Progress(on_progress)
         self._on_timing = on_timing
         self.on_trailers = None if on_timing is None else self._keep_trailers
         self._tried = 0
         self._trailers: Metadata = ()
         self._tries = options.tries()
-        self._transfer: Transfer | Shares | None = None
+        self._shares: Shares | None = None
         self.eager = True
         self._result: NDArray[Any] | None = None
         self.streams = self._request.bulk_bytes > options.stream_threshold_bytes
@@ -98,7 +97,7 @@ class Evaluation:
     @property
     def still_s(self) -> float:
         """Seconds until a stream without progress counts as stalled, at least 0."""
-        still_since = self.transfer.moved_at
+        still_since = self.shares.moved_at
         return max(0.0, still_since + self.options.timeout_s - time.monotonic())
 
     def _begin_try(self) -> float:
@@ -156,12 +155,12 @@ class Evaluation:
 
     def look(self) -> None:
         """Report the progress of a stream; raise DeadlineExceededError if it has stalled."""
-        transfer = self.transfer
-        self._progress.report(transfer.sent, transfer.received)
+        shares = self.shares
+        self._progress.report(shares.sent, shares.received)
         if not self.still_s:
             raise DeadlineExceededError(
-                f"nothing moved for {self.options.timeout_s} s, after {transfer.sent} of "
-                f"{transfer.input_bytes} input bytes and {transfer.received} result bytes",
+                f"nothing moved for {self.options.timeout_s} s, after {shares.sent} of "
+                f"{shares.input_bytes} input bytes and {shares.received} result bytes",
                 request_id=self.request_id,
             )
 
@@ -177,13 +176,13 @@ class Evaluation:
         if error.reason == "LAYOUT_NOT_STREAMABLE":
             request = self._request.reordered()
             if request is not None:
-                self._request, self._transfer = request, None
+                self._request, self._shares = request, None
                 return 0.0
-        transfer = self._transfer
-        if isinstance(transfer, Shares):
+        transfer = None if self._shares is None else self._shares.whole
+        if self._shares is not None and transfer is None:
             if not needs_one_server(error):
                 raise error
-            self._splits, self._transfer = False, None
+            self._splits, self._shares = False, None
             return 0.0
         eager, self.eager = self.eager, False
         if error.reason == "INVALID_DATA" and eager and self.streams:
@@ -225,16 +224,16 @@ class Evaluation:
         timeout_s = self.options.timeout_s if self._timeout_s is None else self._timeout_s
         message = f"no result within timeout_s, {timeout_s} s"
         if self.streams:
-            transfer = self.transfer
+            shares = self.shares
             message += (
-                f": {transfer.sent} of {transfer.input_bytes} input bytes were sent, "
-                f"{transfer.received} result bytes received"
+                f": {shares.sent} of {shares.input_bytes} input bytes were sent, "
+                f"{shares.received} result bytes received"
             )
         return DeadlineExceededError(message, request_id=self.request_id)
 
     def result(self) -> NDArray[Any]:
         """Return the result, once a try has succeeded."""
-        result = self.transfer.result if self.streams else self._result
+        result = self.shares.result if self.streams else self._result
         if result is None:
             raise AssertionError("a try without a result fails")
         self._tries.succeed()
@@ -245,30 +244,20 @@ class Evaluation:
         return result
 
     @property
-    def transfer(self) -> Transfer | Shares:
-        """Bytes moved by streams, in one transfer or several shares."""
-        if self._transfer is None:
-            count = self.stream_count
-            chunk_bytes = self.options.chunk_bytes
+    def shares(self) -> Shares:
+        """Bytes moved by streams, in one transfer or several."""
+        if self._shares is None:
+            count = 1
+            if self._splits:
+                count = share_count(
+                    self._request.bulk_bytes,
+                    servers=self._servers(),
+                    threshold_bytes=self.options.split_threshold_bytes,
+                )
             if count > 1:
                 self._request = in_order(self._request)
-                self._transfer = Shares(self._request, count, chunk_bytes=chunk_bytes)
-            else:
-                self._transfer = Transfer(self._request, chunk_bytes=chunk_bytes)
-        return self._transfer
-
-    @property
-    def stream_count(self) -> int:
-        """Number of concurrent streams, if it goes by streams."""
-        if not self._splits:
-            return 1
-        if self._share_count is None:
-            self._share_count = share_count(
-                self._request.bulk_bytes,
-                servers=self._servers(),
-                threshold_bytes=self.options.split_threshold_bytes,
-            )
-        return self._share_count
+            self._shares = Shares(self._request, count, chunk_bytes=self.options.chunk_bytes)
+        return self._shares
 
 
 def _is_too_large(error: GradwireError) -> bool:
@@ -375,16 +364,6 @@ class Transfer:
         self.moved_at = time.monotonic()
 
     @property
-    def result(self) -> NDArray[Any] | None:
-        """Array of the result; None until a server has described it."""
-        return self._buffer.array
-
-    @property
-    def input_bytes(self) -> int:
-        """Bytes of the whole input."""
-        return self.source.nbytes
-
-    @property
     def is_whole(self) -> bool:
         """Whether it transfers the whole result."""
         return self._part is None
@@ -475,19 +454,25 @@ class Transfer:
 
 
 class Shares:
-    """Transfers of the shares of one evaluation.
+    """Transfers of the shares of one evaluation, or of the whole.
 
+    count        number of transfers at once
+    whole        the only transfer; None where several share the evaluation
     input_bytes  of the whole input
     """
 
     def __init__(self, request: ArrayRequest, count: int, *, chunk_bytes: int) -> None:
         self._request = request
-        self._count = count
+        self.count = count
         self._chunk_bytes = chunk_bytes
         self._buffer = ResultBuffer(request)
-        self._first = self._transfer(range(1))
+        self._first = self._transfer(None if count == 1 else range(1))
         self._parts: tuple[Transfer, ...] = (self._first,)
         self.input_bytes = request.input_bytes
+
+    @property
+    def whole(self) -> Transfer | None:
+        return self._first if self.count == 1 else None
 
     @property
     def result(self) -> NDArray[Any] | None:
@@ -522,7 +507,7 @@ class Shares:
             raise AssertionError("a result of unknown size was to be cut")
         size = self._request.source.dtype.itemsize
         elements = total // size
-        ends = sorted({size * (elements * part // self._count) for part in range(self._count + 1)})
+        ends = sorted({size * (elements * part // self.count) for part in range(self.count + 1)})
         self._parts = tuple(
             self._transfer(range(first, stop)) for first, stop in itertools.pairwise(ends)
         )
@@ -533,7 +518,7 @@ class Shares:
             return self._buffer.view.nbytes
         return self._request.output_bytes
 
-    def _transfer(self, part: range) -> Transfer:
+    def _transfer(self, part: range | None) -> Transfer:
         return Transfer(
             self._request, chunk_bytes=self._chunk_bytes, part=part, buffer=self._buffer
         )

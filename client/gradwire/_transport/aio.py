@@ -81,7 +81,7 @@ class AsyncClientChannels(Runtime):
         try:
             try:
                 async with asyncio.timeout(left_s), self._turn:
-                    while taken < min(evaluation.stream_count, MAX_STREAMS):
+                    while taken < min(evaluation.shares.count, MAX_STREAMS):
                         await self._free.acquire()
                         taken += 1
             except TimeoutError as error:

@@ -474,7 +474,7 @@ class StreamRun:
             timeout_s = evaluation.begin_stream()
             return StreamTry(channels, transfer, **options, timeout_s=timeout_s, metadata=metadata)
 
-        transfer, ended = evaluation.transfer, self._runtime.event()
-        if isinstance(transfer, Shares):
-            return SplitTry(transfer, evaluation, ended, partial(start, eager=False))
-        return start(transfer, eager=evaluation.eager, ended=ended)
+        shares, ended = evaluation.shares, self._runtime.event()
+        if shares.whole is None:
+            return SplitTry(shares, evaluation, ended, partial(start, eager=False))
+        return start(shares.whole, eager=evaluation.eager, ended=ended)

@@ -28,12 +28,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire._core.evaluation import Transfer
-from gradwire._core.options import CHUNK_BYTES
 from gradwire._core.retries import RetryPolicy, is_retryable
 from gradwire._transport.aio import open_aio_channel
 from gradwire._transport.streams import StreamRun
-from gradwire._wire.requests import ArrayRequest
 from gradwire.async_client import AsyncClient
 from gradwire.errors import CallCancelledError, DeadlineExceededError, GradwireError
 from gradwire.loadtest.scenarios import Flow, Judge, Problem
@@ -151,23 +148,18 @@ async def evaluate_slowly(
     evaluation = channels.blocking.evaluation(
         problem.operator, array, output_shape=problem.received, out=None, timeout_s=timeout_s
     )
-    request = evaluation._request  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    transfer = _SlowTransfer(request, pause_s)
-    evaluation._transfer = transfer  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    whole = evaluation.shares.whole
+    if whole is not None:
+        store = whole.store
+
+        def slowly(offset: int, data: bytes | memoryview) -> None:
+            # grpc reads no further meanwhile.
+            time.sleep(pause_s)
+            store(offset, data)
+
+        whole.store = slowly  # type: ignore[method-assign]
     await StreamRun(evaluation, channels.blocking, channels).run()
     return evaluation.result()
-
-
-class _SlowTransfer(Transfer):
-    """Takes each chunk after a pause; grpc reads no further meanwhile."""
-
-    def __init__(self, job: ArrayRequest, pause_s: float) -> None:
-        super().__init__(job, chunk_bytes=CHUNK_BYTES)
-        self._pause_s = pause_s
-
-    def store(self, offset: int, data: bytes | memoryview) -> None:
-        time.sleep(self._pause_s)
-        super().store(offset, data)
 
 
 REPORT_S = 0.25
