@@ -48,8 +48,8 @@ class Client(BaseClient):
     token_file              file with a token, read anew when it changes. Without both, the
                             variable GRADWIRE_TOKEN has one, or GRADWIRE_TOKEN_FILE names a file
     connect_timeout_s       seconds for which a call is tried again while it cannot connect,
-                            which also bound one attempt to connect; None for 3 s until a server has
-                            answered a call, then for as long as retry says, and 20 s for an
+                            which also bound one attempt to connect; None for as long as retry says,
+                            or 3 s while the only target has not answered a call, and 20 s for an
                             attempt. wait_ready() has its own timeout
 
     shared_memory           whether large tensors go through memory shared with the server, if its

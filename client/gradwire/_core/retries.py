@@ -15,7 +15,8 @@ Every RPC of the service is pure, so any of them may be repeated. The rules:
 5. If the certificate of the only server is not signed by a trusted authority, or if that server
    does not use TLS, there is a second try on another connection, since one address may
    stand for several servers, but no third.
-6. A client that no server has answered yet tries to connect for 3 s: its target may be wrong.
+6. A client of a single server that has not answered yet tries to connect for 3 s: its target may
+   be wrong.
 7. No pause exceeds the deadline: the last error is raised instead.
 
 Pauses, jitter and the budget follow gRPC's proposal A6, client retries. gRPC's own retries are off
@@ -48,8 +49,7 @@ _log = logging.getLogger("gradwire")
 _REFUSAL = 0.125
 # A6, "Exponential Backoff": a pause is drawn from 0.8 to 1.2 times its nominal length.
 _JITTER = 0.2
-# Seconds for which a client that no server has ever answered tries to connect, by default: its
-# target may be wrong.
+# Seconds for which a client whose only server has never answered tries to connect, by default.
 _FIRST_CONNECT_S = 3.0
 # Most tries in a row at a single server after a failure that waiting does not mend.
 LASTING_ATTEMPTS = 2
@@ -190,7 +190,8 @@ class Tries:
             return math.inf
         now = time.monotonic()
         self._unreachable_since = self._unreachable_since or now
-        first_s = math.inf if self._budget.reached else _FIRST_CONNECT_S
+        is_known = self._budget.reached or not self._one_server
+        first_s = math.inf if is_known else _FIRST_CONNECT_S
         timeout_s = first_s if self._connect_timeout_s is None else self._connect_timeout_s
         return self._unreachable_since + timeout_s - now
 
