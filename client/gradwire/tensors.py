@@ -143,14 +143,12 @@ class WireView:
         return start // itemsize, -(-stop // itemsize)
 
     def _whole_elements(self, offset: int, given: NDArray[np.uint8]) -> tuple[int, NDArray[Any]]:
-        """Complete split elements at both ends with the array's present bytes."""
+        """Complete split elements with the array's present bytes."""
         itemsize = self._wire.itemsize
         first, last = self._covering(offset, offset + given.size)
         if offset % itemsize == 0 and given.size % itemsize == 0:
             return first, given.view(self._wire)
-        whole = np.empty(last - first, self._wire)
-        whole[:1] = self._gather(first, first + 1)
-        whole[-1:] = self._gather(last - 1, last)
+        whole = self._gather(first, last)
         skipped = offset - first * itemsize
         whole.view(np.uint8)[skipped : skipped + given.size] = given
         return first, whole

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from gradwire import AsyncClient, Client
 from gradwire._core.retries import RetryBudget, Tries
-from gradwire._transport.unary import Patience
 from gradwire._wire.files import Reloaded
 from gradwire._wire.statuses import is_lasting, no_server, with_hint
 from gradwire.errors import (
@@ -496,15 +495,6 @@ def test_waiting_tells_of_tls_whichever_of_several_targets_answers_last(
         pytest.raises(UnavailableError, match="requires TLS"),
     ):
         client.wait_ready(0.3)
-
-
-@pytest.mark.parametrize("unreachable", [False, True])
-def test_waiting_in_vain_is_unreachable_where_the_last_answer_was(*, unreachable: bool) -> None:
-    last = UnavailableError("refused")
-    last.unreachable = unreachable
-    with pytest.raises(UnavailableError, match="refused") as late:
-        Patience(0.01).pause_s(last)
-    assert late.value.unreachable is unreachable
 
 
 @either_size

@@ -364,11 +364,6 @@ class Transfer:
         self.moved_at = time.monotonic()
 
     @property
-    def is_whole(self) -> bool:
-        """Whether it transfers the whole result."""
-        return self._part is None
-
-    @property
     def complete(self) -> bool:
         """Whether all its bytes are stored."""
         view = self._buffer.view
@@ -398,10 +393,6 @@ class Transfer:
                 max_chunk_bytes=self.chunk_bytes,
             )
         )
-
-    def wait(self, *, waits: bool) -> None:
-        """Note the beginning of a wait for its turn, or the end."""
-        self.moved_at = math.inf if waits else time.monotonic()
 
     def restart(self) -> None:
         """Discard the result bytes: they belong to another evaluation."""

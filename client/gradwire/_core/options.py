@@ -132,9 +132,10 @@ def _sent(token: str, name: str, path: str = "") -> Sent:
 class Options:
     """Checked arguments of Client and AsyncClient, documented in Client, and what they learn.
 
-    bearer    gives the metadata of the token, if any
-    budget    of retries
-    checking  whether messages carry checksums
+    bearer      gives the metadata of the token, if any
+    one_server  whether each call goes to the same server, as far as known
+    budget      of retries
+    checking    whether messages carry checksums
     """
 
     target: Sequence[str]
@@ -152,6 +153,7 @@ class Options:
     shared_memory: bool = True
     checksums: bool | None = None
     bearer: Bearer | None = field(init=False, repr=False)
+    one_server: bool = field(init=False)
     budget: RetryBudget = field(init=False, repr=False, default_factory=RetryBudget)
     checking: Checking = field(init=False, repr=False)
 
@@ -180,6 +182,7 @@ class Options:
             )
         secure = self.credentials is not None
         self.bearer = read_bearer(self.token, self.token_file, target=self.target, secure=secure)
+        self.one_server = len(self.target) == 1 and not is_list(self.target[0])
         self.checking = Checking(self)
 
     def tries(self) -> Tries:
@@ -190,11 +193,6 @@ class Options:
             one_server=self.one_server,
             connect_timeout_s=self.connect_timeout_s,
         )
-
-    @property
-    def one_server(self) -> bool:
-        """Whether each call goes to the same server, as far as known."""
-        return len(self.target) == 1 and not is_list(self.target[0])
 
     def as_arguments(self) -> dict[str, Any]:
         """Return the constructor's arguments, to copy the client to another process."""

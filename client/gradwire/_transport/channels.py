@@ -43,8 +43,6 @@ from gradwire._wire.statuses import STATUS_DETAILS_KEY, from_status, is_refused
 from gradwire.errors import CallCancelledError, GradwireError, InvalidRequestError, UnavailableError
 
 T = TypeVar("T")
-Answer = TypeVar("Answer")
-Pause = TypeVar("Pause", float, float | None)
 
 # Far above a reply of Evaluate or a chunk; a foreign server must not fill the memory.
 _MAX_MESSAGE_BYTES = 64 << 20
@@ -423,22 +421,28 @@ def from_rpc_error(error: grpc.RpcError, *, request_id: str | None = None) -> Gr
 _ASKING_S = 1.0
 
 
-def next_pause_s(answer: Answer, recover: Callable[[Answer], Pause], options: Options) -> Pause:
-    """Return the pause that `recover` gives after an answer.
-
-    Otherwise raise its error. gRPC reports the error of one address, and a name such as localhost
-    stands for several: one may refuse a connection while the server at another one requires TLS. So
-    an error of an address that takes connections is raised instead of a refusal.
-    """
+def next_pause_s(
+    error: GradwireError, recover: Callable[[GradwireError], float], options: Options
+) -> float:
+    """Return the pause that `recover` gives after an error, or raise the last one, explained."""
     try:
-        return recover(answer)
-    except UnavailableError as error:
-        if is_refused(error):
-            for found in _failures(options):
-                if found.unreachable and not is_refused(found):
-                    found.request_id = error.request_id
-                    raise found from error
-        raise
+        return recover(error)
+    except UnavailableError as last:
+        raise explained(last, options) from None
+
+
+def explained(error: UnavailableError, options: Options) -> UnavailableError:
+    """Return an error of an address that takes connections instead of a refusal, or the error.
+
+    gRPC reports the error of one address, and a name such as localhost stands for several: one may
+    refuse a connection while the server at another one requires TLS.
+    """
+    if is_refused(error):
+        for found in _failures(options):
+            if found.unreachable and not is_refused(found):
+                found.request_id = error.request_id
+                return found
+    return error
 
 
 def _failures(options: Options) -> Iterator[UnavailableError]:

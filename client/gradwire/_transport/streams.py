@@ -7,8 +7,10 @@ calls too: a writer of grpc.aio was seen to lose the error that ends its stream.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -17,11 +19,10 @@ import grpc
 from gradwire import v1
 from gradwire._core.evaluation import Evaluation, Shares, Transfer
 from gradwire._core.options import Sent
-from gradwire._core.reports import Metadata
 from gradwire._core.retries import is_retryable
 from gradwire._transport.channels import ClientChannels, from_rpc_error, next_pause_s
 from gradwire._transport.tracing import call_span
-from gradwire._transport.unary import Runtime
+from gradwire._transport.unary import OnTrailers, Runtime
 from gradwire._wire import checksums
 from gradwire._wire.framing import Buffer, chunk_frame, parsed, read_chunk
 from gradwire._wire.statuses import from_in_band
@@ -39,6 +40,8 @@ class StreamTry:
     eager      whether to send before the server has answered, where its limits are known
     timeout_s  seconds from start() until the deadline; None without one
     metadata   of the call; None for none
+    on_trailers
+               called with the trailing metadata if the try succeeds; None for nothing
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class StreamTry:
         eager: bool,
         timeout_s: float | None,
         metadata: Sent | None,
+        on_trailers: OnTrailers = None,
         ended: threading.Event | None = None,
     ) -> None:
         self._channels = channels
@@ -56,6 +60,7 @@ class StreamTry:
         self._request_id = transfer.request_id
         self._timeout_s = timeout_s
         self._metadata = metadata
+        self._on_trailers = on_trailers
         self._cancelled = self.opened = False
         limit = channels.max_chunk_bytes if eager else None
         self._sender = _Sender(transfer, limit=limit, checked=channels.options.checking.is_on)
@@ -72,7 +77,7 @@ class StreamTry:
         """
         try:
             self._begin()
-        except Exception as error:  # noqa: BLE001 - outcome() has it
+        except Exception as error:  # noqa: BLE001 - the caller raises it
             self._end(error)
 
     def _begin(self) -> None:
@@ -107,18 +112,7 @@ class StreamTry:
         if self._call is not None:
             self._call.cancel()
 
-    def trailers(self) -> Metadata:
-        """Return the trailing metadata of a try that has succeeded."""
-        return () if self._call is None else self._call.trailing_metadata() or ()
-
-    def outcome(self) -> GradwireError | None:
-        """Return the error of a failed try, None after success.
-
-        Raises any error but a GradwireError.
-        """
-        return _returned(self.error)
-
-    def _receive(self, messages: Iterable[bytes]) -> None:
+    def _receive(self, messages: Any) -> None:
         try:
             for message in messages:
                 self._take(message)
@@ -134,7 +128,11 @@ class StreamTry:
             failure.checked = self._sender.checksum is not None
         broken = isinstance(failure, GradwireError) and is_retryable(failure, streamed=True)
         self._channels.streams.give_back(self._taken, failed=broken and not self._cancelled)
-        self._end(None if self._transfer.complete and broken else failure)
+        if self._transfer.complete and broken:
+            failure = None
+        if failure is None and self._on_trailers is not None:
+            self._on_trailers(messages.trailing_metadata() or ())
+        self._end(failure)
 
     def _end(self, error: BaseException | None) -> None:
         self.error = error
@@ -200,7 +198,7 @@ class _Sender:
         self._stopped = False
         self._go = threading.Event()
         self.error: Exception | None = None
-        if limit is not None and transfer.is_whole and not self._open.open.resume_from:
+        if limit is not None and not self._open.open.resume_from:
             self._chunk_bytes = min(self._chunk_bytes, limit)
             self._go.set()
 
@@ -264,6 +262,7 @@ class SplitTry:
     has ended, since that share's server then has room.
 
     ended  event, set once no thread accesses the caller's arrays any more
+    error  the first one; None while it runs and after success
     """
 
     def __init__(
@@ -284,15 +283,14 @@ class SplitTry:
         self._stopping = threading.Event()
         # Threads that do not wait for others, and shares that have ended.
         self._running, self._done = 1, 0
-        self._error: BaseException | None = None
-        self._trailers: Metadata = ()
+        self.error: BaseException | None = None
         self.ended = ended
 
     def start(self) -> None:
         """Begin, once, in any thread; a cancelled try ends at once."""
         try:
             threading.Thread(target=self._run, name="gradwire-split", daemon=True).start()
-        except Exception as error:  # noqa: BLE001 - outcome() raises it
+        except Exception as error:  # noqa: BLE001 - the caller raises it
             self._fail(error)
             self.ended.set()
 
@@ -304,17 +302,6 @@ class SplitTry:
             streams = tuple(self._streams)
         for stream in streams:
             stream.cancel()
-
-    def trailers(self) -> Metadata:
-        """Return the trailing metadata of the stream that ended last."""
-        return self._trailers
-
-    def outcome(self) -> GradwireError | None:
-        """Return the error of failed streams, if any.
-
-        Raises any error but a GradwireError.
-        """
-        return _returned(self._error)
 
     def _run(self) -> None:
         started: list[threading.Thread] = []
@@ -334,8 +321,8 @@ class SplitTry:
             self._fail(error)
         for thread in started:
             thread.join()
-        if self._stopping.is_set() and self._error is None:
-            self._error = CallCancelledError("the evaluation was cancelled")
+        if self._stopping.is_set() and self.error is None:
+            self.error = CallCancelledError("the evaluation was cancelled")
         self.ended.set()
 
     def _work(self, share: Transfer) -> None:
@@ -355,7 +342,6 @@ class SplitTry:
             with self._changed:
                 self._streams.discard(stream)
                 if error is None:
-                    self._trailers = stream.trailers()
                     self._done += 1
                     return
             if self._stopping.is_set():
@@ -370,7 +356,7 @@ class SplitTry:
 
     def _wait_for_room(self, share: Transfer, error: GradwireError, *, done: int) -> None:
         """Wait until more shares than `done` have ended; raise the error if none will."""
-        share.wait(waits=True)
+        share.moved_at = math.inf
         with self._changed:
             self._running -= 1
             self._changed.notify_all()
@@ -379,7 +365,7 @@ class SplitTry:
                     raise error
                 self._changed.wait()
             self._running += 1
-        share.wait(waits=False)
+        share.moved_at = time.monotonic()
 
     def _begin(self, share: Transfer) -> StreamTry | None:
         with self._changed:
@@ -401,7 +387,7 @@ class SplitTry:
             if silent:
                 stream.hang_up()
             stream.ended.wait()
-        error = stream.outcome()
+        error = _returned(stream.error)
         if silent and error is not None:
             why = f"no answer from a server within {self._patience_s} s"
             return UnavailableError(why, request_id=error.request_id)
@@ -411,8 +397,8 @@ class SplitTry:
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
-            if self._error is None and not self._stopping.is_set():
-                self._error = error
+            if self.error is None and not self._stopping.is_set():
+                self.error = error
         self.cancel()
 
 
@@ -444,35 +430,34 @@ class StreamRun:
             self._stream.cancel()
 
     async def _try(self) -> GradwireError | None:
-        with call_span("EvaluateStream", self._channels.options) as span:
-            error = await self._watch(span.metadata)
-            span.answer = error
-        return error
-
-    async def _watch(self, metadata: Sent | None) -> GradwireError | None:
         evaluation = self._evaluation
-        self._stream = stream = self._new(metadata)
-        if self._stopped.is_set():
-            stream.cancel()
-        self._runtime.start(stream.start)
-        try:
-            while not await self._runtime.wait(stream.ended, evaluation.next_look_s()):
-                evaluation.look()
-        except BaseException:
-            stream.cancel()
-            await self._runtime.wait(stream.ended, None)
-            raise
-        error = stream.outcome()
-        if error is None and evaluation.on_trailers is not None:
-            evaluation.on_trailers(stream.trailers())
+        with call_span("EvaluateStream", self._channels.options) as span:
+            self._stream = stream = self._new(span.metadata)
+            if self._stopped.is_set():
+                stream.cancel()
+            self._runtime.start(stream.start)
+            try:
+                while not await self._runtime.wait(stream.ended, evaluation.next_look_s()):
+                    evaluation.look()
+            except BaseException:
+                stream.cancel()
+                await self._runtime.wait(stream.ended, None)
+                raise
+            span.answer = error = _returned(stream.error)
         return error
 
     def _new(self, metadata: Sent | None) -> StreamTry | SplitTry:
         evaluation, channels = self._evaluation, self._channels
 
         def start(transfer: Transfer, **options: Any) -> StreamTry:
-            timeout_s = evaluation.begin_stream()
-            return StreamTry(channels, transfer, **options, timeout_s=timeout_s, metadata=metadata)
+            return StreamTry(
+                channels,
+                transfer,
+                timeout_s=evaluation.begin_stream(),
+                metadata=metadata,
+                on_trailers=evaluation.on_trailers,
+                **options,
+            )
 
         shares, ended = evaluation.shares, self._runtime.event()
         if shares.whole is None:

@@ -34,6 +34,7 @@ from gradwire._transport.channels import (
     HEALTH_METHOD,
     SERVICE_PATH,
     Pool,
+    explained,
     from_rpc_error,
     next_pause_s,
 )
@@ -186,14 +187,24 @@ class UnaryCalls(Generic[Channels]):
 
         Raises UnavailableError if it does not serve in time.
         """
-        patience = Patience(timeout_s, one_server=self._options.one_server)
+        until, lasting = time.monotonic() + timeout_s, 0
         while True:
-            reply = await self._ask(HEALTH_METHOD, check_request(), timeout_s=patience.check_s)
-            pause = partial(next_pause_s, reply, patience.pause_s, self._options)
-            pause_s = await self._runtime.elsewhere(pause)
-            if pause_s is None:
+            left_s = max(0.0, until - time.monotonic())
+            reply = await self._ask(HEALTH_METHOD, b"", timeout_s=min(_CHECK_S, left_s))
+            if isinstance(reply, CallCancelledError):
+                raise reply
+            last = reply if isinstance(reply, GradwireError) else read_status(reply)
+            if last == SERVING:
                 return
-            await self._runtime.sleep(pause_s)
+            if isinstance(last, UnavailableError) and last.lasting and self._options.one_server:
+                lasting += 1
+                if lasting == LASTING_ATTEMPTS:
+                    raise last
+            if time.monotonic() + _PAUSE_S >= until:
+                late = UnavailableError(f"no server was ready within {timeout_s} s: {last}")
+                late.unreachable = isinstance(last, UnavailableError) and last.unreachable
+                raise await self._runtime.elsewhere(partial(explained, late, self._options))
+            await self._runtime.sleep(_PAUSE_S)
 
     async def _call(self, method: str, kind: type[Reply]) -> Reply:
         """Call a method that takes an empty message, with retries."""
@@ -310,44 +321,3 @@ def read_status(response: bytes) -> str:
     """Decode a HealthCheckResponse."""
     status = response[1] if len(response) > 1 and response[0] == _STATUS_TAG else 0
     return _STATUSES[status] if status < len(_STATUSES) else _STATUSES[0]
-
-
-class Patience:
-    """Schedule of wait_ready().
-
-    one_server  whether each check goes to the same server, as far as is known
-    """
-
-    def __init__(self, timeout_s: float, *, one_server: bool = False) -> None:
-        self._timeout_s = timeout_s
-        self._one_server = one_server
-        self._in_vain = 0
-        self._until = time.monotonic() + timeout_s
-
-    @property
-    def check_s(self) -> float:
-        """Seconds that the next check may take, at most."""
-        return min(_CHECK_S, max(0.0, self._until - time.monotonic()))
-
-    def pause_s(self, reply: bytes | GradwireError) -> float | None:
-        """Return the seconds until the next check; None once it serves.
-
-        reply  reply or error of the last check
-
-        Raises UnavailableError when the time is over, or when the server would never answer
-        otherwise.
-        """
-        if isinstance(reply, CallCancelledError):
-            raise reply
-        if isinstance(reply, UnavailableError) and reply.lasting and self._one_server:
-            self._in_vain += 1
-            if self._in_vain >= LASTING_ATTEMPTS:
-                raise reply
-        last = reply if isinstance(reply, GradwireError) else read_status(reply)
-        if last == SERVING:
-            return None
-        if time.monotonic() + _PAUSE_S < self._until:
-            return _PAUSE_S
-        late = UnavailableError(f"no server was ready within {self._timeout_s} s: {last}")
-        late.unreachable = isinstance(last, UnavailableError) and last.unreachable
-        raise late

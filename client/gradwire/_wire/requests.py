@@ -354,13 +354,12 @@ class RequestTemplate:
 
         Raises ServerError for another result than requested.
         """
-        output, nbytes = _announced(self, header)
+        output, shape, nbytes = _announced(self, header)
         if len(data) != nbytes:
             raise ServerError(f"the server sent {len(data)} result bytes and announced {nbytes}")
-        if out is None and not output.strides:
-            dtype = tensors.DTYPES[output.data_type]
-            wire = np.ndarray(tuple(output.sizes), dtype.newbyteorder("<"), data)
-            return wire.astype(dtype)
+        if out is None and shape is not None:
+            dtype = tensors.DTYPES[self.input.data_type]
+            return np.ndarray(shape, dtype.newbyteorder("<"), data).astype(dtype)
         result = tensors.empty_result(output) if out is None else out
         tensors.WireView(result, output).write(0, data)
         return result
@@ -377,8 +376,10 @@ class RequestTemplate:
 
 
 @lru_cache(4 * _MOST_TEMPLATES)
-def _announced(template: RequestTemplate, header: bytes) -> tuple[v1.TensorDescriptor, int]:
-    """Return the layout and the bytes of the result that a response announces."""
+def _announced(
+    template: RequestTemplate, header: bytes
+) -> tuple[v1.TensorDescriptor, tuple[int, ...] | None, int]:
+    """Return the result that a response announces, its shape if row-major, and its bytes."""
     try:
         output = v1.EvaluateResponse.FromString(header).output
     except DecodeError as error:
@@ -386,7 +387,8 @@ def _announced(template: RequestTemplate, header: bytes) -> tuple[v1.TensorDescr
             f"the server sent a header of {len(header)} bytes that cannot be read"
         ) from error
     template.check_result(output)
-    return output, tensors.wire_bytes(output)
+    shape = None if output.strides else tuple(output.sizes)
+    return output, shape, tensors.wire_bytes(output)
 
 
 def _key_of(op: ops.Operator, array: object, output_shape: Sequence[int] | None) -> Hashable | None:
