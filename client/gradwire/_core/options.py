@@ -65,11 +65,11 @@ _WORDS = {"": None, "1": True, "true": True, "0": False, "false": False}
 def read_bearer(
     token: str | None, token_file: str | None, *, target: Sequence[str], secure: bool
 ) -> Bearer | None:
-    """Return a function that returns the metadata with the token; None without one.
+    """Return a function that gives the token as metadata.
 
-    It reads a changed file again. Without arguments GRADWIRE_TOKEN has the token, or
-    GRADWIRE_TOKEN_FILE names its file. The token occurs in no argument of a program, repr, error or
-    log.
+    Returns None without a token. The function reads a changed file again. Without arguments
+    GRADWIRE_TOKEN has the token, or GRADWIRE_TOKEN_FILE names its file. The token occurs in no
+    argument of a program, repr, error or log.
 
     Raises InvalidRequestError for a malformed token, an unreadable file, and a token that would
     travel to another machine in plain text.
@@ -130,7 +130,7 @@ def _sent(token: str, name: str, path: str = "") -> Sent:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Options:
-    """Checked arguments of Client and AsyncClient, documented in Client, and what they learn.
+    """Checked arguments of a client, and facts that its calls learn.
 
     bearer      gives the metadata of the token, if any
     one_server  whether each call goes to the same server, as far as known

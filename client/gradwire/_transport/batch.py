@@ -488,7 +488,10 @@ class BatchStream:
             self._tracing.close()
 
     def _watch(self) -> None:
-        """Cancel the call if receive() waits too long: grpc waits without a limit."""
+        """Cancel the call if receive() waits too long.
+
+        grpc itself waits without a limit.
+        """
         while not self._over.wait(self._timeout_s / _LOOKS):
             since = self._waiting_since
             if since is not None and time.monotonic() > since + self._timeout_s:

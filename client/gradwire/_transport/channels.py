@@ -424,7 +424,7 @@ _ASKING_S = 1.0
 def next_pause_s(
     error: GradwireError, recover: Callable[[GradwireError], float], options: Options
 ) -> float:
-    """Return the pause that `recover` gives after an error, or raise the last one, explained."""
+    """Return the pause before the next try, or raise an explained error."""
     try:
         return recover(error)
     except UnavailableError as last:
@@ -432,7 +432,7 @@ def next_pause_s(
 
 
 def explained(error: UnavailableError, options: Options) -> UnavailableError:
-    """Return an error of an address that takes connections instead of a refusal, or the error.
+    """Replace a refusal by the error of an address that takes connections.
 
     gRPC reports the error of one address, and a name such as localhost stands for several: one may
     refuse a connection while the server at another one requires TLS.

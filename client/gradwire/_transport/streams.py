@@ -355,7 +355,10 @@ class SplitTry:
                 recover, done = self._recovery(), self._done
 
     def _wait_for_room(self, share: Transfer, error: GradwireError, *, done: int) -> None:
-        """Wait until more shares than `done` have ended; raise the error if none will."""
+        """Wait until more shares than `done` have ended.
+
+        Raises the error if no other share is transferred.
+        """
         share.moved_at = math.inf
         with self._changed:
             self._running -= 1

@@ -137,7 +137,9 @@ def read_many_result(message: bytes) -> Parts | None:
 
 
 def enclosed(message: bytes, at: int, tag: int) -> int:
-    """Return the start of the message's last field, whose tag is at this offset.
+    """Return the start of the content of the last field.
+
+    Its tag is at this offset.
 
     Raises IndexError if another tag is there, or another field behind it.
     """
@@ -200,7 +202,7 @@ def read_chunk(message: bytes) -> tuple[int, memoryview] | None:
 
 
 def skip_offset(message: bytes, at: int) -> tuple[int, int]:
-    """Return the offset of a chunk, or 0, and the place after it."""
+    """Return a chunk's offset, or 0, and the place after it."""
     return read_varint(message, at + 1, OFFSET_BYTES) if message[at] == _OFFSET else (0, at)
 
 

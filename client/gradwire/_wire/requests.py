@@ -379,7 +379,10 @@ class RequestTemplate:
 def _announced(
     template: RequestTemplate, header: bytes
 ) -> tuple[v1.TensorDescriptor, tuple[int, ...] | None, int]:
-    """Return the result that a response announces, its shape if row-major, and its bytes."""
+    """Return the announced result, its shape and its bytes.
+
+    The shape is None unless the result is row-major.
+    """
     try:
         output = v1.EvaluateResponse.FromString(header).output
     except DecodeError as error:

@@ -210,7 +210,7 @@ class Number(Attribute):
         return number
 
     def _read(self, bare: Any) -> float | None:
-        """Return the number as it is stored; None if it breaks the rule."""
+        """Return the number as stored; None if it breaks the rule."""
         form = _FORMATS[self.bits]
         try:
             if self.integer:
