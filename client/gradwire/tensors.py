@@ -196,6 +196,7 @@ def check_sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
         raise InvalidRequestError.of(
             f"{name}.sizes", f"has {counted(len(sizes), 'axis')}; give 1 to {MAX_RANK}"
         )
+    numbers: list[int] = []
     for axis, size in enumerate(sizes):
         try:
             number = -1 if isinstance(size, bool) else operator.index(size)
@@ -205,7 +206,8 @@ def check_sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
             raise InvalidRequestError.of(
                 f"{name}.sizes[{axis}]", f"is {size!r}; give an integer from 0 to 2**63 - 1"
             )
-    return tuple(operator.index(size) for size in sizes)
+        numbers.append(number)
+    return tuple(numbers)
 
 
 def strides_of(descriptor: v1.TensorDescriptor) -> tuple[int, ...]:

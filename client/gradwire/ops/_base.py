@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import MISSING, Field, dataclass
 from difflib import get_close_matches
+from functools import partial
 from itertools import islice
 from operator import index
 from types import MappingProxyType, NoneType, UnionType
@@ -364,8 +365,10 @@ class Operator:
         return f"{type(self).__name__}({', '.join(given)})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        attributes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return _rebuild, (type(self), attributes)
+        return partial(type(self), **self._values()), ()
+
+    def _values(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @classmethod
     def path(cls, attribute: str) -> str:
@@ -404,8 +407,7 @@ class Operator:
 
         The counterpart may not have all of them.
         """
-        attributes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return attributes | dict(self.fixed)
+        return self._values() | dict(self.fixed)
 
 
 def documentation(kind: type[Operator]) -> str:
@@ -422,10 +424,6 @@ def documentation(kind: type[Operator]) -> str:
         text = f"{rule.description}{allowed} {ends}"
         lines += _WRAPPER.wrap(text)
     return "\n".join(lines)
-
-
-def _rebuild(kind: type[Operator], attributes: dict[str, object]) -> Operator:
-    return kind(**attributes)
 
 
 def plain(value: object) -> object:
