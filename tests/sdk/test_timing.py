@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from gradwire import Client, Timing
 from gradwire._core.options import Options
 from gradwire._core.reports import read_timing
-from gradwire._transport.tracing import call_span, status_of
+from gradwire._transport.tracing import call_span
 from gradwire._wire.requests import Progress
 from gradwire._wire.semantic_conventions import Conventions, of_address
-from gradwire.errors import CallCancelledError, InvalidRequestError
+from gradwire.errors import InvalidRequestError
 from support.clients import COPY, LARGE, PROMPT, SMALL, Face, copied, either_size, halved
 from support.raw_calls import RawClient, as_stream, published_request
 from support.relay import relaying
@@ -252,11 +252,6 @@ def test_without_a_tracer_a_call_sends_nothing_more() -> None:
     with call_span("Evaluate", Options(target=("127.0.0.1:1",))) as span:
         assert span.metadata is None
         span.answer = None
-
-
-def test_an_error_without_a_status_is_unknown() -> None:
-    assert status_of(CallCancelledError("closed")) == "UNKNOWN"
-    assert status_of(object()) == "OK"
 
 
 @pytest.mark.parametrize(

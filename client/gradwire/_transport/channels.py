@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from operator import itemgetter
 from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
 from weakref import WeakSet
 
@@ -280,15 +281,12 @@ class Pool(Generic[T]):
         self._turn = (self._turn + 1) % len(targets)
         avoided, now = self._avoided(), self._clock()
         # Other connections of a failed target would probably fail too.
-        chosen = [
-            one for one in targets[self._turn :] + targets[: self._turn] if one not in avoided
-        ] or targets
-        entries = [
-            entry
-            for several in zip(*(self._entries[one] for one in chosen), strict=True)
-            for entry in several
-        ]
-        return min(entries, key=lambda entry: (entry.avoided_until > now, entry.calls))
+        ranked = (
+            ((target in avoided, entry.avoided_until > now, entry.calls, number), entry)
+            for target in targets[self._turn :] + targets[: self._turn]
+            for number, entry in enumerate(self._entries[target])
+        )
+        return min(ranked, key=itemgetter(0))[1]
 
 
 class ServiceChannel:

@@ -41,11 +41,6 @@ def call_span(method: str, options: Options) -> AbstractContextManager[CallSpan]
     return _traced(method, target=",".join(options.target), sent=sent or ())
 
 
-def status_of(answer: object) -> str:
-    """Return the name of an answer's status code."""
-    return (answer.status or "UNKNOWN") if isinstance(answer, GradwireError) else "OK"
-
-
 @contextmanager
 def _traced(method: str, *, target: str, sent: Sent) -> Generator[CallSpan]:
     """Start a CLIENT span; end it after the block with the answer.
@@ -67,7 +62,8 @@ def _traced(method: str, *, target: str, sent: Sent) -> Generator[CallSpan]:
     status = "CANCELLED"
     try:
         yield call
-        status = status_of(call.answer)
+        error = call.answer
+        status = (error.status or "UNKNOWN") if isinstance(error, GradwireError) else "OK"
     except DeadlineExceededError:
         status = "DEADLINE_EXCEEDED"
         raise
