@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from typing import Any, Literal, Self, overload
 
@@ -12,14 +11,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from gradwire import ops
 from gradwire._core.reports import OperatorInfo, ServerInfo, Timing
-from gradwire._transport.aio import (
-    AsyncClientChannels,
-    AsyncResults,
-    AsyncRuntime,
-)
+from gradwire._transport.aio import AsyncClientChannels, AsyncResults
 from gradwire._transport.channels import BaseClient, PerProcess
 from gradwire._transport.streams import StreamRun
-from gradwire._transport.unary import UnaryCalls
 from gradwire._wire.requests import Item
 
 
@@ -33,11 +27,8 @@ class AsyncClient(BaseClient):
     """
 
     def _prepare(self) -> None:
-        self._per_process = PerProcess(lambda: AsyncClientChannels(self._options))
-        self._runtime = AsyncRuntime(self._channels)
-        self._unary = UnaryCalls(
-            self._options, self._channels, lambda: self._per_process.closed, self._runtime
-        )
+        options = self._options
+        self._per_process = PerProcess(lambda: AsyncClientChannels(options))
 
     async def evaluate(
         self,
@@ -65,13 +56,10 @@ class AsyncClient(BaseClient):
             on_progress=on_progress,
             on_timing=on_timing,
         )
-        await self._unary.evaluate(evaluation)
+        await channels.calls.evaluate(evaluation)
         if evaluation.streams:
-            left_s = None if math.isinf(evaluation.left_s) else evaluation.left_s
-            async with channels.admitted(
-                evaluation.stream_count, timeout_s=left_s, too_late=evaluation.too_late
-            ):
-                await StreamRun(evaluation, channels.blocking, self._runtime).run()
+            async with channels.admitted(evaluation):
+                await StreamRun(evaluation, channels.blocking, channels).run()
         return evaluation.result()
 
     @overload
@@ -118,18 +106,15 @@ class AsyncClient(BaseClient):
 
     async def empty(self, shape: Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """Return a new array that evaluate() need not copy, as Client.empty does."""
-        await self._ready()
-        return await self._unary.empty(shape, dtype)
+        return await (await self._ready()).calls.empty(shape, dtype)
 
     async def operators(self) -> tuple[OperatorInfo, ...]:
         """Return the server's description of each operator."""
-        await self._ready()
-        return await self._unary.operators()
+        return await (await self._ready()).calls.operators()
 
     async def server_info(self) -> ServerInfo:
         """Return the server's version, backend and limits."""
-        await self._ready()
-        return await self._unary.server_info()
+        return await (await self._ready()).calls.server_info()
 
     async def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Wait until the server serves.
@@ -138,7 +123,7 @@ class AsyncClient(BaseClient):
         server does not use TLS although the client does, or its certificate is not signed by a
         trusted authority.
         """
-        await self._unary.wait_ready(timeout_s)
+        await self._channels().calls.wait_ready(timeout_s)
 
     async def close(self) -> None:
         """Close the connection; calls of other tasks end with CallCancelledError."""

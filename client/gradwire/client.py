@@ -49,7 +49,8 @@ class Client(BaseClient):
                             variable GRADWIRE_TOKEN has one, or GRADWIRE_TOKEN_FILE names a file
     connect_timeout_s       seconds for which a call is tried again while it cannot connect,
                             which also bound one attempt to connect; None for as long as retry says,
-                            and 20 s for an attempt. wait_ready() has its own timeout
+                            or 3 s while the only target has not answered a call, and 20 s for an
+                            attempt. wait_ready() has its own timeout
 
     shared_memory           whether large tensors go through memory shared with the server, if its
                             address is a unix socket and it offers that (Linux); docs/local.md
@@ -64,10 +65,8 @@ class Client(BaseClient):
     """
 
     def _prepare(self) -> None:
-        self._channels = PerProcess(lambda: ClientChannels(self._options))
-        self._unary = UnaryCalls(
-            self._options, self._channels.get, lambda: self._channels.closed, _RUNTIME
-        )
+        options = self._options
+        self._calls = PerProcess(lambda: UnaryCalls(ClientChannels(options), _RUNTIME))
 
     def evaluate(
         self,
@@ -101,8 +100,8 @@ class Client(BaseClient):
         Raises InvalidRequestError, a ValueError, if an argument is wrong, and TypeError if array or
         out is no array.
         """
-        channels = self._channels.get()
-        evaluation = channels.evaluation(
+        calls = self._calls.get()
+        evaluation = calls.channels.evaluation(
             op,
             array,
             output_shape=output_shape,
@@ -111,9 +110,9 @@ class Client(BaseClient):
             on_progress=on_progress,
             on_timing=on_timing,
         )
-        now(self._unary.evaluate(evaluation))
+        now(calls.evaluate(evaluation))
         if evaluation.streams:
-            now(StreamRun(evaluation, channels, _RUNTIME).run())
+            now(StreamRun(evaluation, calls.channels, _RUNTIME).run())
         return evaluation.result()
 
     @overload
@@ -166,8 +165,7 @@ class Client(BaseClient):
         """
         return Results(
             items,
-            self._channels.get(),
-            self._unary,
+            self._calls.get(),
             ordered=ordered,
             max_in_flight=max_in_flight,
             timeout_s=timeout_s,
@@ -179,15 +177,15 @@ class Client(BaseClient):
         It lies in memory shared with the server if shared_memory has an effect; otherwise it is an
         ordinary array.
         """
-        return now(self._unary.empty(shape, dtype))
+        return now(self._calls.get().empty(shape, dtype))
 
     def operators(self) -> tuple[OperatorInfo, ...]:
         """Return the server's description of each operator."""
-        return now(self._unary.operators())
+        return now(self._calls.get().operators())
 
     def server_info(self) -> ServerInfo:
         """Return the server's version, backend and limits."""
-        return now(self._unary.server_info())
+        return now(self._calls.get().server_info())
 
     def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Wait until the server serves.
@@ -196,13 +194,13 @@ class Client(BaseClient):
         server does not use TLS although the client does, or its certificate is not signed by a
         trusted authority.
         """
-        now(self._unary.wait_ready(timeout_s))
+        now(self._calls.get().wait_ready(timeout_s))
 
     def close(self) -> None:
         """Close the connection; calls in other threads end with CallCancelledError."""
-        channels = self._channels.close()
-        if channels is not None:
-            channels.close()
+        calls = self._calls.close()
+        if calls is not None:
+            calls.channels.close()
 
     def __enter__(self) -> Self:
         return self

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final, Self
+from typing import Any, Final, Self
 
 _PLURALS: Final = {"axis": "axes"}
 
@@ -103,16 +103,8 @@ class InvalidRequestError(GradwireError, ValueError):
 
     default_reason = "INVALID_FIELD"
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        field: str | None = None,
-        reason: str | None = None,
-        request_id: str | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message, reason=reason, request_id=request_id, metadata=metadata)
+    def __init__(self, message: str, *, field: str | None = None, **others: Any) -> None:
+        super().__init__(message, **others)
         self.field = field
 
     @classmethod
@@ -156,16 +148,8 @@ class _RetryLaterError(GradwireError):
     retry_after_s  seconds after which a retry is welcome; 0 where the server named none
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        retry_after_s: float = 0.0,
-        reason: str | None = None,
-        request_id: str | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message, reason=reason, request_id=request_id, metadata=metadata)
+    def __init__(self, message: str, *, retry_after_s: float = 0.0, **others: Any) -> None:
+        super().__init__(message, **others)
         self.retry_after_s = retry_after_s
 
 

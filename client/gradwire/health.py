@@ -10,10 +10,15 @@ from collections.abc import Sequence
 
 import grpc
 
-from gradwire._core.options import channel_targets, read_target
-from gradwire._transport.channels import check_credentials, from_rpc_error, open_channel
+from gradwire._core.options import read_target
+from gradwire._transport.channels import (
+    HEALTH_METHOD,
+    check_credentials,
+    from_rpc_error,
+    open_channel,
+)
 from gradwire._transport.replicas import resolve
-from gradwire._transport.unary import HEALTH_METHOD, SERVING, check_request, read_status
+from gradwire._transport.unary import SERVING, check_request, read_status
 
 __all__ = ["SERVING", "health"]
 
@@ -34,8 +39,7 @@ def health(
     """
     check_credentials(credentials)
     told, failure = "", None
-    addresses = [one for named in read_target(target) for one in resolve(named)]
-    for one in channel_targets(addresses, secure=credentials is not None):
+    for one in (one for named in read_target(target) for one in resolve(named)):
         try:
             with open_channel(one, credentials) as channel:
                 check = channel.unary_unary(HEALTH_METHOD)

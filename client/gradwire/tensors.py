@@ -143,14 +143,12 @@ class WireView:
         return start // itemsize, -(-stop // itemsize)
 
     def _whole_elements(self, offset: int, given: NDArray[np.uint8]) -> tuple[int, NDArray[Any]]:
-        """Complete split elements at both ends with the array's present bytes."""
+        """Complete split elements with the array's present bytes."""
         itemsize = self._wire.itemsize
         first, last = self._covering(offset, offset + given.size)
         if offset % itemsize == 0 and given.size % itemsize == 0:
             return first, given.view(self._wire)
-        whole = np.empty(last - first, self._wire)
-        whole[:1] = self._gather(first, first + 1)
-        whole[-1:] = self._gather(last - 1, last)
+        whole = self._gather(first, last)
         skipped = offset - first * itemsize
         whole.view(np.uint8)[skipped : skipped + given.size] = given
         return first, whole
@@ -198,6 +196,7 @@ def check_sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
         raise InvalidRequestError.of(
             f"{name}.sizes", f"has {counted(len(sizes), 'axis')}; give 1 to {MAX_RANK}"
         )
+    numbers: list[int] = []
     for axis, size in enumerate(sizes):
         try:
             number = -1 if isinstance(size, bool) else operator.index(size)
@@ -207,7 +206,8 @@ def check_sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
             raise InvalidRequestError.of(
                 f"{name}.sizes[{axis}]", f"is {size!r}; give an integer from 0 to 2**63 - 1"
             )
-    return tuple(operator.index(size) for size in sizes)
+        numbers.append(number)
+    return tuple(numbers)
 
 
 def strides_of(descriptor: v1.TensorDescriptor) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from gradwire import ops, v1
 from gradwire._core.batch import parse_answer
-from gradwire._core.evaluation import Transfer
+from gradwire._core.evaluation import ResultBuffer, Transfer
 from gradwire._core.reports import read_timing
 from gradwire._core.retries import is_retryable
 from gradwire._wire.framing import Parts, read_chunk, read_many_result
@@ -167,7 +167,8 @@ def answers(data: bytes) -> None:
 
 def streamed(data: bytes) -> None:
     """Read them as the SDK reads answers of EvaluateStream, each after its length in one byte."""
-    transfer = Transfer(_job(), chunk_bytes=16)
+    buffer = ResultBuffer(_job())
+    transfer = Transfer(_job(), chunk_bytes=16, buffer=buffer)
 
     def read() -> None:
         transfer.begin()
@@ -187,7 +188,7 @@ def streamed(data: bytes) -> None:
                 raise from_in_band(response.error)
 
     _tolerated(read)
-    assert not transfer.complete or transfer.result is not None
+    assert not transfer.complete or buffer.array is not None
 
 
 def statuses(data: bytes) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -119,7 +120,8 @@ def test_calls_are_admitted_in_the_order_in_which_they_came() -> None:
         room = asyncio.Event()
 
         async def take(number: int, count: int) -> None:
-            async with channels.admitted(count, timeout_s=None, too_late=TimeoutError):
+            wanted: Any = SimpleNamespace(shares=SimpleNamespace(count=count), left_s=math.inf)
+            async with channels.admitted(wanted):
                 admitted.append(number)
                 await room.wait()
 

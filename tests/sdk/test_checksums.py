@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gradwire import Client, DataLossError, GradwireError, Item, ops
-from gradwire._core.options import Checking, Options
+from gradwire._core.options import Options
 from gradwire._wire import checksums
 from gradwire.errors import InvalidRequestError
 from support.clients import ONCE, PROMPT, Face, half
@@ -45,10 +45,10 @@ def results(client: Any) -> list[bytes]:
 def test_checksums_are_on_where_plain_text_leaves_the_machine(
     target: list[str], *, on: bool
 ) -> None:
-    assert Checking(Options(target=target)).is_on is on
-    assert not Checking(Options(target=target, credentials=object())).is_on
-    assert Checking(Options(target=target, checksums=True)).is_on
-    assert not Checking(Options(target=target, checksums=False)).is_on
+    assert Options(target=target).checking.is_on is on
+    assert not Options(target=target, credentials=object()).checking.is_on
+    assert Options(target=target, checksums=True).checking.is_on
+    assert not Options(target=target, checksums=False).checking.is_on
 
 
 @pytest.mark.parametrize(("word", "on"), [("1", True), ("0", False), ("true", True)])
@@ -56,14 +56,14 @@ def test_the_variable_decides_without_the_argument(
     monkeypatch: pytest.MonkeyPatch, word: str, *, on: bool
 ) -> None:
     monkeypatch.setenv("GRADWIRE_CHECKSUMS", word)
-    assert Checking(LOCAL).is_on is on
-    assert Checking(replace(LOCAL, checksums=not on)).is_on is not on
+    assert replace(LOCAL).checking.is_on is on
+    assert replace(LOCAL, checksums=not on).checking.is_on is not on
 
 
 def test_another_word_in_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADWIRE_CHECKSUMS", "maybe")
     with pytest.raises(InvalidRequestError, match="GRADWIRE_CHECKSUMS"):
-        Checking(LOCAL)
+        replace(LOCAL)
 
 
 def test_results_with_and_without_checksums_are_the_same(
@@ -109,7 +109,7 @@ def test_a_missing_build_turns_them_off_with_a_warning(
 ) -> None:
     monkeypatch.setattr(checksums, "AVAILABLE", False)
     with caplog.at_level(logging.WARNING, "gradwire"):
-        assert not Checking(Options(target=["name:1"])).is_on
+        assert not Options(target=["name:1"]).checking.is_on
     assert "google-crc32c" in caplog.text
 
 

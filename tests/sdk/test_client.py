@@ -215,7 +215,7 @@ def test_calls_at_once_share_a_client(
 
 
 def test_a_call_that_succeeds_gives_back_to_the_budget_of_retries(client: Client) -> None:
-    budget = vars(client)["_channels"].get().budget
+    budget = vars(client)["_options"].budget
     while budget.allows_retry:
         budget.fail()
     halved(client, DIFF_DST)
@@ -280,7 +280,8 @@ def test_waiting_for_a_server_ends_as_soon_as_it_serves(nobody: str, face: Face)
         client.server_info()
         timer.join()
     later.stop()
-    with face(nobody) as client, pytest.raises(UnavailableError, match=r"0\.3 s.*refused"):
+    with face(nobody) as client, pytest.raises(UnavailableError, match=r"0\.3 s.*refused") as late:
         client.wait_ready(0.3)
+    assert late.value.unreachable
     with pytest.raises(UnavailableError, match="refused"):
         health.health(nobody)

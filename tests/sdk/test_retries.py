@@ -87,13 +87,9 @@ def test_progress_starts_the_count_anew_and_costs_the_budget_nothing() -> None:
     tries = Tries(RetryPolicy(max_attempts=2), RetryBudget())
     assert len(pauses(tries, progressed=True)) == 1000
     assert len(pauses(tries)) == 0
-
-
-def test_progress_starts_the_pauses_anew() -> None:
     tries = Tries(RetryPolicy(), RetryBudget())
     first, second = (pause_s(tries) for _ in range(2))
-    again = pause_s(tries, progressed=True)
-    assert second > first == again
+    assert second > first == pause_s(tries, progressed=True)
 
 
 @given(st.floats(0, 1000), DRAWS)
@@ -169,15 +165,12 @@ def test_what_may_pass_is_repeated_and_a_stream_also_where_it_broke_without_a_wo
     assert {is_retryable(error, streamed=streamed) for error in seen} == {expected}
 
 
-@given(policies())
-def test_a_policy_can_be_pickled(policy: RetryPolicy) -> None:
-    assert pickle.loads(pickle.dumps(policy)) == policy  # noqa: S301 - our own bytes
-
-
-def test_errors_that_last_stay_so_in_another_process() -> None:
-    error = errors.UnavailableError("")
+def test_policies_and_errors_that_last_stay_so_in_another_process() -> None:
+    error, policy = errors.UnavailableError(""), RetryPolicy(max_attempts=3, max_backoff_s=0.2)
     error.lasting = True
-    assert pickle.loads(pickle.dumps(error)).lasting  # noqa: S301 - our own
+    same_error, same_policy = pickle.loads(pickle.dumps((error, policy)))  # noqa: S301 - our own
+    assert same_error.lasting
+    assert same_policy == policy
 
 
 @pytest.mark.parametrize(
@@ -191,3 +184,19 @@ def test_what_waiting_does_not_mend_is_tried_twice_unless_there_are_other_server
     error.lasting = lasting
     tries = Tries(RetryPolicy(max_attempts=attempts), RetryBudget(), one_server=one_server)
     assert 1 + len(pauses(tries, error)) == min(most, attempts)
+
+
+@pytest.mark.parametrize(
+    ("one_server", "reached", "pauses_s"), [(True, False, 3), (True, True, 60), (False, False, 60)]
+)
+def test_a_single_server_that_never_answered_is_tried_for_three_seconds(
+    *, one_server: bool, reached: bool, pauses_s: float
+) -> None:
+    refused, budget = errors.UnavailableError("refused"), RetryBudget()
+    refused.unreachable = True
+    if reached:
+        budget.succeed()
+    policy = RetryPolicy(max_attempts=100)
+    tries = Tries(policy, budget, one_server=one_server)
+    assert (sum(pauses(tries, refused)) > 60) is (pauses_s == 60)
+    assert max(pauses(Tries(policy, budget, one_server=one_server), refused)) < pauses_s

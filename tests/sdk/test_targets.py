@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from gradwire import CallCancelledError, Client, health
-from gradwire._core.options import channel_targets, read_target
+from gradwire._core.options import read_target
 from gradwire._transport.channels import AVOIDED_S, Pool
 from gradwire._transport.replicas import FRESH_S, Replicas, resolve
 from gradwire.errors import InvalidRequestError, UnavailableError
@@ -70,23 +70,6 @@ def test_without_a_target_the_environment_tells_it(
     with face() as client:
         assert client.server_info()
     assert health.health() == "SERVING"
-
-
-@pytest.mark.parametrize(
-    ("addresses", "secure", "targets"),
-    [
-        (["1.2.3.4:5", "1.2.3.4:6"], False, ("ipv4:1.2.3.4:5,1.2.3.4:6",)),
-        (["[::1]:5", "[::2]:6"], False, ("ipv6:[::1]:5,[::2]:6",)),
-        (["1.2.3.4:5", "1.2.3.4:6"], True, ("1.2.3.4:5", "1.2.3.4:6")),
-        (["1.2.3.4:5", "[::1]:6"], False, ("1.2.3.4:5", "[::1]:6")),
-        (["1.2.3.4:5", "host:6"], False, ("1.2.3.4:5", "host:6")),
-        (["1.2.3.4:5"], False, ("1.2.3.4:5",)),
-    ],
-)
-def test_grpc_goes_round_addresses_that_one_channel_can_have(
-    addresses: list[str], targets: tuple[str, ...], *, secure: bool
-) -> None:
-    assert channel_targets(addresses, secure=secure) == targets
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
@@ -361,60 +344,42 @@ class Calls:
         return [connection for _, connection in taken]
 
 
-def test_calls_one_after_the_other_share_a_connection() -> None:
+def test_calls_spread_over_targets_first_and_then_evenly_over_connections() -> None:
     calls = Calls("a", connections=3)
     assert [calls.end(1) for _ in range(5)] == [["a0"]] * 5
     assert calls.opened == ["a0"]
-
-
-def test_calls_at_once_spread_evenly() -> None:
-    calls = Calls("a", connections=3)
     taken = [calls.pool.take() for _ in range(7)]
     assert [connection for _, connection in taken] == ["a0", "a1", "a2", "a0", "a1", "a2", "a0"]
     for seat, _ in (taken[1], taken[4]):
         calls.pool.give_back(seat, failed=False)
     assert calls.begin(4) == ["a1", "a1", "a1", "a2"]
-
-
-def test_targets_take_turns() -> None:
-    calls = Calls("ab")
-    seen = [calls.end(1)[0] for _ in range(6)]
-    assert sorted(seen) == ["a0"] * 3 + ["b0"] * 3
+    several = Calls("abc")
+    seen = [several.end(1)[0] for _ in range(6)]
     assert all(one != other for one, other in itertools.pairwise(seen))
+    assert sorted(several.begin(3)) == ["a0", "b0", "c0"]
+    assert sorted(several.begin(3)) == ["a1", "b1", "c1"]
 
 
-def test_calls_at_once_spread_over_targets_first() -> None:
-    calls = Calls("abc")
-    assert sorted(calls.begin(3)) == ["a0", "b0", "c0"]
-    assert sorted(calls.begin(3)) == ["a1", "b1", "c1"]
-
-
-def test_a_connection_that_failed_is_avoided_for_a_while() -> None:
+def test_a_connection_that_failed_is_avoided_for_a_while_and_so_is_its_target() -> None:
     calls = Calls("a")
     calls.end(1, failed=True)
     assert calls.begin(3) == ["a1"] * 3
     calls.now += AVOIDED_S
     assert calls.begin(1) == ["a0"]
+    two = Calls("ab")
+    (failed,) = two.end(1, failed=True)
+    assert failed[0] not in {name[0] for name in two.begin(4)}
+    two.now += AVOIDED_S
+    assert two.begin(1)[0][0] == failed[0]
 
 
-def test_rather_than_another_connection_to_where_one_failed_another_target_is_taken() -> None:
-    calls = Calls("ab")
-    (failed,) = calls.end(1, failed=True)
-    assert failed[0] not in {name[0] for name in calls.begin(4)}
-    calls.now += AVOIDED_S
-    assert calls.begin(1)[0][0] == failed[0]
-
-
-def test_where_every_target_failed_a_connection_that_did_not_is_taken() -> None:
+def test_where_all_targets_failed_connections_that_did_not_come_first() -> None:
     calls = Calls("ab")
     calls.end(2, failed=True)
     assert sorted(calls.begin(2)) == ["a1", "b1"]
-
-
-def test_where_every_connection_failed_the_least_busy_is_taken() -> None:
-    calls = Calls("a")
-    calls.end(2, failed=True)
-    assert calls.begin(4) == ["a0", "a1", "a0", "a1"]
+    one = Calls("a")
+    one.end(2, failed=True)
+    assert one.begin(4) == ["a0", "a1", "a0", "a1"]
 
 
 def test_threads_never_lose_count() -> None:

@@ -21,8 +21,8 @@ from uuid import uuid4
 from numpy.typing import NDArray
 
 from gradwire import v1
-from gradwire._core.options import Checking, Options
-from gradwire._core.retries import RetryBudget, Tries, is_retryable
+from gradwire._core.options import Options
+from gradwire._core.retries import Tries, is_retryable
 from gradwire._wire import checksums
 from gradwire._wire.framing import many_request_frame, parsed, read_many_request, read_many_result
 from gradwire._wire.requests import (
@@ -90,19 +90,15 @@ class ItemBatch:
         self,
         *,
         options: Options,
-        budget: RetryBudget,
         ordered: bool,
         max_in_flight: int,
         timeout_s: float | None,
-        checking: Checking,
     ) -> None:
-        self._checking = checking
         self.alone: deque[PendingItem] = deque()
         # Garbage collection may close a batch within its own locked sections.
         self.lock = threading.RLock()
         self.timeout_s = check_timeout(timeout_s) or options.timeout_s
         self._options = options
-        self._budget = budget
         self._ordered = ordered
         self._most = check_max_in_flight(max_in_flight)
         # Several items are taken at once: waking the sender costs more than taking one.
@@ -116,7 +112,7 @@ class ItemBatch:
         self._queue: deque[PendingItem] = deque()
         self._in_flight: dict[bytes, PendingItem] = {}
         self._later: list[tuple[float, int, PendingItem]] = []
-        self._tries = options.tries(budget)
+        self._tries = options.tries()
 
     @property
     def wants(self) -> bool:
@@ -258,13 +254,13 @@ class ItemBatch:
     def broke(self, error: GradwireError) -> float:
         """Take the end of a stream; return the seconds before the next.
 
-        If no stream follows, the error is the outcome of every item in flight.
+        Raises the error if no stream follows.
         """
         if not self._in_flight:
             return 0.0
         sent = list(self._in_flight.values())
         error.checked = any(pending.checksum is not None for pending in sent)
-        if self._checking.refused(error):
+        if self._options.checking.refused(error):
             for pending in sent:
                 self._repeat_bare(pending)
             return 0.0
@@ -276,14 +272,8 @@ class ItemBatch:
             return 0.0
         # A caller that was slow to read is no fault of the request's.
         if is_retryable(error, streamed=True) or error.reason == "STALLED":
-            try:
-                return self._tries.pause_s(
-                    error, progressed=self._progressed, left_s=self.timeout_s
-                )
-            except GradwireError:
-                pass
-        self.give_up(error)
-        return 0.0
+            return self._tries.pause_s(error, progressed=self._progressed, left_s=self.timeout_s)
+        raise error
 
     @property
     def busy(self) -> bool:
@@ -328,7 +318,7 @@ class ItemBatch:
         self.alone.append(pending)
 
     def _encode(self, pending: PendingItem, header: bytes, data: memoryview) -> None:
-        if self._checking.is_on:
+        if self._options.checking.is_on:
             frame = checksums.many_request_frame(pending.name, header, data)
             pending.frame, pending.checksum = frame
         else:
@@ -356,7 +346,7 @@ class ItemBatch:
             self._in_flight[name] = pending
             raise DataLossError("a result came without its checksum")
         self._progressed = True
-        self._budget.succeed()
+        self._options.budget.succeed()
         return pending
 
     def _receive(self, pending: PendingItem, header: bytes, data: memoryview) -> None:
@@ -372,14 +362,14 @@ class ItemBatch:
         if error.reason in _TOO_LARGE:
             self._leave_alone(pending)
             return
-        if self._checking.refused(error):
+        if self._options.checking.refused(error):
             self._repeat_bare(pending)
             heapq.heappush(self._later, (time.monotonic(), pending.index, pending))
             return
         try:
             if not is_retryable(error, streamed=False):
                 raise error
-            pending.tries = pending.tries or self._options.tries(self._budget)
+            pending.tries = pending.tries or self._options.tries()
             pause_s = pending.tries.pause_s(error, left_s=self.timeout_s)
         except GradwireError as last:
             self.settle(pending, error=last)

@@ -16,14 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
 
 from gradwire import ops, tensors, v1
-from gradwire._core.options import Checking, Options
+from gradwire._core.options import Options
 from gradwire._core.reports import Metadata, Timing, read_timing
-from gradwire._core.retries import RetryBudget, Tries, is_retryable
+from gradwire._core.retries import Tries, is_retryable
 from gradwire._wire.requests import (
     PROGRESS_INTERVAL_S,
     ArrayRequest,
@@ -41,33 +41,16 @@ from gradwire.errors import (
 )
 
 
-class StreamOutcome(Protocol):
-    """Outcome of a try of EvaluateStream.
-
-    The try has one stream, or several that share the evaluation.
-    """
-
-    @property
-    def sent_too_large(self) -> bool:
-        """Whether chunks were larger than the server accepts."""
-        ...
-
-    def trailers(self) -> Metadata:
-        """Return the trailing metadata of a try that has succeeded."""
-        ...
-
-
 class Evaluation:
     """One evaluate() from its arguments to its result.
 
     options      of the client
     request_id   name of the request, the same for every try
     streams      whether the next try is of EvaluateStream; otherwise of Evaluate
-    stream       the last try of EvaluateStream; None before the first
-    on_trailers  callback for the trailing metadata of Evaluate; None without on_timing
-    checking     whether messages carry checksums
+    eager        whether a stream may send before the server has answered: before a failure, since
+                 an error is lost more easily if the sender is ahead
+    on_trailers  callback for the trailing metadata of a try that succeeds; None without on_timing
 
-    budget   retry budget of the client
     servers  returns the number of servers that can share an evaluation
     """
 
@@ -82,29 +65,24 @@ class Evaluation:
         on_progress: Callable[[int, int], object] | None = None,
         on_timing: Callable[[Timing], object] | None = None,
         options: Options,
-        budget: RetryBudget,
         servers: Callable[[], int],
-        checking: Checking,
     ) -> None:
         self._started_at = time.monotonic()
         self._request = prepare(operator, array, output_shape=output_shape, out=out)
         self.request_id = self._request.request_id
         self._timeout_s = check_timeout(timeout_s)
         self.options = options
-        self._budget = budget
         self._servers = servers
-        self.checking = checking
         self._checksum: int | None = None
         self._splits = options.split
-        self._share_count: int | None = None
         self._progress = Progress(on_progress)
         self._on_timing = on_timing
         self.on_trailers = None if on_timing is None else self._keep_trailers
         self._tried = 0
         self._trailers: Metadata = ()
-        self._tries = options.tries(budget)
-        self._transfer: Transfer | Shares | None = None
-        self.stream: StreamOutcome | None = None
+        self._tries = options.tries()
+        self._shares: Shares | None = None
+        self.eager = True
         self._result: NDArray[Any] | None = None
         self.streams = self._request.bulk_bytes > options.stream_threshold_bytes
 
@@ -119,7 +97,7 @@ class Evaluation:
     @property
     def still_s(self) -> float:
         """Seconds until a stream without progress counts as stalled, at least 0."""
-        still_since = self.transfer.moved_at
+        still_since = self.shares.moved_at
         return max(0.0, still_since + self.options.timeout_s - time.monotonic())
 
     def _begin_try(self) -> float:
@@ -134,7 +112,7 @@ class Evaluation:
         """Encode the message for a try of Evaluate."""
         self._begin_try()
         self._checksum = None
-        if self.checking.is_on:
+        if self.options.checking.is_on:
             request, self._checksum = self._request.checked_request()
             return request
         return self._request.unary_request()
@@ -169,7 +147,7 @@ class Evaluation:
 
     def share_recovery(self) -> Callable[[GradwireError, Transfer], float]:
         """Return a `recover` for one share, with its own retry count."""
-        return partial(self._recover_share, self.options.tries(self._budget))
+        return partial(self._recover_share, self.options.tries())
 
     def next_look_s(self) -> float:
         """Return the seconds until the next look()."""
@@ -177,12 +155,12 @@ class Evaluation:
 
     def look(self) -> None:
         """Report the progress of a stream; raise DeadlineExceededError if it has stalled."""
-        transfer = self.transfer
-        self._progress.report(transfer.sent, transfer.received)
+        shares = self.shares
+        self._progress.report(shares.sent, shares.received)
         if not self.still_s:
             raise DeadlineExceededError(
-                f"nothing moved for {self.options.timeout_s} s, after {transfer.sent} of "
-                f"{transfer.input_bytes} input bytes and {transfer.received} result bytes",
+                f"nothing moved for {self.options.timeout_s} s, after {shares.sent} of "
+                f"{shares.input_bytes} input bytes and {shares.received} result bytes",
                 request_id=self.request_id,
             )
 
@@ -193,20 +171,21 @@ class Evaluation:
         """
         too_large = not self.streams and _is_too_large(error)
         self.streams |= too_large
-        if too_large or self.checking.refused(error):
+        if too_large or self.options.checking.refused(error):
             return 0.0
         if error.reason == "LAYOUT_NOT_STREAMABLE":
             request = self._request.reordered()
             if request is not None:
-                self._request, self._transfer = request, None
+                self._request, self._shares = request, None
                 return 0.0
-        transfer = self._transfer
-        if isinstance(transfer, Shares):
+        transfer = None if self._shares is None else self._shares.whole
+        if self._shares is not None and transfer is None:
             if not needs_one_server(error):
                 raise error
-            self._splits, self._transfer, self.stream = False, None, None
+            self._splits, self._shares = False, None
             return 0.0
-        if error.reason == "INVALID_DATA" and self.stream and self.stream.sent_too_large:
+        eager, self.eager = self.eager, False
+        if error.reason == "INVALID_DATA" and eager and self.streams:
             # Another server than the one with the known limit has answered; the next try waits for
             # its limit.
             return 0.0
@@ -222,7 +201,7 @@ class Evaluation:
 
         Raise the error if there is no further try.
         """
-        if self.checking.refused(error):
+        if self.options.checking.refused(error):
             return 0.0
         if isinstance(error, DeadlineExceededError) and error.reason != "STALLED":
             raise self.too_late() from error
@@ -245,53 +224,40 @@ class Evaluation:
         timeout_s = self.options.timeout_s if self._timeout_s is None else self._timeout_s
         message = f"no result within timeout_s, {timeout_s} s"
         if self.streams:
-            transfer = self.transfer
+            shares = self.shares
             message += (
-                f": {transfer.sent} of {transfer.input_bytes} input bytes were sent, "
-                f"{transfer.received} result bytes received"
+                f": {shares.sent} of {shares.input_bytes} input bytes were sent, "
+                f"{shares.received} result bytes received"
             )
         return DeadlineExceededError(message, request_id=self.request_id)
 
     def result(self) -> NDArray[Any]:
         """Return the result, once a try has succeeded."""
-        result = self.transfer.result if self.streams else self._result
+        result = self.shares.result if self.streams else self._result
         if result is None:
             raise AssertionError("a try without a result fails")
         self._tries.succeed()
         self._progress.finish(self._request.input_bytes, result.nbytes)
         if self._on_timing is not None:
-            trailers = self._trailers
-            if self.streams and self.stream is not None:
-                trailers = self.stream.trailers()
             total_s = time.monotonic() - self._started_at
-            self._on_timing(read_timing(trailers, total_s=total_s, tries=self._tried))
+            self._on_timing(read_timing(self._trailers, total_s=total_s, tries=self._tried))
         return result
 
     @property
-    def transfer(self) -> Transfer | Shares:
-        """Bytes moved by streams, in one transfer or several shares."""
-        if self._transfer is None:
-            count = self.stream_count
-            chunk_bytes = self.options.chunk_bytes
+    def shares(self) -> Shares:
+        """Bytes moved by streams, in one transfer or several."""
+        if self._shares is None:
+            count = 1
+            if self._splits:
+                count = share_count(
+                    self._request.bulk_bytes,
+                    servers=self._servers(),
+                    threshold_bytes=self.options.split_threshold_bytes,
+                )
             if count > 1:
                 self._request = in_order(self._request)
-                self._transfer = Shares(self._request, count, chunk_bytes=chunk_bytes)
-            else:
-                self._transfer = Transfer(self._request, chunk_bytes=chunk_bytes)
-        return self._transfer
-
-    @property
-    def stream_count(self) -> int:
-        """Number of concurrent streams, if it goes by streams."""
-        if not self._splits:
-            return 1
-        if self._share_count is None:
-            self._share_count = share_count(
-                self._request.bulk_bytes,
-                servers=self._servers(),
-                threshold_bytes=self.options.split_threshold_bytes,
-            )
-        return self._share_count
+            self._shares = Shares(self._request, count, chunk_bytes=self.options.chunk_bytes)
+        return self._shares
 
 
 def _is_too_large(error: GradwireError) -> bool:
@@ -365,6 +331,7 @@ class Transfer:
     A sending and a receiving thread use it at once, and a third one reads it. Each attribute is
     written by one thread.
 
+    chunk_bytes  most bytes of one chunk
     first        byte of the result with which it begins
     sent         bytes of the input that the current try has handed to grpc
     read_before  end of the input bytes that the server wants
@@ -384,7 +351,8 @@ class Transfer:
         buffer: ResultBuffer | None = None,
     ) -> None:
         self._request = request
-        self._chunk_bytes = chunk_bytes
+        self.request_id = request.request_id
+        self.chunk_bytes = chunk_bytes
         self._part = part
         self._buffer = buffer or ResultBuffer(request)
         self._read_from: int | None = None
@@ -394,21 +362,6 @@ class Transfer:
         self._farthest = self._received_before = self.received = self.first
         self.sent = 0
         self.moved_at = time.monotonic()
-
-    @property
-    def result(self) -> NDArray[Any] | None:
-        """Array of the result; None until a server has described it."""
-        return self._buffer.array
-
-    @property
-    def input_bytes(self) -> int:
-        """Bytes of the whole input."""
-        return self.source.nbytes
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it transfers the whole result."""
-        return self._part is None
 
     @property
     def complete(self) -> bool:
@@ -430,20 +383,16 @@ class Transfer:
         self._received_before = self._farthest
         return v1.EvaluateStreamRequest(
             open=v1.Open(
-                request_id=self._request.request_id,
+                request_id=self.request_id,
                 operator=self._request.operator,
                 input=self._request.input,
                 output=self._request.output,
                 resume_from=self.received,
                 evaluation_digest=self._buffer.digest,
                 stop_before=0 if self._part is None else self._part.stop,
-                max_chunk_bytes=self._chunk_bytes,
+                max_chunk_bytes=self.chunk_bytes,
             )
         )
-
-    def wait(self, *, waits: bool) -> None:
-        """Note the beginning of a wait for its turn, or the end."""
-        self.moved_at = math.inf if waits else time.monotonic()
 
     def restart(self) -> None:
         """Discard the result bytes: they belong to another evaluation."""
@@ -492,23 +441,29 @@ class Transfer:
             raise self._nonsense(f"ended the stream after {self.received} bytes; more are due")
 
     def _nonsense(self, what: str) -> ServerError:
-        return ServerError(f"the server {what}", request_id=self._request.request_id)
+        return ServerError(f"the server {what}", request_id=self.request_id)
 
 
 class Shares:
-    """Transfers of the shares of one evaluation.
+    """Transfers of the shares of one evaluation, or of the whole.
 
+    count        number of transfers at once
+    whole        the only transfer; None where several share the evaluation
     input_bytes  of the whole input
     """
 
     def __init__(self, request: ArrayRequest, count: int, *, chunk_bytes: int) -> None:
         self._request = request
-        self._count = count
+        self.count = count
         self._chunk_bytes = chunk_bytes
         self._buffer = ResultBuffer(request)
-        self._first = self._transfer(range(1))
+        self._first = self._transfer(None if count == 1 else range(1))
         self._parts: tuple[Transfer, ...] = (self._first,)
         self.input_bytes = request.input_bytes
+
+    @property
+    def whole(self) -> Transfer | None:
+        return self._first if self.count == 1 else None
 
     @property
     def result(self) -> NDArray[Any] | None:
@@ -543,7 +498,7 @@ class Shares:
             raise AssertionError("a result of unknown size was to be cut")
         size = self._request.source.dtype.itemsize
         elements = total // size
-        ends = sorted({size * (elements * part // self._count) for part in range(self._count + 1)})
+        ends = sorted({size * (elements * part // self.count) for part in range(self.count + 1)})
         self._parts = tuple(
             self._transfer(range(first, stop)) for first, stop in itertools.pairwise(ends)
         )
@@ -554,7 +509,7 @@ class Shares:
             return self._buffer.view.nbytes
         return self._request.output_bytes
 
-    def _transfer(self, part: range) -> Transfer:
+    def _transfer(self, part: range | None) -> Transfer:
         return Transfer(
             self._request, chunk_bytes=self._chunk_bytes, part=part, buffer=self._buffer
         )

@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -45,6 +44,8 @@ _WHOLE = ("ipv4:", "ipv6:", "unix")
 _LISTS = ("replicas+http", "replicas+https")
 # Schemes of gRPC whose targets have no host and port.
 _OPAQUE = ("unix", "unix-abstract", "vsock", "xds", "google-c2p")
+# Schemes of numeric addresses, and their versions of IP.
+_NUMERIC = {"ipv4": 4, "ipv6": 6}
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _HOST_PORT = re.compile(
     r"(?P<host>\[[^\[\]\s/\0-\x1f]+\]|[^\[\]:\s/\0-\x1f]+):(?P<port>[0-9]+)", re.ASCII
@@ -54,30 +55,21 @@ _MAX_PORT = 65535
 _MAX_LABEL = 63
 
 Sent = tuple[tuple[str, str], ...]
+Bearer = Callable[[], Sent]
 
 _log = logging.getLogger("gradwire")
 # Values of GRADWIRE_CHECKSUMS.
 _WORDS = {"": None, "1": True, "true": True, "0": False, "false": False}
 
 
-class BearerToken:
-    """Token of a client, as metadata of a call; safe for threads."""
-
-    def __init__(self, sent: Sent | Reloaded[Sent]) -> None:
-        self._sent = sent
-
-    def metadata(self) -> Sent:
-        """Return the metadata of a call; a changed file is read again."""
-        return self._sent.get() if isinstance(self._sent, Reloaded) else self._sent
-
-
 def read_bearer(
     token: str | None, token_file: str | None, *, target: Sequence[str], secure: bool
-) -> BearerToken | None:
-    """Return the token to send, None without one.
+) -> Bearer | None:
+    """Return a function that gives the token as metadata.
 
-    Without arguments it comes from GRADWIRE_TOKEN or GRADWIRE_TOKEN_FILE. It occurs in no argument
-    of a program, repr, error or log.
+    Returns None without a token. The function reads a changed file again. Without arguments
+    GRADWIRE_TOKEN has the token, or GRADWIRE_TOKEN_FILE names its file. The token occurs in no
+    argument of a program, repr, error or log.
 
     Raises InvalidRequestError for a malformed token, an unreadable file, and a token that would
     travel to another machine in plain text.
@@ -87,26 +79,29 @@ def read_bearer(
     name, file_name = "token", "token_file"
     if token is None and token_file is None:
         token, token_file = os.environ.get(TOKEN_VARIABLE), os.environ.get(TOKEN_FILE_VARIABLE)
+        if not token and not token_file:
+            return None
+        token = token or None
         name, file_name = TOKEN_VARIABLE, TOKEN_FILE_VARIABLE
-    if not token and not token_file and name != "token":
-        return None
-    distant = [address for address in target if not is_local(address)]
-    if distant and not secure:
+    name = name if token is not None else file_name
+    distant = next((address for address in target if not is_local(address)), None)
+    if distant is not None and not secure:
         raise InvalidRequestError.of(
-            name if token is not None else file_name,
-            f"a token would go to {distant[0]} in plain text, where others can read it; give "
+            name,
+            f"a token would go to {distant} in plain text, where others can read it; give "
             "credentials for TLS (--tls-ca), or no token",
         )
-    told = [address for address in target if is_open_list(address)]
-    if told:
+    told = next((address for address in target if is_open_list(address)), None)
+    if told is not None:
         raise InvalidRequestError.of(
-            name if token is not None else file_name,
-            f"a token would go wherever {told[0]} says, in plain text that others can change; "
+            name,
+            f"a token would go wherever {told} says, in plain text that others can change; "
             "give replicas+https, or no token",
         )
-    if token is not None and (token or token_file is None):
-        return BearerToken(_sent(token, name))
-    return BearerToken(_of_file(token_file or "", file_name))
+    if token is None:
+        return _of_file(token_file or "", name).get
+    sent = _sent(token, name)
+    return lambda: sent
 
 
 def _of_file(path: str, name: str) -> Reloaded[Sent]:
@@ -133,11 +128,14 @@ def _sent(token: str, name: str, path: str = "") -> Sent:
     return (("authorization", f"Bearer {token}"),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Options:
-    """Checked arguments of Client and AsyncClient, documented in Client.
+    """Checked arguments of a client, and facts that its calls learn.
 
-    tries  makes the retry state of a call, with the client's budget
+    bearer      gives the metadata of the token, if any
+    one_server  whether each call goes to the same server, as far as known
+    budget      of retries
+    checking    whether messages carry checksums
     """
 
     target: Sequence[str]
@@ -154,8 +152,10 @@ class Options:
     connect_timeout_s: float | None = None
     shared_memory: bool = True
     checksums: bool | None = None
-    bearer: BearerToken | None = field(init=False, repr=False)
-    tries: Callable[[RetryBudget], Tries] = field(init=False, repr=False, compare=False)
+    bearer: Bearer | None = field(init=False, repr=False)
+    one_server: bool = field(init=False)
+    budget: RetryBudget = field(init=False, repr=False, default_factory=RetryBudget)
+    checking: Checking = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not _is_count(self.connections) or not 1 <= self.connections <= _MAX_CONNECTIONS:
@@ -181,20 +181,18 @@ class Options:
                 f"chunk_bytes is {chunk!r}; give {LEAST_CHUNK_BYTES} to {_MAX_CHUNK_BYTES} bytes"
             )
         secure = self.credentials is not None
-        bearer = read_bearer(self.token, self.token_file, target=self.target, secure=secure)
-        object.__setattr__(self, "bearer", bearer)
-        tries = partial(
-            Tries,
+        self.bearer = read_bearer(self.token, self.token_file, target=self.target, secure=secure)
+        self.one_server = len(self.target) == 1 and not is_list(self.target[0])
+        self.checking = Checking(self)
+
+    def tries(self) -> Tries:
+        """Return the retry state of a new call."""
+        return Tries(
             self.retry,
+            self.budget,
             one_server=self.one_server,
             connect_timeout_s=self.connect_timeout_s,
         )
-        object.__setattr__(self, "tries", tries)
-
-    @property
-    def one_server(self) -> bool:
-        """Whether each call goes to the same server, as far as known."""
-        return len(self.target) == 1 and not is_list(self.target[0])
 
     def as_arguments(self) -> dict[str, Any]:
         """Return the constructor's arguments, to copy the client to another process."""
@@ -291,23 +289,38 @@ def is_host_port(text: str) -> bool:
     return _host_port_fault(text) is None
 
 
+def host_ports(address: str) -> list[str]:
+    """Return each HOST:PORT in an address; none for a scheme without them."""
+    scheme, _, rest = address.partition(":")
+    if scheme in _OPAQUE or address.startswith("replicas+"):
+        return []
+    if scheme in _NUMERIC:
+        return rest.split(",")
+    if scheme == "dns":
+        return [rest.rpartition("/")[2] if rest.startswith("//") else rest]
+    return [address]
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """Return host and port of a valid HOST:PORT, the host without brackets."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def _fault(address: str) -> str | None:
     """Return the remedy for a malformed address; None for a valid one."""
     scheme, _, rest = address.partition(":")
     if scheme in _OPAQUE:
         return None if rest.strip("/") else f"give {scheme}:NAME"
-    if scheme in {"ipv4", "ipv6"}:
-        version = int(scheme[-1])
-        faults = (_host_port_fault(each) for each in rest.split(","))
-        if fault := next(filter(None, faults), None):
-            return fault
-        known = all(_version(each) == version for each in rest.split(","))
-        return None if known else f"give addresses of IPv{version} there, or a name without scheme"
-    if scheme == "dns":
-        return _host_port_fault(rest.rpartition("/")[2] if rest.startswith("//") else rest)
-    if _URL.match(address):
+    if scheme != "dns" and _URL.match(address):
         return "give HOST:PORT without a scheme, or dns:///HOST:PORT"
-    return _host_port_fault(address)
+    places = host_ports(address)
+    if fault := next(filter(None, map(_host_port_fault, places)), None):
+        return fault
+    version = _NUMERIC.get(scheme)
+    if version is not None and any(_version(each) != version for each in places):
+        return f"give addresses of IPv{version} there, or a name without scheme"
+    return None
 
 
 def _host_port_fault(text: str) -> str | None:
@@ -342,29 +355,6 @@ def is_open_list(address: str) -> bool:
     return address.startswith("replicas+http:") and not is_local(urlsplit(address).netloc)
 
 
-def host_and_port(address: str) -> tuple[str, int] | None:
-    """Return host and port of an address, or None.
-
-    Addresses that stand for no single host give None.
-    """
-    text = address.rpartition("/")[2].removeprefix("dns:")
-    found = None if address.startswith((*_OPAQUE, "replicas+")) else _HOST_PORT.fullmatch(text)
-    return None if found is None else (found["host"].strip("[]"), int(found["port"]))
-
-
-def channel_targets(addresses: Sequence[str], *, secure: bool) -> tuple[str, ...]:
-    """Return the targets of the channels that reach all addresses.
-
-    Several numeric addresses of one family share a channel, in which grpc rotates among them. Names
-    and servers with TLS cannot be joined: a channel expects one name of all its servers.
-    """
-    if len(addresses) > 1 and not secure:
-        for scheme, version in (("ipv4", 4), ("ipv6", 6)):
-            if all(_version(address) == version for address in addresses):
-                return (f"{scheme}:{','.join(addresses)}",)
-    return tuple(addresses)
-
-
 def goes_round(target: str) -> bool:
     """Whether calls to a target may reach several servers in rotation."""
     return _version(target) is None and not target.startswith("unix")
@@ -372,19 +362,15 @@ def goes_round(target: str) -> bool:
 
 def is_local(address: str) -> bool:
     """Whether an address is on this machine and unreachable from others."""
-    scheme, _, rest = address.partition(":")
-    if scheme in {"unix", "unix-abstract"}:
-        return True
-    if scheme in {"ipv4", "ipv6"}:
-        return all(_is_loopback(each) for each in rest.split(","))
-    return _is_loopback(address.rpartition("/")[2] if scheme == "dns" else address)
+    places = host_ports(address)
+    unix = address.startswith(("unix:", "unix-abstract:"))
+    return unix or (bool(places) and all(map(_is_loopback, places)))
 
 
-def _is_loopback(address: str) -> bool:
+def _is_loopback(place: str) -> bool:
     """Whether HOST:PORT, or HOST alone, is a loopback address."""
-    host = address if address.count(":") > 1 and "[" not in address else address.partition(":")[0]
-    if "[" in address:
-        host = address.partition("[")[2].partition("]")[0]
+    found = _HOST_PORT.fullmatch(place)
+    host = (found["host"] if found else place).strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

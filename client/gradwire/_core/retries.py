@@ -15,7 +15,9 @@ Every RPC of the service is pure, so any of them may be repeated. The rules:
 5. If the certificate of the only server is not signed by a trusted authority, or if that server
    does not use TLS, there is a second try on another connection, since one address may
    stand for several servers, but no third.
-6. No pause exceeds the deadline: the last error is raised instead.
+6. A client of a single server that has not answered yet tries to connect for 3 s: its target may
+   be wrong.
+7. No pause exceeds the deadline: the last error is raised instead.
 
 Pauses, jitter and the budget follow gRPC's proposal A6, client retries. gRPC's own retries are off
 even for small calls: they cannot resume a stream, do not know RetryInfo, try the same channel
@@ -47,6 +49,8 @@ _log = logging.getLogger("gradwire")
 _REFUSAL = 0.125
 # A6, "Exponential Backoff": a pause is drawn from 0.8 to 1.2 times its nominal length.
 _JITTER = 0.2
+# Seconds for which a client whose only server has never answered tries to connect, by default.
+_FIRST_CONNECT_S = 3.0
 # Most tries in a row at a single server after a failure that waiting does not mend.
 LASTING_ATTEMPTS = 2
 
@@ -99,6 +103,8 @@ class RetryBudget:
     It is A6's `retryThrottling`: a failure takes a token, a success gives a fraction of one back,
     and there are retries while more than half of the tokens are left. Updates may get lost between
     threads: a token more or less changes nothing.
+
+    reached  whether a server has answered any call of the client
     """
 
     # A6 allows up to 1000 tokens: when a server restarts, each of many streams in flight fails
@@ -107,9 +113,11 @@ class RetryBudget:
         self._max_tokens = max_tokens
         self._token_ratio = token_ratio
         self._tokens = max_tokens
+        self.reached = False
 
     def succeed(self) -> None:
         """Note a call that succeeded."""
+        self.reached = True
         self._tokens = min(self._max_tokens, self._tokens + self._token_ratio)
 
     def fail(self, tokens: float = 1.0) -> None:
@@ -126,7 +134,7 @@ class Tries:
     """The tries of one call.
 
     one_server         whether each try goes to the same server, as far as is known
-    connect_timeout_s  seconds to continue while no server can be reached; None for no such bound
+    connect_timeout_s  seconds to continue while no server can be reached; None for rule 6
     """
 
     def __init__(
@@ -178,13 +186,14 @@ class Tries:
 
     def _left_to_connect_s(self, error: GradwireError) -> float:
         if not (isinstance(error, UnavailableError) and error.unreachable):
-            self._unreachable_since = None
-        elif self._connect_timeout_s is not None:
-            now = time.monotonic()
-            if self._unreachable_since is None:
-                self._unreachable_since = now
-            return self._unreachable_since + self._connect_timeout_s - now
-        return math.inf
+            self._unreachable_since, self._budget.reached = None, True
+            return math.inf
+        now = time.monotonic()
+        self._unreachable_since = self._unreachable_since or now
+        is_known = self._budget.reached or not self._one_server
+        first_s = math.inf if is_known else _FIRST_CONNECT_S
+        timeout_s = first_s if self._connect_timeout_s is None else self._connect_timeout_s
+        return self._unreachable_since + timeout_s - now
 
     def _attempts(self, error: GradwireError) -> int:
         most = self._policy.max_attempts

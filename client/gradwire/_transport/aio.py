@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
@@ -19,7 +20,8 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
-from gradwire._core.batch import PendingItem
+from gradwire._core.batch import ItemBatch, PendingItem
+from gradwire._core.evaluation import Evaluation
 from gradwire._core.options import Options
 from gradwire._transport.batch import QUICK_S, BatchEngine, Outcomes
 from gradwire._transport.channels import ClientChannels, ServiceChannel, channel_pool, open_channel
@@ -34,51 +36,57 @@ MAX_STREAMS = 64
 open_aio_channel = partial(open_channel, api=grpc.aio)
 
 
-class AsyncClientChannels:
+class AsyncClientChannels(Runtime):
     """The connections of a client of asyncio in one process.
 
-    loop      event loop of the connections
-    unary     for calls of one message each way
-    blocking  connections of streams
+    As a Runtime it suspends the task wherever the coroutine of a call waits.
+
+    loop            event loop of the connections
+    unary           for calls of one message each way
+    calls           of tasks
+    blocking        connections of streams
+    blocking_calls  calls for threads
     """
 
     def __init__(self, options: Options) -> None:
         self.loop = asyncio.get_running_loop()
+        self.options = options
         self.blocking = ClientChannels(options, waits=False)
-        self.budget, self.shared_memory = self.blocking.budget, self.blocking.shared_memory
+        self.shared_memory = self.blocking.shared_memory
         self.unary = channel_pool(
             options,
             close_one=self._start_closing,
             replicas=self.blocking.replicas,
             api=grpc.aio,
         )
-        self.calls = UnaryCalls(options, lambda: self.blocking, lambda: self._closed, Runtime())
-        self._closed = False
+        self.calls = UnaryCalls(self, self)
+        self.blocking_calls = UnaryCalls(self.blocking, Runtime())
+        self.closed = False
         self._closing: set[asyncio.Future[None]] = set()
         self._free = asyncio.Semaphore(MAX_STREAMS)
         self._turn = asyncio.Lock()
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="gradwire-starter")
 
     @asynccontextmanager
-    async def admitted(
-        self, count: int, *, timeout_s: float | None, too_late: Callable[[], Exception]
-    ) -> AsyncGenerator[None]:
-        """Hold places for so many open streams during the block.
+    async def admitted(self, evaluation: Evaluation) -> AsyncGenerator[None]:
+        """Hold places for the streams of an evaluation during the block.
 
         Waits until they are free.
 
-        Raises too_late() after timeout_s, CallCancelledError where the client is closed.
+        Raises DeadlineExceededError after the deadline, CallCancelledError where the client is
+        closed.
         """
         taken = 0
+        left_s = None if math.isinf(evaluation.left_s) else evaluation.left_s
         try:
             try:
-                async with asyncio.timeout(timeout_s), self._turn:
-                    while taken < min(count, MAX_STREAMS):
+                async with asyncio.timeout(left_s), self._turn:
+                    while taken < min(evaluation.shares.count, MAX_STREAMS):
                         await self._free.acquire()
                         taken += 1
             except TimeoutError as error:
-                raise too_late() from error
-            if self._closed:
+                raise evaluation.too_late() from error
+            if self.closed:
                 raise CallCancelledError("the client was closed")
             yield
         finally:
@@ -87,13 +95,13 @@ class AsyncClientChannels:
 
     def start(self, action: Callable[[], object]) -> None:
         """Have the starting thread call a function that does not block."""
-        if self._closed:
+        if self.closed:
             raise CallCancelledError("the client was closed")
         self._starter.submit(action)
 
     async def close(self) -> None:
         """Close the channels and cancel their calls."""
-        self._closed = True
+        self.closed = True
         for each in self.unary.close():
             await each.channel.close()
         await asyncio.to_thread(self.blocking.close)
@@ -114,37 +122,9 @@ class AsyncClientChannels:
             # A closed loop has no waiters.
             self.loop.call_soon_threadsafe(action)
 
-
-class LoopEvent(threading.Event):
-    """An event that tasks await and that any thread may set."""
-
-    def __init__(self, channels: AsyncClientChannels) -> None:
-        super().__init__()
-        self._channels = channels
-        self.in_loop = asyncio.Event()
-
-    def set(self) -> None:
-        """Set it; the loop notices a moment later."""
-        super().set()
-        self._channels.in_loop(self.in_loop.set)
-
-
-class AsyncRuntime(Runtime):
-    """Suspends the task wherever the coroutine of a call waits.
-
-    channels  returns the client's channels
-    """
-
-    def __init__(self, channels: Callable[[], AsyncClientChannels]) -> None:
-        self._channels = channels
-
     def event(self) -> LoopEvent:
         """Return a new event for wait()."""
-        return LoopEvent(self._channels())
-
-    def start(self, action: Callable[[], object]) -> None:
-        """Have another thread call a function soon."""
-        self._channels().start(action)
+        return LoopEvent(self)
 
     async def send(
         self, method: Any, request: bytes, on_trailers: OnTrailers, **options: Any
@@ -172,6 +152,20 @@ class AsyncRuntime(Runtime):
         return await asyncio.to_thread(function)
 
 
+class LoopEvent(threading.Event):
+    """An event that tasks await and that any thread may set."""
+
+    def __init__(self, channels: AsyncClientChannels) -> None:
+        super().__init__()
+        self._channels = channels
+        self.in_loop = asyncio.Event()
+
+    def set(self) -> None:
+        """Set it; the loop notices a moment later."""
+        super().set()
+        self._channels.in_loop(self.in_loop.set)
+
+
 class AsyncResults(Outcomes[T_co], AsyncIterator[T_co]):
     """Asynchronous iterator over the results of `AsyncClient.evaluate_many`.
 
@@ -187,17 +181,10 @@ class AsyncResults(Outcomes[T_co], AsyncIterator[T_co]):
         channels: AsyncClientChannels,
         *,
         ordered: bool,
-        max_in_flight: int,
-        timeout_s: float | None,
+        **arguments: Any,
     ) -> None:
         super().__init__(ordered=ordered)
-        self._work = _Work(
-            items,
-            channels,
-            ordered=ordered,
-            max_in_flight=max_in_flight,
-            timeout_s=timeout_s,
-        )
+        self._work = _Work(items, channels, ordered=ordered, **arguments)
 
     async def __anext__(self) -> T_co:
         pending = await self._work.outcome()
@@ -243,10 +230,9 @@ class _Work:
     ) -> None:
         self._items = items if isinstance(items, AsyncIterable) else iter(items)
         self._channels = channels
-        blocking = channels.blocking
-        self._batch = batch = blocking.batch(timeout_s=timeout_s, **arguments)
+        self._batch = ItemBatch(options=channels.options, timeout_s=timeout_s, **arguments)
         self._engine = BatchEngine(
-            batch, blocking, channels.calls, timeout_s=timeout_s, notify=self._notify
+            self._batch, channels.blocking_calls, timeout_s=timeout_s, notify=self._notify
         )
         self._taking: asyncio.Task[None] | None = None
         self._notified = False

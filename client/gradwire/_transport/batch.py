@@ -30,6 +30,7 @@ from gradwire._transport.channels import (
     PooledChannel,
     ServiceChannel,
     from_rpc_error,
+    next_pause_s,
 )
 from gradwire._transport.streams import StreamRun
 from gradwire._transport.tracing import call_span
@@ -43,6 +44,9 @@ T_co = TypeVar("T_co", covariant=True)
 QUICK_S = 0.05
 # Seconds that a server has to end a finished stream.
 _CLOSING_S = 1.0
+
+# Looks at a stream during the seconds after which it counts as stalled.
+_LOOKS = 16
 
 # Streams of a parent process: finalizing one here would end it there.
 _OF_PARENTS: list[BatchStream] = []
@@ -60,15 +64,13 @@ class BatchEngine:
     def __init__(
         self,
         batch: ItemBatch,
-        channels: ClientChannels,
-        unary: UnaryCalls,
+        calls: UnaryCalls[ClientChannels],
         *,
         timeout_s: float | None,
         notify: Callable[[], object],
     ) -> None:
         self._batch = batch
-        self._channels = channels
-        self._unary = unary
+        self._calls = calls
         self._timeout_s = timeout_s
         self._notify = notify
         self._run: StreamRun | None = None
@@ -76,12 +78,11 @@ class BatchEngine:
         # The caller's span is the parent of the streams' spans.
         self._context = copy_context()
         self._stream: BatchStream | None = None
-        self._watch: _StallTimer | None = None
         self._fault: BaseException | None = None
         self._work = threading.Event()
         self._ended = threading.Event()
         self.stopped = False
-        channels.register(self)
+        calls.channels.register(self)
 
     def check_process(self) -> None:
         """Raise RuntimeError in a process other than the creating one."""
@@ -141,15 +142,16 @@ class BatchEngine:
 
     def step(self) -> None:
         """Do one thing that takes time: receive, connect, call, or pause."""
-        batch = self._batch
+        batch, stream = self._batch, self._stream
         batch.send_due(self._send)
-        if batch.in_flight == 1 and self._stream is not None and not self._stream.is_active:
+        if batch.in_flight == 1 and stream is not None and not stream.is_active:
             # A server ends streams that are idle for long.
             self._hang_up()
-        if batch.in_flight and self._stream is None:
+            stream = None
+        if batch.in_flight and stream is None:
             self.connect()
-        elif batch.in_flight:
-            self._receive()
+        elif batch.in_flight and stream is not None:
+            self._receive(stream)
         elif batch.alone:
             self._call(batch.alone.popleft())
         elif batch.due_in_s is not None:
@@ -161,16 +163,10 @@ class BatchEngine:
         with batch.lock:
             if self._stream is not None:
                 return
-            stream = self._stream = BatchStream(self._channels, batch.begin())
-        try:
-            stream.start()
-            self._watch = _StallTimer(stream.cancel, batch.timeout_s)
-        except GradwireError as error:
-            self._recover(error)
-        except BaseException:
-            # As when no thread can be started.
-            self._hang_up()
-            raise
+            stream = self._stream = BatchStream(
+                self._calls.channels, batch.begin(), timeout_s=batch.timeout_s
+            )
+        self._in_stream(stream.start)
 
     def stop(self) -> None:
         """Stop since the client is closed; open items then get errors."""
@@ -197,24 +193,22 @@ class BatchEngine:
         if self._stream is not None:
             self._stream.send(request)
 
-    def _receive(self) -> None:
+    def _receive(self, stream: BatchStream) -> None:
         """Take the next message."""
-        stream, watch = self._stream, self._watch
-        if stream is None or watch is None:
-            # Another thread has closed it.
-            self._hang_up()
-            return
-        watch.begin()
+        self._in_stream(lambda: self._batch.take(stream.receive()))
+
+    def _in_stream(self, action: Callable[[], object]) -> None:
+        """Act on the stream; end it after an error."""
         try:
-            self._batch.take(stream.receive())
+            action()
         except GradwireError as error:
-            self._recover(self._batch.stalled() if watch.expired else error)
+            stalled = self._stream is not None and self._stream.stalled
+            self._recover(self._batch.stalled() if stalled else error)
         except BaseException:
-            # After an exception such as KeyboardInterrupt a message may be lost.
+            # As when no thread can be started. After one such as KeyboardInterrupt a message may be
+            # lost.
             self._hang_up()
             raise
-        else:
-            watch.end()
 
     def _call(self, pending: PendingItem) -> None:
         """Evaluate an item by a separate call.
@@ -232,16 +226,17 @@ class BatchEngine:
     def _evaluate(self, item: Item | None) -> NDArray[Any]:
         if item is None:
             raise AssertionError("it goes by the stream")
-        evaluation = self._channels.evaluation(
+        channels = self._calls.channels
+        evaluation = channels.evaluation(
             item.op,
             item.array,
             output_shape=item.output_shape,
             out=item.out,
             timeout_s=self._timeout_s,
         )
-        now(self._unary.evaluate(evaluation))
+        now(self._calls.evaluate(evaluation))
         if evaluation.streams:
-            self._run = StreamRun(evaluation, self._channels, Runtime())
+            self._run = StreamRun(evaluation, channels, Runtime())
             if self._ended.is_set():
                 self._run.stop()
             now(self._run.run())
@@ -249,19 +244,22 @@ class BatchEngine:
 
     def _recover(self, error: GradwireError) -> None:
         self._hang_up()
-        if not self._ended.is_set():
-            self._ended.wait(self._batch.broke(error))
+        if self._ended.is_set():
+            return
+        try:
+            pause_s = next_pause_s(error, self._batch.broke, self._calls.channels.options)
+        except GradwireError as last:
+            self._batch.give_up(last)
+        else:
+            self._ended.wait(pause_s)
 
     def _hang_up(self) -> None:
         with self._batch.lock:
             stream, self._stream = self._stream, None
-        watch, self._watch = self._watch, None
         if stream is not None and os.getpid() != self._process:
             _OF_PARENTS.append(stream)
         elif stream is not None:
             stream.cancel()
-        if watch is not None:
-            watch.stop()
 
 
 class Outcomes(Generic[T_co]):
@@ -300,8 +298,7 @@ class Results(Outcomes[T_co], Iterator[T_co]):
     def __init__(
         self,
         items: Iterable[object],
-        channels: ClientChannels,
-        unary: UnaryCalls,
+        calls: UnaryCalls[ClientChannels],
         *,
         ordered: bool,
         max_in_flight: int,
@@ -309,15 +306,16 @@ class Results(Outcomes[T_co], Iterator[T_co]):
     ) -> None:
         super().__init__(ordered=ordered)
         self._items = iter(items)
-        self._batch = batch = channels.batch(
-            ordered=ordered, max_in_flight=max_in_flight, timeout_s=timeout_s
+        self._batch = ItemBatch(
+            options=calls.channels.options,
+            ordered=ordered,
+            max_in_flight=max_in_flight,
+            timeout_s=timeout_s,
         )
         self._asked = threading.Lock()
         self._news = threading.Event()
         self._threaded = False
-        self._engine = BatchEngine(
-            batch, channels, unary, timeout_s=timeout_s, notify=self._news.set
-        )
+        self._engine = BatchEngine(self._batch, calls, timeout_s=timeout_s, notify=self._news.set)
 
     def __next__(self) -> T_co:
         self._engine.check_process()
@@ -390,65 +388,28 @@ class Results(Outcomes[T_co], Iterator[T_co]):
             engine.close()
 
 
-class _StallTimer:
-    """Calls on_stall() from its own thread after timeout_s.
+class BatchStream:
+    """Sends requests and receives answers, both serialized, from start() on.
 
-    grpc itself waits without a limit.
-
-    expired  whether it has called on_stall()
+    stalled  whether receive() has waited for longer than timeout_s
     """
 
-    _LOOKS = 8
-
-    def __init__(self, on_stall: Callable[[], None], timeout_s: float) -> None:
-        self._on_stall = on_stall
-        self._timeout_s = timeout_s
-        self._since: float | None = None
-        self._stopped = threading.Event()
-        self.expired = False
-        threading.Thread(target=self._look, name="gradwire-watch", daemon=True).start()
-
-    def begin(self) -> None:
-        """Start the timer."""
-        self._since = time.monotonic()
-
-    def end(self) -> None:
-        """Stop the timer."""
-        self._since = None
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._stopped.set()
-
-    def _look(self) -> None:
-        left_s = self._timeout_s
-        while not self._stopped.wait(min(left_s, self._timeout_s / self._LOOKS)):
-            since = self._since
-            left_s = self._timeout_s
-            if since is not None:
-                left_s += since - time.monotonic()
-            if left_s <= 0:
-                self.expired = True
-                self._on_stall()
-                return
-
-
-class BatchStream:
-    """Sends requests and receives answers, both serialized, from start() on."""
-
-    def __init__(self, channels: ClientChannels, requests: Iterable[bytes]) -> None:
+    def __init__(
+        self, channels: ClientChannels, requests: Iterable[bytes], *, timeout_s: float
+    ) -> None:
         self._requests: SimpleQueue[bytes | None] = SimpleQueue()
         for request in requests:
             self._requests.put(request)
-        self._pool, self._failed, self._ended = channels.unary, False, False
+        self._timeout_s = timeout_s
+        self._waiting_since: float | None = None
+        self._over = threading.Event()
         self._ending = threading.Lock()  # another thread may cancel
-        self._cancelled = False
+        self._pool, self._failed, self._ended = channels.unary, False, False
+        self.stalled = False
         self._taken: PooledChannel[ServiceChannel] | None = None
         self._call: Any = None
         self._tracing = contextlib.ExitStack()
-        self._span = self._tracing.enter_context(
-            call_span("EvaluateMany", target=channels.target, bearer=channels.bearer)
-        )
+        self._span = self._tracing.enter_context(call_span("EvaluateMany", channels.options))
 
     def start(self) -> None:
         """Begin the stream, once, in any thread.
@@ -457,20 +418,21 @@ class BatchStream:
         UnavailableError if no server is known.
         """
         try:
-            if self._cancelled:
+            if self._over.is_set():
                 raise CallCancelledError("cancelled before it began")
             self._taken, channel = self._pool.take()
             stream = channel.channel.stream_stream(f"{SERVICE_PATH}EvaluateMany")
             self._call = stream(iter(self._requests.get, None), metadata=self._span.metadata)
+            threading.Thread(target=self._watch, name="gradwire-watch", daemon=True).start()
         except GradwireError as error:
-            self._refuse(error)
+            self._end(error)
             raise
         except ValueError as error:
             # The channel is closed.
             closed = CallCancelledError(str(error))
-            self._refuse(closed)
+            self._end(closed)
             raise closed from error
-        if self._cancelled:
+        if self._over.is_set():
             self.cancel()
 
     def send(self, request: bytes) -> None:
@@ -484,6 +446,7 @@ class BatchStream:
 
     def receive(self) -> bytes:
         """Wait for the next answer; raise GradwireError if none comes."""
+        self._waiting_since = time.monotonic()
         try:
             message: bytes = next(self._call)
         except StopIteration:
@@ -492,6 +455,7 @@ class BatchStream:
             failure = from_rpc_error(error)
             self._failed = is_retryable(failure, streamed=True)
             raise failure from error
+        self._waiting_since = None
         return message
 
     def finish(self) -> None:
@@ -507,19 +471,14 @@ class BatchStream:
 
         receive() then raises, if another thread waits in it.
         """
-        self._cancelled = True
+        self._over.set()
         self._requests.put(None)
-        if self._call is None:
-            return
-        self._call.cancel()
-        ok = self._call.code() is grpc.StatusCode.OK
-        self._give_back(None if ok else from_rpc_error(cast("grpc.RpcError", self._call)))
+        if self._call is not None:
+            self._call.cancel()
+            ok = self._call.code() is grpc.StatusCode.OK
+            self._end(None if ok else from_rpc_error(self._call))
 
-    def _refuse(self, error: GradwireError) -> None:
-        self._requests.put(None)
-        self._give_back(error)
-
-    def _give_back(self, error: GradwireError | None) -> None:
+    def _end(self, error: GradwireError | None) -> None:
         with self._ending:
             ended, self._ended = self._ended, True
         if not ended:
@@ -527,3 +486,15 @@ class BatchStream:
                 self._pool.give_back(self._taken, failed=self._failed)
             self._span.answer = error
             self._tracing.close()
+
+    def _watch(self) -> None:
+        """Cancel the call if receive() waits too long.
+
+        grpc itself waits without a limit.
+        """
+        while not self._over.wait(self._timeout_s / _LOOKS):
+            since = self._waiting_since
+            if since is not None and time.monotonic() > since + self._timeout_s:
+                self.stalled = True
+                self._call.cancel()
+                return

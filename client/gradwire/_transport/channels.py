@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
-import ssl
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from operator import itemgetter
+from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
 from weakref import WeakSet
 
 import grpc
 
 from gradwire import ops
-from gradwire._core.batch import ItemBatch
 from gradwire._core.evaluation import Evaluation
 from gradwire._core.options import (
     CHUNK_BYTES,
@@ -28,25 +28,22 @@ from gradwire._core.options import (
     SPLIT_THRESHOLD_BYTES,
     STREAM_THRESHOLD_BYTES,
     TIMEOUT_S,
-    Checking,
     Options,
-    channel_targets,
     goes_round,
     host_and_port,
+    host_ports,
     is_list,
     is_local,
     read_target,
 )
-from gradwire._core.retries import RetryBudget, RetryPolicy
+from gradwire._core.retries import RetryPolicy
 from gradwire._transport.replicas import Replicas
 from gradwire._transport.shared_memory import SharedMemory
 from gradwire._wire.environment import VERSION
-from gradwire._wire.statuses import STATUS_DETAILS_KEY, from_status, is_closed
+from gradwire._wire.statuses import STATUS_DETAILS_KEY, from_status, is_refused
 from gradwire.errors import CallCancelledError, GradwireError, InvalidRequestError, UnavailableError
 
 T = TypeVar("T")
-Answer = TypeVar("Answer")
-Pause = TypeVar("Pause", float, float | None)
 
 # Far above a reply of Evaluate or a chunk; a foreign server must not fill the memory.
 _MAX_MESSAGE_BYTES = 64 << 20
@@ -55,6 +52,7 @@ _CLOSING_S = 1.0
 # network. gradwire's servers allow a ping every 10 s.
 _KEEPALIVE_MS = 20_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
+HEALTH_METHOD: Final = "/grpc.health.v1.Health/Check"
 SERVICE_PATH = "/gradwire.v1.GradientService/"
 _USER_AGENT = f"gradwire/{VERSION}"
 
@@ -120,13 +118,17 @@ def open_channel(
     credentials: grpc.ChannelCredentials | None,
     *,
     connect_timeout_s: float | None = None,
+    certified: str | None = None,
     api: Any = grpc,
 ) -> Any:
     """Open a channel, which connects with the first call.
 
-    api  grpc, or grpc.aio for a channel that belongs to the running event loop
+    certified  host that the server's certificate names; None for the target's
+    api        grpc, or grpc.aio for a channel that belongs to the running event loop
     """
     options = channel_options(target, connect_timeout_s=connect_timeout_s)
+    if certified is not None:
+        options.append(("grpc.ssl_target_name_override", certified))
     if credentials is None:
         return api.insecure_channel(target, options=options)
     return api.secure_channel(target, credentials, options=options)
@@ -180,13 +182,11 @@ class Pool(Generic[T]):
         self._connections = connections
         self._clock = clock
         self._lock = threading.Lock()
-        self.targets = len(targets)
         self._turn = 0
         self._closed = False
-        self._entries: list[PooledChannel[T]] = [
-            PooledChannel(one) for _ in range(connections) for one in targets
-        ]
+        self._entries: dict[str, list[PooledChannel[T]]] = {}
         self._retired: list[PooledChannel[T]] = []
+        self.renew(targets)
         if replicas is not None:
             replicas.subscribe(self.renew)
 
@@ -234,16 +234,12 @@ class Pool(Generic[T]):
         with self._lock:
             if self._closed:
                 return
-            before: dict[str, list[PooledChannel[T]]] = {}
-            for entry in self._entries:
-                before.setdefault(entry.target, []).append(entry)
-            kept = {one: before.pop(one, []) for one in targets}
-            self._entries = [
-                kept[one][number] if kept[one] else PooledChannel(one)
-                for number in range(self._connections)
+            before = self._entries
+            self._entries = {
+                one: before.pop(one, []) or [PooledChannel(one) for _ in range(self._connections)]
                 for one in targets
-            ]
-            self.targets, self._turn = len(targets), 0
+            }
+            self._turn = 0
             gone = [entry for entries in before.values() for entry in entries]
             for entry in gone:
                 entry.retired = True
@@ -262,32 +258,35 @@ class Pool(Generic[T]):
         If every target has failed, return the number of all.
         """
         with self._lock:
-            now = self._clock()
-            avoided = {entry.target for entry in self._entries if entry.avoided_until > now}
-            return self.targets - len(avoided) or self.targets
+            return len(self._entries.keys() - self._avoided()) or len(self._entries)
 
     def close(self) -> list[T]:
         """Return the connections for the caller to close; open no more."""
         with self._lock:
             self._closed = True
-            entries = self._entries + self._retired
+            entries = itertools.chain(*self._entries.values(), self._retired)
             return [entry.connection for entry in entries if entry.connection is not None]
 
-    def _least_busy(self) -> PooledChannel[T]:
-        entries = self._entries
-        if self.targets > 1:
-            self._turn = (self._turn + 1) % self.targets
-            entries = entries[self._turn :] + entries[: self._turn]
+    def _avoided(self) -> set[str]:
+        """Return the targets with a recent failure."""
         now = self._clock()
-        failed = {entry.target for entry in entries if entry.avoided_until > now}
-        if failed:
-            # Other connections of a failed target would probably fail too.
-            entries = (
-                [entry for entry in entries if entry.target not in failed]
-                or [entry for entry in entries if entry.avoided_until <= now]
-                or entries
-            )
-        return min(entries, key=lambda entry: entry.calls)
+        return {
+            target
+            for target, entries in self._entries.items()
+            if any(entry.avoided_until > now for entry in entries)
+        }
+
+    def _least_busy(self) -> PooledChannel[T]:
+        targets = list(self._entries)
+        self._turn = (self._turn + 1) % len(targets)
+        avoided, now = self._avoided(), self._clock()
+        # Other connections of a failed target would probably fail too.
+        ranked = (
+            ((target in avoided, entry.avoided_until > now, entry.calls, number), entry)
+            for target in targets[self._turn :] + targets[: self._turn]
+            for number, entry in enumerate(self._entries[target])
+        )
+        return min(ranked, key=itemgetter(0))[1]
 
 
 class ServiceChannel:
@@ -313,17 +312,13 @@ ChannelPool = Pool[ServiceChannel]
 
 def channel_pool(
     options: Options,
-    targets: Sequence[str] | None = None,
     *,
     close_one: Callable[[ServiceChannel], object],
     replicas: Replicas | None,
     api: Any = grpc,
 ) -> ChannelPool:
-    secure = options.credentials is not None
-    if targets is None:
-        targets = () if replicas is not None else channel_targets(options.target, secure=secure)
     return Pool(
-        targets,
+        options.target if replicas is None else (),
         partial(ServiceChannel, options=options, api=api),
         connections=options.connections,
         close_one=close_one,
@@ -348,40 +343,30 @@ class Stoppable(Protocol):
 class ClientChannels:
     """Channels of a client in one process, and learned server facts.
 
-    target           the addresses, comma-separated
     unary            for calls of one message each way
     streams          for streams, apart from unary calls, which would wait behind large messages
-    shares           for streams that share an evaluation: each target has connections of its own
-    bearer           token to send, if any
     max_chunk_bytes  most bytes the server takes in one chunk; None before the first stream
     replicas         list of replicas that the target names; None for other targets
     shared_memory    with a server on this machine
-    checking         whether messages carry checksums
 
     waits  whether the constructor waits for the first list
     """
 
     def __init__(self, options: Options, *, waits: bool = True) -> None:
-        self.target = ",".join(options.target)
-        self.bearer = options.bearer
-        self.replicas = Replicas(self.target) if is_list(self.target) else None
+        self.options = options
+        target = options.target[0]
+        self.replicas = Replicas(target) if is_list(target) else None
 
-        def pool(targets: Sequence[str] | None = None) -> ChannelPool:
-            return channel_pool(options, targets, close_one=_start_closing, replicas=self.replicas)
+        def pool() -> ChannelPool:
+            return channel_pool(options, close_one=_start_closing, replicas=self.replicas)
 
         self.unary = pool()
         self.streams = self.unary if options.connections == 1 else pool()
-        self.shares = self.streams
-        if self.replicas is None and self.streams.targets != len(options.target):
-            self.shares = pool(options.target)
-        self.budget = RetryBudget()
         self.shared_memory = SharedMemory(options)
-        self.checking = Checking(options)
         self.max_chunk_bytes: int | None = None
         self._lock = threading.Lock()
-        self._closed = False
+        self.closed = False
         self._running: WeakSet[Stoppable] = WeakSet()
-        self._options = options
         if waits and self.replicas is not None:
             self.replicas.wait()
 
@@ -391,37 +376,29 @@ class ClientChannels:
             op,
             array,
             **arguments,
-            options=self._options,
-            budget=self.budget,
-            servers=self.shares.sound_targets,
-            checking=self.checking,
-        )
-
-    def batch(self, **arguments: Any) -> ItemBatch:
-        """Begin an evaluate_many(); the arguments are those of ItemBatch."""
-        return ItemBatch(
-            **arguments, options=self._options, budget=self.budget, checking=self.checking
+            options=self.options,
+            servers=self.streams.sound_targets,
         )
 
     def register(self, each: Stoppable) -> None:
         """Have close() stop an object."""
         with self._lock:
             self._running.add(each)
-            closed = self._closed
+            closed = self.closed
         if closed:
             each.stop()
 
     def close(self) -> None:
         """Close the channels and cancel their calls."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             running = tuple(self._running)
         for each in running:
             each.stop()
         self.shared_memory.close()
         # Closing waits until the peer has read outgoing data, so threads do it.
-        pools = self.unary, self.streams, self.shares
-        threads = [_start_closing(each) for each in {one for pool in pools for one in pool.close()}]
+        channels = {*self.unary.close(), *self.streams.close()}
+        threads = [_start_closing(each) for each in channels]
         until = time.monotonic() + _CLOSING_S
         for closing in threads:
             closing.join(max(0.0, until - time.monotonic()))
@@ -438,61 +415,56 @@ def from_rpc_error(error: grpc.RpcError, *, request_id: str | None = None) -> Gr
     return from_status(code.name, status.details() or "", details, request_id=request_id)
 
 
-# Seconds for each step with one address.
-_STEP_S = 1.0
+# Seconds for one address.
+_ASKING_S = 1.0
 
 
-def next_pause_s(answer: Answer, recover: Callable[[Answer], Pause], options: Options) -> Pause:
-    """Return the pause that `recover` gives after an answer.
-
-    Otherwise raise its error. gRPC reports the error of a single address; a name such as localhost
-    stands for several: one may refuse a connection while a server at another one hangs up because
-    it requires TLS. So an error says which one does.
-    """
+def next_pause_s(
+    error: GradwireError, recover: Callable[[GradwireError], float], options: Options
+) -> float:
+    """Return the pause before the next try, or raise an explained error."""
     try:
-        return recover(answer)
-    except UnavailableError as error:
-        if error.unreachable and not is_closed(str(error)) and options.credentials is None:
-            address = next(filter(_speaks_tls, _addresses(options.target)), None)
-            if address is not None:
-                host, port, *_ = address[1]
-                hint = f"the server at {host}, port {port} requires TLS (credentials, --tls-ca)"
-                error.args = (f"{hint}: {error}",)
-                error.lasting = True
-        raise
+        return recover(error)
+    except UnavailableError as last:
+        raise explained(last, options) from None
 
 
-_Address = tuple[socket.AddressFamily, tuple[Any, ...]]
+def explained(error: UnavailableError, options: Options) -> UnavailableError:
+    """Replace a refusal by the error of an address that takes connections.
+
+    gRPC reports the error of one address, and a name such as localhost stands for several: one may
+    refuse a connection while the server at another one requires TLS.
+    """
+    if is_refused(error):
+        for found in _failures(options):
+            if found.unreachable and not is_refused(found):
+                found.request_id = error.request_id
+                return found
+    return error
 
 
-def _addresses(targets: Sequence[str]) -> Iterator[_Address]:
-    """Yield the numeric addresses of targets that have a host and port."""
-    for place in filter(None, map(host_and_port, targets)):
+def _failures(options: Options) -> Iterator[UnavailableError]:
+    """Call each numeric address of the targets; yield the errors."""
+    for place in (each for target in options.target for each in host_ports(target)):
+        host, port = host_and_port(place)
+        found: list[Any] = []
         # UnicodeError: a name that DNS cannot hold.
         with contextlib.suppress(OSError, UnicodeError):
-            for family, _, _, _, where in socket.getaddrinfo(*place, type=socket.SOCK_STREAM):
-                yield family, where
-
-
-def _speaks_tls(address: _Address) -> bool:
-    """Whether the server at an address speaks TLS; connects to it."""
-    family, where = address
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # Nothing is sent beyond the handshake, so the peer need not be verified.
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    with socket.socket(family) as plain:
-        plain.settimeout(_STEP_S)
-        try:
-            plain.connect(where)
-            with context.wrap_socket(plain):
-                return True
-        except ssl.SSLError as error:
-            # An alert shows that the server speaks TLS.
-            return "ALERT" in (error.reason or "")
-        except OSError:
-            return False
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for address in (where[0] for *_, where in found):
+            channel = open_channel(
+                f"ipv6:[{address}]:{port}" if ":" in address else f"ipv4:{address}:{port}",
+                options.credentials,
+                connect_timeout_s=_ASKING_S,
+                certified=host,
+            )
+            try:
+                with channel:
+                    channel.unary_unary(HEALTH_METHOD)(b"", timeout=_ASKING_S)
+            except grpc.RpcError as error:
+                failure = from_rpc_error(error)
+                if isinstance(failure, UnavailableError):
+                    yield failure
 
 
 class PerProcess(Generic[T]):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
-import math
 import mmap
 import os
 import socket
@@ -158,14 +157,8 @@ class SegmentPool:
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
         """Return an array in a new segment."""
-        like = np.empty(0, dtype).dtype
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-        if any(size < 0 for size in sizes):
-            raise ValueError("negative dimensions are not allowed")
-        nbytes = math.prod(sizes) * like.itemsize
-        if nbytes > sys.maxsize:
-            raise ValueError("the array is too big")
-        return self.memory(self.take(nbytes), nbytes).view(dtype).reshape(shape)
+        like = np.broadcast_to(np.empty((), dtype), shape)
+        return self.memory(self.take(like.nbytes), like.nbytes).view(like.dtype).reshape(like.shape)
 
     def find(self, array: NDArray[Any]) -> v1.SharedRange | None:
         """Return the range of a contiguous array in memory() of this pool.

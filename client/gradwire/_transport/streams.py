@@ -7,9 +7,10 @@ calls too: a writer of grpc.aio was seen to lose the error that ends its stream.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,11 +19,10 @@ import grpc
 from gradwire import v1
 from gradwire._core.evaluation import Evaluation, Shares, Transfer
 from gradwire._core.options import Sent
-from gradwire._core.reports import Metadata
 from gradwire._core.retries import is_retryable
-from gradwire._transport.channels import ChannelPool, ClientChannels, from_rpc_error, next_pause_s
+from gradwire._transport.channels import ClientChannels, from_rpc_error, next_pause_s
 from gradwire._transport.tracing import call_span
-from gradwire._transport.unary import Runtime
+from gradwire._transport.unary import OnTrailers, Runtime
 from gradwire._wire import checksums
 from gradwire._wire.framing import Buffer, chunk_frame, parsed, read_chunk
 from gradwire._wire.statuses import from_in_band
@@ -37,11 +37,11 @@ class StreamTry:
             a local fault, such as an unreadable input
     opened  whether the server has answered the opening message
 
-    chunk_bytes  most bytes to send in one chunk
-    eager        whether to send before the server has answered, where its limits are known
-    timeout_s    seconds from start() until the deadline; None without one
-    metadata     of the call; None for none
-    pool         pool from which to take a channel; None for the streams' pool
+    eager      whether to send before the server has answered, where its limits are known
+    timeout_s  seconds from start() until the deadline; None without one
+    metadata   of the call; None for none
+    on_trailers
+               called with the trailing metadata if the try succeeds; None for nothing
     """
 
     def __init__(
@@ -49,27 +49,21 @@ class StreamTry:
         channels: ClientChannels,
         transfer: Transfer,
         *,
-        request_id: str,
-        chunk_bytes: int,
         eager: bool,
         timeout_s: float | None,
         metadata: Sent | None,
-        pool: ChannelPool | None = None,
+        on_trailers: OnTrailers = None,
         ended: threading.Event | None = None,
     ) -> None:
         self._channels = channels
-        self._pool = pool or channels.streams
         self._transfer = transfer
-        self._request_id = request_id
+        self._request_id = transfer.request_id
         self._timeout_s = timeout_s
         self._metadata = metadata
+        self._on_trailers = on_trailers
         self._cancelled = self.opened = False
-        self._sender = _Sender(
-            transfer,
-            chunk_bytes=chunk_bytes,
-            limit=channels.max_chunk_bytes if eager else None,
-            checked=channels.checking.is_on,
-        )
+        limit = channels.max_chunk_bytes if eager else None
+        self._sender = _Sender(transfer, limit=limit, checked=channels.options.checking.is_on)
         # Checksum that those of result chunks continue.
         self._opened_checksum: int | None = None
         self.ended = ended or threading.Event()
@@ -83,13 +77,13 @@ class StreamTry:
         """
         try:
             self._begin()
-        except Exception as error:  # noqa: BLE001 - outcome() has it
+        except Exception as error:  # noqa: BLE001 - the caller raises it
             self._end(error)
 
     def _begin(self) -> None:
         if self._cancelled:
             raise CallCancelledError("cancelled before it began", request_id=self._request_id)
-        self._taken, channel = self._pool.take()
+        self._taken, channel = self._channels.streams.take()
         try:
             self._call = call = channel.stream(
                 self._sender.messages(), timeout=self._timeout_s, metadata=self._metadata
@@ -102,17 +96,11 @@ class StreamTry:
         except Exception as error:
             self.hang_up()
             self._sender.stop()
-            self._pool.give_back(self._taken, failed=False)
+            self._channels.streams.give_back(self._taken, failed=False)
             if isinstance(error, ValueError):
                 # grpc raises this for a closed channel.
                 raise CallCancelledError(str(error), request_id=self._request_id) from error
             raise
-
-    @property
-    def sent_too_large(self) -> bool:
-        """Whether a sent chunk was larger than the server takes."""
-        allowed = self._sender.limit
-        return allowed is not None and self._sender.largest > allowed
 
     def cancel(self) -> None:
         """Cancel the try; stored bytes stay."""
@@ -124,18 +112,7 @@ class StreamTry:
         if self._call is not None:
             self._call.cancel()
 
-    def trailers(self) -> Metadata:
-        """Return the trailing metadata of a try that has succeeded."""
-        return () if self._call is None else self._call.trailing_metadata() or ()
-
-    def outcome(self) -> GradwireError | None:
-        """Return the error of a failed try, None after success.
-
-        Raises any error but a GradwireError.
-        """
-        return _returned(self.error)
-
-    def _receive(self, messages: Iterable[bytes]) -> None:
+    def _receive(self, messages: Any) -> None:
         try:
             for message in messages:
                 self._take(message)
@@ -150,8 +127,12 @@ class StreamTry:
         if isinstance(failure, GradwireError):
             failure.checked = self._sender.checksum is not None
         broken = isinstance(failure, GradwireError) and is_retryable(failure, streamed=True)
-        self._pool.give_back(self._taken, failed=broken and not self._cancelled)
-        self._end(None if self._transfer.complete and broken else failure)
+        self._channels.streams.give_back(self._taken, failed=broken and not self._cancelled)
+        if self._transfer.complete and broken:
+            failure = None
+        if failure is None and self._on_trailers is not None:
+            self._on_trailers(messages.trailing_metadata() or ())
+        self._end(failure)
 
     def _end(self, error: BaseException | None) -> None:
         self.error = error
@@ -201,32 +182,29 @@ class _Sender:
 
     The input starts at the byte that the server requests.
 
-    largest  bytes of the largest chunk sent
-    limit    largest chunk that the server accepts; None if unknown
-    error    of reading the input
-    checksum of open; None for a stream without checksums
+    error     of reading the input
+    checksum  of open; None for a stream without checksums
+
+    limit  largest chunk that the server accepts; None if unknown
     """
 
-    def __init__(
-        self, transfer: Transfer, *, chunk_bytes: int, limit: int | None, checked: bool
-    ) -> None:
+    def __init__(self, transfer: Transfer, *, limit: int | None, checked: bool) -> None:
         self._transfer = transfer
-        self._chunk_bytes = chunk_bytes
         self._open = transfer.begin()
         self.checksum = checksums.seal(self._open.open) if checked else None
         self._position = 0
+        self._chunk_bytes = transfer.chunk_bytes
         self._reading = threading.Lock()
         self._stopped = False
         self._go = threading.Event()
-        self.largest = 0
-        self.limit = limit
         self.error: Exception | None = None
-        if limit is not None and transfer.is_whole and not self._open.open.resume_from:
+        if limit is not None and not self._open.open.resume_from:
+            self._chunk_bytes = min(self._chunk_bytes, limit)
             self._go.set()
 
     def go(self, opened: v1.Opened) -> None:
         """Take the server's answer to the opening message; start sending chunks."""
-        self.limit = opened.max_chunk_bytes
+        self._chunk_bytes = min(self._chunk_bytes, opened.max_chunk_bytes)
         if not self._go.is_set():
             self._position = opened.read_from_byte
             self._go.set()
@@ -251,8 +229,7 @@ class _Sender:
         with self._reading:
             if self._stopped or start == self._transfer.read_before:
                 return None
-            size = min(self._chunk_bytes, self.limit or self._chunk_bytes)
-            stop = min(source.chunk_stop(start, size), self._transfer.read_before)
+            stop = min(source.chunk_stop(start, self._chunk_bytes), self._transfer.read_before)
             try:
                 message = self._frame(start, source.read(start, stop))
             except Exception as error:  # noqa: BLE001 - the caller's thread raises it
@@ -260,7 +237,6 @@ class _Sender:
                 self.error = error
                 return None
         self._position = stop
-        self.largest = max(self.largest, stop - start)
         return message
 
     def _frame(self, start: int, data: Buffer) -> bytes:
@@ -282,11 +258,11 @@ def _returned(error: BaseException | None) -> GradwireError | None:
 class SplitTry:
     """The streams of one shared evaluation, from first to last.
 
-    As many threads as shares transfer one after the other. A share for which no server has room
-    goes to the thread that next finishes another share, since that share's server then has room:
-    one thread less goes on, unless it is the last.
+    Each share has a thread. If no server has room for a share, its thread waits until another share
+    has ended, since that share's server then has room.
 
     ended  event, set once no thread accesses the caller's arrays any more
+    error  the first one; None while it runs and after success
     """
 
     def __init__(
@@ -301,43 +277,31 @@ class SplitTry:
         self._recovery = evaluation.share_recovery
         # Seconds that a server has to answer before another one is asked.
         self._patience_s = evaluation.options.timeout_s / 2
-        self._leaves = evaluation.options.retry.max_attempts > 1
-        self._lock = threading.Lock()
+        self._waits = evaluation.options.retry.max_attempts > 1
+        self._changed = threading.Condition()
         self._streams: set[StreamTry] = set()
         self._stopping = threading.Event()
-        self._waiting: deque[Transfer] = deque()
-        self._threads, self._done = 1, 0
-        self._error: BaseException | None = None
-        self._trailers: Metadata = ()
+        # Threads that do not wait for others, and shares that have ended.
+        self._running, self._done = 1, 0
+        self.error: BaseException | None = None
         self.ended = ended
-        self.sent_too_large = False
 
     def start(self) -> None:
         """Begin, once, in any thread; a cancelled try ends at once."""
         try:
             threading.Thread(target=self._run, name="gradwire-split", daemon=True).start()
-        except Exception as error:  # noqa: BLE001 - outcome() raises it
+        except Exception as error:  # noqa: BLE001 - the caller raises it
             self._fail(error)
             self.ended.set()
 
     def cancel(self) -> None:
         """Cancel all streams; stored bytes stay."""
-        with self._lock:
+        with self._changed:
             self._stopping.set()
+            self._changed.notify_all()
             streams = tuple(self._streams)
         for stream in streams:
             stream.cancel()
-
-    def trailers(self) -> Metadata:
-        """Return the trailing metadata of the stream that ended last."""
-        return self._trailers
-
-    def outcome(self) -> GradwireError | None:
-        """Return the error of failed streams, if any.
-
-        Raises any error but a GradwireError.
-        """
-        return _returned(self._error)
 
     def _run(self) -> None:
         started: list[threading.Thread] = []
@@ -346,72 +310,68 @@ class SplitTry:
                 self._transfer(question)
             if not self._stopping.is_set():
                 parts = self._shares.cut()
-                self._waiting.extend(parts)
-                self._threads = len(parts)
-                for _ in parts:
-                    thread = threading.Thread(target=self._work, name="gradwire-share", daemon=True)
+                self._running = len(parts)
+                for part in parts:
+                    thread = threading.Thread(
+                        target=self._work, args=(part,), name="gradwire-share", daemon=True
+                    )
                     thread.start()
                     started.append(thread)
         except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
             self._fail(error)
         for thread in started:
             thread.join()
-        if self._stopping.is_set() and self._error is None:
-            self._error = CallCancelledError("the evaluation was cancelled")
+        if self._stopping.is_set() and self.error is None:
+            self.error = CallCancelledError("the evaluation was cancelled")
         self.ended.set()
 
-    def _work(self) -> None:
+    def _work(self, share: Transfer) -> None:
         try:
-            while (share := self._next()) is not None and self._transfer(share):
-                pass
+            self._transfer(share)
         except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
             self._fail(error)
+        with self._changed:
+            self._running -= 1
+            self._changed.notify_all()
 
-    def _next(self) -> Transfer | None:
-        with self._lock:
-            if self._waiting:
-                return self._waiting.popleft()
-            self._threads -= 1
-            return None
-
-    def _transfer(self, share: Transfer) -> bool:
-        """Transfer a share, with retries; return whether this thread continues."""
-        share.wait(waits=False)
+    def _transfer(self, share: Transfer) -> None:
+        """Transfer a share, with retries."""
         recover, done = self._recovery(), self._done
         while (stream := self._begin(share)) is not None:
             error = self._outcome(stream, share)
-            with self._lock:
+            with self._changed:
                 self._streams.discard(stream)
                 if error is None:
-                    self._trailers = stream.trailers()
                     self._done += 1
-                    return True
+                    return
             if self._stopping.is_set():
-                break
+                return
             try:
                 self._stopping.wait(recover(error, share))
             except GradwireError as last:
-                if not (self._leaves and is_retryable(last, streamed=True)):
+                if not (self._waits and is_retryable(last, streamed=True)):
                     raise
-                return self._leave(share, last, done=done)
-        return False
+                self._wait_for_room(share, last, done=done)
+                recover, done = self._recovery(), self._done
 
-    def _leave(self, share: Transfer, error: GradwireError, *, done: int) -> bool:
-        """Leave a share to another thread; return whether this one continues.
+    def _wait_for_room(self, share: Transfer, error: GradwireError, *, done: int) -> None:
+        """Wait until more shares than `done` have ended.
 
-        The last thread continues.
+        Raises the error if no other share is transferred.
         """
-        with self._lock:
-            last = self._threads == 1
-            if last and self._done == done:
-                raise error
-            share.wait(waits=True)
-            self._waiting.append(share)
-            self._threads -= not last
-            return last
+        share.moved_at = math.inf
+        with self._changed:
+            self._running -= 1
+            self._changed.notify_all()
+            while self._done == done and not self._stopping.is_set():
+                if not self._running:
+                    raise error
+                self._changed.wait()
+            self._running += 1
+        share.moved_at = time.monotonic()
 
     def _begin(self, share: Transfer) -> StreamTry | None:
-        with self._lock:
+        with self._changed:
             if self._stopping.is_set():
                 return None
             stream = self._start(share)
@@ -430,7 +390,7 @@ class SplitTry:
             if silent:
                 stream.hang_up()
             stream.ended.wait()
-        error = stream.outcome()
+        error = _returned(stream.error)
         if silent and error is not None:
             why = f"no answer from a server within {self._patience_s} s"
             return UnavailableError(why, request_id=error.request_id)
@@ -439,9 +399,9 @@ class SplitTry:
         return error
 
     def _fail(self, error: BaseException) -> None:
-        with self._lock:
-            if self._error is None and not self._stopping.is_set():
-                self._error = error
+        with self._changed:
+            if self.error is None and not self._stopping.is_set():
+                self.error = error
         self.cancel()
 
 
@@ -473,52 +433,36 @@ class StreamRun:
             self._stream.cancel()
 
     async def _try(self) -> GradwireError | None:
-        channels = self._channels
-        with call_span("EvaluateStream", target=channels.target, bearer=channels.bearer) as span:
-            error = await self._watch(span.metadata)
-            span.answer = error
-        return error
-
-    async def _watch(self, metadata: Sent | None) -> GradwireError | None:
         evaluation = self._evaluation
-        stream = self._new(metadata)
-        evaluation.stream = self._stream = stream
-        if self._stopped.is_set():
-            stream.cancel()
-        self._runtime.start(stream.start)
-        try:
-            while not await self._runtime.wait(stream.ended, evaluation.next_look_s()):
-                evaluation.look()
-        except BaseException:
-            stream.cancel()
-            await self._runtime.wait(stream.ended, None)
-            raise
-        return stream.outcome()
+        with call_span("EvaluateStream", self._channels.options) as span:
+            self._stream = stream = self._new(span.metadata)
+            if self._stopped.is_set():
+                stream.cancel()
+            self._runtime.start(stream.start)
+            try:
+                while not await self._runtime.wait(stream.ended, evaluation.next_look_s()):
+                    evaluation.look()
+            except BaseException:
+                stream.cancel()
+                await self._runtime.wait(stream.ended, None)
+                raise
+            span.answer = error = _returned(stream.error)
+        return error
 
     def _new(self, metadata: Sent | None) -> StreamTry | SplitTry:
         evaluation, channels = self._evaluation, self._channels
-        # After a failure the sender waits for the server's answer: an error is lost more easily if
-        # the sender is ahead.
-        eager = evaluation.stream is None
 
-        def start(transfer: Transfer, pool: ChannelPool, **options: Any) -> StreamTry:
+        def start(transfer: Transfer, **options: Any) -> StreamTry:
             return StreamTry(
                 channels,
                 transfer,
-                pool=pool,
-                request_id=evaluation.request_id,
-                chunk_bytes=evaluation.options.chunk_bytes,
-                **options,
                 timeout_s=evaluation.begin_stream(),
                 metadata=metadata,
+                on_trailers=evaluation.on_trailers,
+                **options,
             )
 
-        transfer = evaluation.transfer
-        if isinstance(transfer, Shares):
-            return SplitTry(
-                transfer,
-                evaluation,
-                self._runtime.event(),
-                lambda share: start(share, channels.shares, eager=False),
-            )
-        return start(transfer, channels.streams, eager=eager, ended=self._runtime.event())
+        shares, ended = evaluation.shares, self._runtime.event()
+        if shares.whole is None:
+            return SplitTry(shares, evaluation, ended, partial(start, eager=False))
+        return start(shares.whole, eager=evaluation.eager, ended=ended)

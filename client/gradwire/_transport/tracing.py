@@ -12,7 +12,7 @@ from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from gradwire._core.options import BearerToken, Sent
+from gradwire._core.options import Options, Sent
 from gradwire._wire.environment import VERSION
 from gradwire._wire.semantic_conventions import Conventions, of_address, span_name
 from gradwire.errors import DeadlineExceededError, GradwireError
@@ -30,24 +30,15 @@ class CallSpan:
     answer: object = None
 
 
-def call_span(
-    method: str, *, target: str, bearer: BearerToken | None
-) -> AbstractContextManager[CallSpan]:
+def call_span(method: str, options: Options) -> AbstractContextManager[CallSpan]:
     """Start the span of a try as the active span's child.
-
-    bearer  token of the call, traced or not
 
     Calls without a name go to another service and are not traced.
     """
-    sent = None if bearer is None else bearer.metadata()
+    sent = None if options.bearer is None else options.bearer()
     if not method or "opentelemetry.trace" not in sys.modules:
         return nullcontext(CallSpan(sent))
-    return _traced(method, target=target, sent=sent or ())
-
-
-def status_of(answer: object) -> str:
-    """Return the name of an answer's status code."""
-    return (answer.status or "UNKNOWN") if isinstance(answer, GradwireError) else "OK"
+    return _traced(method, target=",".join(options.target), sent=sent or ())
 
 
 @contextmanager
@@ -71,7 +62,8 @@ def _traced(method: str, *, target: str, sent: Sent) -> Generator[CallSpan]:
     status = "CANCELLED"
     try:
         yield call
-        status = status_of(call.answer)
+        error = call.answer
+        status = (error.status or "UNKNOWN") if isinstance(error, GradwireError) else "OK"
     except DeadlineExceededError:
         status = "DEADLINE_EXCEEDED"
         raise

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 import grpc
 import numpy as np
@@ -29,8 +29,15 @@ from gradwire._core.reports import (
     read_operators,
     read_server_info,
 )
-from gradwire._core.retries import LASTING_ATTEMPTS, RetryBudget, is_retryable
-from gradwire._transport.channels import SERVICE_PATH, Pool, from_rpc_error, next_pause_s
+from gradwire._core.retries import LASTING_ATTEMPTS, is_retryable
+from gradwire._transport.channels import (
+    HEALTH_METHOD,
+    SERVICE_PATH,
+    Pool,
+    explained,
+    from_rpc_error,
+    next_pause_s,
+)
 from gradwire._transport.shared_memory import SegmentRefusedError, SharedMemory
 from gradwire._transport.tracing import call_span
 from gradwire._wire.framing import parsed
@@ -38,15 +45,17 @@ from gradwire.errors import CallCancelledError, GradwireError, ServerError, Unav
 
 T = TypeVar("T")
 Reply = TypeVar("Reply", bound=Message)
+Channels = TypeVar("Channels", bound="UnaryChannels")
 OnTrailers = Callable[[Metadata], None] | None
 
 
 class UnaryChannels(Protocol):
-    """Channels for unary calls, the client's retry budget and shared memory."""
+    """Channels for unary calls, and what calls of a client share."""
 
+    options: Options
     unary: Pool[Any]
-    budget: RetryBudget
     shared_memory: SharedMemory
+    closed: bool
 
 
 class Runtime:
@@ -96,24 +105,15 @@ def now(coroutine: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("a blocking call was suspended")
 
 
-class UnaryCalls:
+class UnaryCalls(Generic[Channels]):
     """Unary calls of a client.
 
-    channels  returns the client's channels
-    closed    returns whether the client is closed
+    channels  the client's channels
     """
 
-    def __init__(
-        self,
-        options: Options,
-        channels: Callable[[], UnaryChannels],
-        closed: Callable[[], bool],
-        runtime: Runtime,
-    ) -> None:
-        self._options = options
-        self._target = ",".join(options.target)
-        self._channels = channels
-        self._closed = closed
+    def __init__(self, channels: Channels, runtime: Runtime) -> None:
+        self.channels = channels
+        self._options = channels.options
         self._runtime = runtime
 
     async def evaluate(self, evaluation: Evaluation) -> None:
@@ -139,7 +139,7 @@ class UnaryCalls:
 
     async def empty(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
         """Return an array, in shared memory where there is any."""
-        shared = self._channels().shared_memory
+        shared = self.channels.shared_memory
         pool = await self._runtime.elsewhere(shared.pool) if shared.possible else None
         if pool is not None:
             with contextlib.suppress(SegmentRefusedError):
@@ -148,7 +148,7 @@ class UnaryCalls:
 
     async def _evaluate_shared(self, evaluation: Evaluation) -> None:
         """Try EvaluateShared once; after any failure the evaluation goes by a stream."""
-        shared = self._channels().shared_memory
+        shared = self.channels.shared_memory
         if not shared.possible or await self._runtime.elsewhere(shared.pool) is None:
             return
         begin = partial(shared.begin, evaluation.begin_shared(), evaluation.left_s)
@@ -187,19 +187,29 @@ class UnaryCalls:
 
         Raises UnavailableError if it does not serve in time.
         """
-        patience = Patience(timeout_s, one_server=self._options.one_server)
+        until, lasting = time.monotonic() + timeout_s, 0
         while True:
-            reply = await self._ask(HEALTH_METHOD, check_request(), timeout_s=patience.check_s)
-            pause = partial(next_pause_s, reply, patience.pause_s, self._options)
-            pause_s = await self._runtime.elsewhere(pause)
-            if pause_s is None:
+            left_s = max(0.0, until - time.monotonic())
+            reply = await self._ask(HEALTH_METHOD, b"", timeout_s=min(_CHECK_S, left_s))
+            if isinstance(reply, CallCancelledError):
+                raise reply
+            last = reply if isinstance(reply, GradwireError) else read_status(reply)
+            if last == SERVING:
                 return
-            await self._runtime.sleep(pause_s)
+            if isinstance(last, UnavailableError) and last.lasting and self._options.one_server:
+                lasting += 1
+                if lasting == LASTING_ATTEMPTS:
+                    raise last
+            if time.monotonic() + _PAUSE_S >= until:
+                late = UnavailableError(f"no server was ready within {timeout_s} s: {last}")
+                late.unreachable = isinstance(last, UnavailableError) and last.unreachable
+                raise await self._runtime.elsewhere(partial(explained, late, self._options))
+            await self._runtime.sleep(_PAUSE_S)
 
     async def _call(self, method: str, kind: type[Reply]) -> Reply:
         """Call a method that takes an empty message, with retries."""
         until = time.monotonic() + self._options.timeout_s
-        tries = self._options.tries(self._channels().budget)
+        tries = self._options.tries()
 
         def recover(error: GradwireError) -> float:
             if not is_retryable(error, streamed=False):
@@ -215,7 +225,7 @@ class UnaryCalls:
             await self._pause(reply, recover)
 
     async def _pause(self, error: GradwireError, recover: Callable[[GradwireError], float]) -> None:
-        if self._closed():
+        if self.channels.closed:
             raise error
         pause = partial(next_pause_s, error, recover, self._options)
         await self._runtime.sleep(await self._runtime.elsewhere(pause))
@@ -236,9 +246,9 @@ class UnaryCalls:
         on_trailers  called with the trailing metadata of a reply
         """
         name = "" if method.startswith("/") else method
-        pool, taken, failed = self._channels().unary, None, False
+        pool, taken, failed = self.channels.unary, None, False
         reply: bytes | GradwireError | None
-        with call_span(name, target=self._target, bearer=self._options.bearer) as span:
+        with call_span(name, self._options) as span:
             try:
                 taken, channel = pool.take()
                 reply = await self._runtime.send(
@@ -277,7 +287,7 @@ class UnaryCalls:
         grpc then cancels the task as if the caller had done so.
         """
         task = asyncio.current_task()
-        return self._closed() and task is not None and not task.cancelling()
+        return self.channels.closed and task is not None and not task.cancelling()
 
 
 def _callable(channel: Any, method: str) -> Any:
@@ -288,7 +298,6 @@ def _callable(channel: Any, method: str) -> Any:
 
 
 SERVING: Final = "SERVING"
-HEALTH_METHOD: Final = "/grpc.health.v1.Health/Check"
 
 # grpc.health.v1.HealthCheckResponse.ServingStatus
 _STATUSES: Final = ("UNKNOWN", SERVING, "NOT_SERVING", "SERVICE_UNKNOWN")
@@ -312,44 +321,3 @@ def read_status(response: bytes) -> str:
     """Decode a HealthCheckResponse."""
     status = response[1] if len(response) > 1 and response[0] == _STATUS_TAG else 0
     return _STATUSES[status] if status < len(_STATUSES) else _STATUSES[0]
-
-
-class Patience:
-    """Schedule of wait_ready().
-
-    one_server  whether each check goes to the same server, as far as is known
-    """
-
-    def __init__(self, timeout_s: float, *, one_server: bool = False) -> None:
-        self._timeout_s = timeout_s
-        self._one_server = one_server
-        self._in_vain = 0
-        self._until = time.monotonic() + timeout_s
-
-    @property
-    def check_s(self) -> float:
-        """Seconds that the next check may take, at most."""
-        return min(_CHECK_S, max(0.0, self._until - time.monotonic()))
-
-    def pause_s(self, reply: bytes | GradwireError) -> float | None:
-        """Return the seconds until the next check; None once it serves.
-
-        reply  reply or error of the last check
-
-        Raises UnavailableError when the time is over, or when the server would never answer
-        otherwise.
-        """
-        if isinstance(reply, CallCancelledError):
-            raise reply
-        if isinstance(reply, UnavailableError) and reply.lasting and self._one_server:
-            self._in_vain += 1
-            if self._in_vain >= LASTING_ATTEMPTS:
-                raise reply
-        last = reply if isinstance(reply, GradwireError) else read_status(reply)
-        if last == SERVING:
-            return None
-        if time.monotonic() + _PAUSE_S < self._until:
-            return _PAUSE_S
-        late = UnavailableError(f"no server was ready within {self._timeout_s} s: {last}")
-        late.unreachable = isinstance(last, UnavailableError) and last.unreachable
-        raise late

@@ -31,20 +31,19 @@ import numpy as np
 
 from gradwire import v1
 from gradwire._wire.framing import (
-    LENGTH_BYTES,
-    OFFSET_BYTES,
     Buffer,
     Parts,
+    enclosed,
     named,
-    read_varint,
     skip_header,
     skip_name,
+    skip_offset,
     varint,
 )
 from gradwire.errors import DataLossError
 
 FIELD = v1.EvaluateRequest.CHECKSUM_FIELD_NUMBER
-_TAG, _BULK, _OFFSET, _ENCLOSED, _SECOND = 0x75, 0x7A, 0x08, 0x0A, 0x12
+_TAG, _BULK, _ENCLOSED, _SECOND = 0x75, 0x7A, 0x0A, 0x12
 _FIELD_BYTES = 5
 
 
@@ -193,13 +192,9 @@ def read_chunk(message: bytes, *, after: int) -> tuple[int, memoryview]:
 
 def _chunk(message: bytes) -> tuple[int, int, int] | None:
     """Return the places of the chunk, its offset and its checksum."""
-    start = _enclosed(message, 0, _SECOND)
-    if start is None:
-        return None
-    offset, at = 0, start
     try:
-        if message[at] == _OFFSET:
-            offset, at = read_varint(message, at + 1, OFFSET_BYTES)
+        start = enclosed(message, 0, _SECOND)
+        offset, at = skip_offset(message, start)
         return (start, offset, at) if message[at] == _TAG else None
     except IndexError:
         return None
@@ -208,12 +203,9 @@ def _chunk(message: bytes) -> tuple[int, int, int] | None:
 def _enclosed(message: bytes, at: int, tag: int) -> int | None:
     """Return the start of the last field, which has this tag."""
     try:
-        if message[at] != tag:
-            return None
-        length, at = read_varint(message, at + 1, LENGTH_BYTES)
+        return enclosed(message, at, tag)
     except IndexError:
         return None
-    return at if at + length == len(message) else None
 
 
 def _verified(message: bytes, start: int, at: int, after: int) -> int:

@@ -120,41 +120,43 @@ def read_evaluation(message: bytes) -> Parts | None:
 def read_many_request(message: bytes) -> Parts | None:
     """Return the parts of a request among many, as of an evaluation."""
     try:
-        parts = _read_enclosed(message, 0, _AMONG_MANY)
+        parts = _read_evaluation(message, enclosed(message, 0, _AMONG_MANY))
     except IndexError:
         return None
-    return parts if parts is not None and parts[0] else None
+    return parts if parts[0] else None
 
 
 def read_many_result(message: bytes) -> Parts | None:
     """Return the parts of a result among many, as of an evaluation."""
     try:
         request_id, at = skip_name(message, 0)
-        parts = _read_enclosed(message, at, _RESULT)
+        parts = _read_evaluation(message, enclosed(message, at, _RESULT))
     except IndexError:
         return None
-    return parts if parts is not None and parts[0] == request_id != b"" else None
+    return parts if parts[0] == request_id != b"" else None
 
 
-def _read_enclosed(message: bytes, at: int, tag: int) -> Parts | None:
-    """Read the message's last field, at this offset, as an evaluation."""
-    if message[at] != tag:
-        return None
-    length, at = read_varint(message, at + 1, LENGTH_BYTES)
-    return _read_evaluation(message, at) if at + length == len(message) else None
+def enclosed(message: bytes, at: int, tag: int) -> int:
+    """Return the start of the content of the last field.
+
+    Its tag is at this offset.
+
+    Raises IndexError if another tag is there, or another field behind it.
+    """
+    if message[at] == tag:
+        length, at = read_varint(message, at + 1, LENGTH_BYTES)
+        if at + length == len(message):
+            return at
+    raise IndexError(at)
 
 
-def _read_evaluation(message: bytes, at: int) -> Parts | None:
+def _read_evaluation(message: bytes, at: int) -> Parts:
     """Read an evaluation from this offset to the message's end."""
-    request_id, start = b"", at
-    if message[at] == _REQUEST_ID:
-        request_id, start = skip_name(message, at)
+    request_id, start = skip_name(message, at)
     stop = skip_header(message, start)
-    if message[stop] != _BULK or not request_id.isascii():
-        return None
-    length, at = read_varint(message, stop + 1, LENGTH_BYTES)
-    if at + length != len(message):
-        return None
+    at = enclosed(message, stop, _BULK)
+    if not request_id.isascii():
+        raise IndexError(start)
     return request_id, message[start:stop], memoryview(message)[at:]
 
 
@@ -193,26 +195,15 @@ def read_chunk(message: bytes) -> tuple[int, memoryview] | None:
     None for a message that is no chunk, or a chunk that protobuf would encode differently.
     """
     try:
-        return _read_chunk(message)
+        offset, at = skip_offset(message, enclosed(message, 0, _CHUNK))
+        return offset, memoryview(message)[enclosed(message, at, _BULK) :]
     except IndexError:
         return None
 
 
-def _read_chunk(message: bytes) -> tuple[int, memoryview] | None:
-    if message[0] != _CHUNK:
-        return None
-    length, at = read_varint(message, 1, LENGTH_BYTES)
-    if at + length != len(message):
-        return None
-    offset = 0
-    if message[at] == _OFFSET:
-        offset, at = read_varint(message, at + 1, OFFSET_BYTES)
-    if message[at] != _BULK:
-        return None
-    length, at = read_varint(message, at + 1, LENGTH_BYTES)
-    if at + length != len(message):
-        return None
-    return offset, memoryview(message)[at:]
+def skip_offset(message: bytes, at: int) -> tuple[int, int]:
+    """Return a chunk's offset, or 0, and the place after it."""
+    return read_varint(message, at + 1, OFFSET_BYTES) if message[at] == _OFFSET else (0, at)
 
 
 @lru_cache

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -293,23 +293,6 @@ def _parse(response: bytes) -> Parts:
     return b"", message.SerializeToString(), data
 
 
-# Number of result headers that a template keeps.
-_MOST_RESULTS = 4
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Result:
-    """A result that the server may announce.
-
-    shape   of a row-major result; None for another layout
-    nbytes  on the wire
-    """
-
-    output: v1.TensorDescriptor
-    shape: tuple[int, ...] | None
-    nbytes: int
-
-
 @dataclass(frozen=True, eq=False)
 class RequestTemplate:
     """An evaluation without its arrays; safe for threads.
@@ -371,40 +354,15 @@ class RequestTemplate:
 
         Raises ServerError for another result than requested.
         """
-        known = self._known(header)
-        if len(data) != known.nbytes:
-            raise ServerError(
-                f"the server sent {len(data)} result bytes and announced {known.nbytes}"
-            )
-        if out is None and known.shape is not None:
-            dtype = tensors.DTYPES[known.output.data_type]
-            return np.ndarray(known.shape, dtype.newbyteorder("<"), data).astype(dtype)
-        result = tensors.empty_result(known.output) if out is None else out
-        tensors.WireView(result, known.output).write(0, data)
+        output, shape, nbytes = _announced(self, header)
+        if len(data) != nbytes:
+            raise ServerError(f"the server sent {len(data)} result bytes and announced {nbytes}")
+        if out is None and shape is not None:
+            dtype = tensors.DTYPES[self.input.data_type]
+            return np.ndarray(shape, dtype.newbyteorder("<"), data).astype(dtype)
+        result = tensors.empty_result(output) if out is None else out
+        tensors.WireView(result, output).write(0, data)
         return result
-
-    @cached_property
-    def _results(self) -> dict[bytes, _Result]:
-        return {}
-
-    def _known(self, header: bytes) -> _Result:
-        known = self._results.get(header)
-        if known is None:
-            known = self._read(header)
-            if len(self._results) < _MOST_RESULTS:
-                self._results[header] = known
-        return known
-
-    def _read(self, header: bytes) -> _Result:
-        try:
-            output = v1.EvaluateResponse.FromString(header).output
-        except DecodeError as error:
-            raise ServerError(
-                f"the server sent a header of {len(header)} bytes that cannot be read"
-            ) from error
-        self.check_result(output)
-        nbytes = tensors.wire_bytes(output)
-        return _Result(output, None if output.strides else tuple(output.sizes), nbytes)
 
     def check_result(self, output: v1.TensorDescriptor) -> None:
         """Raise ServerError if the server announces another result than requested."""
@@ -415,6 +373,25 @@ class RequestTemplate:
                 f"the server announced the result as {_words(output)}; "
                 f"{_words(self.output or self.input)} was asked for"
             )
+
+
+@lru_cache(4 * _MOST_TEMPLATES)
+def _announced(
+    template: RequestTemplate, header: bytes
+) -> tuple[v1.TensorDescriptor, tuple[int, ...] | None, int]:
+    """Return the announced result, its shape and its bytes.
+
+    The shape is None unless the result is row-major.
+    """
+    try:
+        output = v1.EvaluateResponse.FromString(header).output
+    except DecodeError as error:
+        raise ServerError(
+            f"the server sent a header of {len(header)} bytes that cannot be read"
+        ) from error
+    template.check_result(output)
+    shape = None if output.strides else tuple(output.sizes)
+    return output, shape, tensors.wire_bytes(output)
 
 
 def _key_of(op: ops.Operator, array: object, output_shape: Sequence[int] | None) -> Hashable | None:

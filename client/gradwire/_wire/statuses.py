@@ -7,10 +7,11 @@ the exception; without a known reason, as in a status made by a proxy, the statu
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 from urllib.parse import unquote
 
 from google.protobuf.duration_pb2 import Duration
@@ -79,24 +80,6 @@ BY_CODE: dict[str, type[GradwireError]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """Parts of an error, from a status or a message.
-
-    code           name of the status code
-    reason         name of v1.ErrorReason without its prefix; empty if missing
-    field          path of the first field at fault
-    retry_after_s  seconds; None if a retry does not help
-    """
-
-    code: str
-    message: str
-    reason: str = ""
-    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
-    field: str | None = None
-    retry_after_s: float | None = None
-
-
 def from_status(
     code: int | str,
     message: str,
@@ -110,72 +93,73 @@ def from_status(
     details     value of the trailing metadata `grpc-status-details-bin`, if any
     request_id  value of the trailing metadata `gradwire-request-id`, if any
     """
-    return _exception(_facts_of_status(_code_name(code), message, details), request_id)
+    info = error_details_pb2.ErrorInfo()
+    request = error_details_pb2.BadRequest()
+    retry = error_details_pb2.RetryInfo()
+    with contextlib.suppress(DecodeError):
+        for detail in status_pb2.Status.FromString(details or b"").details:
+            for known in (info, request, retry):
+                detail.Unpack(known)
+    if info.domain != ERROR_DOMAIN:
+        return _exception(code, message, request_id=request_id)
+    return _exception(
+        code,
+        message,
+        reason=info.reason,
+        metadata=info.metadata,
+        violations=request.field_violations,
+        retry_after=retry.retry_delay if retry.HasField("retry_delay") else None,
+        request_id=request_id,
+    )
 
 
 def from_in_band(error: v1.Error, *, request_id: str | None = None) -> GradwireError:
     """Turn the error message of a stream into an exception."""
-    violations = error.field_violations
-    facts = _Facts(
-        code=_code_name(error.code),
-        message=error.message,
+    return _exception(
+        error.code,
+        error.message,
         reason=_reason_name(error.reason),
-        metadata=dict(error.metadata),
-        field=violations[0].field if violations else None,
-        retry_after_s=_seconds(error.retry_after) if error.HasField("retry_after") else None,
-    )
-    return _exception(facts, request_id)
-
-
-def _facts_of_status(code: str, message: str, details: bytes | None) -> _Facts:
-    info = error_details_pb2.ErrorInfo()
-    request = error_details_pb2.BadRequest()
-    retry = error_details_pb2.RetryInfo()
-    try:
-        for detail in status_pb2.Status.FromString(details or b"").details:
-            for known in (info, request, retry):
-                detail.Unpack(known)
-    except DecodeError:
-        return _Facts(code, message)
-    if info.domain != ERROR_DOMAIN:
-        return _Facts(code, message)
-    violations = request.field_violations
-    return _Facts(
-        code=code,
-        message=message,
-        reason=info.reason,
-        metadata=dict(info.metadata),
-        field=violations[0].field if violations else None,
-        retry_after_s=_seconds(retry.retry_delay) if retry.HasField("retry_delay") else None,
+        metadata=error.metadata,
+        violations=error.field_violations,
+        retry_after=error.retry_after if error.HasField("retry_after") else None,
+        request_id=request_id,
     )
 
 
-def _exception(facts: _Facts, request_id: str | None) -> GradwireError:
-    kind = BY_REASON.get(facts.reason) or BY_CODE.get(facts.code, ServerError)
-    if kind is OverloadedError and facts.retry_after_s is None:
+def _exception(
+    code: int | str,
+    message: str,
+    *,
+    reason: str = "",
+    metadata: Mapping[str, str] = MappingProxyType({}),
+    violations: Sequence[Any] = (),
+    retry_after: Duration | None = None,
+    request_id: str | None = None,
+) -> GradwireError:
+    """Make the exception of an error.
+
+    reason       name of v1.ErrorReason without its prefix; empty if missing
+    retry_after  None if a retry does not help
+    """
+    status = _code_name(code)
+    kind = BY_REASON.get(reason) or BY_CODE.get(status, ServerError)
+    if kind is OverloadedError and retry_after is None:
         kind = LimitExceededError
-    message = (
-        named_as_arguments(facts.message) or f"the server answered {facts.code} without a message"
-    )
-    if not facts.reason:
-        if kind is UnavailableError:
-            message = with_hint(message)
-        elif kind is ServerError:
-            message = f"{facts.code}: {message}"
-    error = kind(
-        message,
-        reason=facts.reason,
-        request_id=request_id or facts.metadata.get("request_id"),
-        metadata=facts.metadata,
-    )
-    error.status = facts.code
-    if isinstance(error, OverloadedError | UnavailableError):
-        error.retry_after_s = facts.retry_after_s or 0.0
+    text = named_as_arguments(message) or f"the server answered {status} without a message"
+    if not reason and kind is UnavailableError:
+        text = with_hint(text)
+    elif not reason and kind is ServerError:
+        text = f"{status}: {text}"
+    request_id = request_id or metadata.get("request_id")
+    error = kind(text, reason=reason, request_id=request_id, metadata=metadata)
+    error.status = status
+    if isinstance(error, OverloadedError | UnavailableError) and retry_after is not None:
+        error.retry_after_s = max(retry_after.ToNanoseconds() / 1e9, 0.0)
     if isinstance(error, InvalidRequestError):
-        error.field = facts.field or facts.metadata.get("field")
-    if isinstance(error, UnavailableError) and not facts.reason:
-        error.lasting = is_lasting(facts.message)
-        error.unreachable = is_unreachable(facts.message)
+        error.field = violations[0].field if violations else metadata.get("field")
+    if isinstance(error, UnavailableError) and not reason:
+        error.lasting = is_lasting(message)
+        error.unreachable = any(words in message for words in _UNREACHABLE)
     return error
 
 
@@ -193,10 +177,6 @@ def _reason_name(reason: v1.ErrorReason.ValueType) -> str:
     return known.name.removeprefix("ERROR_REASON_")
 
 
-def _seconds(duration: Duration) -> float:
-    return max(duration.ToNanoseconds() / 1e9, 0.0)
-
-
 _CLOSED = (
     "the server closed the connection; it probably requires TLS (credentials, --tls-ca) or a "
     "client certificate (--tls-certificate, --tls-key)"
@@ -204,6 +184,7 @@ _CLOSED = (
 _UNTRUSTED = "the server's certificate is not signed by a trusted authority (credentials, --tls-ca)"
 _OTHER_NAMES = "the server's certificate does not name the host in target"
 _NO_NAME = "the host name in target cannot be resolved; give another name, or its IP address"
+_REFUSED = "Connection refused"
 _NO_SERVER = "no server listens at target"
 _NOT_GRPC = (
     "the server at this port does not speak gRPC; it may be an HTTP server, such as the one of "
@@ -229,7 +210,7 @@ _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     # The same of a name with several addresses.
     (("all backends failing", "Socket closed"), _CLOSED),
     (("all backends failing", "Connection reset"), _CLOSED),
-    (("Connection refused",), _NO_SERVER),
+    ((_REFUSED,), _NO_SERVER),
     # A unix socket.
     (("connect failed", "No such file or directory"), _NO_SERVER),
     (("failed to connect", "No such file or directory"), _NO_SERVER),
@@ -259,14 +240,9 @@ _UNREACHABLE = (
 )
 
 
-def is_unreachable(message: str) -> bool:
-    """Whether a message of grpc reports that no connection was established."""
-    return any(words in message for words in _UNREACHABLE)
-
-
-def is_closed(message: str) -> bool:
-    """Whether a message has with_hint()'s explanation of a closed connection."""
-    return _CLOSED in message
+def is_refused(error: UnavailableError) -> bool:
+    """Whether grpc reports that nothing listens at an address."""
+    return error.unreachable and _REFUSED in str(error)
 
 
 def is_lasting(message: str) -> bool:

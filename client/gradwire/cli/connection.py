@@ -26,7 +26,7 @@ import grpc
 
 from gradwire import AsyncClient, Client, RetryPolicy, health
 from gradwire._core.options import read_bearer
-from gradwire._wire.statuses import no_server
+from gradwire._wire.statuses import is_refused, no_server
 from gradwire.cli.output import UNAVAILABLE, CommandError, InvalidUsage
 from gradwire.errors import UnavailableError, installing
 
@@ -103,7 +103,7 @@ class Connection:
         parts = urlsplit(url)
         secure = parts.scheme == "https"
         bearer = read_bearer(None, self._token_file(), target=(parts.netloc,), secure=secure)
-        return {} if bearer is None else dict(bearer.metadata())
+        return {} if bearer is None else dict(bearer())
 
     def tls_context(self) -> ssl.SSLContext | None:
         """Return the context of an HTTPS request; None for the system's authorities.
@@ -143,7 +143,7 @@ class Connection:
         try:
             yield
         except UnavailableError as error:
-            if not (error.unreachable and "Connection refused" in str(error)):
+            if not is_refused(error):
                 raise
             raise CommandError(no_server(str(self.target)), code=UNAVAILABLE) from error
 

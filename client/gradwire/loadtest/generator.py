@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire._core.retries import RetryPolicy, is_retryable
-from gradwire._transport.aio import AsyncRuntime, open_aio_channel
+from gradwire._transport.aio import open_aio_channel
 from gradwire._transport.streams import StreamRun
 from gradwire.async_client import AsyncClient
 from gradwire.errors import GradwireError
@@ -130,7 +130,7 @@ class Maker:
             out=None,
             timeout_s=self._timeout_s,
         )
-        transfer: Any = evaluation.transfer
+        transfer: Any = evaluation.shares.whole
         store = transfer.store
 
         def store_slowly(offset: int, data: bytes | memoryview) -> None:
@@ -139,7 +139,7 @@ class Maker:
             store(offset, data)
 
         transfer.store = store_slowly
-        await StreamRun(evaluation, channels.blocking, AsyncRuntime(lambda: channels)).run()
+        await StreamRun(evaluation, channels.blocking, channels).run()
         return evaluation.result()
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import MISSING, Field, dataclass
 from difflib import get_close_matches
+from functools import partial
 from itertools import islice
 from operator import index
 from types import MappingProxyType, NoneType, UnionType
@@ -143,130 +144,87 @@ class Flag(Attribute):
 
 @dataclass(frozen=True, kw_only=True)
 class Number(Attribute):
-    """One finite number, rounded to the float of the wire.
+    """One number, or a sequence of numbers.
 
-    most_bits  its magnitude is at most 2**most_bits; None for any magnitude of the type
+    A number is finite and rounded to the float of the wire, or an integer of so many bits.
+
+    positive   whether a float must be above 0
+    most_bits  a float's magnitude is at most 2**most_bits; None for any magnitude of the type
+    least      smallest integer
+    most       most numbers of a sequence; None for one number
+    single     whether one number may stand without a sequence, for all axes
     """
 
-    bits: Literal[32, 64] = 32
+    bits: int = 32
+    integer: bool = False
     positive: bool = False
     most_bits: int | None = None
+    least: int = 1
+    most: int | None = None
+    single: bool = False
 
     @property
     def type_name(self) -> str:
-        return _FLOAT_TYPES[self.bits]
+        name = f"int{self.bits}" if self.integer else _FLOAT_TYPES[self.bits]
+        return name if self.most is None else f"{name}[]"
 
     @property
     def wanted(self) -> str:
-        bound = (
-            "" if self.most_bits is None else f", from -2**{self.most_bits} to 2**{self.most_bits}"
-        )
-        return f"give a number, {_finite(self)}{bound}"
+        if self.integer:
+            return f"give integers, each from {self.least} to 2**{self.bits - 1} - 1"
+        sign = "finite and above 0" if self.positive else "finite"
+        if self.most is not None:
+            return f"give numbers, each {sign} in float{self.bits}"
+        most = self.most_bits
+        bound = "" if most is None else f", from -2**{most} to 2**{most}"
+        return f"give a number, {sign} in float{self.bits}{bound}"
 
     def _normalize(self, path: str, value: object) -> Any:
-        return self._rounded(path, value)
-
-    def _rounded(self, path: str, value: object) -> float:
-        bare = plain(value)
-        if isinstance(bare, bool) or not hasattr(bare, "__float__"):
-            raise self.refusal(path, value)
-        try:
-            (rounded,) = struct.unpack(_FORMATS[self.bits], struct.pack(_FORMATS[self.bits], bare))
-        except (OverflowError, TypeError, ValueError, struct.error):
-            rounded = math.inf
-        most = math.inf if self.most_bits is None else 2.0**self.most_bits
-        if not math.isfinite(rounded) or (self.positive and rounded <= 0) or abs(rounded) > most:
-            raise self.refusal(path, value)
-        return float(rounded)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Several(Attribute):
-    """Numbers, at most `most` of them.
-
-    single  whether one number may stand without a sequence, for all axes
-    """
-
-    most: int
-    single: bool = False
-
-    def _one(self, path: str, item: object) -> Any:
-        raise NotImplementedError
-
-    def _is_single(self, bare: object) -> bool:
-        raise NotImplementedError
-
-    def _normalize(self, path: str, value: object) -> tuple[Any, ...]:
+        if self.most is None:
+            return self._one(path, value)
         bare = plain(value)
         # Arrays with axes have a number's methods too.
-        if self.single and self._is_single(bare) and not hasattr(bare, "__iter__"):
+        is_number = hasattr(bare, "__index__" if self.integer else "__float__")
+        if self.single and is_number and not hasattr(bare, "__iter__"):
             return (self._one(path, value),)
-        return tuple(
-            self._one(f"{path}[{i}]", item) for i, item in enumerate(self._items(path, value))
-        )
+        items = self._items(path, value, self.most)
+        return tuple(self._one(f"{path}[{i}]", item) for i, item in enumerate(items))
 
-    def _items(self, path: str, value: Any) -> list[object]:
+    def _items(self, path: str, value: Any, most: int) -> list[object]:
         unfit = isinstance(value, (str, bytes, Mapping, AbstractSet))
         try:
-            items: list[object] = [] if unfit else list(islice(iter(value), self.most + 1))
+            items: list[object] = [] if unfit else list(islice(iter(value), most + 1))
         except TypeError:
             unfit, items = True, []
         if unfit:
             wanted = f"{self.wanted}, in a sequence"
             raise InvalidRequestError.of(path, f"is {shown(value)}; {wanted}")
-        if len(items) > self.most:
-            raise InvalidRequestError.of(
-                path, f"has more than {self.most} values; give one per axis"
-            )
+        if len(items) > most:
+            raise InvalidRequestError.of(path, f"has more than {most} values; give one per axis")
         return items
 
-
-@dataclass(frozen=True, kw_only=True)
-class Floats(_Several, Number):
-    """Finite numbers, each rounded to the float of the wire."""
-
-    @property
-    def type_name(self) -> str:
-        return f"{_FLOAT_TYPES[self.bits]}[]"
-
-    @property
-    def wanted(self) -> str:
-        return f"give numbers, each {_finite(self)}"
-
-    def _one(self, path: str, item: object) -> float:
-        return self._rounded(path, item)
-
-    def _is_single(self, bare: object) -> bool:
-        return hasattr(bare, "__float__")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Integers(_Several):
-    """Integers, each at least `least`, in `bits` bits with sign."""
-
-    bits: int
-    least: int = 1
-
-    @property
-    def type_name(self) -> str:
-        return f"int{self.bits}[]"
-
-    @property
-    def wanted(self) -> str:
-        return f"give integers, each from {self.least} to 2**{self.bits - 1} - 1"
-
-    def _one(self, path: str, item: object) -> int:
-        bare = plain(item)
-        try:
-            number = index(bare)  # type: ignore[arg-type]
-        except TypeError:
-            number = self.least - 1
-        if isinstance(bare, bool) or not self.least <= number < 2 ** (self.bits - 1):
-            raise self.refusal(path, item)
+    def _one(self, path: str, value: object) -> float:
+        bare = plain(value)
+        number = None if isinstance(bare, bool) else self._read(bare)
+        if number is None:
+            raise self.refusal(path, value)
         return number
 
-    def _is_single(self, bare: object) -> bool:
-        return hasattr(bare, "__index__")
+    def _read(self, bare: Any) -> float | None:
+        """Return the number as stored; None if it breaks the rule."""
+        form = _FORMATS[self.bits]
+        try:
+            if self.integer:
+                number = index(bare)
+                return number if self.least <= number < 2 ** (self.bits - 1) else None
+            if not hasattr(bare, "__float__"):
+                return None
+            (number,) = struct.unpack(form, struct.pack(form, bare))
+        except (OverflowError, TypeError, ValueError, struct.error):
+            return None
+        most = math.inf if self.most_bits is None else 2.0**self.most_bits
+        fits = math.isfinite(number) and abs(number) <= most and (number > 0 or not self.positive)
+        return float(number) if fits else None
 
 
 def attribute(description: str, *, default: Any = MISSING, **rule: Any) -> Any:
@@ -294,8 +252,8 @@ def operator_class(kind: type[T]) -> type[T]:
 def _rule(hint: Any, **options: Any) -> Attribute:
     kinds = get_args(hint) if get_origin(hint) in {Union, UnionType} else (hint,)
     if get_origin(kinds[-1]) is Sequence:
-        several = Floats if get_args(kinds[-1]) == (float,) else Integers
-        return several(single=len(kinds) > 1, **options)
+        integer = get_args(kinds[-1]) != (float,)
+        return Number(integer=integer, single=len(kinds) > 1, **options)
     optional = NoneType in kinds
     if get_origin(kinds[0]) is Literal:
         return Choice(allowed=get_args(kinds[0]), optional=optional, **options)
@@ -315,9 +273,9 @@ def shortened(field: Field[Any], value: Any) -> Any:
     decimal: 0.1, not its exact value.
     """
     rule = rule_of(field)
-    if value is None or not isinstance(rule, Number) or rule.bits == 64:  # noqa: PLR2004
+    if value is None or not isinstance(rule, Number) or rule.integer or rule.bits == 64:  # noqa: PLR2004
         return value
-    return tuple(map(_shortest, value)) if isinstance(rule, Floats) else _shortest(value)
+    return _shortest(value) if rule.most is None else tuple(map(_shortest, value))
 
 
 def is_default(field: Field[Any], value: object) -> bool:
@@ -336,11 +294,6 @@ def unknown_name(path: str, name: str, known: Iterable[str]) -> InvalidRequestEr
         f"{path}.{name}",
         f"is not an attribute; {path.rpartition('.')[2]} has {', '.join(names)}{hint}",
     )
-
-
-def _finite(rule: Number) -> str:
-    sign = "finite and above 0" if rule.positive else "finite"
-    return f"{sign} in float{rule.bits}"
 
 
 def _shortest(value: float) -> float:
@@ -412,8 +365,10 @@ class Operator:
         return f"{type(self).__name__}({', '.join(given)})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        attributes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return _rebuild, (type(self), attributes)
+        return partial(type(self), **self._values()), ()
+
+    def _values(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @classmethod
     def path(cls, attribute: str) -> str:
@@ -452,8 +407,7 @@ class Operator:
 
         The counterpart may not have all of them.
         """
-        attributes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return attributes | dict(self.fixed)
+        return self._values() | dict(self.fixed)
 
 
 def documentation(kind: type[Operator]) -> str:
@@ -470,10 +424,6 @@ def documentation(kind: type[Operator]) -> str:
         text = f"{rule.description}{allowed} {ends}"
         lines += _WRAPPER.wrap(text)
     return "\n".join(lines)
-
-
-def _rebuild(kind: type[Operator], attributes: dict[str, object]) -> Operator:
-    return kind(**attributes)
 
 
 def plain(value: object) -> object:
