@@ -41,7 +41,7 @@ pytestmark = needs_simulator
 def _whole(side: int) -> Plan:
     """Return a plan whose first axis moves too: it cannot be cut into parts."""
     up = maps.linear(side, 2 * side)
-    return Plan.build([up, up], (side, side)).adjoint()
+    return oracles.adjoint(Plan.build([up, up], (side, side)))
 
 
 def test_threads_at_once_have_the_bits_of_numpy() -> None:

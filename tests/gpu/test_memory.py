@@ -51,7 +51,7 @@ def test_a_device_that_others_filled_gives_no_wrong_bits_and_computes_once_there
     del cuda  # only that there is a device
     backend = Cuda(cupy_device.CupyDevice(), memory_bytes=4 * GIB)
     up = maps.linear(1024, 2048)
-    plan = Plan.build([None, up, up], (8, 1024, 1024)).adjoint()
+    plan = oracles.adjoint(Plan.build([None, up, up], (8, 1024, 1024)))
     x = np.random.default_rng(5).standard_normal(plan.input_shape).astype(np.float32)
     expected = applied(NumpyCpu(), plan, x, np.float32)
     backend.warm_up()

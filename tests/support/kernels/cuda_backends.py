@@ -38,7 +38,7 @@ def simulated(*, capacity: int = 1 << 40, eager: bool = False) -> SimulatedDevic
 def sliced_plan(outer: int, side: int) -> Plan:
     """Return a plan that halves two axes of each slice; slices can be computed in parts."""
     up = maps.linear(side, 2 * side)
-    return Plan.build([None, up, up], (outer, side, side)).adjoint()
+    return oracles.adjoint(Plan.build([None, up, up], (outer, side, side)))
 
 
 def check(backend: Cuda, plan: Plan, seed: int = 0) -> None:

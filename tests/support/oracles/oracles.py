@@ -99,9 +99,10 @@ def covered(bands: BandedMap) -> npt.NDArray[np.bool_]:
 
 def adjoint(plan: Plan) -> Plan:
     """Return the plan of the gradient: every pass transposed, without fill."""
+    adjoints = {bands: bands.adjoint() for bands in {one.map for one in plan.passes}}
     maps: list[BandedMap | None] = [None] * len(plan.output_shape)
     for one in plan.passes:
-        maps[one.axis] = one.map.adjoint()
+        maps[one.axis] = adjoints[one.map]
     return Plan.build(maps, plan.output_shape)
 
 
