@@ -31,6 +31,8 @@ Array = npt.NDArray[Any]
 Formats = tuple[np.dtype[Any], np.dtype[Any]]
 Tables = Callable[[BandedMap], Table]
 
+# The weight along an axis without a pass, by the name of the compute type.
+_ONES = {name: np.ones(1, name) for name in rows.SUM_ONTO}
 # Compiled functions have no types.
 _BLOCKS: Any = blocks
 _ROWS: Any = rows
@@ -143,6 +145,7 @@ class CompiledPass:
     """One call of the fused kernel.
 
     record   array of one records.JOB
+    address  of the record
     units    number of blocks, which are independent
     scratch  bytes of buffers that each thread needs
     outputs  elements of the result
@@ -152,18 +155,13 @@ class CompiledPass:
     """
 
     record: Array
+    address: int
     units: int
     scratch: int
     outputs: int
     work: int
     tables: tuple[Table, ...]
     read: tuple[slice, ...]
-
-    @cached_property
-    def address(self) -> int:
-        """Address of the record."""
-        address: int = self.record["address"].item()
-        return address
 
 
 def jobs_of(
@@ -271,9 +269,9 @@ class _Task:
         return _VECTOR_BYTES // self.compute.itemsize
 
     @property
-    def plain(self) -> list[bool]:
-        """Whether all weights of depth, height and width each are 1."""
-        return [table is None or table.is_plain for table in self.axes]
+    def is_plain(self) -> bool:
+        """Whether all weights are 1."""
+        return all(table is None or table.is_plain for table in self.axes)
 
     @property
     def is_streamed(self) -> bool:
@@ -322,10 +320,13 @@ def _job(task: _Task, repeats: Sequence[bool]) -> CompiledPass | None:
     for name, length, table in zip(
         ("depth", "height", "width"), form.lengths[1:4], task.axes, strict=True
     ):
-        values[name] = (0, length, length) if table is None else table.record
+        one = _ONES[task.compute.name].ctypes.data
+        values[name] = (0, length, length, 0, 0, one) if table is None else table.record
     inputs, outputs = math.prod(form.lengths), math.prod(task.lengths)
+    record = _record(values)
     return CompiledPass(
-        record=_record(values),
+        record=record,
+        address=record.ctypes.data,
         units=found.units,
         scratch=found.scratch,
         outputs=outputs,
@@ -362,9 +363,8 @@ def _functions(task: _Task, method: int) -> dict[str, int]:
         "to_rows": stages.to_rows,
         "convert": rows.ROW_KERNELS[leaving.name].convert,
     }
-    for (name, summed), is_plain in zip(formats.items(), task.plain, strict=True):
-        kernels = rows.ROW_KERNELS[summed.name]
-        functions[name] = kernels.plain if is_plain else kernels.weighted
+    for name, summed in formats.items():
+        functions[name] = rows.ROW_KERNELS[summed.name].weighted
     if method >= records.WINDOW_CHANNELS:
         functions["width_stage"] = nearest.NEAREST_KERNELS[arriving.name]
     else:
@@ -432,7 +432,7 @@ def _blocks(task: _Task) -> _Blocks | None:
 def _window_blocks(task: _Task) -> _Blocks | None:
     """Choose a method of nearest.py, and blocks; None if none applies."""
     width, channels = task.width, task.channels
-    if width is None or task.formats[0] != task.formats[1] or not all(task.plain):
+    if width is None or task.formats[0] != task.formats[1] or not task.is_plain:
         return None
     if channels >= _FEW_CHANNELS:
         described: dict[str, Any] = {"method": records.WINDOW_CHANNELS}
