@@ -280,19 +280,6 @@ class _Task:
         return row * self.rows >= self.streamed_bytes and row >= _LEAST_STREAMED
 
 
-class _Blocks(NamedTuple):
-    """Cut of a task into blocks, and the method of their computation.
-
-    values   fields of records.JOB
-    units    number of blocks
-    scratch  bytes of all buffers
-    """
-
-    values: dict[str, Any]
-    units: int
-    scratch: int
-
-
 def _job(task: _Task, repeats: Sequence[bool]) -> CompiledPass | None:
     """Return the job of a task.
 
@@ -301,7 +288,8 @@ def _job(task: _Task, repeats: Sequence[bool]) -> CompiledPass | None:
     found = _window_blocks(task) or _blocks(task)
     if found is None:
         return None
-    form, formats, method = task.form, task.formats, found.values["method"]
+    units, scratch = found.pop("units"), found.pop("scratch")
+    form, formats, method = task.form, task.formats, found["method"]
     if method >= records.WINDOW_CHANNELS:
         # Its loops end by addresses, which need steps.
         repeats = (repeats[0], False, False)
@@ -315,7 +303,7 @@ def _job(task: _Task, repeats: Sequence[bool]) -> CompiledPass | None:
         "output_size": formats[1].itemsize,
         **form.steps(formats[0].itemsize, repeats),
         **_functions(task, method),
-        **found.values,
+        **found,
     }
     for name, length, table in zip(
         ("depth", "height", "width"), form.lengths[1:4], task.axes, strict=True
@@ -327,8 +315,8 @@ def _job(task: _Task, repeats: Sequence[bool]) -> CompiledPass | None:
     return CompiledPass(
         record=record,
         address=record.ctypes.data,
-        units=found.units,
-        scratch=found.scratch,
+        units=units,
+        scratch=scratch,
         outputs=outputs,
         work=inputs + outputs,
         tables=tuple(table for table in task.axes if table is not None),
@@ -375,10 +363,11 @@ def _functions(task: _Task, method: int) -> dict[str, int]:
     return {name: int(function.address) for name, function in functions.items()}
 
 
-def _blocks(task: _Task) -> _Blocks | None:
+def _blocks(task: _Task) -> dict[str, Any] | None:
     """Choose a method of width.py, and blocks.
 
-    Returns None if buffers would be too large.
+    Returns fields of records.JOB, the number of blocks as `units`, and the bytes of all buffers as
+    `scratch`; None if buffers would be too large.
     """
     depth, height, width = task.axes
     itemsize, channels, lanes = task.compute.itemsize, task.channels, task.lanes
@@ -414,7 +403,11 @@ def _blocks(task: _Task) -> _Blocks | None:
     count = -(-task.rows // block)
     if depth is not None:
         count = per_plane * math.prod(task.lengths[:2])
-    values = {
+    return {
+        **described,
+        **dict(zip(sizes, places, strict=True)),
+        "units": count * tiles,
+        "scratch": scratch,
         "staged": depth is not None,
         "block": block,
         "ahead": ahead,
@@ -425,19 +418,20 @@ def _blocks(task: _Task) -> _Blocks | None:
         "row_bytes": row_bytes,
         "line_bytes": line_bytes,
     }
-    places_of = dict(zip(sizes, places, strict=True))
-    return _Blocks(described | values | places_of, count * tiles, scratch)
 
 
-def _window_blocks(task: _Task) -> _Blocks | None:
-    """Choose a method of nearest.py, and blocks; None if none applies."""
+def _window_blocks(task: _Task) -> dict[str, Any] | None:
+    """Choose a method of nearest.py, and blocks; None if none applies.
+
+    Returns the same as `_blocks`.
+    """
     width, channels = task.width, task.channels
     if width is None or task.formats[0] != task.formats[1] or not task.is_plain:
         return None
     if channels >= _FEW_CHANNELS:
         described: dict[str, Any] = {"method": records.WINDOW_CHANNELS}
     elif channels == 1 and (steady := _pairs(width)):
-        described = {"method": records.WINDOW_HALVE, **steady.fields}
+        described = {"method": records.WINDOW_HALVE, **steady}
     else:
         groups = width.groups(channels) if CAN_PICK else None
         if groups is None or groups.reach >= 4 * task.lanes:
@@ -450,9 +444,14 @@ def _window_blocks(task: _Task) -> _Blocks | None:
     line = max(task.pixels, width.inputs) * channels * task.compute.itemsize
     block = max(_LEAST_ROWS, min(_MOST_ROWS, _TILE_BYTES // line))
     tiles = -(-task.pixels // tile)
-    scratch = (tile * channels + records.PAD) * task.formats[0].itemsize * task.is_streamed
-    values = {**described, "block": block, "tile": tile, "tiles": tiles}
-    return _Blocks(values, -(-task.rows // block) * tiles, scratch)
+    return {
+        **described,
+        "units": -(-task.rows // block) * tiles,
+        "scratch": (tile * channels + records.PAD) * task.formats[0].itemsize * task.is_streamed,
+        "block": block,
+        "tile": tile,
+        "tiles": tiles,
+    }
 
 
 def _pairs(width: Table) -> Steady | None:
@@ -461,8 +460,9 @@ def _pairs(width: Table) -> Steady | None:
     Otherwise there are none.
     """
     steady = width.halving
-    whole = steady and (steady.first, steady.stop) == (0, width.outputs)
-    return steady if steady and whole and steady.phases[0].taps == _PAIR else None
+    if not steady or (steady["steady_first"], steady["steady_stop"]) != (0, width.outputs):
+        return None
+    return steady if steady["even"][1] == _PAIR else None
 
 
 def _method(task: _Task) -> dict[str, Any]:
@@ -485,8 +485,8 @@ def _method(task: _Task) -> dict[str, Any]:
 def _steady_method(width: Table) -> dict[str, Any] | None:
     """Return HALVE or DOUBLE if most of the axis allows it."""
     for method, steady in ((records.HALVE, width.halving), (records.DOUBLE, width.doubling)):
-        if steady and 2 * (steady.stop - steady.first) >= width.outputs:
-            return {"method": method, **steady.fields}
+        if steady and 2 * (steady["steady_stop"] - steady["steady_first"]) >= width.outputs:
+            return {"method": method, **steady}
     return None
 
 
