@@ -183,11 +183,7 @@ class Server:
 
     async def _compute_first(self, backend: Backend) -> None:
         # Not watched: compilers may take longer than any call to a device.
-        if isinstance(backend, backends.LoadsKernels):
-            await self.service.off_loop(backend.load)
-            await self.service.compute(backend.warm_up)
-        else:
-            await self.service.off_loop(backend.warm_up)
+        await self.service.off_loop(backend.warm_up)
         rate = await self.service.compute(partial(check_backend, backend))
         self.service.inline.rate = rate
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import platform
 import shutil
 import time
@@ -14,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from gradwire_server.backends import cache_files
-from gradwire_server.backends.numba_cpu import compilation
 from support.kernels.numba_calls import compiled, needs_numba, run_program
 
 pytestmark = needs_numba
@@ -69,7 +69,7 @@ callbacks = [one for one in assembly.compiled_functions() if type(one).__name__ 
 assert callbacks
 assert all(one.cache_hits for one in callbacks)
 blocks, _, threads = compilation.load("")
-for one in (blocks.accumulate, threads.prepare, threads.serve, threads.share, threads.end):
+for one in (blocks.accumulate, threads.serve, threads.share, threads.end):
     assert not one.stats.cache_misses, one
     assert one.stats.cache_hits, one
 """
@@ -212,8 +212,8 @@ def test_a_damaged_file_is_replaced(
 
 def test_code_that_does_not_load_is_compiled_again(packages: Path, filled: Path) -> None:
     (path,) = _files(filled)
-    entries = compilation.unpacked(cache_files.read(path) or b"")
-    cache_files.write(path, compilation.packed(dict.fromkeys(entries, b"no code")))
+    entries = pickle.loads(cache_files.read(path) or b"")  # noqa: S301 - our own file
+    cache_files.write(path, pickle.dumps(dict.fromkeys(entries, b"no code")))
     assert _load(packages, filled, logs="kernels are compiled again") == "42 of 2 found: 0"
     assert _load(packages, filled) == "42 of 2 found: 2"
 
@@ -243,7 +243,6 @@ def test_what_was_compiled_from_code_long_unused_is_removed(packages: Path, fill
     others = {
         "0123456789abcdef": long_ago,
         "0123456789abcde0": lately,
-        "0123456789abcdef.going.1": long_ago,
         "of somebody else": long_ago,
     }
     for name, used in others.items():
@@ -269,7 +268,7 @@ def test_processes_that_start_at_once_do_not_disturb_each_other(
     assert _load(packages, tmp_path / "kept") == "42 of 2 found: 2"
 
 
-def test_what_is_compiled_is_told_with_how_many_there_are(packages: Path, tmp_path: Path) -> None:
+def test_a_log_line_tells_that_kernels_are_compiled(packages: Path, tmp_path: Path) -> None:
     program = (
         f"from gradwire_server.observability import logs; logs.configure('text', 'debug')\n{LOAD}"
     )
@@ -277,7 +276,6 @@ def test_what_is_compiled_is_told_with_how_many_there_are(packages: Path, tmp_pa
     events = [line.partition(" ")[2] for line in first.splitlines()]
     assert events == [
         "info    compiling kernels, first start only, about 30 s",
-        "info    kernels are ready compiled=2 done=2 of=2",
+        "info    kernels are ready compiled=2",
     ]
-    (line,) = second.splitlines()
-    assert line.endswith(" debug   kernels are ready compiled=0 done=2 of=2")
+    assert not second

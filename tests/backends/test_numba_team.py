@@ -42,10 +42,10 @@ def test_every_unit_is_computed_once(most: int, wanted: int, units: int, slow_us
     team = team_code().Team(most)
     for _ in range(3):
         count = Count(units)
-        count.share(team.ready(wanted), threads=wanted, slow_us=slow_us)
+        count.share(team.address, threads=wanted, slow_us=slow_us)
         assert (count.done == 1).all()
         assert not count.in_use
-    assert word(team.ready(1), "FREE_THREADS") == most
+    assert word(team.address, "FREE_THREADS") == most
 
 
 def test_what_a_helper_has_not_begun_is_taken_back() -> None:
@@ -54,11 +54,10 @@ def test_what_a_helper_has_not_begun_is_taken_back() -> None:
     memory.put(code.FREE_THREADS, 2)
     memory.put(code.HELPERS, 1)
     mailbox = memory.address + code.TEAM_BYTES
-    code.prepare(mailbox)
     count = Count(50)
     count.share(memory.address, threads=2)
     assert (count.done == 1).all()
-    assert (word(mailbox, "STATE"), word(mailbox, "TASK")) == (code.FREE, 0)
+    assert word(mailbox, "STATE") == code.FREE
     helper = threading.Thread(target=code.serve, args=(mailbox,))
     helper.start()
     code.end(memory.address)
@@ -76,9 +75,9 @@ import numpy as np
 team = team_code().Team(3)
 run = counting()
 for number in range(400):
-    places = [GuardedMemory(1) for _ in range(3)]
-    addresses = [one.array([512], np.int64, at_end=True).ctypes.data for one in places]
-    team_code().share(team.ready(3), run, number % 3 * 60, *addresses, 8, 40, 1, 3, 1, 0)
+    places = [GuardedMemory(1) for _ in range(4)]
+    task, *addresses = (one.array([512], np.int64, at_end=True).ctypes.data for one in places)
+    team_code().share(team.address, task, run, number % 3 * 60, *addresses, 8, 40, 1, 3, 1, 0)
     for one in places:
         one.shut()
     if number % 4:
@@ -172,9 +171,9 @@ def test_without_more_threads_a_call_computes_alone(monkeypatch: pytest.MonkeyPa
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    team = team_code().Team(3)
     monkeypatch.setattr(threading.Thread, "start", refuse)
+    team = team_code().Team(3)
     count = Count(20)
-    count.share(team.ready(3), threads=3)
+    count.share(team.address, threads=3)
     assert (count.done == 1).all()
-    assert word(team.ready(1), "HELPERS") == 0
+    assert word(team.address, "HELPERS") == 0

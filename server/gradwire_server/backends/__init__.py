@@ -51,7 +51,10 @@ class Backend(Protocol):
         ...
 
     def warm_up(self) -> None:
-        """Prepare the backend, so that no later call waits for a compiler."""
+        """Prepare the backend, so that no later call waits for a compiler.
+
+        Gives a device no work.
+        """
         ...
 
     def apply(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
@@ -112,18 +115,6 @@ class TakesDeviceMemory(Protocol):
     @property
     def memory_taken(self) -> int:
         """Bytes of device memory in use or cached."""
-        ...
-
-
-@runtime_checkable
-class LoadsKernels(Protocol):
-    """Backend that can load its kernels before warm_up().
-
-    warm_up() gives the device work; load() does not.
-    """
-
-    def load(self) -> None:
-        """Load all kernels, and compile the missing ones."""
         ...
 
 

@@ -18,8 +18,7 @@ from pathlib import Path
 
 _DIGEST_BYTES = 16
 
-# Folders ending in .going are partly removed: their process ended meanwhile.
-_OF_A_VERSION = re.compile(r"([0-9a-f]{16})(\.going\.\d+)?")
+_OF_A_VERSION = re.compile(r"[0-9a-f]{16}")
 _KEPT_S = 30 * 24 * 3600.0
 
 _log = logging.getLogger(__name__)
@@ -80,18 +79,7 @@ def forget_others(part: Path) -> None:
         os.utime(part)
         until = time.time() - _KEPT_S
         for other in part.parent.iterdir():
-            if _OF_A_VERSION.fullmatch(other.name) and not other.is_symlink() and other != part:
-                _remove_unused(other, until)
-
-
-def _remove_unused(part: Path, until: float) -> None:
-    """Remove a folder last used before a time.
-
-    Other processes may remove it concurrently.
-    """
-    with contextlib.suppress(OSError):
-        if part.is_dir() and part.stat().st_mtime < until:
-            going = part.with_name(f"{part.name[:16]}.going.{os.getpid()}")
-            part.rename(going)
-            shutil.rmtree(going, ignore_errors=True)
-            _log.info("removed: long unused", extra={"facts": {"folder": str(part)}})
+            is_version = _OF_A_VERSION.fullmatch(other.name) and not other.is_symlink()
+            if is_version and other != part and other.stat().st_mtime < until:
+                shutil.rmtree(other, ignore_errors=True)
+                _log.info("removed: long unused", extra={"facts": {"folder": str(other)}})

@@ -54,26 +54,12 @@ async def load_kernels(backend: StoresKernels, *, cache_dir: str) -> None:
 
 
 async def _compile(folder: Path) -> str:
-    """Compile all kernels into a folder.
+    """Compile all kernels into a folder, in a child.
 
-    Return what went wrong, empty if nothing did.
+    The child ends with this process. Return what went wrong, empty if nothing did.
     """
     _log.info("compiling kernels, first start only", extra={"facts": {"folder": str(folder)}})
     began = time.monotonic()
-    failure = await _child(folder)
-    if failure:
-        _log.warning("kernels were not compiled", extra={"facts": {"why": failure}})
-    else:
-        facts = {"seconds": round(time.monotonic() - began, 1)}
-        _log.info("kernels are compiled", extra={"facts": facts})
-    return failure
-
-
-async def _child(folder: Path) -> str:
-    """Compile in a child, which ends with this process.
-
-    Return what went wrong, empty if nothing did.
-    """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, *_PROGRAM, str(os.getpid()), str(folder)),
         stdin=DEVNULL,
@@ -89,9 +75,13 @@ async def _child(folder: Path) -> str:
                 process.kill()
             await process.wait()
     if not process.returncode:
+        facts = {"seconds": round(time.monotonic() - began, 1)}
+        _log.info("kernels are compiled", extra={"facts": facts})
         return ""
     last = told.decode(errors="replace").strip().rpartition("\n")[2]
-    return f"the compiling process ended with status {process.returncode}: {last}"
+    failure = f"the compiling process ended with status {process.returncode}: {last}"
+    _log.warning("kernels were not compiled", extra={"facts": {"why": failure}})
+    return failure
 
 
 @contextlib.contextmanager

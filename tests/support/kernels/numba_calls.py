@@ -260,6 +260,8 @@ class GuardedScratch:
     def __init__(self) -> None:
         self.at_end = False
         self._memory = GuardedMemory(1 << 24)
+        self._own = team_code().Scratch()
+        self.task = self._own.task
 
     def address(self, size: int) -> int:
         """Return where they begin, at a multiple of a vector's bytes."""
@@ -319,7 +321,7 @@ def team_code() -> ModuleType:
 
 
 def free_threads(backend: Backend) -> int:
-    return word(vars(backend)["_team"].ready(1), "FREE_THREADS")
+    return word(vars(backend)["_team"].address, "FREE_THREADS")
 
 
 def word(place: int, field: str) -> int:
@@ -362,12 +364,13 @@ class Count:
         self.in_use = np.zeros(1, np.int64)
         self.done = np.zeros(units, np.int64)
         self._buffers = np.zeros(16, np.int64)
+        self._task = team_code().ScratchMemory(team_code().TASK_BYTES)
 
     def share(self, team: int, *, threads: int, slow_us: int = 0) -> None:
         """Compute every unit on so many threads at most, all of which are worth waking up."""
         places = (_address(one) for one in (self.in_use, self.done, self._buffers))
         numbers = (8, len(self.done), 1, threads, 1, 0)
-        team_code().share(team, counting(), slow_us, *places, *numbers)
+        team_code().share(team, self._task.address, counting(), slow_us, *places, *numbers)
 
 
 def _address(array: oracles.Tensor) -> int:

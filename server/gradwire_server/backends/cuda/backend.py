@@ -34,7 +34,7 @@ from gradwire_server.backends.cuda.staging import CallQueue, StagedStream
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.errors import DeviceLostError
 from gradwire_server.lru import Recent
-from gradwire_server.plans import BandedMap, Pass, Plan
+from gradwire_server.plans import BandedMap, Plan
 
 # Concurrent calls; each has a thread that copies for it.
 _STREAMS = 4
@@ -136,7 +136,7 @@ class Cuda:
         # Approximate when threads count concurrently.
         self.computed_by = Counter[str]()
         self._lock = Lock()
-        self._is_loaded = self._is_warm = False
+        self._is_loaded = False
         self._lost = ""
 
     @property
@@ -153,32 +153,19 @@ class Cuda:
         made.cpu_work = 0
         return made
 
-    def load(self) -> None:
+    def warm_up(self) -> None:
         """Load all kernels, and compile the missing ones."""
         with self._lock:
-            self._load()
-
-    def warm_up(self) -> None:
-        """Load all kernels, and use every stream once."""
-        with self._lock:
-            self._load()
-            if self._is_warm:
+            self._check()
+            if self._is_loaded:
                 return
-            with self._noting_loss(), contextlib.suppress(MemoryError):  # later calls may find some
-                self._use_streams()
-            self._is_warm = True
-
-    def _load(self) -> None:
-        self._check()
-        if self._is_loaded:
-            return
-        try:
-            self._cpu.warm_up()
-        except Exception as error:  # noqa: BLE001 - another version of numba may raise anything
-            self._cpu, _ = instead_of_compiled("auto", error)
-        with self._noting_loss():
-            self._device.load(every_kernel())
-        self._is_loaded = True
+            try:
+                self._cpu.warm_up()
+            except Exception as error:  # noqa: BLE001 - another version of numba may raise anything
+                self._cpu, _ = instead_of_compiled("auto", error)
+            with self._noting_loss():
+                self._device.load(every_kernel())
+            self._is_loaded = True
 
     def apply(self, plan: Plan, x: Array, y: Array) -> None:
         """Write the plan's result for x to y, as `Backend` specifies."""
@@ -235,14 +222,6 @@ class Cuda:
             _run(staged, call, held)
             if held.uploads and call.recurs:
                 self._tables.keep(held.program, held.memory[-1], weight=held.uploads)
-
-    def _use_streams(self) -> None:
-        """Copy one number on every stream."""
-        same = BandedMap.from_taps(np.zeros((1, 1), np.int64), np.ones((1, 1)), inputs=1)
-        one = np.ones(1, np.float32)
-        call = self._call(Plan((1,), (1,), (Pass(0, same),)), one, np.empty_like(one))
-        for staged in self._streams:
-            _run(staged, call, self._hold(call, 1))
 
     def _hold(self, call: _DeviceCall, slices: int) -> _Held:
         """Allocate all memory of a call.

@@ -26,7 +26,9 @@ def main() -> None:
     if os.getppid() != int(parent):
         sys.exit("the server has ended")
     os.nice(_NICENESS)
-    compilation.compile_into(folder)
+    compilation.load(folder)
+    if not compilation.is_stored(folder):
+        sys.exit("the kernels cannot be cached")
 
 
 if __name__ == "__main__":

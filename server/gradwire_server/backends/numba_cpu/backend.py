@@ -74,7 +74,7 @@ class NumbaCpu:
     def renew(self) -> None:
         """Replace locks and threads, which do not survive a fork."""
         self._lock = threading.Lock()
-        self._team: Team | None = None
+        vars(self).pop("_team", None)
         # Keyed by identity, which cannot be reused while the plan is cached with its jobs.
         self._jobs: Recent[tuple[Plan, list[CompiledPass]]] = Recent(
             most=_RECENT, max_weight=_RECENT_ENTRIES
@@ -86,10 +86,9 @@ class NumbaCpu:
 
     def load_stored(self, folder: str) -> bool:
         """Load the kernels, as `StoresKernels` specifies."""
-        try:
-            compilation.load(folder, compiles=False)
-        except compilation.NotStoredError:
+        if not compilation.is_stored(folder):
             return False
+        compilation.load(folder)
         return True
 
     @cached_property
@@ -100,6 +99,12 @@ class NumbaCpu:
     def _scratch(self) -> Scratch:
         scratch: Scratch = self._kernels.threads.Scratch()
         return scratch
+
+    @cached_property
+    def _team(self) -> Team:
+        # If two threads make one, the first team ends with its call.
+        team: Team = self._kernels.threads.Team(self._most_threads)
+        return team
 
     @cached_property
     def _run_here(self) -> Callable[[int, int, int, int, int, int], None]:
@@ -169,11 +174,12 @@ class NumbaCpu:
         if job.work < _WORK_OF_A_THREAD:
             self._run_here(*arguments, 0, job.units)
             return
-        team = self._team or self._new_team()
+        team = self._team  # the reference keeps its memory during the call
         wanted = job.work // _WORK_OF_A_THREAD + 1
         least = -(-job.units * _WORK_OF_A_THREAD // (_PARTS * job.work))
         self._kernels.threads.share(
-            team.ready(wanted),
+            team.address,
+            self._scratch.task,
             self._kernels.blocks.run.address,
             *arguments,
             job.scratch,
@@ -183,12 +189,6 @@ class NumbaCpu:
             job.work,
             _WAKING * _WORK_OF_A_THREAD,
         )
-
-    def _new_team(self) -> Team:
-        with self._lock:
-            team: Team = self._team or self._kernels.threads.Team(self._most_threads)
-            self._team = team
-            return team
 
     def _jobs_of(self, plan: Plan, x: Array, y: np.dtype[Any]) -> list[CompiledPass]:
         repeated = () if x.flags.c_contiguous else tuple(not step for step in x.strides)

@@ -1,21 +1,16 @@
 """Threads that share the work of calls, in compiled code.
 
 A caller posts a task to helper threads that are free, works on it too, and then takes it back from
-the helpers that have not begun: a helper that wakes up late delays nobody. The units of a task are
-divided into shares. Each thread begins with its own share, so that neighbors in memory stay in one
-processor's cache, and then takes what is left of the others: with one share for all, 1 M numbers on
-two threads took 56 us instead of 50.
+the helpers that have not begun: a helper that wakes up late delays nobody. Each thread takes a part
+of the units that are left, until none are: large parts first, so that neighbors in memory stay in
+one processor's cache, and small ones last, so that all threads end together.
 
 A thread pool in Python costs each call 30 to 80 us more: of 1 M numbers on two threads, 121 us here
 took 207 us there (minima).
 
-Each helper has a mailbox, with these states:
-
-    FREE -> CLAIMED -> POSTED -> RUNNING -> DONE -> FREE
-                          +----> CLAIMED -> FREE
-
-A caller sets CLAIMED from FREE and owns the mailbox until it sets FREE again; only the helper
-sets RUNNING from POSTED and, at the end, DONE. So it reads a task only while the caller waits.
+The state of a helper's mailbox is FREE, BUSY or the address of a task. A caller posts a task where
+it finds FREE, and takes it back by writing FREE; the helper changes it to BUSY, computes, counts
+itself as done in the task, and writes FREE. So a helper reads a task only while its caller waits.
 """
 
 from __future__ import annotations
@@ -23,6 +18,7 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+from collections.abc import Iterator
 from weakref import WeakSet, finalize
 
 import numpy as np
@@ -44,36 +40,34 @@ UNWOKEN = 16  # part of the work of recent calls for which no helper was woken u
 TEAM_BYTES = 64
 
 # A helper's mailbox.
-STATE = 0  # one of the states below
-TASK = 8  # address of the mailbox with the task that this one is claimed for, else 0
-ASLEEP = 16  # whether the helper sleeps, or is about to
-ENDING = 24  # whether it is told to end
-CLOCK = 32  # 16 bytes for the time
-SHARE = 48  # share of the task that it begins with
-RUN = 64  # the task: address of the compiled function that computes units of a job
-JOB = 72
-X = 80
-Y = 88
-SCRATCH = 96  # bytes that each thread needs for buffers
-UNITS = 104
-STEP = 112  # units taken at once
-SHARES = 120  # number of shares
-NEXT = 128  # next unit of each share, each on its own line
-MOST_SHARES = 16
-WAKE = NEXT + LINE_BYTES * MOST_SHARES  # semaphore of the helper; a line holds any sem_t
-MAILBOX_BYTES = WAKE + LINE_BYTES
+STATE = 0
+ASLEEP = 8  # whether the helper sleeps, or is about to
+ENDING = 16  # whether it is told to end
+CLOCK = 24  # 16 bytes for the time
+WAKE = 64  # semaphore of the helper; a line holds any sem_t
+MAILBOX_BYTES = 128
 
-FREE, CLAIMED, POSTED, RUNNING, DONE = range(5)
+FREE, BUSY = range(2)
+
+# A task.
+RUN = 0  # address of the compiled function that computes units of a job
+JOB = 8
+X = 16
+Y = 24
+NEEDED = 32  # bytes that each thread needs for buffers
+UNITS = 40
+LEAST = 48  # fewest units worth taking at once
+THREADS = 56
+NEXT = 64  # first unit that no thread has taken
+DONE = 128  # helpers that have ended
+TASK_BYTES = 192
 
 # How long a helper spins before it sleeps: about as long as a wake-up takes, 50 to 150 us on
 # virtual machines.
 _SPIN_NS = 100_000
-# Checks before a caller sleeps between them.
-_CHECKS = 200
-_BETWEEN_US = 50
-# Steps of a share: a thread that comes late to the last one delays the others by one step.
-_STEPS = 16
-# Fraction of the work without a helper that counts for the next call: 1 / 8.
+# Each time, a thread takes this part of its share of the units that are left: 1 / 2.
+_TAKEN = 2
+# Fraction of the work without a helper that counts for the next calls: 1 / 8.
 _CARRIED = 8
 
 # Atomic operations on int64, all sequentially consistent.
@@ -116,7 +110,6 @@ def _function(name, result, *arguments):
 _sem_init = _function("sem_init", types.int32, types.int64, types.int32, types.uint32)
 _sem_post = _function("sem_post", types.int32, types.int64)
 _sem_wait = _function("sem_wait", types.int32, types.int64)
-_usleep = _function("usleep", types.int32, types.uint32)
 _sched_yield = _function("sched_yield", types.int32)
 _clock_gettime = _function("clock_gettime", types.int32, types.int32, types.int64)
 _calloc = _function("calloc", types.int64, types.int64, types.int64)
@@ -136,32 +129,36 @@ def _mailbox(team, helper):
 
 
 @part
-def _work(task, scratch, begin):
-    """Compute one share, then what is left of the others."""
+def _work(task, scratch):
+    """Compute units of a task until none are left."""
     run, job = integer_at(task + RUN), integer_at(task + JOB)
     x, y = integer_at(task + X), integer_at(task + Y)
-    units, step = integer_at(task + UNITS), integer_at(task + STEP)
-    shares = integer_at(task + SHARES)
-    for turn in range(shares):
-        number = (begin + turn) % shares
-        stop = units * (number + 1) // shares
-        place = task + NEXT + LINE_BYTES * number
-        first = fetch_add(place, step)
-        while first < stop:
-            call(run, (job, x, y, scratch, first, min(first + step, stop)))
-            first = fetch_add(place, step)
+    units, least = integer_at(task + UNITS), integer_at(task + LEAST)
+    parts = _TAKEN * integer_at(task + THREADS)
+    first = atomic_load(task + NEXT)
+    while first < units:
+        stop = min(first + max(least, (units - first) // parts), units)
+        if compare_exchange(task + NEXT, first, stop):
+            call(run, (job, x, y, scratch, first, stop))
+        first = atomic_load(task + NEXT)
 
 
 @part
 def _sleep(mailbox):
-    """Sleep until a task is posted or the helper is to end.
-
-    Callers of both check ASLEEP after them.
-    """
+    """Sleep until a task is posted or the helper is to end."""
     exchange(mailbox + ASLEEP, 1)
-    if atomic_load(mailbox + STATE) != POSTED and not atomic_load(mailbox + ENDING):
+    if atomic_load(mailbox + STATE) == FREE and not atomic_load(mailbox + ENDING):
         _sem_wait(mailbox + WAKE)
     exchange(mailbox + ASLEEP, 0)
+
+
+@part
+def _wake(mailbox):
+    """Wake a helper that waits for a change; return whether it slept."""
+    slept = exchange(mailbox + ASLEEP, 0)
+    if slept:
+        _sem_post(mailbox + WAKE)
+    return slept
 
 
 @part
@@ -175,88 +172,58 @@ def _take(team, wanted):
 
 
 @part
-def _claim(team, most, work, worth, task):
-    """Post a task to at most `most` suitable helpers.
+def _post(team, task, most, work, worth):
+    """Post a task to suitable helpers; return how many got it.
 
-    Suitable helpers are awake, or worth waking up. The task is in the first mailbox that is
-    claimed. Returns its address; 0 if no helper is free. Small calls wake a helper only if they
-    follow one another, so that it stays awake.
+    Suitable helpers are awake, or worth waking up. Small calls wake a helper only if they follow
+    one another, so that it stays awake.
     """
-    first, posted, asleep = 0, 0, False
-    unwoken = atomic_load(team + UNWOKEN)
+    posted, skipped, unwoken = 0, False, atomic_load(team + UNWOKEN)
     credit = unwoken + work
     for helper in range(atomic_load(team + HELPERS)):
         mailbox = _mailbox(team, helper)
         if posted == most:
             break
         if atomic_load(mailbox + ASLEEP) and credit < worth:
-            asleep = True
-        elif compare_exchange(mailbox + STATE, FREE, CLAIMED):
-            if not first:
-                first = mailbox
-                for index, value in enumerate(task):
-                    put_number(first + RUN + 8 * index, value)
-                shares, units = integer_at(first + SHARES), integer_at(first + UNITS)
-                for number in range(shares):
-                    put_number(first + NEXT + LINE_BYTES * number, units * number // shares)
+            skipped = True
+        elif compare_exchange(mailbox + STATE, FREE, task):
             posted += 1
-            put_number(mailbox + SHARE, posted)
-            exchange(mailbox + TASK, first)
-            exchange(mailbox + STATE, POSTED)
-            if exchange(mailbox + ASLEEP, 0):
-                _sem_post(mailbox + WAKE)
+            if _wake(mailbox):
                 credit -= worth
                 unwoken = 0
-    exchange(team + UNWOKEN, unwoken + work // _CARRIED if asleep else 0)
-    return first
+    exchange(team + UNWOKEN, unwoken + work // _CARRIED if skipped else 0)
+    return posted
 
 
 @part
-def _gather(team, task):
-    """Take a task back from all helpers that it is posted to.
-
-    No helper reads it afterwards.
-    """
-    # The mailbox with the task is the first: it is set free last.
-    for helper in range(atomic_load(team + HELPERS) - 1, -1, -1):
-        mailbox = _mailbox(team, helper)
-        if atomic_load(mailbox + TASK) == task:
-            if not compare_exchange(mailbox + STATE, POSTED, CLAIMED):
-                checks = 0
-                while atomic_load(mailbox + STATE) != DONE:
-                    checks += 1
-                    if checks < _CHECKS:
-                        _sched_yield()
-                    else:
-                        _usleep(_BETWEEN_US)
-            exchange(mailbox + TASK, 0)
-            exchange(mailbox + STATE, FREE)
-
-
-@njit(types.void(types.int64), nogil=True, cache=True)
-def prepare(mailbox):
-    """Initialize a mailbox in zeroed memory."""
-    _sem_init(mailbox + WAKE, 0, 0)
+def _gather(team, task, posted):
+    """Take a task back, and wait for the helpers that began."""
+    for helper in range(atomic_load(team + HELPERS)):
+        if compare_exchange(_mailbox(team, helper) + STATE, task, FREE):
+            posted -= 1
+    while atomic_load(task + DONE) != posted:
+        _sched_yield()
 
 
 @njit(types.void(types.int64), nogil=True, cache=True)
 def serve(mailbox):
-    """Run a helper until it is told to end."""
+    """Run a helper, in zeroed memory, until it is told to end."""
+    _sem_init(mailbox + WAKE, 0, 0)
     scratch = size = 0
     since = _nanoseconds(mailbox)
     while not atomic_load(mailbox + ENDING):
-        if compare_exchange(mailbox + STATE, POSTED, RUNNING):
-            task = integer_at(mailbox + TASK)
-            needed = integer_at(task + SCRATCH) + LINE_BYTES
+        task = atomic_load(mailbox + STATE)
+        if task != FREE and compare_exchange(mailbox + STATE, task, BUSY):
+            needed = integer_at(task + NEEDED) + LINE_BYTES
             if needed > size:
                 _free(scratch)
                 # Zeroed as in Scratch. If there is no memory, the other threads do all the work.
                 scratch = _calloc(needed, 1)
                 size = needed if scratch else 0
             if scratch:
-                buffers = -(-scratch // LINE_BYTES) * LINE_BYTES
-                _work(task, buffers, integer_at(mailbox + SHARE))
-            exchange(mailbox + STATE, DONE)
+                _work(task, -(-scratch // LINE_BYTES) * LINE_BYTES)
+            fetch_add(task + DONE, 1)
+            exchange(mailbox + STATE, FREE)
             since = _nanoseconds(mailbox)
         elif _nanoseconds(mailbox) - since < _SPIN_NS:
             _sched_yield()
@@ -272,15 +239,16 @@ def end(team):
     for helper in range(atomic_load(team + HELPERS)):
         mailbox = _mailbox(team, helper)
         exchange(mailbox + ENDING, 1)
-        _sem_post(mailbox + WAKE)
+        _wake(mailbox)
 
 
-@njit(types.void(*[types.int64] * 12), nogil=True, cache=True)
-def share(team, run, job, x, y, scratch, needed, units, least, wanted, work, worth):
+@njit(types.void(*[types.int64] * 13), nogil=True, cache=True)
+def share(team, task, run, job, x, y, scratch, needed, units, least, wanted, work, worth):
     """Compute all units of a job.
 
     This thread computes, and free helpers do.
 
+    task     address of TASK_BYTES that belong to this thread
     run      address of the function that computes some units
     scratch  address of this thread's buffers, of needed bytes
     least    fewest units worth taking at once
@@ -289,14 +257,13 @@ def share(team, run, job, x, y, scratch, needed, units, least, wanted, work, wor
     worth    work worth waking a helper up for
     """
     count = _take(team, wanted)
-    shares = min(count, MOST_SHARES)
-    step = max(least, units // (shares * _STEPS))
-    task = _claim(team, count - 1, work, worth, (run, job, x, y, needed, units, step, shares))
-    if task:
-        _work(task, scratch, 0)
-        _gather(team, task)
-    else:
-        call(run, (job, x, y, scratch, 0, units))
+    for index, value in enumerate((run, job, x, y, needed, units, least, count)):
+        put_number(task + RUN + 8 * index, value)
+    put_number(task + NEXT, 0)
+    put_number(task + DONE, 0)
+    posted = _post(team, task, count - 1, work, worth)
+    _work(task, scratch)
+    _gather(team, task, posted)
     fetch_add(team + FREE_THREADS, count)
 
 
@@ -323,10 +290,15 @@ class ScratchMemory:
 
 
 class Scratch(threading.local):
-    """Per-thread memory for the buffers between stages."""
+    """Per-thread memory: a task, and the buffers between stages.
+
+    task  address of TASK_BYTES
+    """
 
     def __init__(self) -> None:
         self._memory = ScratchMemory(0)
+        self._task = ScratchMemory(TASK_BYTES)
+        self.task = self._task.address
 
     def address(self, size: int) -> int:
         """Return the address of at least size bytes, a multiple of 64."""
@@ -342,47 +314,34 @@ class Team:
     Each call takes free threads, and always its own. A team belongs to the process that made it;
     its helpers end with it.
 
-    most  most threads that compute at once, callers' own included
+    most     most threads that compute at once, callers' own included
+    address  of the shared memory
     """
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self._memory = ScratchMemory(TEAM_BYTES + (most - 1) * MAILBOX_BYTES)
-        self._memory.put(FREE_THREADS, most)
-        self._helpers = 0
-        self._lock = threading.Lock()
+        memory = ScratchMemory(TEAM_BYTES + (most - 1) * MAILBOX_BYTES)
+        self.address = memory.address
+        memory.put(FREE_THREADS, most)
+        memory.put(HELPERS, sum(1 for _ in _started(memory, most - 1)))
         _teams.add(self)
-        finalize(self, _end, self._memory).atexit = False
+        self.end = finalize(self, _end, memory)
+        self.end.atexit = False
 
-    def ready(self, wanted: int) -> int:
-        """Start helpers for `wanted` threads, if possible; return the team's address."""
-        count = min(wanted, self._most) - 1
-        if self._helpers < count:
-            with self._lock:
-                self._start(count)
-        return self._memory.address
 
-    def end(self) -> None:
-        """Tell the helpers to end; calls go on without them."""
-        _end(self._memory)
-
-    def _start(self, count: int) -> None:
-        memory = self._memory
-        while self._helpers < count:
-            place = TEAM_BYTES + self._helpers * MAILBOX_BYTES
-            prepare(memory.address + place)
-            thread = threading.Thread(
-                target=_serve,
-                args=(memory, memory.address + place),
-                name=f"gradwire-kernel-{self._helpers}",
-                daemon=True,
-            )
-            try:
-                thread.start()
-            except RuntimeError:
-                return  # too many threads, or the interpreter is shutting down
-            self._helpers += 1
-            memory.put(HELPERS, self._helpers)
+def _started(memory: ScratchMemory, count: int) -> Iterator[threading.Thread]:
+    """Start helpers, as many as possible."""
+    for number in range(count):
+        thread = threading.Thread(
+            target=_serve,
+            args=(memory, memory.address + TEAM_BYTES + number * MAILBOX_BYTES),
+            name=f"gradwire-kernel-{number}",
+            daemon=True,
+        )
+        try:
+            thread.start()
+        except RuntimeError:
+            return  # too many threads, or the interpreter is shutting down
+        yield thread
 
 
 def _serve(_memory: ScratchMemory, mailbox: int) -> None:
