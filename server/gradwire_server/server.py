@@ -249,7 +249,8 @@ class Server:
         if self._trimming is not None:
             self._trimming.cancel()
             await asyncio.wait({self._trimming})
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self.service.table_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
         if self._device.lost.is_set():
             await self.over.wait()
         else:

@@ -14,7 +14,7 @@ import pytest
 
 from gradwire_server.errors import RETRY_AFTER_S, ServerFullError
 from gradwire_server.scheduling.admission import Admission, AdmittedStream
-from gradwire_server.scheduling.scheduler import Backlog, Claim, Slot, Turns
+from gradwire_server.scheduling.scheduler import Claim, Slots, Turns
 
 WORK = 1000
 
@@ -41,22 +41,22 @@ class Hall:
         with self.admission.turns(Claim(work=WORK)) as turns:
             turns.spend(1.0)
         self._stack = ExitStack()
-        self._waiting = list[asyncio.Task[Slot]]()
+        self._waiting = list[asyncio.Task[Slots]]()
         self.gave_way: dict[str, ServerFullError] = {}
 
     def enter(self, *, work: int = WORK, **claim: Any) -> Turns:
         """Let an evaluation in for as long as the test takes."""
         return self._stack.enter_context(self.admission.turns(Claim(work=work, **claim)))
 
-    async def hold(self, **claim: Any) -> Slot:
+    async def hold(self, **claim: Any) -> Slots:
         """Let an evaluation in and give it a slot."""
         return await self.enter(**claim).slot()
 
-    async def fill(self) -> list[Slot]:
+    async def fill(self) -> list[Slots]:
         """Take the slot that computes and the one that is next."""
         return [await self.hold(), await self.hold()]
 
-    async def queue(self, **claim: Any) -> asyncio.Task[Slot]:
+    async def queue(self, **claim: Any) -> asyncio.Task[Slots]:
         """Let an evaluation in that waits for a slot as long as the test takes."""
         self._waiting.append(waiting(self.hold(**claim)))
         await settle()
@@ -89,7 +89,7 @@ def on_event_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[],
     return run
 
 
-def waiting(slot: Coroutine[Any, Any, Slot]) -> asyncio.Task[Slot]:
+def waiting(slot: Coroutine[Any, Any, Slots]) -> asyncio.Task[Slots]:
     return asyncio.create_task(slot)
 
 
@@ -98,18 +98,13 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def leave(slot: Slot) -> None:
-    with slot:
-        pass
-
-
 @on_event_loop
 async def test_a_thread_has_one_that_computes_and_one_that_is_next_and_others_wait() -> None:
     hall = Hall()
     slots = await hall.fill()
     third = await hall.queue()
     assert (hall.admission.computing, hall.admission.queue_depth) == (2, 1)
-    leave(slots[0])
+    slots[0].free()
     await third
     assert (hall.admission.computing, hall.admission.queue_depth) == (2, 0)
 
@@ -126,7 +121,6 @@ async def test_who_would_wait_too_long_is_refused_and_told_when_all_will_be_done
     assert refused.retry_after_s == 4.0
     assert hall.refused().retry_after_s == 5.0
     assert hall.admission.refusals == {"max_queue_s": 2}
-    assert hall.admission.backlog_s == 3.0
 
 
 @on_event_loop
@@ -149,7 +143,6 @@ async def test_what_a_turn_has_done_is_waited_for_no_more() -> None:
     await hall.queue()
     hall.refused()
     first.spend(0.75)
-    assert hall.admission.backlog_s == 2.25
     await hall.queue()
     assert hall.admission.queue_depth == 2
 
@@ -177,7 +170,7 @@ async def test_who_is_late_is_dropped_while_it_waits() -> None:
     late = waiting(hall.hold(deadline=hall.now + 3.1))
     patient = await hall.queue()
     hall.now += 3.0
-    leave(slots[0])
+    slots[0].free()
     await patient
     with pytest.raises(TimeoutError):
         await late
@@ -188,7 +181,7 @@ async def test_who_is_late_is_dropped_while_it_waits() -> None:
 async def test_a_turn_after_the_deadline_is_none() -> None:
     hall = Hall()
     turns = hall.enter(deadline=hall.now + 1.5)
-    leave(await turns.slot())
+    (await turns.slot()).free()
     hall.now += 2.0
     with pytest.raises(TimeoutError):
         await turns.slot()
@@ -203,7 +196,7 @@ async def test_who_is_cancelled_leaves_the_queue_at_once() -> None:
     gone.cancel()
     await settle()
     assert hall.admission.queue_depth == 1
-    leave(slots[0])
+    slots[0].free()
     await patient
     assert hall.admission.computing == 2
 
@@ -214,7 +207,7 @@ async def test_who_is_cancelled_as_its_turn_comes_gives_it_to_the_next() -> None
     slots = await hall.fill()
     gone, patient = waiting(hall.hold()), waiting(hall.hold())
     await settle()
-    leave(slots[0])
+    slots[0].free()
     gone.cancel()
     with suppress(asyncio.CancelledError):
         await gone
@@ -226,8 +219,7 @@ async def test_who_is_cancelled_as_its_turn_comes_gives_it_to_the_next() -> None
 async def test_a_slot_is_held_as_long_as_a_thread_is_at_work_in_it() -> None:
     hall = Hall()
     work: Future[None] = Future()
-    with await hall.hold() as slot:
-        slot.until(work)
+    (await hall.hold()).free_after(work)
     assert hall.admission.computing == 1
     work.set_result(None)
     await settle()
@@ -372,7 +364,7 @@ async def test_who_is_in_a_hurry_goes_first_but_passes_nobody_for_long() -> None
     hall.now += 2.0
     hurried.append(waiting(hall.hold(work=0, deadline=hall.now + 0.5)))
     await settle()
-    leave(slots[0])
+    slots[0].free()
     await patient
     assert not hurried[1].done()
 
@@ -386,17 +378,6 @@ async def test_streams_take_turns_with_their_steps() -> None:
     await settle()
     oldest = waiting(older.slot())
     await settle()
-    leave(slots[0])
+    slots[0].free()
     await again
     assert not oldest.done()
-
-
-def test_a_caller_whose_calls_have_all_left_is_forgotten() -> None:
-    backlog = Backlog()
-    for seconds in (0.1, 0.2, 0.7):
-        backlog.enter("one", large=False, seconds=seconds)
-    for seconds in (0.7, 0.1, 0.2):
-        assert backlog.of("one") > 0
-        backlog.leave("one", large=False, seconds=seconds)
-    assert backlog.of("one") == 0
-    assert backlog.seconds == 0

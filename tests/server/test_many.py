@@ -290,10 +290,10 @@ def test_no_more_requests_are_read_than_may_be_in_flight(each: int) -> None:
 
 
 def test_requests_of_one_stream_wait_for_the_memory_of_one_another(each: int) -> None:
-    with gated(max_memory_bytes=2 * each) as (backend, admission, client, call):
+    with gated(max_memory_bytes=each) as (backend, admission, client, call):
         call.send(*ALL)
         assert backend.at_work.acquire(timeout=PATIENCE_S)
-        wait_until(lambda: admission.memory_bytes == 2 * each)
+        wait_until(lambda: admission.memory_bytes == each)
         with ManyCall(client) as other:
             other.send(named(rows(4), "one too many"))
             error = other.receive().error
@@ -308,7 +308,7 @@ def test_requests_of_one_stream_wait_for_the_memory_of_one_another(each: int) ->
 
 def test_a_stream_leaves_memory_to_others(each: int) -> None:
     with (
-        gated(max_memory_bytes=64 * each) as (backend, admission, client, call),
+        gated(max_memory_bytes=32 * each) as (backend, admission, client, call),
         ManyCall(client) as other,
     ):
         call.send(*ALL)

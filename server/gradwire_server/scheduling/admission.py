@@ -18,9 +18,9 @@
 - Opening a stream costs a caller a few bytes, so one caller has at most three quarters of all
   streams. If there is no room, a stream whose data is late gives way: it has computed nothing yet,
   and its caller may retry.
-- Each request of one stream holds the memory it needs from its arrival on. A few requests keep
-  every thread at work; beyond those, a stream holds at most its share of the budget,
-  and its next request waits (StreamMemory; rpc/batch.py).
+- Each request of one stream holds the memory it needs from its arrival on. A stream holds at most
+  its share of the budget, and its next request waits (StreamMemory; rpc/batch.py).
+- Long tables are built in threads of their own, with a queue of the same rules.
 
 An evaluation that has had a turn is never refused. Every refusal carries a retry delay derived from
 the rate at which the queue drains (estimator.py).
@@ -34,7 +34,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
-from itertools import count
 
 from gradwire_server.engine.prepared import Prepared
 from gradwire_server.errors import RETRY_AFTER_S, ServerFullError, beyond
@@ -45,7 +44,7 @@ from gradwire_server.scheduling.estimator import (
     QueueLimit,
     WorkPace,
 )
-from gradwire_server.scheduling.scheduler import Backlog, Claim, Slots, Turns
+from gradwire_server.scheduling.scheduler import Claim, Slots, Turns
 
 # One caller leaves 1 / _OTHERS_PART of all streams to the others.
 _OTHERS_PART = 4
@@ -152,8 +151,8 @@ class AdmittedStreams:
         return True
 
 
-# Slots for the next evaluation.
-_NEXT = 1
+# Threads that build long tables.
+TABLE_THREADS = 2
 # Plain taps of a table, and the seconds to build them on a slow machine.
 _TABLE_WORK = 1 << 16, 0.001
 # Work may wait this part of its own time, however short the queue is kept.
@@ -168,6 +167,7 @@ class Admission:
     entered           evaluations admitted so far
     max_memory_bytes  limit for all evaluations in flight
     memory_bytes      bytes they hold, including waiting ones
+    lasting_bytes     part of them that stays taken when requests end
     refusals          so far, by cause: a setting; "deadline" if it could not be met; "late" if that
                       became clear while waiting
     """
@@ -186,49 +186,40 @@ class Admission:
         self.max_memory_bytes = max_memory_bytes
         self._streams = AdmittedStreams(max_streams)
         self._max_queue = max_queue
-        self._limit = QueueLimit(max_queue_s=max_queue_s, standing_s=standing_queue_s)
-        self._threads = threads
         self._clock = clock
         self.refusals: Counter[str] = Counter()
-        self._slots = Slots(threads + _NEXT, clock=clock, refusals=self.refusals)
-        self._backlog = Backlog()
-        self._pace = WorkPace()
-        self._table_pace = WorkPace()
+
+        def slots(threads: int, *, spare: int) -> Slots:
+            limit = QueueLimit(max_queue_s=max_queue_s, standing_s=standing_queue_s)
+            return Slots(threads, spare=spare, limit=limit, clock=clock, refusals=self.refusals)
+
+        self._slots = slots(threads, spare=1)
+        self._table_slots = slots(TABLE_THREADS, spare=0)
         # Long tables are rare: the estimate for the first ones must not be zero.
-        self._table_pace.note(*_TABLE_WORK)
+        self._table_slots.pace.note(*_TABLE_WORK)
         self._memory_drain, self._stream_drain = Drain(), Drain()
         self._appointments = Appointments()
-        self._numbers = count()
         self.entered = 0
         self.memory_bytes = 0
-        # The part of memory_bytes that stays taken when requests end.
         self.lasting_bytes = 0
 
     def forget_times(self) -> None:
         """Forget measured times of evaluations: from now on another backend computes."""
-        for measured in (self._pace, self._memory_drain, self._stream_drain):
-            measured.forget()
+        self._slots.pace = WorkPace()
 
     @property
     def queue_depth(self) -> int:
         """Number of evaluations that wait for a slot."""
-        return len(self._slots)
+        return len(self._slots.queue) + len(self._table_slots.queue)
 
     @property
     def computing(self) -> int:
         """Number of slots in use."""
-        return self._slots.taken
-
-    @property
-    def backlog_s(self) -> float:
-        """Estimated seconds until all admitted work is done."""
-        return self._backlog.seconds / self._threads
+        return self._slots.taken + self._table_slots.taken
 
     @contextmanager
-    def memory(self, needed: int, *, measured: bool = True) -> Generator[None]:
+    def memory(self, needed: int) -> Generator[None]:
         """Hold `needed` bytes of the budget.
-
-        measured  whether retry delays count it: tables are freed long before requests are
 
         A request larger than the whole budget is admitted alone. Entering raises ServerFullError if
         there is no room.
@@ -237,7 +228,7 @@ class Admission:
         try:
             yield
         finally:
-            self.free_memory(needed, measured=measured)
+            self.free_memory(needed)
 
     def has_room(self, needed: int) -> bool:
         """Whether the budget has `needed` bytes left."""
@@ -268,21 +259,21 @@ class Admission:
         self.memory_bytes += needed
 
     def free_memory(self, held: int, *, measured: bool = True) -> None:
-        """Return bytes to the budget."""
+        """Return bytes to the budget.
+
+        measured  whether retry delays count it
+        """
         self.memory_bytes -= held
         if measured:
             self._memory_drain.leave(self._clock(), amount=held, empty=self._is_idle)
-        elif self._is_idle:
-            self._memory_drain.stop()
 
     def full_of_memory(self, came: str, *, missing: int, amount: int) -> ServerFullError:
         """Return the error for a request without memory.
 
         The request needs `amount` bytes, of which `missing` are unavailable.
         """
-        drain, now = self._memory_drain, self._clock()
-        wait_s, spacing_s = drain.seconds_for(missing, now=now), drain.seconds_for(amount)
-        return self._full(came, "max_memory_bytes", self.max_memory_bytes, wait_s, spacing_s)
+        limit, allowed, drain = "max_memory_bytes", self.max_memory_bytes, self._memory_drain
+        return self._full(came, limit, allowed, drain, missing=missing, amount=amount)
 
     @property
     def streams(self) -> int:
@@ -323,64 +314,63 @@ class Admission:
             self._stream_drain.leave(self._clock(), empty=not self._streams)
 
     def _full_of_streams(self, came: str) -> ServerFullError:
-        drain = self._stream_drain
-        wait_s, spacing_s = drain.seconds_for(now=self._clock()), drain.seconds_for()
-        return self._full(came, "max_streams", self._streams.most, wait_s, spacing_s)
+        return self._full(came, "max_streams", self._streams.most, self._stream_drain)
 
-    def turns(self, claim: Claim) -> Turns:
-        """Admit an evaluation to the slots, or raise ServerFullError."""
-        pace = self._table_pace if claim.tables else self._pace
-        turns = Turns(claim, self._slots, self._numbers, self._backlog, pace)
-        if not self._slots:
-            self._limit.rest(self._clock())
-        if not claim.paced and self._must_wait:
-            self._check_wait(turns)
+    def turns(self, claim: Claim, *, tables: bool = False) -> Turns:
+        """Admit an evaluation, or the building of its tables, to the slots.
+
+        Raises ServerFullError if it would wait too long, or has no place in the queue.
+        """
+        slots = self._table_slots if tables else self._slots
+        turns = Turns(claim, slots)
+        if not slots.queue:
+            slots.limit.rest(self._clock())
+        if slots.must_wait and not claim.paced:
+            self._check_wait(turns, slots)
         return turns
 
-    @property
-    def _must_wait(self) -> bool:
-        """Whether a newcomer has to wait for a slot."""
-        return bool(self._slots) or self._slots.taken >= self._slots.count
-
-    def _check_wait(self, turns: Turns) -> None:
-        """Raise ServerFullError if a newcomer cannot wait.
-
-        It would wait too long, or has no place in the queue.
-        """
+    def _check_wait(self, turns: Turns, slots: Slots) -> None:
         claim, seconds, now = turns.claim, turns.left_s, self._clock()
-        ahead_s = self._backlog.ahead_s(claim.peer, seconds=seconds, large=turns.large)
-        wait_s, left_s = ahead_s / self._threads, claim.deadline - now
+        wait_s, left_s = slots.wait_s(turns), claim.deadline - now
         if wait_s + seconds > left_s:
             came = f"a call like this takes some {wait_s + seconds:.3g} s now"
             came = f"{came}, and its deadline is in {left_s:.3g} s"
-            raise self._refuse(came, "deadline", wait_s, seconds)
-        allowed_s = self._limit.allowed_s(now)
-        own, free = self._slots.waiting(claim.peer), self._max_queue - len(self._slots)
-        is_full = free < max(1, own)
+            raise self._refuse(came, "deadline", wait_s, seconds / slots.threads)
+        allowed_s = slots.limit.allowed_s(now)
+        own = sum(slots.queue.waiting((claim.peer, large)) for large in (False, True))
+        free = self._max_queue - len(slots.queue)
         if wait_s > max(allowed_s, seconds * _WAIT_SHARE):
             limit, came = "max_queue_s", f"a call like this waits for some {wait_s:.3g} s now"
-            lasting = "" if self._limit.is_burst(now) else " under a lasting load"
+            lasting = "" if slots.limit.is_burst(now) else " under a lasting load"
             came = beyond(came, limit, f"{allowed_s:.3g} s{lasting}")
-        elif is_full:
+        elif free < max(1, own):
             limit, came = "max_queue", f"{own} calls of this caller wait, and {free} more fit"
             came = beyond(came, limit, self._max_queue)
         else:
             return
-        self._limit.note_refusal(now)
-        raise self._refuse(came, limit, wait_s, seconds)
+        slots.limit.note_refusal(now)
+        raise self._refuse(came, limit, wait_s, seconds / slots.threads)
 
     def _full(
-        self, came: str, limit: str, allowed: int, wait_s: float | None, spacing_s: float | None
+        self,
+        came: str,
+        limit: str,
+        allowed: int,
+        drain: Drain,
+        *,
+        missing: float = 1,
+        amount: float = 1,
     ) -> ServerFullError:
+        wait_s = drain.seconds_for(missing, now=self._clock())
         wait_s = RETRY_AFTER_S if wait_s is None else wait_s
+        spacing_s = drain.seconds_for(amount) or 0.0
         came = beyond(came, limit, allowed)
-        return self._refuse(came, limit, wait_s, spacing_s or 0.0, allowed=allowed)
+        return self._refuse(came, limit, wait_s, spacing_s, allowed=allowed)
 
     def _refuse(
         self, came: str, limit: str, wait_s: float, spacing_s: float, **facts: object
     ) -> ServerFullError:
         self.refusals[limit] += 1
-        spacing_s /= self._threads
         after_s = self._appointments.give_s(self._clock(), wait_s=wait_s, spacing_s=spacing_s)
         return ServerFullError(
             f"{came}; retry after {after_s} s", retry_after_s=after_s, limit=limit, **facts
@@ -388,7 +378,7 @@ class Admission:
 
 
 # One stream's share of the budget.
-_SHARE = 1 / 16
+_SHARE = 1 / 8
 
 
 class StreamMemory:
@@ -396,15 +386,12 @@ class StreamMemory:
 
     Used from one event loop only.
 
-    few       number of requests that may hold memory of any amount
-    requests  number of requests that hold memory, nbytes in all
+    nbytes  bytes they hold
     """
 
-    def __init__(self, admission: Admission, *, few: int) -> None:
+    def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        self._few = few
         self._share_bytes = int(admission.max_memory_bytes * _SHARE)
-        self.requests = 0
         self.nbytes = 0
 
     def must_wait(self, needed: int) -> bool:
@@ -412,10 +399,8 @@ class StreamMemory:
 
         Those free memory when they are done.
         """
-        if not self.requests:
-            return False
-        due = self.requests < self._few or self.nbytes + needed <= self._share_bytes
-        return not (due and self._admission.has_room(needed))
+        is_due = self.nbytes + needed <= self._share_bytes and self._admission.has_room(needed)
+        return self.nbytes > 0 and not is_due
 
     def take(self, needed: int) -> None:
         """Take bytes of the budget for a request.
@@ -423,22 +408,17 @@ class StreamMemory:
         Raises ServerFullError as Admission does.
         """
         self._admission.take_memory(needed)
-        self.requests += 1
         self.nbytes += needed
 
     def free(self, held: int) -> None:
         """Free the memory of a request, unless free_all() has done so."""
-        if not self.requests:
-            return
-        self.requests -= 1
-        self.nbytes -= held
-        self._admission.free_memory(held)
+        if self.nbytes:
+            self.nbytes -= held
+            self._admission.free_memory(held)
 
     def free_all(self) -> None:
         """Free all remaining memory at the end of the stream."""
-        if self.requests:
-            self._admission.free_memory(self.nbytes)
-        self.requests = self.nbytes = 0
+        self.free(self.nbytes)
 
 
 # While the event loop computes, no other call is served.
