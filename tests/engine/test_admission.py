@@ -112,6 +112,8 @@ async def test_a_thread_has_one_that_computes_and_one_that_is_next_and_others_wa
 @on_event_loop
 async def test_who_would_wait_too_long_is_refused_and_told_when_all_will_be_done() -> None:
     hall = Hall(max_queue_s=2.5)
+    with hall.admission.turns(Claim(work=WORK)):
+        pass
     await hall.fill()
     await hall.queue()
     refused = hall.refused()

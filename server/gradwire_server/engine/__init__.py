@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradwire_server.engine.assembly import InputAssembler, Ring
+from gradwire_server.engine.assembly import InputAssembler
 from gradwire_server.engine.execute import (
     Execution,
     Workbench,
@@ -33,7 +33,6 @@ __all__ = [
     "Preparation",
     "Prepared",
     "Preparer",
-    "Ring",
     "Step",
     "TableCache",
     "TensorSpec",

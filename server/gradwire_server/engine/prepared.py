@@ -305,17 +305,6 @@ class Prepared:
         first = step.outer_first * rows
         return (first + low) * row, (first + high) * row
 
-    @property
-    def input_slice_bytes(self) -> int:
-        """Wire bytes of an outer slice of the input.
-
-        0 if steps do not take whole slices.
-        """
-        walk = self.walk
-        if walk.mode != "slices" or walk.layout.held or not self.output.elements:
-            return 0
-        return self.input.wire_bytes // walk.outer
-
     def output_range(self, step: Step) -> tuple[int, int]:
         """Wire bytes of the result that the step produces."""
         rows = self.walk.out_rows

@@ -22,7 +22,6 @@ from gradwire_server.engine import (
     Execution,
     InputAssembler,
     Prepared,
-    Ring,
     Step,
 )
 from gradwire_server.errors import (
@@ -77,10 +76,6 @@ def opened(
             max_chunk_bytes=max_chunk_bytes,
         )
     )
-
-
-# Steps between two tasks: one waits, one is being processed.
-_STEPS = 2
 
 
 class EvaluationStream(ServedStream):
@@ -172,9 +167,7 @@ class EvaluationStream(ServedStream):
     async def _answer(self, header: v1.Open, prepared: Prepared) -> None:
         digest = await self._service.off_loop(lambda: prepared.digest)
         wanted = wanted_bytes(header, prepared, digest)
-        assembler = InputAssembler(
-            prepared, resume_from=wanted.start, stop_before=wanted.stop, held=_STEPS
-        )
+        assembler = InputAssembler(prepared, resume_from=wanted.start, stop_before=wanted.stop)
         through = prepared.passes_through
         limit = self._service.settings.max_chunk_bytes
         needed = wanted if through else range(assembler.position, assembler.stop)
@@ -241,11 +234,10 @@ class EvaluationStream(ServedStream):
 
     async def _compute_steps(self, prepared: Prepared, wanted: range, do: DoStep) -> None:
         execution = Execution(prepared, self._service.backend)
-        results = Ring(_STEPS + 1)
         while (ready := await self._steps.get()) is not None:
             step, data = ready
             offset, stop = prepared.output_range(step)
-            result = results.take(stop - offset)
+            result = np.empty(stop - offset, np.uint8)
             self._busy = 1
             execution.backend = self._service.backend
             await do(partial(execution.step, step, data, result), len(data) + len(result))

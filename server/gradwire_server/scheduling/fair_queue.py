@@ -50,7 +50,7 @@ class FairQueue(Generic[E]):
         return len(self._flows.get(flow, ()))
 
     def push(self, entry: E) -> None:
-        """Add an entry, behind those that are due at the same time."""
+        """Add an entry, behind others that are due at once with it."""
         insort(self._flows.setdefault(entry.flow, []), entry, key=attrgetter("due"))
 
     def pop(self) -> E:

@@ -38,7 +38,9 @@ class Claim:
 
 
 class Slots:
-    """A fixed number of slots, and what was admitted to them. Used from one event loop only.
+    """A fixed number of slots, and what was admitted to them.
+
+    Used from one event loop only.
 
     threads   number of threads that work in them
     spare     further slots, so that no thread waits for the event loop
@@ -72,11 +74,6 @@ class Slots:
         """Whether a newcomer has to wait for a slot."""
         return len(self.queue) > 0 or self.taken >= self._count
 
-    @property
-    def backlog_s(self) -> float:
-        """Estimated seconds until all admitted work is done."""
-        return sum(map(_left_s, self._admitted.values())) / self.threads
-
     def wait_s(self, turns: Turns) -> float:
         """Return the estimated seconds that a newcomer waits.
 
@@ -99,7 +96,10 @@ class Slots:
             del self._admitted[turns.flow]
 
     async def take(self, turns: Turns) -> None:
-        """Wait for a slot; raise TimeoutError if the deadline can no longer be met."""
+        """Wait for a slot.
+
+        Raises TimeoutError if the deadline can no longer be met.
+        """
         if turns.claim.deadline <= self.clock():
             self._refusals["late"] += 1
             raise TimeoutError
@@ -132,7 +132,10 @@ class Slots:
             turns.grant.set_result(None)
 
     def free_after(self, work: Future[Any]) -> None:
-        """Free a slot once its thread's work is done, even if nobody waits for it any more."""
+        """Free a slot once its thread's work is done.
+
+        Its caller may no longer wait for it.
+        """
         loop = asyncio.get_running_loop()
 
         def tell(_: Future[Any]) -> None:
@@ -180,7 +183,7 @@ class Turns:
         self.due = min(self.claim.deadline, self._slots.clock() + _PATIENCE_S)
 
     async def slot(self) -> Slots:
-        """Wait for a slot; return the slots, of which it must be freed.
+        """Wait for a slot, and return the slots to free it in.
 
         Raises TimeoutError if the deadline can no longer be met.
         """
