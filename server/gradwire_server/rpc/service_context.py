@@ -11,9 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeAlias, TypedDict, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
-from gradwire_server import backends
 from gradwire_server.backends import Backend
 from gradwire_server.backends.call_deadline import computing_until
 from gradwire_server.config.settings import Settings
@@ -52,23 +51,6 @@ class Do(Protocol):
 DoStep: TypeAlias = Callable[[Callable[[], object], int], Awaitable[None]]
 
 
-class InlineLimits(TypedDict):
-    """Limits of InlineWork, which describes them."""
-
-    most_s: float
-    most_step_s: float
-    most_work: float
-
-
-def inline_limits(backend: Backend, settings: Settings) -> InlineLimits:
-    """Return the limits of the event loop's computations with a backend."""
-    return {
-        "most_s": backends.most_inline_s(backend),
-        "most_step_s": backends.most_inline_step_s(backend, settings.threads),
-        "most_work": backends.most_inline_work(backend),
-    }
-
-
 @dataclass(slots=True)
 class BackendInUse:
     """The backend that computes.
@@ -105,17 +87,13 @@ class ServiceContext:
         """The backend for the next execution."""
         return self.in_use.backend
 
-    def use(self, backend: Backend, reason: str, *, rate: float | None = None) -> None:
+    def use(self, backend: Backend, reason: str) -> None:
         """Compute with another backend from now on.
 
         Times measured with the old one are forgotten.
-
-        rate  multiplications per second of the backend; None keeps the old one
         """
         self.in_use.backend, self.in_use.reason, self.in_use.to_come = backend, reason, ""
-        self.inline.limit(**inline_limits(backend, self.settings))
-        if rate is not None:
-            self.inline.rate = rate
+        self.inline.limit(backend, self.settings.threads)
         self.admission.forget_times()
         self.preparer.forget()
 
@@ -203,10 +181,9 @@ class ServiceContext:
             work()
             prepared.measured_steps.note((time.perf_counter() - began) / max(1, nbytes))
 
-        inline = self.inline
-        while inline.is_short_step(prepared, nbytes):
-            if inline.admits_step(prepared, nbytes):
-                call.compute_inline(measured, inline)
+        while (seconds := self.inline.step_s(prepared, nbytes)) is not None:
+            if self.inline.admits_step(seconds):
+                call.compute_inline(measured, self.inline)
                 return
             await asyncio.sleep(0)
         await do(measured)

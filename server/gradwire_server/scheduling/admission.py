@@ -35,6 +35,12 @@ from collections import Counter
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 
+from gradwire_server.backends import (
+    Backend,
+    most_inline_s,
+    most_inline_step_s,
+    most_inline_work,
+)
 from gradwire_server.engine.prepared import Prepared
 from gradwire_server.errors import RETRY_AFTER_S, ServerFullError, beyond
 from gradwire_server.scheduling.estimator import (
@@ -424,40 +430,26 @@ class StreamMemory:
 # While the event loop computes, no other call is served.
 _MOST_OF_A_TURN_S = 1e-3
 _CARRIED_S = 100e-6
+# Multiplications in a second, until an evaluation has been measured: compiled ones do more.
+_RATE = 4e8
 
 
 class InlineWork:
     """Admission of short evaluations to the event loop.
 
-    They take at most a millisecond per loop iteration ("turn").
-
-    rate         multiplications per second of the backend, used until an evaluation has been
-                 measured; 0 admits nothing
-    most_s       longest evaluation admitted, in seconds
-    most_step_s  longest step of a long evaluation admitted, in seconds; 0 admits none
-    most_work    multiplications above which a backend may wait for a device
-    next_turn    calls a function in the next loop iteration; None for the running event loop
+    They take at most a millisecond per loop iteration ("turn"). Until limit() is called none is
+    admitted.
     """
 
-    def __init__(
-        self,
-        rate: float,
-        *,
-        most_s: float,
-        most_step_s: float = 0.0,
-        most_work: float = math.inf,
-        next_turn: Callable[[Callable[[], None]], object] | None = None,
-    ) -> None:
-        self.rate = rate
-        self.limit(most_s=most_s, most_step_s=most_step_s, most_work=most_work)
-        self._next_turn = next_turn or _call_soon
+    def __init__(self) -> None:
+        self._most_s = self._most_step_s = self._most_work = 0.0
         self._spent_s = 0.0
 
-    def limit(self, *, most_s: float, most_step_s: float, most_work: float) -> None:
-        """Replace the limits, which depend on the backend."""
-        self._most_s = most_s
-        self._most_step_s = most_step_s
-        self._most_work = most_work
+    def limit(self, backend: Backend, threads: int) -> None:
+        """Take the limits of a backend beside so many computing threads."""
+        self._most_s = most_inline_s(backend)
+        self._most_step_s = most_inline_step_s(backend, threads)
+        self._most_work = most_inline_work(backend)
 
     def estimate_s(self, prepared: Prepared) -> float:
         """Return the estimated seconds of one evaluation.
@@ -466,7 +458,7 @@ class InlineWork:
         """
         measured = prepared.measured
         if measured.seconds is None:
-            measured.seconds = prepared.inline_work / self.rate
+            measured.seconds = prepared.inline_work / _RATE
         return measured.seconds
 
     def is_short(self, prepared: Prepared) -> bool:
@@ -474,41 +466,12 @@ class InlineWork:
 
         It may be in this or a later turn.
         """
-        if not self.rate or prepared.inline_work > self._most_work:
-            return False
-        return self.estimate_s(prepared) <= self._most_s
+        is_small = prepared.inline_work <= self._most_work
+        return is_small and self.estimate_s(prepared) <= self._most_s
 
     def admits(self, prepared: Prepared) -> bool:
         """Whether such an evaluation is computed in this turn."""
-        if not self.is_short(prepared):
-            return False
-        return self._spent_s + self.estimate_s(prepared) <= _MOST_OF_A_TURN_S
-
-    def is_short_step(self, prepared: Prepared, nbytes: int) -> bool:
-        """Return whether a stream's step is computed on the event loop.
-
-        It may be in this or a later turn. The first step of a long evaluation is not: it has not
-        been measured.
-
-        nbytes  bytes of its input and result
-        """
-        if self.is_short(prepared):
-            return True
-        # Without a limit, as on devices, no step of a longer evaluation is.
-        takes_steps = self.rate > 0 and self._most_step_s > 0
-        return takes_steps and self._step_s(prepared, nbytes) <= self._most_step_s
-
-    def admits_step(self, prepared: Prepared, nbytes: int) -> bool:
-        """Whether such a step is computed in this turn."""
-        # Carried seconds are never reset by waiting.
-        is_fresh = self._spent_s < _CARRIED_S
-        return is_fresh or self._spent_s + self._step_s(prepared, nbytes) <= _MOST_OF_A_TURN_S
-
-    def _step_s(self, prepared: Prepared, nbytes: int) -> float:
-        measured = prepared.measured_steps.seconds
-        if measured is not None:
-            return measured * nbytes
-        return self.estimate_s(prepared) if self.is_short(prepared) else math.inf
+        return self.most(prepared) > 0
 
     def most(self, prepared: Prepared) -> int:
         """Return the number of evaluations to compute in this turn.
@@ -519,17 +482,32 @@ class InlineWork:
             return 0
         return int((_MOST_OF_A_TURN_S - self._spent_s) / max(self.estimate_s(prepared), 1e-9))
 
+    def step_s(self, prepared: Prepared, nbytes: int) -> float | None:
+        """Return the estimated seconds of a stream's step on the event loop.
+
+        None if it is not computed there. The first step of a long evaluation is not: it has not
+        been measured.
+
+        nbytes  bytes of its input and result
+        """
+        measured, is_short = prepared.measured_steps.seconds, self.is_short(prepared)
+        if measured is None:
+            return self.estimate_s(prepared) if is_short else None
+        seconds = measured * nbytes
+        return seconds if is_short or seconds <= self._most_step_s else None
+
+    def admits_step(self, seconds: float) -> bool:
+        """Whether such a step is computed in this turn."""
+        # Carried seconds are never reset by waiting.
+        return self._spent_s < _CARRIED_S or self._spent_s + seconds <= _MOST_OF_A_TURN_S
+
     def spend(self, seconds: float) -> None:
         """Count seconds of computation in this turn."""
         before = self._spent_s
         self._spent_s = before + seconds
         # Small amounts carry over to later turns: scheduling a reset takes microseconds.
         if before < _CARRIED_S <= self._spent_s:
-            self._next_turn(self._begin_turn)
+            asyncio.get_running_loop().call_soon(self._begin_turn)
 
     def _begin_turn(self) -> None:
         self._spent_s = 0.0
-
-
-def _call_soon(action: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_soon(action)
