@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gradwire_server.errors import RETRY_AFTER_S, ServerFullError
-from gradwire_server.scheduling.admission import Admission, AdmittedStream
+from gradwire_server.scheduling.admission import Admission
 from gradwire_server.scheduling.scheduler import Claim, Slots, Turns
 
 WORK = 1000
@@ -23,8 +23,6 @@ class Hall:
     """An admission of one thread, with a clock to set.
 
     Work of 1000 is known to take a second.
-
-    gave_way  names of streams that gave way, and why
     """
 
     def __init__(self, **limits: Any) -> None:
@@ -42,7 +40,6 @@ class Hall:
             turns.spend(1.0)
         self._stack = ExitStack()
         self._waiting = list[asyncio.Task[Slots]]()
-        self.gave_way: dict[str, ServerFullError] = {}
 
     def enter(self, *, work: int = WORK, **claim: Any) -> Turns:
         """Let an evaluation in for as long as the test takes."""
@@ -62,13 +59,14 @@ class Hall:
         await settle()
         return self._waiting[-1]
 
-    def open(self, name: str, *, caller: str = "caller") -> AdmittedStream:
-        """Open a stream for as long as the test takes; the next one is opened a moment later."""
-        self.now += 0.01
-        context = self.admission.stream(
-            caller, lambda refused: self.gave_way.update({name: refused})
-        )
-        return self._stack.enter_context(context)
+    def open(self, caller: str) -> None:
+        """Open a stream for as long as the test takes."""
+        self._stack.enter_context(self.admission.stream(caller))
+
+    def no_stream(self, caller: str) -> ServerFullError:
+        with pytest.raises(ServerFullError) as caught:
+            self.open(caller)
+        return caught.value
 
     def close(self) -> None:
         self._stack.close()
@@ -252,92 +250,27 @@ async def test_a_standing_queue_refuses_newcomers_that_a_burst_lets_in() -> None
     assert "0.5 s under a lasting load (its setting GRADWIRE_MAX_QUEUE_S)" in refused.message
 
 
-MOMENT_S = 0.5
-
-
-def test_the_stream_that_waited_longest_for_its_first_byte_gives_way() -> None:
-    hall = Hall(max_streams=3)
-    hall.open("a").note_data()
-    hall.open("b")
-    hall.open("c")
-    hall.now += MOMENT_S
-    hall.open("d")
-    assert list(hall.gave_way) == ["b"]
-    refused = hall.gave_way["b"]
-    assert refused.facts["limit"] == "max_streams"
-    assert refused.retry_after_s == RETRY_AFTER_S
-    assert "no data of this one has come for 0.5 s" in refused.message
-    assert hall.admission.streams == 3
-    assert hall.admission.refusals == {"max_streams": 1}
-    hall.close()
-    assert hall.admission.streams == 0
-
-
-def test_each_stream_that_gives_way_is_told_so_itself() -> None:
-    hall = Hall(max_streams=1)
-    for name in ("a", "b", "c"):
-        hall.open(name)
-        hall.now += MOMENT_S
-    assert list(hall.gave_way) == ["a", "b"]
-
-
-def test_a_stream_has_a_moment_for_its_first_byte() -> None:
-    hall = Hall(max_streams=1)
-    hall.open("a")
-    hall.now += MOMENT_S - 0.02
-    with pytest.raises(ServerFullError):
-        hall.open("b")
-    hall.open("c")
-    assert list(hall.gave_way) == ["a"]
-
-
-def test_a_stream_that_waits_for_the_server_does_not_give_way() -> None:
-    hall = Hall(max_streams=1)
-    first = hall.open("a")
-    first.note_wait(for_caller=False)
-    hall.now += 60
-    with pytest.raises(ServerFullError):
-        hall.open("b")
-    first.note_wait(for_caller=True)
-    with pytest.raises(ServerFullError):
-        hall.open("c")
-    hall.now += MOMENT_S
-    hall.open("d")
-    assert list(hall.gave_way) == ["a"]
-
-
 def test_a_caller_has_three_quarters_of_the_streams() -> None:
     hall = Hall(max_streams=8)
-    for number in range(6):
-        hall.open(str(number)).note_data()
-    with pytest.raises(ServerFullError, match="this caller has 6 streams open, and 6 are its"):
-        hall.open("one more")
-    for name in ("a", "b"):
-        hall.open(name, caller="other").note_data()
-    with pytest.raises(ServerFullError, match="8 streams are open"):
-        hall.open("c", caller="other")
-    assert not hall.gave_way
-
-
-def test_a_caller_with_its_share_takes_nothing_from_others() -> None:
-    hall = Hall(max_streams=4)
-    hall.open("other's", caller="other")
-    hall.now += MOMENT_S
-    for name in ("a", "b"):
-        hall.open(name).note_data()
-    hall.open("c")
-    with pytest.raises(ServerFullError):
-        hall.open("d")
-    hall.now += MOMENT_S
-    hall.open("e")
-    assert list(hall.gave_way) == ["c"]
+    for _ in range(6):
+        hall.open("caller")
+    refused = hall.no_stream("caller")
+    assert "this caller has 6 streams open, and 6 are its share" in refused.message
+    assert refused.facts["limit"] == "max_streams"
+    assert refused.retry_after_s == RETRY_AFTER_S
+    for _ in range(2):
+        hall.open("other")
+    assert "8 streams are open" in hall.no_stream("other").message
+    hall.close()
+    assert hall.admission.streams == 0
+    assert hall.admission.refusals == {"max_streams": 2}
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_of_few_streams_a_caller_may_have_all(most: int) -> None:
     hall = Hall(max_streams=most)
-    for number in range(most):
-        hall.open(str(number))
+    for _ in range(most):
+        hall.open("caller")
     assert hall.admission.streams == most
 
 

@@ -24,7 +24,6 @@ from support.raw_calls import (
     REQUEST_ID,
     ManyCall,
     RawClient,
-    as_stream,
     copies,
     ended,
     float32,
@@ -332,14 +331,6 @@ def test_streams_beyond_max_streams_are_asked_to_come_back() -> None:
         with ManyCall(client) as third:
             third.send(named(published_request(), "a"))
             assert third.answers()["a"].result.data == PUBLISHED_RESULT
-
-
-def test_a_stream_without_a_request_gives_way() -> None:
-    with served_many(max_streams=1) as (server, client, first):
-        wait_until(lambda: server.server.streams == 1)
-        wait_until(lambda: client.stream(as_stream(published_request())).refusal is None)
-        refusal = ended(first.refusal(), "OVERLOADED")
-        assert "no data of this one has come" in refusal.message
 
 
 @pytest.fixture

@@ -180,7 +180,7 @@ class ManyStream(ServedStream):
 
     async def _run(self) -> None:
         caller = caller_of(self._context)
-        with self._service.admission.stream(caller, self._give_way) as self._admitted:
+        with self._service.admission.stream(caller):
             try:
                 await super()._run()
             finally:
@@ -216,7 +216,6 @@ class ManyStream(ServedStream):
         self._news.set()
 
     async def _take(self, message: bytes) -> None:
-        self._admitted.note_data()
         (name, header, data), checksum = read_item(message)
         if name in self._names:
             raise InvalidDataError(

@@ -114,10 +114,9 @@ class EvaluationStream(ServedStream):
         service = self._service
         try:
             caller = caller_of(self._context)
-            with service.admission.stream(caller, self._give_way) as self._admitted:
+            with service.admission.stream(caller):
                 header = await self._read_open()
                 request = self._note(header)
-                self._admitted.note_wait(for_caller=False)
                 with self._call.phases.spending("queue"):
                     prepared = await service.prepare(request, self._context)
                 # Besides the steps' memory, grpc holds one chunk each way, twice.
@@ -171,11 +170,6 @@ class EvaluationStream(ServedStream):
         through = prepared.passes_through
         limit = self._service.settings.max_chunk_bytes
         needed = wanted if through else range(assembler.position, assembler.stop)
-        if needed:
-            # From here on, since a caller may also be slow to read the answer.
-            self._admitted.note_wait(for_caller=True)
-        else:
-            self._admitted.note_data()
         output = codec.write_descriptor(prepared.output)
         reply = opened(output, needed, digest=digest, max_chunk_bytes=limit)
         if self._open_checksum is not None:
@@ -229,7 +223,6 @@ class EvaluationStream(ServedStream):
             raise InvalidDataError("chunk.data", f"{len(data)} bytes; 1 to {limit} are taken")
         if position + len(data) > total:
             raise InvalidDataError("chunk.data", f"ends at byte {position + len(data)} of {total}")
-        self._admitted.note_data()
         return chunk
 
     async def _compute_steps(self, prepared: Prepared, wanted: range, do: DoStep) -> None:

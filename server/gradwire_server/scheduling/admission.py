@@ -16,8 +16,7 @@
 - Requests whose estimated completion exceeds the deadline are rejected, or dropped if that becomes
   clear while they wait. Cancelled requests leave at once.
 - Opening a stream costs a caller a few bytes, so one caller has at most three quarters of all
-  streams. If there is no room, a stream whose data is late gives way: it has computed nothing yet,
-  and its caller may retry.
+  streams.
 - Each request of one stream holds the memory it needs from its arrival on. A stream holds at most
   its share of the budget, and its next request waits (StreamMemory; rpc/batch.py).
 - Long tables are built in threads of their own, with a queue of the same rules.
@@ -54,109 +53,6 @@ from gradwire_server.scheduling.scheduler import Claim, Slots, Turns
 
 # One caller leaves 1 / _OTHERS_PART of all streams to the others.
 _OTHERS_PART = 4
-# Time after which data whose first byte has not arrived counts as slow.
-_MOMENT_S = 0.5
-
-
-class AdmittedStream:
-    """One open stream.
-
-    caller    the caller in whose share it counts
-    give_way  called with the error that ends the stream
-    """
-
-    def __init__(
-        self,
-        caller: Hashable,
-        give_way: Callable[[ServerFullError], object],
-        clock: Callable[[], float],
-    ) -> None:
-        self.caller = caller
-        self.give_way: Callable[[ServerFullError], object] = give_way
-        self._clock = clock
-        self._waits_since: float | None = clock()
-        self._has_data = False
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds that the server has waited for data.
-
-        They end with the first byte of the stream's data.
-        """
-        return 0.0 if self._waits_since is None else self._clock() - self._waits_since
-
-    def note_wait(self, *, for_caller: bool) -> None:
-        """Note whether the stream waits for its caller or the server."""
-        if not self._has_data:
-            self._waits_since = self._clock() if for_caller else None
-
-    def note_data(self) -> None:
-        """Note that data has arrived, or that none is needed."""
-        self._has_data, self._waits_since = True, None
-
-
-def _ended(_refused: ServerFullError) -> None:
-    """Do nothing: the stream has ended."""
-
-
-class AdmittedStreams:
-    """All open streams.
-
-    most  maximum number of streams of all callers
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._share = most - most // _OTHERS_PART
-        self._all: dict[AdmittedStream, None] = {}
-        self._by_caller: Counter[Hashable] = Counter()
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    def full_for(self, caller: Hashable) -> str:
-        """Return the reason for refusing a caller's next stream.
-
-        An empty string if the caller can open one.
-        """
-        own = self._by_caller[caller]
-        if len(self) >= self.most:
-            return f"{len(self)} streams are open"
-        if own >= self._share:
-            return f"this caller has {own} streams open, and {self._share} are its share"
-        return ""
-
-    def least(self, caller: Hashable) -> AdmittedStream | None:
-        """Return the stream that gives way to a caller's new one.
-
-        None if there is no such stream.
-
-        If the caller already has its share of streams, it is one of its own.
-        """
-        among = list(self._all)
-        if self._by_caller[caller] >= self._share:
-            among = [each for each in among if each.caller == caller]
-        found = max(among, key=lambda each: each.waited_s, default=None)
-        return None if found is None or found.waited_s < _MOMENT_S else found
-
-    def add(self, stream: AdmittedStream) -> None:
-        """Add a stream."""
-        self._all[stream] = None
-        self._by_caller[stream.caller] += 1
-
-    def discard(self, stream: AdmittedStream) -> bool:
-        """Remove a stream; return whether it was there."""
-        if stream not in self._all:
-            return False
-        del self._all[stream]
-        # The callback refers to the stream's buffers, and often to the stream: a reference cycle.
-        stream.give_way = _ended
-        self._by_caller[stream.caller] -= 1
-        if not self._by_caller[stream.caller]:
-            del self._by_caller[stream.caller]
-        return True
-
-
 # Threads that build long tables.
 TABLE_THREADS = 2
 # Plain taps of a table, and the seconds to build them on a slow machine.
@@ -190,7 +86,8 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.max_memory_bytes = max_memory_bytes
-        self._streams = AdmittedStreams(max_streams)
+        self._max_streams = max_streams
+        self._streams: Counter[Hashable] = Counter()
         self._max_queue = max_queue
         self._clock = clock
         self.refusals: Counter[str] = Counter()
@@ -284,43 +181,28 @@ class Admission:
     @property
     def streams(self) -> int:
         """Number of open streams."""
-        return len(self._streams)
+        return self._streams.total()
 
     @contextmanager
-    def stream(
-        self, caller: Hashable, give_way: Callable[[ServerFullError], object]
-    ) -> Generator[AdmittedStream]:
+    def stream(self, caller: Hashable) -> Generator[None]:
         """Count a stream of a caller as open.
 
-        give_way  called with the error that ends the stream, if another one needs its room before
-                  data has arrived; the stream then no longer counts
-
-        Raises ServerFullError if there is no room and no stream gives way.
+        Raises ServerFullError if there is no room.
         """
-        came = self._streams.full_for(caller)
-        if came:
-            least = self._streams.least(caller)
-            if least is None:
-                raise self._full_of_streams(came)
-            waited = f"no data of this one has come for {least.waited_s:.1f} s"
-            refused = self._full_of_streams(f"{came}, and {waited}")
-            end = least.give_way
-            self._leave(least)
-            end(refused)
-        stream = AdmittedStream(caller, give_way, self._clock)
-        self._stream_drain.enter(self._clock())
-        self._streams.add(stream)
+        most, drain = self._max_streams, self._stream_drain
+        every, own, share = self.streams, self._streams[caller], most - most // _OTHERS_PART
+        if every >= most:
+            raise self._full(f"{every} streams are open", "max_streams", most, drain)
+        if own >= share:
+            came = f"this caller has {own} streams open, and {share} are its share"
+            raise self._full(came, "max_streams", most, drain)
+        drain.enter(self._clock())
+        self._streams[caller] += 1
         try:
-            yield stream
+            yield
         finally:
-            self._leave(stream)
-
-    def _leave(self, stream: AdmittedStream) -> None:
-        if self._streams.discard(stream):
-            self._stream_drain.leave(self._clock(), empty=not self._streams)
-
-    def _full_of_streams(self, came: str) -> ServerFullError:
-        return self._full(came, "max_streams", self._streams.most, self._stream_drain)
+            self._streams -= Counter({caller: 1})
+            drain.leave(self._clock(), empty=not self._streams)
 
     def turns(self, claim: Claim, *, tables: bool = False) -> Turns:
         """Admit an evaluation, or the building of its tables, to the slots.
