@@ -84,11 +84,15 @@ class MessageBudget:
         The caller's unread replies take the room.
         """
         held = self._leaving_bytes[caller_of(context)] if self._leaving_bytes else 0
-        if held and held + needed > self._own_leaving_bytes:
+        whose = "replies that this caller has not read hold"
+        self._check_share(whose, held, self._own_leaving_bytes, needed)
+
+    def _check_share(self, whose: str, held: int, most: int, needed: int) -> None:
+        """Raise ServerFullError if a share has no room for further bytes."""
+        if held and held + needed > most:
             raise self._admission.full_of_memory(
-                f"replies that this caller has not read hold {held} bytes of memory, "
-                f"{self._own_leaving_bytes} at most, and this call needs {needed}",
-                missing=held + needed - self._own_leaving_bytes,
+                f"{whose} {held} bytes of memory, {most} at most, and this call needs {needed}",
+                missing=held + needed - most,
                 amount=needed,
             )
 
@@ -99,17 +103,9 @@ class MessageBudget:
         """
         caller, needed = caller_of(context), self._message_bytes
         own, every = self._arriving_bytes[caller], self._arriving_bytes.total()
-        for whose, held, most in (
-            ("this caller", own, self._own_arriving_bytes),
-            ("all callers", every, self._all_arriving_bytes),
-        ):
-            if held and held + needed > most:
-                raise self._admission.full_of_memory(
-                    f"requests of {whose} that have not come whole reserve {held} bytes of memory, "
-                    f"{most} at most, and this one {needed}",
-                    missing=held + needed - most,
-                    amount=needed,
-                )
+        whose = "requests of {} that have not come whole reserve".format
+        self._check_share(whose("this caller"), own, self._own_arriving_bytes, needed)
+        self._check_share(whose("all callers"), every, self._all_arriving_bytes, needed)
         self._admission.take_memory(needed)
         self._arriving_bytes[caller] += needed
         return caller
