@@ -25,7 +25,7 @@ from gradwire_server.rpc.call_context import ActiveCalls
 from gradwire_server.rpc.handlers import Handlers, add_handlers
 from gradwire_server.rpc.health import Health
 from gradwire_server.rpc.segments import SegmentListener, Segments
-from gradwire_server.rpc.service_context import BackendInUse, ServiceContext, inline_limits
+from gradwire_server.rpc.service_context import BackendInUse, ServiceContext
 from gradwire_server.rpc.warm_up import check_backend
 from gradwire_server.scheduling import malloc, tasks
 from gradwire_server.scheduling.admission import Admission, InlineWork
@@ -184,20 +184,19 @@ class Server:
     async def _compute_first(self, backend: Backend) -> None:
         # Not watched: compilers may take longer than any call to a device.
         await self.service.off_loop(backend.warm_up)
-        rate = await self.service.compute(partial(check_backend, backend))
-        self.service.inline.rate = rate
+        await self.service.compute(partial(check_backend, backend))
 
     async def _change_backend(self) -> None:
         """Compute with compiled kernels once they are there; calls go on meanwhile."""
-        began, settings, rate = time.monotonic(), self.settings, None
+        began, settings = time.monotonic(), self.settings
         try:
             backend, reason = await asyncio.to_thread(choose_backend, settings)
             if isinstance(backend, backends.StoresKernels):
                 await load_kernels(backend, cache_dir=settings.compile_cache)
-                rate = await asyncio.to_thread(check_backend, backend)
+                await asyncio.to_thread(check_backend, backend)
         except Exception as error:  # noqa: BLE001 - NumPy goes on after any error of compilers
             backend, reason = backends.instead_of_compiled(settings.backend, error)
-        self.service.use(backend, reason, rate=rate)
+        self.service.use(backend, reason)
         facts = {"backend": backend.name, "after_s": round(time.monotonic() - began, 3)}
         _log.info("computing", extra={"facts": facts | {"backend_reason": reason}})
 
@@ -237,7 +236,8 @@ class Server:
         await stopped
         if self._segments is not None:
             await self._segments.stop()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self.service.table_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
         if self._device.lost.is_set():
             await self.over.wait()
         else:
@@ -272,8 +272,6 @@ class Server:
         return self.service.admission.streams
 
 
-# Multiplications in a second, until the backend has been measured: less than compiled ones do.
-_RATE = 4e8
 # Time for streams, after the grace period, to report to their callers that the server stops.
 _LAST_WORDS_S = 12.0
 # How long the statuses of calls that have ended may take to leave.
@@ -330,6 +328,8 @@ def _service_context(
         max_queue=settings.max_queue,
         max_queue_s=settings.max_queue_s,
     )
+    inline = InlineWork()
+    inline.limit(in_use.backend, settings.threads)
     return ServiceContext(
         settings=settings,
         in_use=in_use,
@@ -344,5 +344,5 @@ def _service_context(
         device=device,
         ready=asyncio.Event(),
         draining=asyncio.Event(),
-        inline=InlineWork(_RATE, **inline_limits(in_use.backend, settings)),
+        inline=inline,
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+import asyncio
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -15,58 +14,52 @@ from gradwire_server.plans import Plan
 from gradwire_server.scheduling.admission import InlineWork
 from support.evaluation_cases import Case
 
-# Multiplications a second: a number takes a microsecond.
-RATE = 1e6
+# The longest evaluation on the event loop with NumPy.
 MOST_S = 500e-6
 
 
-class Turns:
-    """Turns of an event loop, one at a time."""
-
-    def __init__(self) -> None:
-        self._due: list[Callable[[], None]] = []
-
-    def ask(self, action: Callable[[], None]) -> None:
-        """Call a function in the next turn."""
-        self._due.append(action)
-
-    def next(self) -> None:
-        """Begin the next turn."""
-        due, self._due = self._due, []
-        for action in due:
-            action()
-
-
-def inline_work(turns: Turns | None = None, *, rate: float = RATE, **limits: float) -> InlineWork:
-    return InlineWork(rate, most_s=MOST_S, next_turn=(turns or Turns()).ask, **limits)
+def inline_work(backend: Any = None, threads: int = 2) -> InlineWork:
+    inline = InlineWork()
+    inline.limit(backend or NumpyCpu(), threads)
+    return inline
 
 
 def copy_of(elements: int) -> Prepared:
     return Case.packed(Plan((elements,), (elements,), ()), slab=100).evaluation()
 
 
-@pytest.mark.parametrize(("elements", "most"), [(1, 1000), (500, 2), (501, 0)])
-def test_before_its_first_run_an_evaluation_takes_its_work_by_the_rate(
-    elements: int, most: int
+def taking(seconds: float, elements: int = 1) -> Prepared:
+    """Return an evaluation that took so long."""
+    evaluation = copy_of(elements)
+    evaluation.measured.note(seconds)
+    return evaluation
+
+
+def streamed(seconds_each: float) -> Prepared:
+    """Return a long evaluation whose steps took so long for each byte."""
+    evaluation = taking(1.0)
+    evaluation.measured_steps.note(seconds_each)
+    return evaluation
+
+
+async def next_turn() -> None:
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(("elements", "is_short"), [(1, True), (200_000, True), (200_001, False)])
+def test_before_its_first_run_an_evaluation_takes_its_work_by_a_rate(
+    elements: int, *, is_short: bool
 ) -> None:
-    inline = inline_work()
-    assert inline.is_short(copy_of(elements)) is (most > 0)
-    assert inline.most(copy_of(elements)) == most
+    assert inline_work().is_short(copy_of(elements)) is is_short
 
 
 def test_afterwards_it_takes_what_it_took() -> None:
-    inline = inline_work()
-    short, long = copy_of(1), copy_of(10_000)
-    short.measured.note(501e-6)
-    long.measured.note(499e-6)
-    assert not inline.admits(short)
-    assert inline.admits(long)
+    assert not inline_work().admits(taking(501e-6))
+    assert inline_work().admits(taking(499e-6, elements=1_000_000))
 
 
 def test_one_run_amid_other_work_makes_no_evaluation_long() -> None:
-    inline = inline_work()
-    one = copy_of(20)
-    assert inline.admits(one)
+    inline, one = inline_work(), taking(20e-6)
     for seconds in (5.0, 5.0, 20e-6, 5.0, 5.0):
         one.measured.note(seconds)
         assert inline.admits(one)
@@ -76,75 +69,63 @@ def test_one_run_amid_other_work_makes_no_evaluation_long() -> None:
 
 
 def test_a_millisecond_is_computed_in_a_turn() -> None:
-    turns = Turns()
-    inline = inline_work(turns)
-    one = copy_of(150)
-    for _ in range(3):
-        computed = 0
-        while inline.admits(one):
-            inline.spend(150e-6)
-            computed += 1
-        assert computed == 6
-        turns.next()
+    async def run() -> None:
+        inline, one = inline_work(), taking(150e-6)
+        for _ in range(3):
+            computed = 0
+            while inline.admits(one):
+                inline.spend(150e-6)
+                computed += 1
+            assert computed == 6
+            await next_turn()
+
+    asyncio.run(run())
 
 
 def test_many_at_once_have_the_same_millisecond() -> None:
-    turns = Turns()
-    inline = inline_work(turns)
-    one = copy_of(100)
-    assert inline.most(one) == 10
-    inline.spend(650e-6)
-    assert inline.most(one) == 3
-    inline.spend(300e-6)
-    assert inline.most(one) == 0
-    turns.next()
-    assert inline.most(one) == 10
+    async def run() -> None:
+        inline, one = inline_work(), taking(99e-6)
+        assert inline.most(one) == 10
+        inline.spend(650e-6)
+        assert inline.most(one) == 3
+        inline.spend(300e-6)
+        assert inline.most(one) == 0
+        await next_turn()
+        assert inline.most(one) == 10
+
+    asyncio.run(run())
 
 
-def test_nothing_is_computed_there_without_a_rate_or_beyond_a_backend_s_most() -> None:
-    assert not inline_work(rate=0).admits(copy_of(1))
-    some = inline_work(most_work=100)
-    assert some.admits(copy_of(100))
-    assert not some.admits(copy_of(101))
+def test_nothing_is_computed_there_without_limits_or_beyond_a_backend_s_most() -> None:
+    assert not InlineWork().admits(copy_of(1))
+    device = SimpleNamespace(
+        name="device", may_wait=True, cpu_work=101, computed_by={}, on_device=lambda: None
+    )
+    assert inline_work(device).admits(taking(1e-6, 100))
+    assert not inline_work(device).admits(taking(1e-6, 101))
 
 
 def test_short_steps_of_a_stream_are_computed_on_the_event_loop_once_measured() -> None:
-    turns = Turns()
-    inline = inline_work(turns, most_step_s=1e-3)
-    assert inline.admits_step(copy_of(1), 8), "a short evaluation needs no measure"
-    stream = copy_of(10_000)
-    assert not inline.is_short_step(stream, 100)
-    stream.measured_steps.note(6e-6)  # for each byte
-    assert inline.is_short_step(stream, 100)
-    assert not inline.is_short_step(stream, 200)
-    assert inline.admits_step(stream, 100)
-    inline.spend(600e-6)
-    assert not inline.admits_step(stream, 100)
-    turns.next()
-    assert inline.admits_step(stream, 100)
+    async def run() -> None:
+        inline = inline_work()
+        assert inline.step_s(taking(1e-6), 8) == 1e-6, "a short evaluation needs no measure"
+        assert inline.step_s(taking(1.0), 100) is None
+        stream = streamed(6e-6)
+        seconds = inline.step_s(stream, 100)
+        assert seconds == pytest.approx(600e-6)
+        assert inline.step_s(stream, 200) is None
+        inline.spend(600e-6)
+        assert not inline.admits_step(600e-6)
+        await next_turn()
+        assert inline.admits_step(600e-6)
+
+    asyncio.run(run())
 
 
 def test_a_step_of_a_whole_turn_is_computed_though_a_little_time_is_carried_over() -> None:
-    turns = Turns()
-    inline = inline_work(turns, most_step_s=1e-3)
-    stream = copy_of(10_000)
-    stream.measured_steps.note(9.9e-6)
+    inline = inline_work()
     inline.spend(50e-6)
-    turns.next()
-    assert inline.is_short_step(stream, 100)
-    assert inline.admits_step(stream, 100)
-
-
-@pytest.mark.parametrize(
-    ("rate", "most_step_s", "most_work"), [(RATE, 0.0, 100), (RATE, 0.0, math.inf), (0, 1e-3, 100)]
-)
-def test_no_step_of_a_long_evaluation_is_short_without_a_limit_or_a_rate(
-    rate: float, most_step_s: float, most_work: float
-) -> None:
-    inline = InlineWork(rate, most_s=MOST_S, most_step_s=most_step_s, most_work=most_work)
-    stream = copy_of(10_000)
-    stream.measured_steps.note(1e-9)
-    assert not inline.is_short_step(stream, 1)
+    assert inline.admits_step(990e-6)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])
@@ -152,3 +133,4 @@ def test_steps_stay_on_the_event_loop_where_few_threads_compute_on_no_device(thr
     device = SimpleNamespace(name="device", may_wait=True)
     assert most_inline_step_s(cast("Backend", device), threads) == 0
     assert (most_inline_step_s(NumpyCpu(), threads) > 0) is (threads <= 2)
+    assert (inline_work(threads=threads).step_s(streamed(1e-9), 1) is not None) is (threads <= 2)

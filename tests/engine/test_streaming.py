@@ -23,7 +23,6 @@ from gradwire_server.engine import (
     in_memory,
     rows_of,
 )
-from gradwire_server.engine.assembly import Ring
 from gradwire_server.plans import BandedMap, Plan
 from support.evaluation_cases import (
     BACKEND,
@@ -115,25 +114,6 @@ def test_ranges_of_the_result_cut_anywhere_join_to_the_same_bits(
     ends = sorted({0, len(whole), *(math.ceil(cut * len(whole)) for cut in cuts)})
     parts = [streamed(evaluation, data, chunk, *ends) for ends in pairwise(ends)]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "slices"),
-    [(7 * 256, 7), (7 * 256 + 4, None), (4 * 256, None), (12 * 256, 10)],
-    ids=["ends with a slice", "within a slice", "less than half a step", "more than a step"],
-)
-def test_a_step_of_slices_may_end_with_the_chunk(nbytes: int, slices: int | None) -> None:
-    # Slices of 8 x 8 elements become 4 x 8; a step has ten of them.
-    plan = Plan.build([None, _linear(4, 8), None], (16, 8, 8))
-    evaluation = Case.packed(plan, 10 * (64 + 32)).evaluation()
-    data = data_for(evaluation.request.input)
-    chunk = data[:nbytes]
-    assembler = InputAssembler(evaluation)
-    steps = list(assembler.feed(chunk))
-    assert [step.outer_stop for step, _ in steps][:1] == ([] if slices is None else [slices])
-    assert all(np.shares_memory(piece, chunk) for _, piece in steps)
-    steps += assembler.feed(data[nbytes:])
-    assert b"".join(piece.tobytes() for _, piece in steps) == data.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -316,26 +296,6 @@ def test_rows_are_views_of_arrays_of_the_type() -> None:
     assert not are_rows(evaluation, y.astype(">f4"))
 
 
-@given(count=st.integers(1, 4), sizes=st.lists(st.integers(0, 40), max_size=30))
-def test_a_buffer_is_given_out_again_only_after_all_others(count: int, sizes: list[int]) -> None:
-    ring, held = Ring(count), list[tuple[Bytes, int]]()
-    for number, size in enumerate(sizes):
-        buffer = ring.take(size)
-        assert len(buffer) == size
-        buffer[:] = number % 256
-        # One without bytes holds nothing, and may not make others give up what they hold.
-        held = [*held, *[(buffer, number % 256)] * bool(size)][-count:]
-        for taken, value in held:
-            assert (taken == value).all()
-
-
-def test_a_buffer_is_new_memory_only_where_the_old_is_too_small() -> None:
-    ring = Ring(2)
-    first, _, third = ring.take(10), ring.take(10), ring.take(7)
-    assert np.shares_memory(first, third)
-    assert not np.shares_memory(first, ring.take(11))
-
-
 @given(
     lengths=st.lists(st.integers(0, 40), max_size=20),
     size=st.integers(1, 60),
@@ -344,28 +304,23 @@ def test_a_buffer_is_new_memory_only_where_the_old_is_too_small() -> None:
 def test_results_of_steps_are_gathered_in_larger_pieces(
     lengths: list[int], size: int, cut: tuple[int, int]
 ) -> None:
-    held, total = 2, sum(lengths)
+    total = sum(lengths)
     wanted = range(min(cut[0], total), max(min(cut[0], total), total - cut[1]))
-    output = OutputAssembler(wanted, size, held=held)
+    output = OutputAssembler(wanted, size)
     pieces: list[tuple[int, Bytes]] = []
-
-    def end_piece() -> None:
-        pieces.append(output.piece())
-        # Those that are held are not overwritten.
-        for first, data in pieces[-held - 1 :]:
-            assert data.tolist() == [(first + at) % 251 for at in range(len(data))]
-
     offset = 0
     for length in lengths:
         if not output.fits(length):
-            end_piece()
+            pieces.append(output.piece())
         output.take(offset, length)[:] = [(offset + at) % 251 for at in range(length)]
         offset += length
-    end_piece()
+    pieces.append(output.piece())
     found = [first + at for first, data in pieces for at in range(len(data))]
     assert found == list(wanted)
+    for first, data in pieces:
+        assert data.tolist() == [(first + at) % 251 for at in range(len(data))]
     assert all(len(data) <= max([size, *lengths]) for _, data in pieces)
-    assert len(pieces) <= 1 + 2 * total // size + 1
+    assert len(pieces) <= 2 + 2 * total // size
 
 
 @settings(max_examples=100, deadline=None)
@@ -373,7 +328,7 @@ def test_results_of_steps_are_gathered_in_larger_pieces(
 def test_the_input_of_steps_that_are_held_is_not_overwritten(case: Case, chunk: int) -> None:
     held = 2
     data, evaluation = data_for(case.source), case.evaluation()
-    assembler = InputAssembler(evaluation, held=held)
+    assembler = InputAssembler(evaluation)
     given: list[tuple[Bytes, slice]] = []
     for first in range(0, len(data), chunk):
         for step, rows in assembler.feed(data[first : first + chunk]):

@@ -269,7 +269,7 @@ def _service_context() -> ServiceContext:
         device=device_watch(settings),
         ready=ready,
         draining=asyncio.Event(),
-        inline=InlineWork(0, most_s=0),
+        inline=InlineWork(),
     )
 
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 import pytest
 
 from gradwire import v1
 from gradwire_server.errors import RETRY_AFTER_S
 from support.raw_calls import (
     BOTH_WAYS,
-    PUBLISHED_RESULT,
     Answer,
     RawClient,
     WaitingStream,
     as_stream,
     chunk,
-    ended,
     opening,
     published_request,
-    read_all,
     refused,
     wait_until,
 )
@@ -92,37 +87,6 @@ def open_streams(
         connection.send(
             frame(HEADERS, END_HEADERS, stream, headers), *data_frames(stream, body, last=False)
         )
-
-
-@pytest.mark.parametrize("window", [None, 0], ids=["reading", "not reading"])
-def test_streams_without_data_give_way_to_others(window: int | None) -> None:
-    request = published_request()
-    with (
-        served(max_streams=8) as (server, client),
-        RawConnection(server.address, source="127.0.0.2", window=window) as connection,
-    ):
-        held = WaitingStream(client, early=1)
-        open_streams(connection, 6, opening(request))
-        wait_until(lambda: server.server.streams == 7)
-        waiting = WaitingStream(client)
-        # Those without data have a moment; no one has to wait for the stall timeout.
-        wait_until(lambda: client.stream(as_stream(request)).data == PUBLISHED_RESULT)
-        waiting.cancel()
-        wait_until(lambda: server.server.streams == 6)
-        held.finish()
-
-
-def test_a_stream_that_gives_way_is_asked_to_come_back() -> None:
-    with served(max_streams=1) as (server, client):
-        waiting = WaitingStream(client)
-        wait_until(lambda: client.stream(as_stream(published_request())).refusal is None)
-        answer = read_all(waiting.call, chain([waiting.opened], waiting.call))
-        waiting.send()
-        refusal = ended(answer, "OVERLOADED", limit="max_streams")
-        assert refusal.retry_after_s
-        assert "no data of this one has come" in refusal.message
-        wait_idle(server)
-        client.check_alive()
 
 
 def test_one_caller_leaves_streams_to_others() -> None:

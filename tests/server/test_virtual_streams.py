@@ -88,7 +88,7 @@ def virtual_service(**settings: Any) -> ServiceContext:
         device=device_watch(made),
         ready=ready,
         draining=asyncio.Event(),
-        inline=InlineWork(0, most_s=0),
+        inline=InlineWork(),
     )
 
 

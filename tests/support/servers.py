@@ -22,6 +22,7 @@ from gradwire_ray.listing import Listing
 from gradwire_server.backends import Backend, NumpyCpu
 from gradwire_server.config.settings import Settings
 from gradwire_server.plans import Plan
+from gradwire_server.scheduling.admission import InlineWork
 from gradwire_server.server import Server
 from support.processes import Command, running_command, start_command
 from support.raw_calls import PATIENCE_S, ManyCall, RawClient, float32, identity_request, wait_until
@@ -105,7 +106,8 @@ def serving(**settings: Any) -> Generator[ServerThread]:
 
 def in_threads(server: ServerThread) -> None:
     """Have a server compute nothing on its event loop."""
-    server.server.service.inline.rate = 0.0
+    # Without limits it admits nothing.
+    object.__setattr__(server.server.service, "inline", InlineWork())
 
 
 class ServerProcess:

@@ -230,12 +230,6 @@ class Prepared:
         return max(self.work, self.input.elements, self.plan.table_entries)
 
     @cached_property
-    def step_part(self) -> float:
-        """Estimated fraction of the work that one step does."""
-        elements = self.input.elements + self.output.elements or 1
-        return min(1.0, self.walk.largest_step / elements)
-
-    @cached_property
     def memory_bytes(self) -> int:
         """Estimate of the evaluation's peak memory.
 
@@ -310,17 +304,6 @@ class Prepared:
             low, high = 0, 1  # even if no row is needed, because the next step needs it
         first = step.outer_first * rows
         return (first + low) * row, (first + high) * row
-
-    @property
-    def input_slice_bytes(self) -> int:
-        """Wire bytes of an outer slice of the input.
-
-        0 if steps do not take whole slices.
-        """
-        walk = self.walk
-        if walk.mode != "slices" or walk.layout.held or not self.output.elements:
-            return 0
-        return self.input.wire_bytes // walk.outer
 
     def output_range(self, step: Step) -> tuple[int, int]:
         """Wire bytes of the result that the step produces."""
@@ -518,7 +501,7 @@ class Preparer:
         prepared = Prepared(request, output, plan, walk, self._encode_output(output))
         self._check_memory(prepared)
         # Cached properties, slow to compute for long tables.
-        _ = prepared.inline_work, prepared.step_part, prepared.most_at_once
+        _ = prepared.inline_work, prepared.most_at_once
         return prepared
 
     def _bounds(self, request: EvaluationRequest) -> Any:

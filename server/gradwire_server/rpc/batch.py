@@ -122,12 +122,10 @@ async def compute_in_turn(
     An item may have several steps.
     """
     prepared, backend = items[0].prepared, service.backend
-    at_once = prepared.most_at_once > 0
     # The server limits how many a caller sends: they wait, and are never refused.
-    part = 1.0 if at_once else prepared.step_part
-    claim = claim_of(call.context, len(items) * prepared.work, part=part, paced=True)
+    claim = claim_of(call.context, len(items) * prepared.work, paced=True)
     with service.turns(claim, call) as do:
-        if at_once:
+        if prepared.most_at_once:
             return await do(partial(compute_items, items, backend))
         # Kernels need aligned data; in the message it may lie at any offset.
         data = np.frombuffer(bytes(items[0].data), np.uint8)
@@ -170,8 +168,7 @@ class ManyStream(ServedStream):
         # request_ids in use until their results are written.
         self._names: set[bytes] = set()
         self._in_flight = 0
-        # One request per computing thread, and the next one for each.
-        self._memory = StreamMemory(service.admission, few=2 * service.settings.threads)
+        self._memory = StreamMemory(service.admission)
         self._arrived: list[BatchItem] = []
         # request_ids, messages, and bytes of the memory budget that the requests hold.
         self._answers: deque[tuple[bytes, bytes, int]] = deque()
@@ -183,7 +180,7 @@ class ManyStream(ServedStream):
 
     async def _run(self) -> None:
         caller = caller_of(self._context)
-        with self._service.admission.stream(caller, self._give_way) as self._admitted:
+        with self._service.admission.stream(caller):
             try:
                 await super()._run()
             finally:
@@ -219,7 +216,6 @@ class ManyStream(ServedStream):
         self._news.set()
 
     async def _take(self, message: bytes) -> None:
-        self._admitted.note_data()
         (name, header, data), checksum = read_item(message)
         if name in self._names:
             raise InvalidDataError(

@@ -335,15 +335,7 @@ def deadline_of(context: Caller) -> float:
     return math.inf if left_s is None else time.monotonic() + left_s
 
 
-def claim_of(
-    context: Caller, work: int, *, part: float = 1.0, paced: bool = False, tables: bool = False
-) -> Claim:
+def claim_of(context: Caller, work: int, *, paced: bool = False) -> Claim:
     """Return the claim of a call; for the arguments see Claim."""
-    return Claim(
-        work=work,
-        part=part,
-        peer=caller_of(context),
-        deadline=deadline_of(context),
-        paced=paced,
-        tables=tables,
-    )
+    peer, deadline = caller_of(context), deadline_of(context)
+    return Claim(work=work, peer=peer, deadline=deadline, paced=paced)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from gradwire_server.rpc.call_context import CANCELLATION_S, Context, caller_of
 from gradwire_server.rpc.codec import Malformed
 from gradwire_server.scheduling.admission import Admission
 
-# A request that is incomplete after this time, or up to twice this time, counts as slow.
+# A request that is incomplete after this time counts as slow.
 _MOMENT_S = 0.5
 # A reply of fewer bytes fits into the socket's own buffers.
 LEAST_BYTES = 1 << 16
@@ -48,8 +48,6 @@ class MessageBudget:
         self._timeout_s = settings.stall_timeout_s
         self._arriving_bytes: Counter[Hashable] = Counter()
         self._leaving_bytes: Counter[Hashable] = Counter()
-        self._arriving: dict[asyncio.Task[Any], _Arrival] = {}
-        self._looks = False
 
     async def receive(self, context: Context) -> Any:
         """Return the request of a unary call, or a Malformed.
@@ -60,14 +58,11 @@ class MessageBudget:
         message.
         """
         task: Any = asyncio.current_task()
-        arrival = self._arriving[task] = _Arrival(context)
-        if not self._looks:
-            self._looks = True
-            task.get_loop().call_later(_MOMENT_S, self._look)
+        arrival = _Arrival(context, task)
+        arrival.timer = task.get_loop().call_later(_MOMENT_S, self._note_slow, arrival)
         try:
             message = await context.read()
         except asyncio.CancelledError:
-            # Cancelled by _look(): a timer for each call would take longer than the rest of this.
             if arrival.refused is None or task.uncancel():
                 raise
             return Malformed(arrival.refused)
@@ -75,7 +70,7 @@ class MessageBudget:
             # grpc could not allocate the message; raised outside answer(), it would be UNKNOWN.
             return Malformed(error)
         finally:
-            del self._arriving[task]
+            arrival.timer.cancel()
             if arrival.caller is not None:
                 self._free(self._arriving_bytes, arrival.caller, self._message_bytes)
         if message is grpc.aio.EOF:
@@ -89,11 +84,15 @@ class MessageBudget:
         The caller's unread replies take the room.
         """
         held = self._leaving_bytes[caller_of(context)] if self._leaving_bytes else 0
-        if held and held + needed > self._own_leaving_bytes:
+        whose = "replies that this caller has not read hold"
+        self._check_share(whose, held, self._own_leaving_bytes, needed)
+
+    def _check_share(self, whose: str, held: int, most: int, needed: int) -> None:
+        """Raise ServerFullError if a share has no room for further bytes."""
+        if held and held + needed > most:
             raise self._admission.full_of_memory(
-                f"replies that this caller has not read hold {held} bytes of memory, "
-                f"{self._own_leaving_bytes} at most, and this call needs {needed}",
-                missing=held + needed - self._own_leaving_bytes,
+                f"{whose} {held} bytes of memory, {most} at most, and this call needs {needed}",
+                missing=held + needed - most,
                 amount=needed,
             )
 
@@ -104,17 +103,9 @@ class MessageBudget:
         """
         caller, needed = caller_of(context), self._message_bytes
         own, every = self._arriving_bytes[caller], self._arriving_bytes.total()
-        for whose, held, most in (
-            ("this caller", own, self._own_arriving_bytes),
-            ("all callers", every, self._all_arriving_bytes),
-        ):
-            if held and held + needed > most:
-                raise self._admission.full_of_memory(
-                    f"requests of {whose} that have not come whole reserve {held} bytes of memory, "
-                    f"{most} at most, and this one {needed}",
-                    missing=held + needed - most,
-                    amount=needed,
-                )
+        whose = "requests of {} that have not come whole reserve".format
+        self._check_share(whose("this caller"), own, self._own_arriving_bytes, needed)
+        self._check_share(whose("all callers"), every, self._all_arriving_bytes, needed)
         self._admission.take_memory(needed)
         self._arriving_bytes[caller] += needed
         return caller
@@ -133,33 +124,19 @@ class MessageBudget:
             context.add_done_callback(sent)
         self._admission.free_memory(held)
 
-    def _look(self) -> None:
-        """Check the awaited requests; repeat as long as there are any."""
-        self._looks = bool(self._arriving)
-        if not self._looks:
+    def _note_slow(self, arrival: _Arrival) -> None:
+        """Reserve memory for a late request, or end its call."""
+        try:
+            arrival.caller = self._reserve(arrival.context)
+        except ServerFullError as error:
+            arrival.end(error)
             return
-        loop = asyncio.get_running_loop()
-        loop.call_later(_MOMENT_S, self._look)
-        now = loop.time()
-        for task, arrival in self._arriving.items():
-            if arrival.seen_at is None:
-                arrival.seen_at = now
-            elif arrival.refused is None:
-                self._judge(arrival, now - arrival.seen_at)
-                if arrival.refused is not None:
-                    task.cancel()
-
-    def _judge(self, arrival: _Arrival, age_s: float) -> None:
-        if age_s >= self._timeout_s:
-            arrival.refused = StalledError(
-                f"the request was not there after {self._timeout_s} s (GRADWIRE_STALL_TIMEOUT_S)",
-                timeout_s=self._timeout_s,
-            )
-        elif arrival.caller is None:
-            try:
-                arrival.caller = self._reserve(arrival.context)
-            except ServerFullError as error:
-                arrival.refused = error
+        stalled = StalledError(
+            f"the request was not there after {self._timeout_s} s (GRADWIRE_STALL_TIMEOUT_S)",
+            timeout_s=self._timeout_s,
+        )
+        left_s, loop = self._timeout_s - _MOMENT_S, arrival.task.get_loop()
+        arrival.timer = loop.call_later(left_s, arrival.end, stalled)
 
     def _sent(self, caller: Hashable, size: int, _context: object) -> None:
         self._free(self._leaving_bytes, caller, size)
@@ -175,12 +152,18 @@ class MessageBudget:
 class _Arrival:
     """An awaited request.
 
-    seen_at  time of the first check that found it incomplete
+    task     waits for it
     caller   caller in whose share memory is reserved; None as long as the request is not slow
-    refused  error that ends the wait, or None
+    refused  error that ended the wait, or None
     """
 
     context: Context
-    seen_at: float | None = None
+    task: asyncio.Task[Any]
+    timer: asyncio.TimerHandle = field(init=False)
     caller: Hashable = None
     refused: ServerFullError | StalledError | None = None
+
+    def end(self, refused: ServerFullError | StalledError) -> None:
+        """End the wait with an error."""
+        self.refused = refused
+        self.task.cancel()

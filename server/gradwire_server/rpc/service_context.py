@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import Awaitable, Callable, Generator, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeAlias, TypedDict, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
-from gradwire_server import backends
 from gradwire_server.backends import Backend
 from gradwire_server.backends.call_deadline import computing_until
 from gradwire_server.config.settings import Settings
@@ -24,16 +24,17 @@ from gradwire_server.engine import (
 )
 from gradwire_server.errors import RETRY_AFTER_S, MessageTooLargeError, StartingError
 from gradwire_server.observability.recording import Phases
+from gradwire_server.plans.cancellation import AbandonedError
 from gradwire_server.rpc.call_context import (
     ActiveCall,
     ActiveCalls,
     Caller,
     claim_of,
 )
-from gradwire_server.scheduling.admission import Admission, InlineWork
+from gradwire_server.scheduling.admission import TABLE_THREADS, Admission, InlineWork
 from gradwire_server.scheduling.device_watch import DeviceWatch
-from gradwire_server.scheduling.scheduler import TURN_S, Claim, TurnedWork, Turns
-from gradwire_server.scheduling.thread_pool import submit
+from gradwire_server.scheduling.scheduler import TURN_S, Claim, Turns
+from gradwire_server.scheduling.thread_pool import compute_pool, submit
 
 T = TypeVar("T")
 
@@ -48,23 +49,6 @@ class Do(Protocol):
 
 # Runs a step of a stream, of so many bytes of input and result.
 DoStep: TypeAlias = Callable[[Callable[[], object], int], Awaitable[None]]
-
-
-class InlineLimits(TypedDict):
-    """Limits of InlineWork, which describes them."""
-
-    most_s: float
-    most_step_s: float
-    most_work: float
-
-
-def inline_limits(backend: Backend, settings: Settings) -> InlineLimits:
-    """Return the limits of the event loop's computations with a backend."""
-    return {
-        "most_s": backends.most_inline_s(backend),
-        "most_step_s": backends.most_inline_step_s(backend, settings.threads),
-        "most_work": backends.most_inline_work(backend),
-    }
 
 
 @dataclass(slots=True)
@@ -96,23 +80,20 @@ class ServiceContext:
     ready: asyncio.Event
     draining: asyncio.Event
     inline: InlineWork
+    table_pool: ThreadPoolExecutor = field(default_factory=partial(compute_pool, TABLE_THREADS))
 
     @property
     def backend(self) -> Backend:
         """The backend for the next execution."""
         return self.in_use.backend
 
-    def use(self, backend: Backend, reason: str, *, rate: float | None = None) -> None:
+    def use(self, backend: Backend, reason: str) -> None:
         """Compute with another backend from now on.
 
         Times measured with the old one are forgotten.
-
-        rate  multiplications per second of the backend; None keeps the old one
         """
         self.in_use.backend, self.in_use.reason, self.in_use.to_come = backend, reason, ""
-        self.inline.limit(**inline_limits(backend, self.settings))
-        if rate is not None:
-            self.inline.rate = rate
+        self.inline.limit(backend, self.settings.threads)
         self.admission.forget_times()
         self.preparer.forget()
 
@@ -125,7 +106,7 @@ class ServiceContext:
     ) -> Prepared:
         """Prepare a request on the event loop or in a thread.
 
-        Quick preparations run on the event loop, others in a thread, in turns.
+        Quick preparations run on the event loop, others in a thread, as long as the call waits.
 
         header  key under which the result is cached for equal requests
 
@@ -147,17 +128,20 @@ class ServiceContext:
         if needs.memory_bytes > limits[limit]:
             came = f"building the tables of this request may take {needs.memory_bytes} bytes"
             raise exceeded(came, limit, limits[limit])
-        building = TurnedWork(
-            lambda check: self.preparer.prepare(request, header=header, check=check), turn_s=TURN_S
-        )
-        claim = claim_of(context, needs.work, tables=True)
-        admission = self.admission
-        memory = admission.memory(needs.memory_bytes, measured=False)
-        with memory, admission.turns(claim) as turns, building:
-            # The call that needs the tables counts all of this time as waiting.
-            while await self._in_turn(Phases(), turns, building.turn):
-                pass
-        return building.result()
+        claim, is_abandoned = claim_of(context, needs.work), threading.Event()
+
+        def check() -> None:
+            if is_abandoned.is_set():
+                raise AbandonedError
+
+        build = partial(self.preparer.prepare, request, header=header, check=check)
+        memory = self.admission.memory(needs.memory_bytes)
+        with memory, self.admission.turns(claim, tables=True) as turns:
+            try:
+                # The call that needs the tables counts all of this time as waiting.
+                return await self._in_turn(Phases(), turns, build, self.table_pool)
+            finally:
+                is_abandoned.set()
 
     def refuse_bulk(self, request: EvaluationRequest, method: str) -> None:
         """Raise MessageTooLargeError where a tensor is too large for one message."""
@@ -180,8 +164,7 @@ class ServiceContext:
 
         left  part of the evaluation that is not done yet
         """
-        part = min(1.0, prepared.step_part / left)
-        claim = claim_of(call.context, math.ceil(prepared.work * left), part=part, paced=True)
+        claim = claim_of(call.context, math.ceil(prepared.work * left), paced=True)
         with self.turns(claim, call) as do:
             yield partial(self._step, prepared, call, do)
 
@@ -198,10 +181,9 @@ class ServiceContext:
             work()
             prepared.measured_steps.note((time.perf_counter() - began) / max(1, nbytes))
 
-        inline = self.inline
-        while inline.is_short_step(prepared, nbytes):
-            if inline.admits_step(prepared, nbytes):
-                call.compute_inline(measured, inline)
+        while (seconds := self.inline.step_s(prepared, nbytes)) is not None:
+            if self.inline.admits_step(seconds):
+                call.compute_inline(measured, self.inline)
                 return
             await asyncio.sleep(0)
         await do(measured)
@@ -213,23 +195,25 @@ class ServiceContext:
         Each part runs in a thread, in turn.
         """
         with self.admission.turns(claim) as turns:
-            yield partial(self._in_turn, call.phases, turns)
+            yield partial(self._in_turn, call.phases, turns, pool=self.pool)
 
     async def compute_steps(
         self, steps: Iterator[object], prepared: Prepared, call: ActiveCall
     ) -> None:
         """Run the steps of an evaluation in a thread, in turns."""
-        claim = claim_of(call.context, prepared.work, part=prepared.step_part)
+        claim = claim_of(call.context, prepared.work)
         with self.turns(claim, call) as do:
             while await do(partial(take_turn, steps)):
                 pass
 
-    async def _in_turn(self, phases: Phases, turns: Turns, work: Callable[[], T]) -> T:
+    async def _in_turn(
+        self, phases: Phases, turns: Turns, work: Callable[[], T], pool: ThreadPoolExecutor
+    ) -> T:
         with phases.spending("queue"):
-            slot = await turns.slot()
-        with slot, phases.spending("compute"):
-            done, outcome = submit(self.pool, partial(_timed, work, turns.claim.deadline))
-            slot.until(done)
+            slots = await turns.slot()
+        with phases.spending("compute"):
+            done, outcome = submit(pool, partial(_timed, work, turns.claim.deadline))
+            slots.free_after(done)
             try:
                 result, seconds = await self._result(done, outcome)
             finally:

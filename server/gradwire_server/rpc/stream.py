@@ -79,10 +79,6 @@ def opened(
     )
 
 
-# Steps between two tasks: one waits, one is being processed.
-_STEPS = 2
-
-
 class EvaluationStream(ServedStream):
     """One stream of EvaluateStream, from open to its last result byte."""
 
@@ -119,17 +115,17 @@ class EvaluationStream(ServedStream):
         service = self._service
         try:
             caller = caller_of(self._context)
-            with service.admission.stream(caller, self._give_way) as self._admitted:
+            with service.admission.stream(caller):
                 header = await self._read_open()
                 request = self._note(header)
-                self._admitted.note_wait(for_caller=False)
                 with self._call.phases.spending("queue"):
                     prepared = await service.prepare(request, self._context)
-                # Besides the steps' memory, grpc holds one chunk each way, twice.
+                # Besides the steps' memory, grpc holds one chunk each way, twice; pieces of the
+                # result are gathered, wait and are sent.
                 most = service.settings.max_chunk_bytes
                 ways = (prepared.input.wire_bytes, prepared.output.wire_bytes)
                 in_transit = sum(2 * min(most, each) for each in ways)
-                gathered = (_STEPS + 1) * min(most, prepared.output.wire_bytes)
+                gathered = 3 * min(most, prepared.output.wire_bytes)
                 with service.admission.memory(prepared.memory_bytes + in_transit + gathered):
                     await self._answer(header, prepared)
         finally:
@@ -173,17 +169,10 @@ class EvaluationStream(ServedStream):
     async def _answer(self, header: v1.Open, prepared: Prepared) -> None:
         digest = await self._service.off_loop(lambda: prepared.digest)
         wanted = wanted_bytes(header, prepared, digest)
-        assembler = InputAssembler(
-            prepared, resume_from=wanted.start, stop_before=wanted.stop, held=_STEPS
-        )
+        assembler = InputAssembler(prepared, resume_from=wanted.start, stop_before=wanted.stop)
         through = prepared.passes_through
         limit = self._service.settings.max_chunk_bytes
         needed = wanted if through else range(assembler.position, assembler.stop)
-        if needed:
-            # From here on, since a caller may also be slow to read the answer.
-            self._admitted.note_wait(for_caller=True)
-        else:
-            self._admitted.note_data()
         output = codec.write_descriptor(prepared.output)
         reply = opened(output, needed, digest=digest, max_chunk_bytes=limit)
         if self._open_checksum is not None:
@@ -237,13 +226,12 @@ class EvaluationStream(ServedStream):
             raise InvalidDataError("chunk.data", f"{len(data)} bytes; 1 to {limit} are taken")
         if position + len(data) > total:
             raise InvalidDataError("chunk.data", f"ends at byte {position + len(data)} of {total}")
-        self._admitted.note_data()
         return chunk
 
     async def _compute_steps(self, prepared: Prepared, wanted: range, do: DoStep) -> None:
         execution = Execution(prepared, self._service.backend)
         size = min(self._chunk_bytes, prepared.output.wire_bytes)
-        results = OutputAssembler(wanted, size, held=_STEPS)
+        results = OutputAssembler(wanted, size)
         while (ready := await self._steps.get()) is not None:
             step, data = ready
             offset, stop = prepared.output_range(step)

@@ -15,12 +15,11 @@ from typing import ClassVar
 import grpc
 from google.protobuf.message import Message
 
-from gradwire_server.errors import DrainingError, ServerFullError, StalledError
+from gradwire_server.errors import DrainingError, StalledError
 from gradwire_server.rpc.call_context import ActiveCall, Context
 from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.rpc.status_map import ErrorStatus
 from gradwire_server.scheduling import tasks
-from gradwire_server.scheduling.admission import AdmittedStream
 
 # Time to write the error that ends a stream to a caller that does not read.
 _LAST_WORD_S = 5.0
@@ -59,8 +58,6 @@ class ServedStream(ABC):
     RESPONSE: ClassVar[Callable[..., Message]]
     RESUME: ClassVar[str]
 
-    _admitted: AdmittedStream
-
     def __init__(self, service: ServiceContext, context: Context) -> None:
         self._call = ActiveCall(self.METHOD, context, service.active)
         self._context = context
@@ -70,8 +67,6 @@ class ServedStream(ABC):
         self._progress = self._clock()
         self._busy = 0
         self._done = asyncio.Event()
-        self._refused: ServerFullError | None = None
-        self._refusal = asyncio.Event()
         self._failed = False
         self._reader: asyncio.Task[None] | None = None
         self._writer: asyncio.Task[None] | None = None
@@ -107,11 +102,6 @@ class ServedStream(ABC):
         self._reader = asyncio.ensure_future(self._read())
         self._writer = asyncio.ensure_future(self._write())
         await tasks.together(self._evaluate(), self._watch(), beside=(self._reader, self._writer))
-
-    def _give_way(self, refused: ServerFullError) -> None:
-        """End the stream to make room for another one."""
-        self._refused = refused
-        self._refusal.set()
 
     @classmethod
     def error_message(cls, failed: ErrorStatus) -> Message:
@@ -150,8 +140,6 @@ class ServedStream(ABC):
                 )
             if self._service.draining.is_set():
                 raise DrainingError(f"the server is shutting down; {self.RESUME}")
-            if self._refused is not None:
-                raise self._refused
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout - idle):
-                    await tasks.first(self._done, self._service.draining, self._refusal)
+                    await tasks.first(self._done, self._service.draining)

@@ -16,11 +16,10 @@
 - Requests whose estimated completion exceeds the deadline are rejected, or dropped if that becomes
   clear while they wait. Cancelled requests leave at once.
 - Opening a stream costs a caller a few bytes, so one caller has at most three quarters of all
-  streams. If there is no room, a stream whose data is late gives way: it has computed nothing yet,
-  and its caller may retry.
-- Each request of one stream holds the memory it needs from its arrival on. A few requests keep
-  every thread at work; beyond those, a stream holds at most its share of the budget,
-  and its next request waits (StreamMemory; rpc/batch.py).
+  streams.
+- Each request of one stream holds the memory it needs from its arrival on. A stream holds at most
+  its share of the budget, and its next request waits (StreamMemory; rpc/batch.py).
+- Long tables are built in threads of their own, with a queue of the same rules.
 
 An evaluation that has had a turn is never refused. Every refusal carries a retry delay derived from
 the rate at which the queue drains (estimator.py).
@@ -34,8 +33,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
-from itertools import count
 
+from gradwire_server.backends import (
+    Backend,
+    most_inline_s,
+    most_inline_step_s,
+    most_inline_work,
+)
 from gradwire_server.engine.prepared import Prepared
 from gradwire_server.errors import RETRY_AFTER_S, ServerFullError, beyond
 from gradwire_server.scheduling.estimator import (
@@ -45,115 +49,12 @@ from gradwire_server.scheduling.estimator import (
     QueueLimit,
     WorkPace,
 )
-from gradwire_server.scheduling.scheduler import Backlog, Claim, Slots, Turns
+from gradwire_server.scheduling.scheduler import Claim, Slots, Turns
 
 # One caller leaves 1 / _OTHERS_PART of all streams to the others.
 _OTHERS_PART = 4
-# Time after which data whose first byte has not arrived counts as slow.
-_MOMENT_S = 0.5
-
-
-class AdmittedStream:
-    """One open stream.
-
-    caller    the caller in whose share it counts
-    give_way  called with the error that ends the stream
-    """
-
-    def __init__(
-        self,
-        caller: Hashable,
-        give_way: Callable[[ServerFullError], object],
-        clock: Callable[[], float],
-    ) -> None:
-        self.caller = caller
-        self.give_way: Callable[[ServerFullError], object] = give_way
-        self._clock = clock
-        self._waits_since: float | None = clock()
-        self._has_data = False
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds that the server has waited for data.
-
-        They end with the first byte of the stream's data.
-        """
-        return 0.0 if self._waits_since is None else self._clock() - self._waits_since
-
-    def note_wait(self, *, for_caller: bool) -> None:
-        """Note whether the stream waits for its caller or the server."""
-        if not self._has_data:
-            self._waits_since = self._clock() if for_caller else None
-
-    def note_data(self) -> None:
-        """Note that data has arrived, or that none is needed."""
-        self._has_data, self._waits_since = True, None
-
-
-def _ended(_refused: ServerFullError) -> None:
-    """Do nothing: the stream has ended."""
-
-
-class AdmittedStreams:
-    """All open streams.
-
-    most  maximum number of streams of all callers
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._share = most - most // _OTHERS_PART
-        self._all: dict[AdmittedStream, None] = {}
-        self._by_caller: Counter[Hashable] = Counter()
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    def full_for(self, caller: Hashable) -> str:
-        """Return the reason for refusing a caller's next stream.
-
-        An empty string if the caller can open one.
-        """
-        own = self._by_caller[caller]
-        if len(self) >= self.most:
-            return f"{len(self)} streams are open"
-        if own >= self._share:
-            return f"this caller has {own} streams open, and {self._share} are its share"
-        return ""
-
-    def least(self, caller: Hashable) -> AdmittedStream | None:
-        """Return the stream that gives way to a caller's new one.
-
-        None if there is no such stream.
-
-        If the caller already has its share of streams, it is one of its own.
-        """
-        among = list(self._all)
-        if self._by_caller[caller] >= self._share:
-            among = [each for each in among if each.caller == caller]
-        found = max(among, key=lambda each: each.waited_s, default=None)
-        return None if found is None or found.waited_s < _MOMENT_S else found
-
-    def add(self, stream: AdmittedStream) -> None:
-        """Add a stream."""
-        self._all[stream] = None
-        self._by_caller[stream.caller] += 1
-
-    def discard(self, stream: AdmittedStream) -> bool:
-        """Remove a stream; return whether it was there."""
-        if stream not in self._all:
-            return False
-        del self._all[stream]
-        # The callback refers to the stream's buffers, and often to the stream: a reference cycle.
-        stream.give_way = _ended
-        self._by_caller[stream.caller] -= 1
-        if not self._by_caller[stream.caller]:
-            del self._by_caller[stream.caller]
-        return True
-
-
-# Slots for the next evaluation.
-_NEXT = 1
+# Threads that build long tables.
+TABLE_THREADS = 2
 # Plain taps of a table, and the seconds to build them on a slow machine.
 _TABLE_WORK = 1 << 16, 0.001
 # Work may wait this part of its own time, however short the queue is kept.
@@ -168,6 +69,7 @@ class Admission:
     entered           evaluations admitted so far
     max_memory_bytes  limit for all evaluations in flight
     memory_bytes      bytes they hold, including waiting ones
+    lasting_bytes     part of them that stays taken when requests end
     refusals          so far, by cause: a setting; "deadline" if it could not be met; "late" if that
                       became clear while waiting
     """
@@ -184,51 +86,43 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.max_memory_bytes = max_memory_bytes
-        self._streams = AdmittedStreams(max_streams)
+        self._max_streams = max_streams
+        self._streams: Counter[Hashable] = Counter()
         self._max_queue = max_queue
-        self._limit = QueueLimit(max_queue_s=max_queue_s, standing_s=standing_queue_s)
-        self._threads = threads
         self._clock = clock
         self.refusals: Counter[str] = Counter()
-        self._slots = Slots(threads + _NEXT, clock=clock, refusals=self.refusals)
-        self._backlog = Backlog()
-        self._pace = WorkPace()
-        self._table_pace = WorkPace()
+
+        def slots(threads: int, *, spare: int) -> Slots:
+            limit = QueueLimit(max_queue_s=max_queue_s, standing_s=standing_queue_s)
+            return Slots(threads, spare=spare, limit=limit, clock=clock, refusals=self.refusals)
+
+        self._slots = slots(threads, spare=1)
+        self._table_slots = slots(TABLE_THREADS, spare=0)
         # Long tables are rare: the estimate for the first ones must not be zero.
-        self._table_pace.note(*_TABLE_WORK)
+        self._table_slots.pace.note(*_TABLE_WORK)
         self._memory_drain, self._stream_drain = Drain(), Drain()
         self._appointments = Appointments()
-        self._numbers = count()
         self.entered = 0
         self.memory_bytes = 0
-        # The part of memory_bytes that stays taken when requests end.
         self.lasting_bytes = 0
 
     def forget_times(self) -> None:
         """Forget measured times of evaluations: from now on another backend computes."""
-        for measured in (self._pace, self._memory_drain, self._stream_drain):
-            measured.forget()
+        self._slots.pace = WorkPace()
 
     @property
     def queue_depth(self) -> int:
         """Number of evaluations that wait for a slot."""
-        return len(self._slots)
+        return len(self._slots.queue) + len(self._table_slots.queue)
 
     @property
     def computing(self) -> int:
         """Number of slots in use."""
-        return self._slots.taken
-
-    @property
-    def backlog_s(self) -> float:
-        """Estimated seconds until all admitted work is done."""
-        return self._backlog.seconds / self._threads
+        return self._slots.taken + self._table_slots.taken
 
     @contextmanager
-    def memory(self, needed: int, *, measured: bool = True) -> Generator[None]:
+    def memory(self, needed: int) -> Generator[None]:
         """Hold `needed` bytes of the budget.
-
-        measured  whether retry delays count it: tables are freed long before requests are
 
         A request larger than the whole budget is admitted alone. Entering raises ServerFullError if
         there is no room.
@@ -237,7 +131,7 @@ class Admission:
         try:
             yield
         finally:
-            self.free_memory(needed, measured=measured)
+            self.free_memory(needed)
 
     def has_room(self, needed: int) -> bool:
         """Whether the budget has `needed` bytes left."""
@@ -268,119 +162,103 @@ class Admission:
         self.memory_bytes += needed
 
     def free_memory(self, held: int, *, measured: bool = True) -> None:
-        """Return bytes to the budget."""
+        """Return bytes to the budget.
+
+        measured  whether retry delays count it
+        """
         self.memory_bytes -= held
         if measured:
             self._memory_drain.leave(self._clock(), amount=held, empty=self._is_idle)
-        elif self._is_idle:
-            self._memory_drain.stop()
 
     def full_of_memory(self, came: str, *, missing: int, amount: int) -> ServerFullError:
         """Return the error for a request without memory.
 
         The request needs `amount` bytes, of which `missing` are unavailable.
         """
-        drain, now = self._memory_drain, self._clock()
-        wait_s, spacing_s = drain.seconds_for(missing, now=now), drain.seconds_for(amount)
-        return self._full(came, "max_memory_bytes", self.max_memory_bytes, wait_s, spacing_s)
+        limit, allowed, drain = "max_memory_bytes", self.max_memory_bytes, self._memory_drain
+        return self._full(came, limit, allowed, drain, missing=missing, amount=amount)
 
     @property
     def streams(self) -> int:
         """Number of open streams."""
-        return len(self._streams)
+        return self._streams.total()
 
     @contextmanager
-    def stream(
-        self, caller: Hashable, give_way: Callable[[ServerFullError], object]
-    ) -> Generator[AdmittedStream]:
+    def stream(self, caller: Hashable) -> Generator[None]:
         """Count a stream of a caller as open.
 
-        give_way  called with the error that ends the stream, if another one needs its room before
-                  data has arrived; the stream then no longer counts
-
-        Raises ServerFullError if there is no room and no stream gives way.
+        Raises ServerFullError if there is no room.
         """
-        came = self._streams.full_for(caller)
-        if came:
-            least = self._streams.least(caller)
-            if least is None:
-                raise self._full_of_streams(came)
-            waited = f"no data of this one has come for {least.waited_s:.1f} s"
-            refused = self._full_of_streams(f"{came}, and {waited}")
-            end = least.give_way
-            self._leave(least)
-            end(refused)
-        stream = AdmittedStream(caller, give_way, self._clock)
-        self._stream_drain.enter(self._clock())
-        self._streams.add(stream)
+        most, drain = self._max_streams, self._stream_drain
+        every, own, share = self.streams, self._streams[caller], most - most // _OTHERS_PART
+        if every >= most:
+            raise self._full(f"{every} streams are open", "max_streams", most, drain)
+        if own >= share:
+            came = f"this caller has {own} streams open, and {share} are its share"
+            raise self._full(came, "max_streams", most, drain)
+        drain.enter(self._clock())
+        self._streams[caller] += 1
         try:
-            yield stream
+            yield
         finally:
-            self._leave(stream)
+            self._streams -= Counter({caller: 1})
+            drain.leave(self._clock(), empty=not self._streams)
 
-    def _leave(self, stream: AdmittedStream) -> None:
-        if self._streams.discard(stream):
-            self._stream_drain.leave(self._clock(), empty=not self._streams)
+    def turns(self, claim: Claim, *, tables: bool = False) -> Turns:
+        """Admit an evaluation, or the building of its tables, to the slots.
 
-    def _full_of_streams(self, came: str) -> ServerFullError:
-        drain = self._stream_drain
-        wait_s, spacing_s = drain.seconds_for(now=self._clock()), drain.seconds_for()
-        return self._full(came, "max_streams", self._streams.most, wait_s, spacing_s)
-
-    def turns(self, claim: Claim) -> Turns:
-        """Admit an evaluation to the slots, or raise ServerFullError."""
-        pace = self._table_pace if claim.tables else self._pace
-        turns = Turns(claim, self._slots, self._numbers, self._backlog, pace)
-        if not self._slots:
-            self._limit.rest(self._clock())
-        if not claim.paced and self._must_wait:
-            self._check_wait(turns)
+        Raises ServerFullError if it would wait too long, or has no place in the queue.
+        """
+        slots = self._table_slots if tables else self._slots
+        turns = Turns(claim, slots)
+        if not slots.queue:
+            slots.limit.rest(self._clock())
+        if slots.must_wait and not claim.paced:
+            self._check_wait(turns, slots)
         return turns
 
-    @property
-    def _must_wait(self) -> bool:
-        """Whether a newcomer has to wait for a slot."""
-        return bool(self._slots) or self._slots.taken >= self._slots.count
-
-    def _check_wait(self, turns: Turns) -> None:
-        """Raise ServerFullError if a newcomer cannot wait.
-
-        It would wait too long, or has no place in the queue.
-        """
+    def _check_wait(self, turns: Turns, slots: Slots) -> None:
         claim, seconds, now = turns.claim, turns.left_s, self._clock()
-        ahead_s = self._backlog.ahead_s(claim.peer, seconds=seconds, large=turns.large)
-        wait_s, left_s = ahead_s / self._threads, claim.deadline - now
+        wait_s, left_s = slots.wait_s(turns), claim.deadline - now
         if wait_s + seconds > left_s:
             came = f"a call like this takes some {wait_s + seconds:.3g} s now"
             came = f"{came}, and its deadline is in {left_s:.3g} s"
-            raise self._refuse(came, "deadline", wait_s, seconds)
-        allowed_s = self._limit.allowed_s(now)
-        own, free = self._slots.waiting(claim.peer), self._max_queue - len(self._slots)
-        is_full = free < max(1, own)
+            raise self._refuse(came, "deadline", wait_s, seconds / slots.threads)
+        allowed_s = slots.limit.allowed_s(now)
+        own = sum(slots.queue.waiting((claim.peer, large)) for large in (False, True))
+        free = self._max_queue - len(slots.queue)
         if wait_s > max(allowed_s, seconds * _WAIT_SHARE):
             limit, came = "max_queue_s", f"a call like this waits for some {wait_s:.3g} s now"
-            lasting = "" if self._limit.is_burst(now) else " under a lasting load"
+            lasting = "" if slots.limit.is_burst(now) else " under a lasting load"
             came = beyond(came, limit, f"{allowed_s:.3g} s{lasting}")
-        elif is_full:
+        elif free < max(1, own):
             limit, came = "max_queue", f"{own} calls of this caller wait, and {free} more fit"
             came = beyond(came, limit, self._max_queue)
         else:
             return
-        self._limit.note_refusal(now)
-        raise self._refuse(came, limit, wait_s, seconds)
+        slots.limit.note_refusal(now)
+        raise self._refuse(came, limit, wait_s, seconds / slots.threads)
 
     def _full(
-        self, came: str, limit: str, allowed: int, wait_s: float | None, spacing_s: float | None
+        self,
+        came: str,
+        limit: str,
+        allowed: int,
+        drain: Drain,
+        *,
+        missing: float = 1,
+        amount: float = 1,
     ) -> ServerFullError:
+        wait_s = drain.seconds_for(missing, now=self._clock())
         wait_s = RETRY_AFTER_S if wait_s is None else wait_s
+        spacing_s = drain.seconds_for(amount) or 0.0
         came = beyond(came, limit, allowed)
-        return self._refuse(came, limit, wait_s, spacing_s or 0.0, allowed=allowed)
+        return self._refuse(came, limit, wait_s, spacing_s, allowed=allowed)
 
     def _refuse(
         self, came: str, limit: str, wait_s: float, spacing_s: float, **facts: object
     ) -> ServerFullError:
         self.refusals[limit] += 1
-        spacing_s /= self._threads
         after_s = self._appointments.give_s(self._clock(), wait_s=wait_s, spacing_s=spacing_s)
         return ServerFullError(
             f"{came}; retry after {after_s} s", retry_after_s=after_s, limit=limit, **facts
@@ -388,7 +266,7 @@ class Admission:
 
 
 # One stream's share of the budget.
-_SHARE = 1 / 16
+_SHARE = 1 / 8
 
 
 class StreamMemory:
@@ -396,15 +274,12 @@ class StreamMemory:
 
     Used from one event loop only.
 
-    few       number of requests that may hold memory of any amount
-    requests  number of requests that hold memory, nbytes in all
+    nbytes  bytes they hold
     """
 
-    def __init__(self, admission: Admission, *, few: int) -> None:
+    def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        self._few = few
         self._share_bytes = int(admission.max_memory_bytes * _SHARE)
-        self.requests = 0
         self.nbytes = 0
 
     def must_wait(self, needed: int) -> bool:
@@ -412,10 +287,8 @@ class StreamMemory:
 
         Those free memory when they are done.
         """
-        if not self.requests:
-            return False
-        due = self.requests < self._few or self.nbytes + needed <= self._share_bytes
-        return not (due and self._admission.has_room(needed))
+        is_due = self.nbytes + needed <= self._share_bytes and self._admission.has_room(needed)
+        return self.nbytes > 0 and not is_due
 
     def take(self, needed: int) -> None:
         """Take bytes of the budget for a request.
@@ -423,61 +296,42 @@ class StreamMemory:
         Raises ServerFullError as Admission does.
         """
         self._admission.take_memory(needed)
-        self.requests += 1
         self.nbytes += needed
 
     def free(self, held: int) -> None:
         """Free the memory of a request, unless free_all() has done so."""
-        if not self.requests:
-            return
-        self.requests -= 1
-        self.nbytes -= held
-        self._admission.free_memory(held)
+        if self.nbytes:
+            self.nbytes -= held
+            self._admission.free_memory(held)
 
     def free_all(self) -> None:
         """Free all remaining memory at the end of the stream."""
-        if self.requests:
-            self._admission.free_memory(self.nbytes)
-        self.requests = self.nbytes = 0
+        self.free(self.nbytes)
 
 
 # While the event loop computes, no other call is served.
 _MOST_OF_A_TURN_S = 1e-3
 _CARRIED_S = 100e-6
+# Multiplications in a second, until an evaluation has been measured: compiled ones do more.
+_RATE = 4e8
 
 
 class InlineWork:
     """Admission of short evaluations to the event loop.
 
-    They take at most a millisecond per loop iteration ("turn").
-
-    rate         multiplications per second of the backend, used until an evaluation has been
-                 measured; 0 admits nothing
-    most_s       longest evaluation admitted, in seconds
-    most_step_s  longest step of a long evaluation admitted, in seconds; 0 admits none
-    most_work    multiplications above which a backend may wait for a device
-    next_turn    calls a function in the next loop iteration; None for the running event loop
+    They take at most a millisecond per loop iteration ("turn"). Until limit() is called none is
+    admitted.
     """
 
-    def __init__(
-        self,
-        rate: float,
-        *,
-        most_s: float,
-        most_step_s: float = 0.0,
-        most_work: float = math.inf,
-        next_turn: Callable[[Callable[[], None]], object] | None = None,
-    ) -> None:
-        self.rate = rate
-        self.limit(most_s=most_s, most_step_s=most_step_s, most_work=most_work)
-        self._next_turn = next_turn or _call_soon
+    def __init__(self) -> None:
+        self._most_s = self._most_step_s = self._most_work = 0.0
         self._spent_s = 0.0
 
-    def limit(self, *, most_s: float, most_step_s: float, most_work: float) -> None:
-        """Replace the limits, which depend on the backend."""
-        self._most_s = most_s
-        self._most_step_s = most_step_s
-        self._most_work = most_work
+    def limit(self, backend: Backend, threads: int) -> None:
+        """Take the limits of a backend beside so many computing threads."""
+        self._most_s = most_inline_s(backend)
+        self._most_step_s = most_inline_step_s(backend, threads)
+        self._most_work = most_inline_work(backend)
 
     def estimate_s(self, prepared: Prepared) -> float:
         """Return the estimated seconds of one evaluation.
@@ -486,7 +340,7 @@ class InlineWork:
         """
         measured = prepared.measured
         if measured.seconds is None:
-            measured.seconds = prepared.inline_work / self.rate
+            measured.seconds = prepared.inline_work / _RATE
         return measured.seconds
 
     def is_short(self, prepared: Prepared) -> bool:
@@ -494,41 +348,12 @@ class InlineWork:
 
         It may be in this or a later turn.
         """
-        if not self.rate or prepared.inline_work > self._most_work:
-            return False
-        return self.estimate_s(prepared) <= self._most_s
+        is_small = prepared.inline_work <= self._most_work
+        return is_small and self.estimate_s(prepared) <= self._most_s
 
     def admits(self, prepared: Prepared) -> bool:
         """Whether such an evaluation is computed in this turn."""
-        if not self.is_short(prepared):
-            return False
-        return self._spent_s + self.estimate_s(prepared) <= _MOST_OF_A_TURN_S
-
-    def is_short_step(self, prepared: Prepared, nbytes: int) -> bool:
-        """Return whether a stream's step is computed on the event loop.
-
-        It may be in this or a later turn. The first step of a long evaluation is not: it has not
-        been measured.
-
-        nbytes  bytes of its input and result
-        """
-        if self.is_short(prepared):
-            return True
-        # Without a limit, as on devices, no step of a longer evaluation is.
-        takes_steps = self.rate > 0 and self._most_step_s > 0
-        return takes_steps and self._step_s(prepared, nbytes) <= self._most_step_s
-
-    def admits_step(self, prepared: Prepared, nbytes: int) -> bool:
-        """Whether such a step is computed in this turn."""
-        # Carried seconds are never reset by waiting.
-        is_fresh = self._spent_s < _CARRIED_S
-        return is_fresh or self._spent_s + self._step_s(prepared, nbytes) <= _MOST_OF_A_TURN_S
-
-    def _step_s(self, prepared: Prepared, nbytes: int) -> float:
-        measured = prepared.measured_steps.seconds
-        if measured is not None:
-            return measured * nbytes
-        return self.estimate_s(prepared) if self.is_short(prepared) else math.inf
+        return self.most(prepared) > 0
 
     def most(self, prepared: Prepared) -> int:
         """Return the number of evaluations to compute in this turn.
@@ -539,17 +364,32 @@ class InlineWork:
             return 0
         return int((_MOST_OF_A_TURN_S - self._spent_s) / max(self.estimate_s(prepared), 1e-9))
 
+    def step_s(self, prepared: Prepared, nbytes: int) -> float | None:
+        """Return the estimated seconds of a stream's step on the event loop.
+
+        None if it is not computed there. The first step of a long evaluation is not: it has not
+        been measured.
+
+        nbytes  bytes of its input and result
+        """
+        measured, is_short = prepared.measured_steps.seconds, self.is_short(prepared)
+        if measured is None:
+            return self.estimate_s(prepared) if is_short else None
+        seconds = measured * nbytes
+        return seconds if is_short or seconds <= self._most_step_s else None
+
+    def admits_step(self, seconds: float) -> bool:
+        """Whether such a step is computed in this turn."""
+        # Carried seconds are never reset by waiting.
+        return self._spent_s < _CARRIED_S or self._spent_s + seconds <= _MOST_OF_A_TURN_S
+
     def spend(self, seconds: float) -> None:
         """Count seconds of computation in this turn."""
         before = self._spent_s
         self._spent_s = before + seconds
         # Small amounts carry over to later turns: scheduling a reset takes microseconds.
         if before < _CARRIED_S <= self._spent_s:
-            self._next_turn(self._begin_turn)
+            asyncio.get_running_loop().call_soon(self._begin_turn)
 
     def _begin_turn(self) -> None:
         self._spent_s = 0.0
-
-
-def _call_soon(action: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_soon(action)

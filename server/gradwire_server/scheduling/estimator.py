@@ -41,10 +41,6 @@ class WorkPace:
             each = self._seconds_each[nearest]
         return each * work
 
-    def forget(self) -> None:
-        """Forget all measurements."""
-        self._seconds_each.clear()
-
 
 class Drain:
     """Drain time of a resource.
@@ -70,14 +66,6 @@ class Drain:
             self._seconds += weight * (now - self._since - self._seconds)
             self._amount += weight * (amount - self._amount)
         self._since = None if empty else now
-
-    def stop(self) -> None:
-        """Stop measuring: nothing is left."""
-        self._since = None
-
-    def forget(self) -> None:
-        """Forget past measurements; the present one goes on."""
-        self._seconds = self._amount = 0.0
 
     def seconds_for(self, amount: float = 1.0, *, now: float = -math.inf) -> float | None:
         """Return the seconds that an amount takes to drain.

@@ -161,7 +161,7 @@ class InferStream(ServedStream):
 
     async def _run(self) -> None:
         caller = caller_of(self._context)
-        with self._service.admission.stream(caller, self._give_way) as self._admitted:
+        with self._service.admission.stream(caller):
             await super()._run()
 
     async def _read(self) -> None:
@@ -169,7 +169,6 @@ class InferStream(ServedStream):
             self._progress = self._clock()
             if self._failed:
                 continue
-            self._admitted.note_data()
             self._busy = 1
             reply = await self._infer.infer_item(received, self._context)
             self._busy = 0
