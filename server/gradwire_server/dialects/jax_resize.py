@@ -171,7 +171,8 @@ def _normalized(weight: Coordinates) -> Coordinates:
 def _axes(attributes: Attributes, call: OperatorCall) -> Axes:
     check_count(attributes, "shape", len(call.result))
     # An empty shape is absent.
-    check_result(call, dict(enumerate(attributes.shape)), by="shape")
+    shape: Shape = attributes.shape
+    check_result(call, dict(enumerate(shape)), by="shape")
     method, antialias = attributes.method, attributes.antialias
     compute = FLOAT32 if method == "nearest" else call.compute
     return tuple(

@@ -297,7 +297,7 @@ class BandedMap:
             ask()
             part = slice(self.offset[first], self.offset[stop])
             output: Indices = np.arange(first, stop).repeat(self.counts[first:stop])
-            column = np.arange(part.start, part.stop)
+            column: Indices = np.arange(int(self.offset[first]), int(self.offset[stop]))
             column += shift[output]
             yield part, output, column
 
