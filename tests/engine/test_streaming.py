@@ -16,7 +16,6 @@ from gradwire_server.backends import Backend
 from gradwire_server.engine import (
     Execution,
     InputAssembler,
-    OutputAssembler,
     Prepared,
     TensorSpec,
     are_rows,
@@ -294,33 +293,6 @@ def test_rows_are_views_of_arrays_of_the_type() -> None:
         assert np.may_share_memory(rows_of(evaluation, array), array)
     assert not are_rows(evaluation, x.astype(">f4"))
     assert not are_rows(evaluation, y.astype(">f4"))
-
-
-@given(
-    lengths=st.lists(st.integers(0, 40), max_size=20),
-    size=st.integers(1, 60),
-    cut=st.tuples(st.integers(0, 200), st.integers(0, 200)),
-)
-def test_results_of_steps_are_gathered_in_larger_pieces(
-    lengths: list[int], size: int, cut: tuple[int, int]
-) -> None:
-    total = sum(lengths)
-    wanted = range(min(cut[0], total), max(min(cut[0], total), total - cut[1]))
-    output = OutputAssembler(wanted, size)
-    pieces: list[tuple[int, Bytes]] = []
-    offset = 0
-    for length in lengths:
-        if not output.fits(length):
-            pieces.append(output.piece())
-        output.take(offset, length)[:] = [(offset + at) % 251 for at in range(length)]
-        offset += length
-    pieces.append(output.piece())
-    found = [first + at for first, data in pieces for at in range(len(data))]
-    assert found == list(wanted)
-    for first, data in pieces:
-        assert data.tolist() == [(first + at) % 251 for at in range(len(data))]
-    assert all(len(data) <= max([size, *lengths]) for _, data in pieces)
-    assert len(pieces) <= 2 + 2 * total // size
 
 
 @settings(max_examples=100, deadline=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradwire_server.engine.assembly import InputAssembler, OutputAssembler
+from gradwire_server.engine.assembly import InputAssembler
 from gradwire_server.engine.execute import (
     Execution,
     Workbench,
@@ -30,7 +30,6 @@ __all__ = [
     "Execution",
     "InputAssembler",
     "Limits",
-    "OutputAssembler",
     "Preparation",
     "Prepared",
     "Preparer",

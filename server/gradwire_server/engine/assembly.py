@@ -10,41 +10,6 @@ from gradwire_server.engine.prepared import Bytes, Prepared
 from gradwire_server.engine.tiling import Step
 
 
-class OutputAssembler:
-    """Collector of consecutive results of steps, which yields pieces of a wanted range.
-
-    wanted  bytes of the result to yield
-    size    bytes of a piece, at most; more where a single step has more
-    """
-
-    def __init__(self, wanted: range, size: int) -> None:
-        self._wanted, self._size = wanted, size
-        self._buffer: Bytes = np.empty(0, np.uint8)
-        self._offset = self._filled = 0
-
-    def fits(self, nbytes: int) -> bool:
-        """Whether a result of so many bytes has room in the present piece."""
-        return not self._filled or self._filled + nbytes <= len(self._buffer)
-
-    def take(self, offset: int, nbytes: int) -> Bytes:
-        """Return uninitialized memory for a step's result, which must fit.
-
-        offset  of the result's first byte
-        """
-        if not self._filled:
-            self._offset = offset
-            self._buffer = np.empty(max(self._size, nbytes), np.uint8)
-        first, self._filled = self._filled, self._filled + nbytes
-        return self._buffer[first : self._filled]
-
-    def piece(self) -> tuple[int, Bytes]:
-        """End the present piece; return the offset and the bytes that are wanted of it."""
-        first = max(self._offset, self._wanted.start)
-        stop = max(first, min(self._offset + self._filled, self._wanted.stop))
-        self._filled = 0
-        return first, self._buffer[first - self._offset : stop - self._offset]
-
-
 class InputAssembler:
     """Collector of consecutive input bytes, which yields complete steps.
 

@@ -21,7 +21,6 @@ from gradwire_server.engine import (
     EvaluationRequest,
     Execution,
     InputAssembler,
-    OutputAssembler,
     Prepared,
     Step,
 )
@@ -120,13 +119,11 @@ class EvaluationStream(ServedStream):
                 request = self._note(header)
                 with self._call.phases.spending("queue"):
                     prepared = await service.prepare(request, self._context)
-                # Besides the steps' memory, grpc holds one chunk each way, twice; pieces of the
-                # result are gathered, wait and are sent.
+                # Besides the steps' memory, grpc holds one chunk each way, twice.
                 most = service.settings.max_chunk_bytes
                 ways = (prepared.input.wire_bytes, prepared.output.wire_bytes)
                 in_transit = sum(2 * min(most, each) for each in ways)
-                gathered = 3 * min(most, prepared.output.wire_bytes)
-                with service.admission.memory(prepared.memory_bytes + in_transit + gathered):
+                with service.admission.memory(prepared.memory_bytes + in_transit):
                     await self._answer(header, prepared)
         finally:
             self._done.set()
@@ -230,29 +227,21 @@ class EvaluationStream(ServedStream):
 
     async def _compute_steps(self, prepared: Prepared, wanted: range, do: DoStep) -> None:
         execution = Execution(prepared, self._service.backend)
-        size = min(self._chunk_bytes, prepared.output.wire_bytes)
-        results = OutputAssembler(wanted, size)
         while (ready := await self._steps.get()) is not None:
             step, data = ready
             offset, stop = prepared.output_range(step)
-            if not results.fits(stop - offset):
-                await self._put_result(results)
-            result = results.take(offset, stop - offset)
+            result = np.empty(stop - offset, np.uint8)
             self._busy = 1
             execution.backend = self._service.backend
             await do(partial(execution.step, step, data, result), len(data) + len(result))
             self._busy = 0
             self._progress = self._clock()
             self._call.observer.step(len(data) + len(result))
-            if not results.fits(len(result)):
-                await self._put_result(results)
-        await self._put_result(results)
+            skipped = max(0, wanted.start - offset)
+            part = result[skipped : wanted.stop - offset]
+            if len(part):
+                await self._responses.put(codec.Chunk(offset + skipped, part))
         await self._responses.put(None)
-
-    async def _put_result(self, results: OutputAssembler) -> None:
-        offset, data = results.piece()
-        if len(data):
-            await self._responses.put(codec.Chunk(offset, data))
 
     async def _read(self) -> None:
         try:
