@@ -167,22 +167,32 @@ def _evaluate(
     out = None if shape is None else _allocated(part, array.dtype, shape)
     # For a result of unknown size only sent bytes are counted.
     total_bytes = array.nbytes + (0 if out is None else out.nbytes)
-    hidden = not sys.stderr.isatty()
-    with click.progressbar(length=total_bytes, file=sys.stderr, hidden=hidden) as bar:
+    began, hidden = time.monotonic(), not sys.stderr.isatty()
+    bar: Any = click.progressbar(
+        length=total_bytes, item_show_func=_rate, file=sys.stderr, hidden=hidden
+    )
+
+    def show(sent: int, received: int) -> None:
+        moved = sent if out is None else sent + received
+        bar.update(moved - bar.pos, moved / (time.monotonic() - began))
+
+    with bar:
         result = client.evaluate(
             operator,
             array,
             output_shape=shape,
             out=out,
             timeout_s=timeout_s,
-            on_progress=lambda sent, received: bar.update(
-                sent + (0 if out is None else received) - bar.pos
-            ),
+            on_progress=show,
         )
     if out is None:
         with part.open("xb") as file:
             np.lib.format.write_array(file, result)
     return result.shape
+
+
+def _rate(bytes_per_s: float | None) -> str | None:
+    return None if bytes_per_s is None else f"{bytes_per_s / 1e6:.0f} MB/s"
 
 
 def _allocated(part: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
