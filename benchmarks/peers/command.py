@@ -10,8 +10,8 @@ shared  the same on one host, in shared memory
 local   PyTorch's backward beside gradwire's server and LocalClient; two threads
 perf-analyzer
         perf_analyzer calls gradwire and Triton by the Open Inference Protocol: small calls at 1, 4
-        and 16 in flight, also with two workers bound to cores; large ones in system shared memory
-        at 1 and 4
+        and 16 in flight, also to gradwire on one core; large ones in system shared memory at 1
+        and 4
 
 All but `local` are gradients of bilinear x2, NCHW, float32. Servers and clients share this
 machine's cores over loopback. The first use makes virtual environments (1.5 GB) with pip; h2load is
@@ -166,11 +166,14 @@ class Comparisons:
             for name, shape in (("small", SMALL), ("large", LARGE))
         ]
         ours = self._ours("--open-inference-memory", "*", "--model", " ".join(models))
-        bound = self._ours("--workers", "2", "--cpu-affinity", "--model", models[0])
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(cores)})
+        bound = self._ours("--model", models[0])
+        os.sched_setaffinity(0, cores)
         servers = [("gradwire", ours, "", "x")]
         with _told("Triton"):
             servers.append(("Triton, kernel", self._triton_server(), "kernel", "GRADIENT"))
-        servers.append(("gradwire --workers 2 --cpu-affinity", bound, "", "x"))
+        servers.append(("gradwire on one core", bound, "", "x"))
 
         def peers(model: str, shape: Shape, *options: str) -> list[Peer]:
             def peer(name: str, server: Server, theirs: str, tensor: str) -> Peer:
@@ -184,8 +187,7 @@ class Comparisons:
 
                 return Peer(f"{name}, {model}", take)
 
-            # Shared memory is registered with one worker.
-            return [peer(*each) for each in servers if not options or each[1] is not bound]
+            return [peer(*each) for each in servers if model == "small" or each[1] is not bound]
 
         result_bytes = 4 * math.prod(result_shape(LARGE))
         shared = ("--shared-memory=system", f"--output-shared-memory-size={result_bytes}")

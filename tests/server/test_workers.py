@@ -17,7 +17,7 @@ from gradwire import v1
 from gradwire_server.config.settings import Settings
 from gradwire_server.processes.gpus import visible
 from gradwire_server.processes.supervised import WorkerProcess
-from gradwire_server.processes.worker_config import share, share_of_cores
+from gradwire_server.processes.worker_config import share
 from support.certificates import Papers
 from support.load import Callers
 from support.processes import Command, is_running, run_command, running_command
@@ -37,19 +37,6 @@ def test_connections_spread_over_workers_that_are_processes_of_their_own(crew: C
         return set(re.findall(r" call worker=(\d)", crew.log))
 
     wait_until(lambda: seen() == {"0", "1"})
-
-
-def test_workers_may_be_bound_to_cores_of_their_own(tmp_path: Path) -> None:
-    with running_command(*FLAGS, "--cpu-affinity", log=tmp_path / "log") as crew:
-        bound = [os.sched_getaffinity(crew.workers[number]) for number in (0, 1)]
-        assert bound == [share_of_cores(number, 2) for number in (0, 1)]
-        for number, cores in enumerate(bound):
-            tasks = Path(f"/proc/{crew.workers[number]}/task").iterdir()
-            assert all(os.sched_getaffinity(int(task.name)) == cores for task in tasks)
-    for workers in (1, 2, 3, len(CORES), 2 * len(CORES) + 1):
-        shares = [share_of_cores(number, workers) for number in range(workers)]
-        assert set().union(*shares) == set(CORES)
-        assert max(map(len, shares)) <= max(1, -(-len(CORES) // workers))
 
 
 def thread_names(pid: int) -> set[str]:

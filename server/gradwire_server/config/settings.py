@@ -193,12 +193,6 @@ class Settings:
         "Worker processes, on each GPU with --backend cuda; 0 means one. Workers that die are "
         "replaced if there are several, or a GPU.",
     )
-    cpu_affinity: bool = _setting(
-        default=False,
-        text="Bind each of several workers to its share of the cores. Where waking another core is "
-        "slow, as on virtual machines, calls made one after another are quicker, many at once "
-        "over one connection slower.",
-    )
     warm_up: bool = _setting(
         default=True, text="Compare the backend's bits with NumPy's before serving."
     )
@@ -324,10 +318,24 @@ class Settings:
                 f"--backend is cuda and --address {self.address}: a worker that loses its GPU is "
                 "replaced, which a unix socket does not allow; give HOST:PORT"
             )
+        if self.workers > 1 and (self.local_socket or self.address.startswith("unix:")):
+            came = (
+                f"--local-socket {self.local_socket}"
+                if self.local_socket
+                else (f"--address {self.address}")
+            )
+            raise ValueError(
+                f"--workers is {self.workers} and {came}: a unix socket takes one worker; give "
+                "HOST:PORT alone, or --workers 1"
+            )
         _ = self.users_sharing_memory
         _ = self.scopes_of_strangers
         _ = self.named_models
-        self._check_workers()
+        if self.open_inference_memory and self.workers > 1:
+            raise ValueError(
+                f"--open-inference-memory is given and --workers {self.workers}: memory is "
+                "registered with one worker; give --workers 1, or leave it out"
+            )
         self._check_devices()
         self._check_exposure()
         if bool(self.tls_certificate) != bool(self.tls_key):
@@ -339,28 +347,6 @@ class Settings:
             raise ValueError(
                 f"--max-message-bytes is {self.max_message_bytes}; {MAX_HEADER_BYTES} more than "
                 "--max-unary-bytes and --max-chunk-bytes is needed"
-            )
-
-    def _check_workers(self) -> None:
-        if self.workers > 1 and (self.local_socket or self.address.startswith("unix:")):
-            came = (
-                f"--local-socket {self.local_socket}"
-                if self.local_socket
-                else (f"--address {self.address}")
-            )
-            raise ValueError(
-                f"--workers is {self.workers} and {came}: a unix socket takes one worker; give "
-                "HOST:PORT alone, or --workers 1"
-            )
-        if self.cpu_affinity and self.workers < 2:  # noqa: PLR2004 - several
-            raise ValueError(
-                f"--cpu-affinity is given and --workers {self.workers}: it divides the cores among "
-                "workers; give --workers 2 or more"
-            )
-        if self.open_inference_memory and self.workers > 1:
-            raise ValueError(
-                f"--open-inference-memory is given and --workers {self.workers}: memory is "
-                "registered with one worker; give --workers 1, or leave it out"
             )
 
     def _check_devices(self) -> None:

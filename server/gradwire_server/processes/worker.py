@@ -9,7 +9,7 @@ import sys
 
 from gradwire_server import backends
 from gradwire_server.processes import serve
-from gradwire_server.processes.worker_config import WorkerConfig, share_of_cores
+from gradwire_server.processes.worker_config import WorkerConfig
 
 # prctl(2): the signal that this process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1
@@ -26,8 +26,6 @@ def main() -> None:
     job = WorkerConfig.load(told) if told else None
     if job is not None:
         backends.DEVICES = job.devices
-        if job.settings.cpu_affinity:  # before there are other threads
-            os.sched_setaffinity(0, share_of_cores(job.number, job.settings.workers))
         wanted = job.settings.backend
         if job.settings.wait_for_kernels or backends.meanwhile(wanted) is None:
             backends.preload(wanted)

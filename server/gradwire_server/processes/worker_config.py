@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, replace
 from typing import Self
 
@@ -56,10 +55,3 @@ def share(settings: Settings, address: str, *, devices: int = 0) -> Settings:
         max_queue=max(1, settings.max_queue // settings.workers),
         cuda_memory_bytes=max(1, settings.cuda_memory_bytes // of_a_device),
     )
-
-
-def share_of_cores(number: int, workers: int) -> set[int]:
-    """Return the cores of one worker, of those that this process may use; at least one."""
-    cores = sorted(os.sched_getaffinity(0))
-    first, stop = (each * len(cores) // workers for each in (number, number + 1))
-    return set(cores[first : max(stop, first + 1)])
