@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, Never, cast
 
 import grpc
+import numpy as np
 from google.protobuf.message import Message
 
 from gradwire._wire.framing import varint
@@ -35,6 +36,8 @@ from gradwire_server.rpc.streaming import ServedStream
 from gradwire_server.rpc.unary import UnaryEvaluator
 
 INFER, STREAM_INFER = f"/{NAME}/ModelInfer", f"/{NAME}/ModelStreamInfer"
+# Input of shared memory that is read before the call holds memory for it.
+_SMALL_BYTES = 1 << 16
 # Bytes of a response beside its contents, at most.
 _RESPONSE_BYTES = 4096
 _StreamResponse = message("ModelStreamInferResponse")
@@ -45,7 +48,7 @@ class InferCall(ActiveCall):
 
     inference     the request, once it is read
     given_id      id that the caller chose; may be empty
-    source, sink  shared memory of the input and of the result, if they are there
+    source, sink  shared memory to read and to write yet; None if the tensor is elsewhere
     """
 
     inference: Inference
@@ -111,8 +114,11 @@ class ModelInfer(UnaryEvaluator[InferCall]):
         if inference.sink:
             call.sink = self._regions.find("outputs.y", inference.sink)
         if inference.source:
-            call.source = self._regions.find("inputs.x", inference.source)
-            data = call.source.data.data
+            source = self._regions.find("inputs.x", inference.source)
+            if inference.source.length <= _SMALL_BYTES:
+                data = source.read().data
+            else:  # read later, in memory that the call holds
+                call.source, data = source, np.empty(inference.source.length, np.uint8).data
         return inference.header, data
 
     def _check_size(self, request: EvaluationRequest, call: InferCall) -> None:
@@ -126,17 +132,21 @@ class ModelInfer(UnaryEvaluator[InferCall]):
                 allowed=allowed,
             )
 
-    def _result(self, prepared: Prepared, call: InferCall) -> codec.Bytes:
-        if call.sink is not None and call.sink.takes_result(call.source):
-            return call.sink.data
-        return super()._result(prepared, call)
+    async def _read(self, data: memoryview, call: InferCall) -> memoryview:
+        if call.source is None:
+            return data
+        return (await self._service.off_loop(call.source.read)).data
+
+    async def _compute(self, prepared: Prepared, data: memoryview, call: InferCall) -> codec.Bytes:
+        result = await super()._compute(prepared, data, call)
+        if call.sink is not None:
+            await self._service.off_loop(partial(call.sink.write, result.data))
+            call.sink = None
+        return result
 
     def _reply(self, prepared: Prepared, result: memoryview, call: InferCall) -> bytes:
         if call.sink is not None:
-            call.sink.store(result)
-            call.sink.region.file.check("outputs.y")
-        if call.source is not None:
-            call.source.region.file.check("inputs.x")
+            call.sink.write(result)
         return call.inference.reply(call.given_id, result)
 
 
