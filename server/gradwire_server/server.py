@@ -197,6 +197,7 @@ class Server:
         except Exception as error:  # noqa: BLE001 - NumPy goes on after any error of compilers
             backend, reason = backends.instead_of_compiled(settings.backend, error)
         self.service.use(backend, reason)
+        self.instruments.sample()
         facts = {"backend": backend.name, "after_s": round(time.monotonic() - began, 3)}
         _log.info("computing", extra={"facts": facts | {"backend_reason": reason}})
 

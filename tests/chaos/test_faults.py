@@ -245,7 +245,7 @@ SOURCES = [
 # certificates: never what lasts.
 MAY_ASK = {
     *("authorization.py", "certificates.py", "cache_files.py", "cells.py"),
-    *("cluster.py", "models.py", "otlp.py", "status.py", "token_command.py"),
+    *("cluster.py", "logs.py", "models.py", "otlp.py", "status.py", "token_command.py"),
 }
 CLOCK = TESTS / "clock.c"
 

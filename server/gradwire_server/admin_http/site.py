@@ -48,7 +48,7 @@ class Site:
 
         host, port = split(settings.http_address)
         self._ledgers = ledgers
-        self._status = partial(status, settings, ledgers, address=served, started=time.time())
+        self._status = partial(status, settings, ledgers, address=served, started=time.monotonic())
         names = (host, *settings.http_hosts.replace(" ", "").split(","))
         self._guard = AccessCheck(Authorizer(settings), names, is_open=settings.http_open)
         self._exposition = Exposition(ledgers, expires_s)

@@ -64,9 +64,10 @@ def status(
     """Return the current status.
 
     address  where the server serves
-    started  start of the server, in seconds since 1970
+    started  start of the server on the monotonic clock
     """
     workers, now = [ledger.read() for ledger in ledgers], time.time()
+    uptime_s = time.monotonic() - started
     rows = _workers(workers)
     serving = sum(row["state"] == "serving" for row in rows)
     notes = [ledger.notes() for ledger in ledgers]
@@ -78,9 +79,9 @@ def status(
         "numerics_version": NUMERICS_VERSION,
         "address": address,
         "tls": bool(settings.tls_certificate),
-        "started": _utc(started),
+        "started": _utc(now - uptime_s),
         "now": _utc(now),
-        "uptime_s": round(now - started, 1),
+        "uptime_s": round(uptime_s, 1),
         **{name: told.get(name, "") for name in ("backend", "backend_reason", "backend_to_come")},
         "compute_threads": settings.threads,
         "settings": _changed(settings),

@@ -135,7 +135,7 @@ class ServiceContext:
                 raise AbandonedError
 
         build = partial(self.preparer.prepare, request, header=header, check=check)
-        memory = self.admission.memory(needs.memory_bytes)
+        memory = self.admission.memory(needs.memory_bytes, measured=False)
         with memory, self.admission.turns(claim, tables=True) as turns:
             try:
                 # The call that needs the tables counts all of this time as waiting.

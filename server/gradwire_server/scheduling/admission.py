@@ -121,17 +121,19 @@ class Admission:
         return self._slots.taken + self._table_slots.taken
 
     @contextmanager
-    def memory(self, needed: int) -> Generator[None]:
+    def memory(self, needed: int, *, measured: bool = True) -> Generator[None]:
         """Hold `needed` bytes of the budget.
 
         A request larger than the whole budget is admitted alone. Entering raises ServerFullError if
         there is no room.
+
+        measured  whether retry delays count it
         """
         self.take_memory(needed)
         try:
             yield
         finally:
-            self.free_memory(needed)
+            self.free_memory(needed, measured=measured)
 
     def has_room(self, needed: int) -> bool:
         """Whether the budget has `needed` bytes left."""
