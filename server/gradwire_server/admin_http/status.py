@@ -71,7 +71,7 @@ def status(
     rows = _workers(workers)
     serving = sum(row["state"] == "serving" for row in rows)
     notes = [ledger.notes() for ledger in ledgers]
-    told = next((told for told, _ in notes if told), {})
+    told = next((told for told, _ in notes if told), dict[str, str]())
     return {
         "state": "serving" if serving == len(rows) else "partly" if serving else "away",
         "workers_serving": serving,
@@ -131,7 +131,7 @@ def _counted(values: Floats) -> dict[str, Any]:
     sizes = cells(RECEIVED, values)[:, 0] + cells(SENT, values)[:, 0]
     # Bytes of streams count as they are computed, not at their end.
     sizes[METHOD.index("EvaluateStream")] = values[place(STEP)]
-    operators = [
+    operators: list[dict[str, Any]] = [
         {
             "operator": "" if name == OPERATOR.values[-1] else name,
             "calls": int(calls[number].sum()),
@@ -177,8 +177,8 @@ def quantile(bounds: Sequence[float], counts: Floats, share: float) -> float | N
     Values are assumed to be evenly spread within a bucket, as in Prometheus' histogram_quantile; a
     quantile beyond the last bound is returned as that bound.
     """
-    below = np.cumsum(counts)
-    rank = share * below[-1]
+    below: Floats = np.cumsum(counts)
+    rank = share * float(below[-1])
     if not rank:
         return None
     bucket = int(np.searchsorted(below, rank))

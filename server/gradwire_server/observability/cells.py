@@ -255,4 +255,5 @@ class Ledger:
         with self._lock:
             notes = [cells.notes.read() for cells in self._running]
             errors = [*self._errors_of_ended, *(error for _, told in notes for error in told)]
-        return next((facts for facts, _ in reversed(notes) if facts), {}), errors
+        latest = next((facts for facts, _ in reversed(notes) if facts), dict[str, str]())
+        return latest, errors

@@ -67,7 +67,7 @@ class Slots:
         self.taken = 0
         self._count = threads + spare
         self._refusals = refusals
-        self._admitted: dict[tuple[Hashable, bool], set[Turns]] = {}
+        self._admitted: dict[Hashable, set[Turns]] = {}
 
     @property
     def must_wait(self) -> bool:
@@ -163,7 +163,7 @@ class Turns:
     def __init__(self, claim: Claim, slots: Slots) -> None:
         seconds = slots.pace.estimate_s(claim.work)
         self.claim, self._slots = claim, slots
-        self.flow = claim.peer, seconds > TURN_S
+        self.flow: Hashable = (claim.peer, seconds > TURN_S)
         self.seconds = 0.0
         self.cost_s = min(seconds, TURN_S)
         self.left_s = self.cost_s if claim.paced else seconds
