@@ -57,7 +57,7 @@ class UnaryEvaluator(ABC, Generic[Call]):
         """Raise MessageTooLargeError if a tensor is too large for one message."""
 
     async def _read(self, data: memoryview, _call: Call) -> memoryview:
-        """Return the data of a longer evaluation, once the call holds memory for it."""
+        """Return the data, once the call holds memory for it."""
         return data
 
     @abstractmethod

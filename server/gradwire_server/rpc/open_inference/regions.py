@@ -56,7 +56,7 @@ class Range:
     stop: int
 
     def read(self) -> Bytes:
-        """Return a copy of the bytes; raise InvalidDataError where some are missing."""
+        """Copy the bytes; raise InvalidDataError where some are missing."""
         data = np.empty(self.stop - self.first, np.uint8)
         done = 0
         while done < len(data):
@@ -67,7 +67,7 @@ class Range:
         return data
 
     def write(self, result: memoryview) -> None:
-        """Write the bytes of a result; raise InvalidDataError where they have no room."""
+        """Write a result; raise InvalidDataError where it has no room."""
         done = 0
         while done < len(result):
             if os.fstat(self.region.file).st_size < self.stop:  # writing would make it longer
