@@ -15,6 +15,7 @@ _LEAST_ADDRESS_SPACE = 1 << 30
 def main() -> None:
     """Run the command; signals are blocked before the other imports."""
     startup.hold()
+    startup.open_closed()
     startup.silence()
     _warn_of_address_space()
     # gRPC's fork handlers start threads in a forked child, which crash before its exec.

@@ -31,6 +31,13 @@ PIECES = st.lists(
 )
 
 
+def next_of(queue: FairQueue[Piece]) -> Piece:
+    """Serve the next entry."""
+    entry = queue.pop()
+    queue.charge(entry)
+    return entry
+
+
 def filled(pieces: list[Piece]) -> FairQueue[Piece]:
     queue: FairQueue[Piece] = FairQueue()
     for piece in pieces:
@@ -39,7 +46,7 @@ def filled(pieces: list[Piece]) -> FairQueue[Piece]:
 
 
 def drained(queue: FairQueue[Piece]) -> list[Piece]:
-    return [queue.pop() for _ in range(len(queue))]
+    return [next_of(queue) for _ in range(len(queue))]
 
 
 @given(PIECES, st.data())
@@ -54,7 +61,7 @@ def test_what_is_queued_comes_out_once_unless_it_is_taken_out(
     assert {flow: queue.waiting(flow) for flow in "abc"} == {flow: left[flow] for flow in "abc"}
     assert Counter(drained(queue)) == Counter(piece for piece in pieces if piece not in gone)
     with pytest.raises(ValueError, match="empty"):
-        queue.pop()
+        next_of(queue)
 
 
 @given(PIECES)
@@ -87,17 +94,34 @@ def test_flows_share_the_work_alike_as_long_as_they_want_any(costs: list[list[fl
 @given(st.lists(COSTS, min_size=5, max_size=40))
 def test_who_comes_late_does_not_wait_for_all_of_a_greedy_flow(costs: list[float]) -> None:
     queue = filled([Piece("greedy", cost) for cost in costs])
-    queue.pop()
+    next_of(queue)
     modest = Piece("modest", 1.0)
     queue.push(modest)
-    assert modest in {queue.pop(), queue.pop()}
+    assert modest in {next_of(queue), next_of(queue)}
 
 
 def test_who_was_idle_has_saved_nothing_up() -> None:
     queue = filled([Piece("busy", 1.0) for _ in range(100)])
     for _ in range(50):
-        queue.pop()
+        next_of(queue)
     for _ in range(20):
         queue.push(Piece("idle", 1.0))
-    first = [queue.pop().flow for _ in range(20)]
+    first = [next_of(queue).flow for _ in range(20)]
     assert abs(first.count("busy") - first.count("idle")) <= 1
+
+
+def test_what_is_dropped_costs_its_flow_nothing() -> None:
+    late = [Piece("a", 1.0, due=number) for number in range(40)]
+    queue = filled([*late, Piece("a", 1.0), *(Piece("b", 1.0) for _ in range(50))])
+    for piece in late:
+        queue.remove(piece)
+    served = [next_of(queue).flow for _ in range(3)]
+    assert "a" in served[:2]
+    queue = filled([*late, Piece("a", 1.0), *(Piece("b", 1.0) for _ in range(50))])
+    served.clear()
+    while len(served) < 3:
+        entry = queue.pop()
+        if entry not in late:
+            queue.charge(entry)
+            served.append(entry.flow)
+    assert "a" in served[:2]

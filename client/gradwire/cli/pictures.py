@@ -18,7 +18,7 @@ import numpy.typing as npt
 from matplotlib import cbook
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.colors import CenteredNorm
+from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.ticker import MaxNLocator
@@ -26,9 +26,10 @@ from matplotlib.ticker import MaxNLocator
 from gradwire.cli.explain import AxisTable
 
 # Okabe and Ito's blue and vermilion, which people with any color vision tell apart.
-BLUE, VERMILION = "#0072B2", "#D55E00"
-# Outputs up to which each has a marker.
-FEW = 48
+BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "0.45"
+# Weights up to which they are written into the matrix; inputs and outputs up to which each has a
+# bar and a marker.
+LEGIBLE, FEW = 130, 48
 
 
 def draw(axes: Mapping[str, AxisTable], *, title: str, path: Path) -> None:
@@ -40,9 +41,10 @@ def draw(axes: Mapping[str, AxisTable], *, title: str, path: Path) -> None:
     figure.suptitle(title, fontsize=13)
     parts = figure.subfigures(len(axes), squeeze=False)[:, 0]
     for part, (caption, axis) in zip(parts, axes.items(), strict=True):
-        part.suptitle(caption, fontsize=11)
-        matrix, totals = part.subplots(1, 2, width_ratios=(2, 1), sharey=True)
-        part.colorbar(_draw_matrix(matrix, axis), ax=matrix, label="weight")
+        part.suptitle(caption, fontsize=11, color=GREY)
+        matrix, totals = part.subplots(1, 2, width_ratios=(2, 1))
+        cells = _draw_matrix(matrix, axis)
+        part.colorbar(cells, ax=matrix).ax.set_title("weight", fontsize=9)
         _draw_totals(totals, axis)
     figure.savefig(path)
 
@@ -52,6 +54,7 @@ def _draw_matrix(plot: Axes, axis: AxisTable) -> LineCollection:
 
     Negative weights have another hue. Markers show the coordinates.
     """
+    least, most = axis.weight.min(initial=0), axis.weight.max(initial=1e-30)
     used = axis.weight != 0
     rows, columns = axis.rows[used], axis.columns[used]
     cells = plot.hlines(
@@ -62,33 +65,48 @@ def _draw_matrix(plot: Axes, axis: AxisTable) -> LineCollection:
         linewidths=max(1.0, 310 / axis.inputs),
         capstyle="butt",
         array=axis.weight[used],
-        norm=CenteredNorm(),
-        cmap="PuOr",
+        norm=TwoSlopeNorm(0, least, most) if least < 0 else Normalize(0, most),
+        cmap="PuOr" if least < 0 else "viridis_r",
         rasterized=True,
     )
-    outputs, label = np.arange(axis.outputs), "output"
-    places = (outputs + 0.5) * axis.inputs / axis.outputs - 0.5
-    if axis.coordinates is not None and axis.outputs <= FEW:
-        places, label = axis.coordinates.astype(np.float64), "output; o: its coordinate"
-        plot.plot(outputs, np.clip(places, -0.5, axis.inputs - 0.5), "ko", mfc="w", clip_on=False)
-    idle = np.diff(axis.offset) == 0
-    plot.plot(outputs[idle], places[idle], "X", color=VERMILION)
-    plot.set(xlim=(-0.5, axis.outputs - 0.5), ylim=(axis.inputs - 0.5, -0.5))
-    plot.set(title="weights", xlabel=label, ylabel="input", facecolor="0.965")
+    if len(axis.weight) <= LEGIBLE:
+        size = min(9.0, 300 / axis.outputs, 220 / axis.inputs)
+        for output, input_, weight in zip(axis.rows, axis.columns, axis.weight, strict=True):
+            dark = np.dot(cells.to_rgba(weight)[:3], (0.3, 0.59, 0.11)) < 0.55  # noqa: PLR2004
+            style: Any = {"ha": "center", "va": "center", "size": size}
+            plot.text(output, input_, f"{weight:.3g}", color="white" if dark else "black", **style)
+    outputs, idle = np.arange(axis.outputs), np.flatnonzero(np.diff(axis.offset) == 0)
+    places, label = axis.coordinates, "output; o: its coordinate"
+    if places is None or axis.outputs > FEW:
+        places, label = (outputs + 0.5) * axis.inputs / axis.outputs - 0.5, "output"
+    else:
+        shown = np.clip(places.astype(np.float64), -0.5, axis.inputs - 0.5)
+        plot.plot(outputs - 0.42, shown, "o", mfc="w", mec="0.15", ms=4, clip_on=False)
+    plot.plot(idle, places[idle], "X", color=VERMILION, ms=8 if axis.outputs <= FEW else 3)
+    plot.set(xlim=(-0.5, axis.outputs - 0.5), ylim=(axis.inputs - 0.5, -0.5), facecolor="0.965")
+    plot.set(xlabel=label, ylabel="input")
+    plot.set_title("weights", fontsize=10)
     for ruler in (plot.xaxis, plot.yaxis):
         ruler.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
     return cells
 
 
 def _draw_totals(plot: Axes, axis: AxisTable) -> None:
-    unread, edges = axis.unread, np.arange(axis.inputs + 1) - 0.5
-    plot.stairs(axis.totals, edges, orientation="horizontal", fill=True, color=BLUE)
-    plot.axvline(axis.outputs / axis.inputs, color="0.45", linestyle="--")
-    plot.plot(unread * 0, unread, "x", color=VERMILION)
-    plot.set(title="total weight of each input", xlabel="total weight; dashed: outputs / inputs")
+    places, unread = np.arange(axis.inputs), axis.unread
+    if axis.inputs <= FEW:
+        plot.barh(places, axis.totals, height=0.72, color=BLUE)
+    else:
+        plot.plot(axis.totals, places, color=BLUE, linewidth=0.8)
+    plot.axvline(axis.outputs / axis.inputs, color=GREY, linewidth=1, linestyle="--", zorder=0)
+    plot.axvline(0, color="black", linewidth=0.8)
+    plot.plot(unread * 0, unread, "x", color=VERMILION, ms=6 if axis.inputs <= FEW else 1.5)
+    plot.set(ylim=(axis.inputs - 0.5, -0.5), ylabel="input")
+    plot.set_xlabel("total weight; dashed: outputs / inputs")
+    plot.yaxis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
+    words, color = "total weight of each input", "black"
     if len(unread):
-        title = f"no output reads {len(unread)} of {axis.inputs} inputs"
-        plot.set_title(title, color=VERMILION)
+        words, color = f"no output reads {len(unread)} of {axis.inputs} inputs", VERMILION
+    plot.set_title(words, fontsize=10, color=color)
 
 
 Pixels = npt.NDArray[np.floating[Any]]

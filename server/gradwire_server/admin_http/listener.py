@@ -8,6 +8,7 @@ has one request, read in bounded memory and time, and one answer.
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import socketserver
 import ssl
@@ -128,14 +129,14 @@ class Request:
         elif [name for name, _ in event.headers].count(b"authorization") > 1:
             # A proxy may have checked another one of them.
             told = "more than one header Authorization"
+        elif method not in _METHODS:
+            raise BadRequestError(
+                HTTPStatus.METHOD_NOT_ALLOWED, "GET and HEAD are supported", Allow="GET, HEAD"
+            )
         elif "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
             told = "a request here has no body"
         if told:
             raise BadRequestError(HTTPStatus.BAD_REQUEST, told)
-        if method not in _METHODS:
-            raise BadRequestError(
-                HTTPStatus.METHOD_NOT_ALLOWED, "GET and HEAD are supported", Allow="GET, HEAD"
-            )
         return cls(method, path, headers.get("host", ""), headers, peer, certified)
 
 
@@ -228,7 +229,7 @@ class _HttpConnection(socketserver.BaseRequestHandler):
         tls, connection = cast("Listener", self.server).tls, cast("socket.socket", self.request)
         is_tls = connection.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE
         if is_tls != (tls is not None):
-            told = f"this port speaks {'TLS: https' if tls else 'no TLS: http'}"
+            told = "this port uses TLS; use https" if tls else "this port uses no TLS; use http"
             connection.sendall(Answer.text(HTTPStatus.BAD_REQUEST, told).encode())
         elif tls is None:
             self._answer(connection, certified=False)
@@ -238,22 +239,25 @@ class _HttpConnection(socketserver.BaseRequestHandler):
                 self._answer(secured, certified=bool(secured.getpeercert(binary_form=True)))
 
     def _answer(self, connection: socket.socket, *, certified: bool) -> None:
-        with_body = True
+        head, peer = b"", _peer(self.client_address)
         try:
-            head, peer = _read_head(connection), _peer(self.client_address)
+            head = _read_head(connection)
             request = Request.of(head, peer=peer, certified=certified)
             if request is None:
                 return
-            with_body = request.method != "HEAD"
             answer = cast("Listener", self.server).respond(request)
         except BadRequestError as error:
             answer = error.answer
-        connection.sendall(answer.encode(with_body=with_body))
+        connection.sendall(answer.encode(with_body=not head.startswith(b"HEAD ")))
+
+
+_END = re.compile(rb"\n\r?\n")
 
 
 def _read_head(connection: socket.socket) -> bytes:
     head = b""
-    while b"\r\n\r\n" not in head and (data := connection.recv(_READ_BYTES)):
+    # h11 takes bare line feeds too.
+    while not _END.search(head) and (data := connection.recv(_READ_BYTES)):
         head += data
         if len(head) > MOST_HEAD_BYTES:
             raise BadRequestError(

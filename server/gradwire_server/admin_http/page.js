@@ -15,7 +15,8 @@ function addRates(page) {
   const totals = figures.map((figure) => Number(figure.dataset.total));
   figures.forEach((figure, number) => {
     if (!before) return;
-    const perS = ((totals[number] - before.totals[number]) / (at - before.at)) * 1000;
+    // A server that has started again counts from zero.
+    const perS = (Math.max(0, totals[number] - before.totals[number]) / (at - before.at)) * 1000;
     figure.textContent = ` ${perS.toLocaleString("en", { maximumSignificantDigits: 3 })} ${figure.dataset.unit}`;
   });
   before = { at, totals };

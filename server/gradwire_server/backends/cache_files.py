@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import os
 import re
 import shutil
@@ -80,6 +81,14 @@ def forget_others(part: Path) -> None:
         until = time.time() - _KEPT_S
         for other in part.parent.iterdir():
             is_version = _OF_A_VERSION.fullmatch(other.name) and not other.is_symlink()
-            if is_version and other != part and other.stat().st_mtime < until:
+            if is_version and other != part and _used_s(other) < until:
                 shutil.rmtree(other, ignore_errors=True)
                 _log.info("removed: long unused", extra={"facts": {"folder": str(other)}})
+
+
+def _used_s(folder: Path) -> float:
+    """Return when a folder was used, in seconds since 1970; infinite if it is gone."""
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return math.inf

@@ -34,7 +34,7 @@ Floats = NDArray[np.float64]
 # Errors stored for each process, and characters of each of their texts.
 MOST = 32
 _LONGEST = 600
-# Even if JSON takes twelve bytes for a character; memory that is not used takes nothing.
+# Enough even if JSON needs 12 bytes for a character. Unused pages take no memory.
 NOTES_BYTES = 2 << 20
 
 
@@ -65,6 +65,8 @@ class Notes:
             del self._errors[next(iter(self._errors))]
         texts = {name: text[:_LONGEST] for name, text in told.items()}
         self._errors[key] = {"latest": time.time(), "count": count + 1, **texts}
+        if not count:  # others are written with the next samples
+            self.write()
 
     def write(self) -> None:
         """Write the notes for others to read."""

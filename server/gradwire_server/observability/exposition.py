@@ -21,7 +21,7 @@ from prometheus_client.samples import Sample
 
 from gradwire_server.observability import definitions
 from gradwire_server.observability.cells import Floats, Ledger, Worker, cells
-from gradwire_server.observability.definitions import Metric
+from gradwire_server.observability.definitions import PROCESS_START, Metric
 
 # Label of the supervisor process.
 SUPERVISOR = "supervisor"
@@ -95,8 +95,9 @@ def of_processes(workers: Sequence[Worker]) -> Families:
     for name, pid in pids:
         collected = ProcessCollector(pid=partial(int, pid), registry=None).collect()
         for each in (sample for metric in collected for sample in metric.samples):
-            # Two processes during a replacement.
-            found[each.name][name] += each.value  # type: ignore[assignment]
+            # Two processes during a replacement: the later start, and sums of the rest.
+            earlier = 0 if each.name == PROCESS_START.name else found[each.name][name]
+            found[each.name][name] = earlier + each.value  # type: ignore[assignment]
     return {
         metric: [
             Sample(metric.name, {"worker": name}, value)
@@ -107,9 +108,9 @@ def of_processes(workers: Sequence[Worker]) -> Families:
 
 
 class Exposition(Collector):
-    """Formats the metrics of ledgers, and the expiry of the server's certificate.
+    """Formats the metrics of ledgers.
 
-    expires_s  returns it, in seconds since 1970; None if there is no certificate
+    expires_s  returns the expiry of the server's certificate, in seconds since 1970, or None
     """
 
     def __init__(self, ledgers: Sequence[Ledger], expires_s: Callable[[], float | None]) -> None:

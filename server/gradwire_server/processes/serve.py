@@ -154,7 +154,7 @@ async def _started(
     # Otherwise one of the first calls would wait for the collection of the start's garbage.
     gc.collect()
     # Parents that start a server on port 0 read this line.
-    print(f"gradwire-server listening on {server.bound}", flush=True)  # noqa: T201
+    startup.tell(f"gradwire-server listening on {server.bound}")
     return server
 
 

@@ -27,6 +27,30 @@ def release() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
 
 
+def open_closed() -> None:
+    """Open the null device where a standard stream is closed.
+
+    libuv ends a process whose event loop gets one of their numbers.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+def tell(text: str) -> None:
+    """Print a line on stdout, where it can be written."""
+    try:
+        print(text, flush=True)  # noqa: T201
+    except OSError as error:
+        import logging  # noqa: PLC0415 - slow
+
+        logging.getLogger("gradwire_server").warning("stdout cannot be written: %s", error)
+        # Otherwise the interpreter fails to flush it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def silence() -> None:
     """Disable grpc's log lines unless GRPC_VERBOSITY is set.
 

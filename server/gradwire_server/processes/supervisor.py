@@ -104,7 +104,7 @@ class Crew:
         renewing = asyncio.create_task(self._renew_when_asked())
         if not self._stopping.is_set():
             # Parents that start a server on port 0 read this line.
-            print(f"gradwire-server listening on {self._address}", flush=True)  # noqa: T201
+            startup.tell(f"gradwire-server listening on {self._address}")
             await tasks.first(*keeping)
         self._stop()
         await asyncio.wait([renewing, *keeping])

@@ -13,8 +13,8 @@
   quarter of their own time. The distinction follows Nichols and Jacobson (2012, CoDel).
 - It is also bounded in length. A caller may have as many calls waiting as it leaves places free, so
   that none fills the queue alone (dynamic thresholds: Choudhury and Hahne, 1998).
-- Requests whose estimated completion exceeds the deadline are rejected, or dropped if that becomes
-  clear while they wait. Cancelled requests leave at once.
+- Requests whose estimated completion exceeds the deadline are rejected, or dropped when their turn
+  comes and the deadline can no longer be met. Cancelled requests leave at once.
 - Opening a stream costs a caller a few bytes, so one caller has at most three quarters of all
   streams.
 - Each request of one stream holds the memory it needs from its arrival on. A stream holds at most
@@ -49,7 +49,7 @@ from gradwire_server.scheduling.estimator import (
     QueueLimit,
     WorkPace,
 )
-from gradwire_server.scheduling.scheduler import Claim, Slots, Turns
+from gradwire_server.scheduling.scheduler import TURN_S, Claim, Slots, Turns
 
 # One caller leaves 1 / _OTHERS_PART of all streams to the others.
 _OTHERS_PART = 4
@@ -92,12 +92,19 @@ class Admission:
         self._clock = clock
         self.refusals: Counter[str] = Counter()
 
-        def slots(threads: int, *, spare: int) -> Slots:
+        def slots(threads: int, *, spare: int, turn_s: float) -> Slots:
             limit = QueueLimit(max_queue_s=max_queue_s, standing_s=standing_queue_s)
-            return Slots(threads, spare=spare, limit=limit, clock=clock, refusals=self.refusals)
+            return Slots(
+                threads,
+                spare=spare,
+                turn_s=turn_s,
+                limit=limit,
+                clock=clock,
+                refusals=self.refusals,
+            )
 
-        self._slots = slots(threads, spare=1)
-        self._table_slots = slots(TABLE_THREADS, spare=0)
+        self._slots = slots(threads, spare=1, turn_s=TURN_S)
+        self._table_slots = slots(TABLE_THREADS, spare=0, turn_s=math.inf)
         # Long tables are rare: the estimate for the first ones must not be zero.
         self._table_slots.pace.note(*_TABLE_WORK)
         self._memory_drain, self._stream_drain = Drain(), Drain()
@@ -171,6 +178,8 @@ class Admission:
         self.memory_bytes -= held
         if measured:
             self._memory_drain.leave(self._clock(), amount=held, empty=self._is_idle)
+        elif self._is_idle:
+            self._memory_drain.stop()
 
     def full_of_memory(self, came: str, *, missing: int, amount: int) -> ServerFullError:
         """Return the error for a request without memory.

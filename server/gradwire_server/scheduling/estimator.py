@@ -67,6 +67,10 @@ class Drain:
             self._amount += weight * (amount - self._amount)
         self._since = None if empty else now
 
+    def stop(self) -> None:
+        """Stop measuring: nothing is left."""
+        self._since = None
+
     def seconds_for(self, amount: float = 1.0, *, now: float = -math.inf) -> float | None:
         """Return the seconds that an amount takes to drain.
 

@@ -50,21 +50,24 @@ class FairQueue(Generic[E]):
         return len(self._flows.get(flow, ()))
 
     def push(self, entry: E) -> None:
-        """Add an entry, behind others that are due at once with it."""
+        """Add an entry behind those with the same due time."""
         insort(self._flows.setdefault(entry.flow, []), entry, key=attrgetter("due"))
 
     def pop(self) -> E:
-        """Remove and return the next entry.
+        """Remove and return the next entry, at no cost to its flow.
 
         Raises ValueError if the queue is empty.
         """
-        flow = min(self._flows, key=self._start)
-        entry = self._flows[flow][0]
-        self._now = self._start(flow)
-        self._starts[flow] = self._now + entry.cost_s
-        self._starts = {one: start for one, start in self._starts.items() if start > self._now}
+        entry = self._flows[min(self._flows, key=self._start)][0]
         self.remove(entry)
         return entry
+
+    def charge(self, entry: E) -> None:
+        """Note that an entry is served."""
+        if self._flows:
+            self._now = max(self._now, self._start(entry.flow))
+            self._starts[entry.flow] = self._now + entry.cost_s
+            self._starts = {one: start for one, start in self._starts.items() if start > self._now}
 
     def remove(self, entry: E) -> None:
         """Remove an entry, if it waits, at no cost to its flow."""

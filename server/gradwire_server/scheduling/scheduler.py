@@ -44,6 +44,7 @@ class Slots:
 
     threads   number of threads that work in them
     spare     further slots, so that no thread waits for the event loop
+    turn_s    longest turn; infinite if an evaluation is done in one
     limit     longest wait of newcomers
     refusals  counts entries dropped because they are too late, as "late"
     pace      measured times of work
@@ -55,6 +56,7 @@ class Slots:
         threads: int,
         *,
         spare: int = 0,
+        turn_s: float = TURN_S,
         limit: QueueLimit,
         clock: Callable[[], float],
         refusals: Counter[str],
@@ -65,7 +67,7 @@ class Slots:
         self.pace = WorkPace()
         self.queue: FairQueue[Turns] = FairQueue()
         self.taken = 0
-        self._count = threads + spare
+        self._count, self._turn_s = threads + spare, turn_s
         self._refusals = refusals
         self._admitted: dict[Hashable, set[Turns]] = {}
 
@@ -77,11 +79,13 @@ class Slots:
     def wait_s(self, turns: Turns) -> float:
         """Return the estimated seconds that a newcomer waits.
 
-        Until it is done, no other flow is served more than its own. Deadlines are not considered.
+        Until it is done, no other flow is served more than its own, if turns are short. Deadlines
+        are not considered.
         """
         left = {flow: _left_s(admitted) for flow, admitted in self._admitted.items()}
         own_s = left.pop(turns.flow, 0.0)
-        others_s = sum(min(other_s, own_s + turns.left_s) for other_s in left.values())
+        fair_s = own_s + turns.left_s if math.isfinite(self._turn_s) else math.inf
+        others_s = sum(min(other_s, fair_s) for other_s in left.values())
         return (own_s + others_s) / self.threads
 
     def enter(self, turns: Turns) -> None:
@@ -129,6 +133,7 @@ class Slots:
                 turns.grant.set_exception(TimeoutError())
                 continue
             self.taken += 1
+            self.queue.charge(turns)
             turns.grant.set_result(None)
 
     def free_after(self, work: Future[Any]) -> None:
@@ -183,7 +188,7 @@ class Turns:
         self.due = min(self.claim.deadline, self._slots.clock() + _PATIENCE_S)
 
     async def slot(self) -> Slots:
-        """Wait for a slot, and return the slots to free it in.
+        """Wait for a slot; the caller frees it in the returned Slots.
 
         Raises TimeoutError if the deadline can no longer be met.
         """

@@ -145,7 +145,9 @@ def _store(file: Path | None, code: _MachineCode) -> None:
 
 def _version() -> str:
     processor = _registry.cpu_target.target_context.codegen().magic_tuple()
-    digest = hashlib.sha256(repr((numba.__version__, llvmlite.__version__, processor)).encode())
+    # numba's keys depend on Python's bytecode.
+    versions = sys.implementation.cache_tag, numba.__version__, llvmlite.__version__
+    digest = hashlib.sha256(repr((*versions, processor)).encode())
     for one in sorted(resources.files(_PACKAGE).iterdir(), key=lambda one: one.name):
         if one.name.endswith(".py"):
             digest.update(one.read_bytes())

@@ -65,6 +65,9 @@ TASK_BYTES = 192
 # How long a helper spins before it sleeps: about as long as a wake-up takes, 50 to 150 us on
 # virtual machines.
 _SPIN_NS = 100_000
+# Checks before a caller sleeps between them.
+_CHECKS = 200
+_BETWEEN_US = 50
 # Each time, a thread takes this part of its share of the units that are left: 1 / 2.
 _TAKEN = 2
 # Fraction of the work without a helper that counts for the next calls: 1 / 8.
@@ -110,6 +113,7 @@ def _function(name, result, *arguments):
 _sem_init = _function("sem_init", types.int32, types.int64, types.int32, types.uint32)
 _sem_post = _function("sem_post", types.int32, types.int64)
 _sem_wait = _function("sem_wait", types.int32, types.int64)
+_usleep = _function("usleep", types.int32, types.uint32)
 _sched_yield = _function("sched_yield", types.int32)
 _clock_gettime = _function("clock_gettime", types.int32, types.int32, types.int64)
 _calloc = _function("calloc", types.int64, types.int64, types.int64)
@@ -201,8 +205,13 @@ def _gather(team, task, posted):
     for helper in range(atomic_load(team + HELPERS)):
         if compare_exchange(_mailbox(team, helper) + STATE, task, FREE):
             posted -= 1
+    checks = 0
     while atomic_load(task + DONE) != posted:
-        _sched_yield()
+        checks += 1
+        if checks < _CHECKS:
+            _sched_yield()
+        else:
+            _usleep(_BETWEEN_US)
 
 
 @njit(types.void(types.int64), nogil=True, cache=True)

@@ -43,8 +43,8 @@ class Region:
 class Range:
     """A tensor's bytes in a region.
 
-    They are copied: the owner of the file may make it shorter at any time, and then reading or
-    writing a mapped page that is missing would end this process.
+    They are copied: the owner of the file may make it shorter at any time, and an access to a
+    missing page of a mapping would end this process.
 
     field        of the request
     first, stop  bytes in the file

@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from gradwire._wire.framing import varint
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION, EvaluationRequest, Prepared
+from gradwire_server.engine.execute import WORKBENCH_BYTES
 from gradwire_server.errors import (
     MessageTooLargeError,
     RequestLimitError,
@@ -36,8 +37,6 @@ from gradwire_server.rpc.streaming import ServedStream
 from gradwire_server.rpc.unary import UnaryEvaluator
 
 INFER, STREAM_INFER = f"/{NAME}/ModelInfer", f"/{NAME}/ModelStreamInfer"
-# Input of shared memory that is read before the call holds memory for it.
-_SMALL_BYTES = 1 << 16
 # Bytes of a response beside its contents, at most.
 _RESPONSE_BYTES = 4096
 _StreamResponse = message("ModelStreamInferResponse")
@@ -48,7 +47,7 @@ class InferCall(ActiveCall):
 
     inference     the request, once it is read
     given_id      id that the caller chose; may be empty
-    source, sink  shared memory to read and to write yet; None if the tensor is elsewhere
+    source, sink  shared memory that is still to be read or written; None if none is
     """
 
     inference: Inference
@@ -115,7 +114,7 @@ class ModelInfer(UnaryEvaluator[InferCall]):
             call.sink = self._regions.find("outputs.y", inference.sink)
         if inference.source:
             source = self._regions.find("inputs.x", inference.source)
-            if inference.source.length <= _SMALL_BYTES:
+            if inference.source.length <= WORKBENCH_BYTES:
                 data = source.read().data
             else:  # read later, in memory that the call holds
                 call.source, data = source, np.empty(inference.source.length, np.uint8).data
