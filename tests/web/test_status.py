@@ -57,7 +57,7 @@ def test_calls_items_and_errors_are_told() -> None:
         for _ in range(4):
             spoil(server.address)
         wait_until(lambda: told_at(address)["totals"]["calls"] == 9)
-        wait_until(lambda: told_at(address)["errors"])
+        wait_until(lambda: [one["count"] for one in told_at(address)["errors"]] == [4])
         told = told_at(address)
     assert (told["state"], told["totals"]["items"]) == ("serving", 7)
     assert (told["version"], told["address"]) == (VERSION, server.address)

@@ -87,7 +87,7 @@ def forget_others(part: Path) -> None:
 
 
 def _used_s(folder: Path) -> float:
-    """Return when a folder was used, in seconds since 1970; infinite if it is gone."""
+    """Return when a folder was used; infinite if it is gone."""
     try:
         return folder.stat().st_mtime
     except OSError:
