@@ -487,6 +487,10 @@ class Shares:
         open_parts = [part.moved_at for part in parts if not part.complete]
         return min(open_parts, default=max(part.moved_at for part in parts))
 
+    def note_begin(self) -> None:
+        """Count the time without progress from now, before any share begins."""
+        self._first.moved_at = time.monotonic()
+
     def ask(self) -> Transfer | None:
         """Return a transfer that asks for the result's size, if unknown."""
         return self._first if self._result_bytes() is None else None
