@@ -222,7 +222,7 @@ def test_shares_avoid_a_server_on_which_one_broke(server: ServerThread, nobody: 
     targets = [nobody, server.address]
     with Client(targets, split=True, split_threshold_bytes=0, retry=PROMPT) as client:
         # A clock that stands still: what is avoided stays so.
-        vars(vars(client)["_calls"].get().channels.streams)["_clock"] = lambda: 1.0
+        vars(vars(client)["_calls"].get().channels.shares)["_clock"] = lambda: 1.0
         for _ in range(3):
             halved(client, DIFF_DST, on_timing=timings.append)
     tries = [timing.tries for timing in timings]
