@@ -29,6 +29,7 @@ from support.clients import (
     AWAITED,
     BRISK,
     CALLS,
+    COPY,
     LARGE,
     ONCE,
     PROMPT,
@@ -141,6 +142,20 @@ def test_a_server_that_takes_smaller_chunks_than_the_one_before_is_heeded() -> N
         copied(client, DIFF_DST)
         relay.lead_to(small.address)
         np.testing.assert_array_equal(copied(client, DIFF_DST), DIFF_DST)
+
+
+def test_refused_data_is_sent_again_only_where_chunks_were_too_large(plain: Client) -> None:
+    channels = vars(plain)["_calls"].get().channels
+    evaluation = channels.evaluation(COPY, LARGE, output_shape=None, out=None, timeout_s=None)
+    transfer, refused = evaluation.shares.whole, InvalidRequestError("refused")
+    refused.reason = "INVALID_DATA"
+    with pytest.raises(InvalidRequestError):
+        evaluation.recover(refused)
+    transfer.too_large = True
+    assert evaluation.recover(refused) == 0.0
+    transfer.begin()
+    with pytest.raises(InvalidRequestError):
+        evaluation.recover(refused)
 
 
 def test_every_refusal_reaches_a_client_that_is_writing(server: ServerThread, face: Face) -> None:

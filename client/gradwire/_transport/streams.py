@@ -207,8 +207,10 @@ class _Sender:
 
     def go(self, opened: v1.Opened) -> None:
         """Take the server's answer to the opening message; start sending chunks."""
+        begun = self._go.is_set()
+        self._transfer.too_large = begun and opened.max_chunk_bytes < self._chunk_bytes
         self._chunk_bytes = min(self._chunk_bytes, opened.max_chunk_bytes)
-        if not self._go.is_set():
+        if not begun:
             self._position = opened.read_from_byte
             self._go.set()
 
