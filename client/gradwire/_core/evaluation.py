@@ -451,7 +451,6 @@ class Shares:
     """Transfers of the shares of one evaluation, or of the whole.
 
     count        number of transfers at once
-    whole        the only transfer; None where several share the evaluation
     input_bytes  of the whole input
     """
 
@@ -466,6 +465,7 @@ class Shares:
 
     @property
     def whole(self) -> Transfer | None:
+        """The only transfer; None if several share the evaluation."""
         return self._first if self.count == 1 else None
 
     @property
