@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import grpc
 
-from gradwire._core.options import read_target
+from gradwire._core.options import channel_targets, read_target
 from gradwire._transport.channels import (
     HEALTH_METHOD,
     check_credentials,
@@ -39,7 +39,8 @@ def health(
     """
     check_credentials(credentials)
     told, failure = "", None
-    for one in (one for named in read_target(target) for one in resolve(named)):
+    addresses = [one for named in read_target(target) for one in resolve(named)]
+    for one in channel_targets(addresses, secure=credentials is not None):
         try:
             with open_channel(one, credentials) as channel:
                 check = channel.unary_unary(HEALTH_METHOD)

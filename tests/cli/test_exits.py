@@ -279,7 +279,8 @@ WRONG: list[tuple[str, str]] = [
     ("bench --compare older.json older.json", f"its format is 'gradwire-bench/0'{WRITTEN}"),
     ("bench --compare missing.json missing.json", "does not exist"),
     ("demo --output missing/demo.png", "missing/demo.png"),
-    ("health --target 127.0.0.1:1 --wait nan", "'nan' is not a number above 0"),
+    ("health --target 127.0.0.1:1 --wait nan", "'nan' is not a number above 0; see"),
+    ("bench --rate 2e6", "'2e6' is not valid; give a number above 0, at most 1e+06; see"),
     ("info --target ' , '", "'--target' (env var: 'GRADWIRE_TARGET'): is ' , '; give a server's"),
     ("evaluat", "gradwire: error: No such command 'evaluat'"),
 ]

@@ -110,6 +110,17 @@ def test_health_says_at_once_that_tls_is_wanted(tmp_path: Path) -> None:
     assert "requires TLS (credentials, --tls-ca)" in end
 
 
+def test_the_environment_changes_neither_log_nor_security_of_a_local_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GRADWIRE_LOG_LEVEL", "warning")
+    monkeypatch.setenv("GRADWIRE_LOG_FORMAT", "json")
+    monkeypatch.setenv("GRADWIRE_TLS_CERTIFICATE", "none.pem")
+    monkeypatch.setenv("GRADWIRE_TLS_KEY", "none.pem")
+    with connection.local_server(backend="numpy_cpu", http=True) as server:
+        assert server.http_address()
+
+
 # Programs inherit an ignored SIGINT, and tests in the background may have it.
 HOLDER = """
 import signal

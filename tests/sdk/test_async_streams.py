@@ -18,7 +18,7 @@ from gradwire import AsyncClient
 from gradwire._core.options import Options
 from gradwire._transport.aio import AsyncClientChannels
 from gradwire.errors import CallCancelledError, DeadlineExceededError
-from support.clients import ITEM, copied
+from support.clients import COPY, ITEM, copied
 from support.raw_calls import wait_until
 from support.relay import Relay
 from support.servers import ServerThread, serving
@@ -120,7 +120,8 @@ def test_calls_are_admitted_in_the_order_in_which_they_came() -> None:
         room = asyncio.Event()
 
         async def take(number: int, count: int) -> None:
-            wanted: Any = SimpleNamespace(shares=SimpleNamespace(count=count), left_s=math.inf)
+            shares = SimpleNamespace(count=count, note_begin=bool)
+            wanted: Any = SimpleNamespace(shares=shares, left_s=math.inf)
             async with channels.admitted(wanted):
                 admitted.append(number)
                 await room.wait()
@@ -150,6 +151,28 @@ def test_waiting_counts_against_the_deadline(relay: Relay) -> None:
             await call(client, timeout_s=0.2)
 
     with_held_streams(relay, work)
+
+
+def test_waiting_does_not_count_as_a_stall() -> None:
+    async def run() -> None:
+        channels = AsyncClientChannels(Options(target=("127.0.0.1:1",), timeout_s=0.2))
+        first, second = (
+            channels.blocking.evaluation(COPY, ARRAY, output_shape=None, out=None, timeout_s=60)
+            for _ in range(2)
+        )
+        vars(first.shares)["count"] = BOUND
+
+        async def take() -> float:
+            async with channels.admitted(second):
+                return second.still_s
+
+        async with channels.admitted(first):
+            waiting = asyncio.create_task(take())
+            await asyncio.sleep(0.3)
+        assert await waiting > 0
+        await channels.close()
+
+    asyncio.run(run())
 
 
 def test_calls_that_wait_are_cancelled_without_the_help_of_a_thread(relay: Relay) -> None:

@@ -267,6 +267,14 @@ def test_a_server_that_serves_is_healthy(server: ServerThread) -> None:
     assert health.health(server.address, service="nobody.Service") == "SERVICE_UNKNOWN"
 
 
+def test_a_server_that_is_ready_has_answered(server: ServerThread, face: Face) -> None:
+    with face(server.address) as client:
+        budget = vars(vars(client).get("client", client))["_options"].budget
+        assert not budget.reached
+        client.wait_ready()
+        assert budget.reached
+
+
 def test_waiting_for_a_server_ends_as_soon_as_it_serves(nobody: str, face: Face) -> None:
     with serving() as server:
         address = server.address

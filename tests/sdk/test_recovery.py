@@ -29,6 +29,7 @@ from support.clients import (
     AWAITED,
     BRISK,
     CALLS,
+    COPY,
     LARGE,
     ONCE,
     PROMPT,
@@ -143,6 +144,20 @@ def test_a_server_that_takes_smaller_chunks_than_the_one_before_is_heeded() -> N
         np.testing.assert_array_equal(copied(client, DIFF_DST), DIFF_DST)
 
 
+def test_refused_data_is_sent_again_only_where_chunks_were_too_large(plain: Client) -> None:
+    channels = vars(plain)["_calls"].get().channels
+    evaluation = channels.evaluation(COPY, LARGE, output_shape=None, out=None, timeout_s=None)
+    transfer, refused = evaluation.shares.whole, InvalidRequestError("refused")
+    refused.reason = "INVALID_DATA"
+    with pytest.raises(InvalidRequestError):
+        evaluation.recover(refused)
+    transfer.too_large = True
+    assert evaluation.recover(refused) == 0.0
+    transfer.begin()
+    with pytest.raises(InvalidRequestError):
+        evaluation.recover(refused)
+
+
 def test_every_refusal_reaches_a_client_that_is_writing(server: ServerThread, face: Face) -> None:
     wrong = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1.0,))
     with face(server.address, chunk_bytes=20_000) as client:
@@ -222,7 +237,7 @@ def test_shares_avoid_a_server_on_which_one_broke(server: ServerThread, nobody: 
     targets = [nobody, server.address]
     with Client(targets, split=True, split_threshold_bytes=0, retry=PROMPT) as client:
         # A clock that stands still: what is avoided stays so.
-        vars(vars(client)["_calls"].get().channels.streams)["_clock"] = lambda: 1.0
+        vars(vars(client)["_calls"].get().channels.shares)["_clock"] = lambda: 1.0
         for _ in range(3):
             halved(client, DIFF_DST, on_timing=timings.append)
     tries = [timing.tries for timing in timings]

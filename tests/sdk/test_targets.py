@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -19,7 +21,7 @@ import numpy as np
 import pytest
 
 from gradwire import CallCancelledError, Client, health
-from gradwire._core.options import read_target
+from gradwire._core.options import channel_targets, read_target
 from gradwire._transport.channels import AVOIDED_S, Pool
 from gradwire._transport.replicas import FRESH_S, Replicas, resolve
 from gradwire.errors import InvalidRequestError, UnavailableError
@@ -80,6 +82,37 @@ def test_several_servers_take_turns(host: str) -> None:
             seen = [client.server_info().limits.max_streams for _ in range(30)]
             assert set(seen) == {3, 5}
             assert health.health(target) == "SERVING"
+
+
+def test_an_address_without_a_server_delays_and_fails_no_call(
+    server: ServerThread, nobody: str, face: Face
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        target = [nobody, f"127.0.0.1:{silent.getsockname()[1]}", server.address]
+        with face(target, retry=ONCE, timeout_s=5) as client:
+            for array in [SMALL] * 6 + [LARGE] * 6:
+                np.testing.assert_array_equal(copied(client, array), array)
+        started = time.monotonic()
+        assert health.health(target) == "SERVING"
+        assert time.monotonic() < started + 3
+
+
+@pytest.mark.parametrize(
+    ("addresses", "secure", "targets"),
+    [
+        (["1.2.3.4:5", "1.2.3.4:6"], False, ("ipv4:1.2.3.4:5,1.2.3.4:6",)),
+        (["[::1]:5", "[::2]:6"], False, ("ipv6:[::1]:5,[::2]:6",)),
+        (["1.2.3.4:5", "1.2.3.4:6"], True, ("1.2.3.4:5", "1.2.3.4:6")),
+        (["1.2.3.4:5", "[::1]:6"], False, ("1.2.3.4:5", "[::1]:6")),
+        (["1.2.3.4:5", "host:6"], False, ("1.2.3.4:5", "host:6")),
+        (["1.2.3.4:5"], False, ("1.2.3.4:5",)),
+        ([], False, ()),
+    ],
+)
+def test_grpc_goes_round_addresses_that_one_channel_can_have(
+    addresses: list[str], targets: tuple[str, ...], *, secure: bool
+) -> None:
+    assert channel_targets(addresses, secure=secure) == targets
 
 
 def test_a_name_of_dns_is_called(server: ServerThread) -> None:

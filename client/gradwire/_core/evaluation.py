@@ -47,8 +47,8 @@ class Evaluation:
     options      of the client
     request_id   name of the request, the same for every try
     streams      whether the next try is of EvaluateStream; otherwise of Evaluate
-    eager        whether a stream may send before the server has answered: before a failure, since
-                 an error is lost more easily if the sender is ahead
+    eager        whether a stream may send before the server has answered. Not after a failure: an
+                 error is lost more easily while the sender is ahead
     on_trailers  callback for the trailing metadata of a try that succeeds; None without on_timing
 
     servers  returns the number of servers that can share an evaluation
@@ -184,8 +184,8 @@ class Evaluation:
                 raise error
             self._splits, self._shares = False, None
             return 0.0
-        eager, self.eager = self.eager, False
-        if error.reason == "INVALID_DATA" and eager and self.streams:
+        self.eager = False
+        if error.reason == "INVALID_DATA" and transfer is not None and transfer.too_large:
             # Another server than the one with the known limit has answered; the next try waits for
             # its limit.
             return 0.0
@@ -335,6 +335,7 @@ class Transfer:
     first        byte of the result with which it begins
     sent         bytes of the input that the current try has handed to grpc
     read_before  end of the input bytes that the server wants
+    too_large    whether the current try used larger chunks than the server accepts
     received     end of the consecutive bytes of the result that are stored
     moved_at     when bytes last moved, on the monotonic clock; infinite while it need not progress
 
@@ -361,6 +362,7 @@ class Transfer:
         self.first = 0 if part is None else part.start
         self._farthest = self._received_before = self.received = self.first
         self.sent = 0
+        self.too_large = False
         self.moved_at = time.monotonic()
 
     @property
@@ -380,6 +382,7 @@ class Transfer:
     def begin(self) -> v1.EvaluateStreamRequest:
         """Start a try; return the message that opens it."""
         self.sent = 0
+        self.too_large = False
         self._received_before = self._farthest
         return v1.EvaluateStreamRequest(
             open=v1.Open(
@@ -448,7 +451,6 @@ class Shares:
     """Transfers of the shares of one evaluation, or of the whole.
 
     count        number of transfers at once
-    whole        the only transfer; None where several share the evaluation
     input_bytes  of the whole input
     """
 
@@ -463,6 +465,7 @@ class Shares:
 
     @property
     def whole(self) -> Transfer | None:
+        """The only transfer; None if several share the evaluation."""
         return self._first if self.count == 1 else None
 
     @property
@@ -486,6 +489,10 @@ class Shares:
         parts = self._parts
         open_parts = [part.moved_at for part in parts if not part.complete]
         return min(open_parts, default=max(part.moved_at for part in parts))
+
+    def note_begin(self) -> None:
+        """Count the time without progress from now, before any share begins."""
+        self._first.moved_at = time.monotonic()
 
     def ask(self) -> Transfer | None:
         """Return a transfer that asks for the result's size, if unknown."""

@@ -355,6 +355,19 @@ def is_open_list(address: str) -> bool:
     return address.startswith("replicas+http:") and not is_local(urlsplit(address).netloc)
 
 
+def channel_targets(addresses: Sequence[str], *, secure: bool) -> tuple[str, ...]:
+    """Return the targets of channels that together reach all addresses.
+
+    Several numeric addresses of one IP version share a channel: grpc rotates among connected ones,
+    so an address that does not answer delays no call. Names and servers with TLS cannot be joined:
+    a channel expects one name of all its servers.
+    """
+    versions = {_version(address) for address in addresses}
+    if len(addresses) < 2 or secure or len(versions) > 1 or None in versions:  # noqa: PLR2004
+        return tuple(addresses)
+    return (f"ipv{versions.pop()}:{','.join(addresses)}",)
+
+
 def goes_round(target: str) -> bool:
     """Whether calls to a target may reach several servers in rotation."""
     return _version(target) is None and not target.startswith("unix")

@@ -88,6 +88,7 @@ class AsyncClientChannels(Runtime):
                 raise evaluation.too_late() from error
             if self.closed:
                 raise CallCancelledError("the client was closed")
+            evaluation.shares.note_begin()
             yield
         finally:
             for _ in range(taken):

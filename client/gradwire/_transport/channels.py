@@ -29,6 +29,7 @@ from gradwire._core.options import (
     STREAM_THRESHOLD_BYTES,
     TIMEOUT_S,
     Options,
+    channel_targets,
     goes_round,
     host_and_port,
     host_ports,
@@ -312,13 +313,17 @@ ChannelPool = Pool[ServiceChannel]
 
 def channel_pool(
     options: Options,
+    targets: Sequence[str] | None = None,
     *,
     close_one: Callable[[ServiceChannel], object],
     replicas: Replicas | None,
     api: Any = grpc,
 ) -> ChannelPool:
+    """Return a pool; without targets, of channels that numeric addresses share."""
+    if targets is None:
+        targets = channel_targets(options.target, secure=options.credentials is not None)
     return Pool(
-        options.target if replicas is None else (),
+        targets if replicas is None else (),
         partial(ServiceChannel, options=options, api=api),
         connections=options.connections,
         close_one=close_one,
@@ -345,6 +350,7 @@ class ClientChannels:
 
     unary            for calls of one message each way
     streams          for streams, apart from unary calls, which would wait behind large messages
+    shares           for streams that share an evaluation: each address has its own connections
     max_chunk_bytes  most bytes the server takes in one chunk; None before the first stream
     replicas         list of replicas that the target names; None for other targets
     shared_memory    with a server on this machine
@@ -357,11 +363,12 @@ class ClientChannels:
         target = options.target[0]
         self.replicas = Replicas(target) if is_list(target) else None
 
-        def pool() -> ChannelPool:
-            return channel_pool(options, close_one=_start_closing, replicas=self.replicas)
+        def pool(targets: Sequence[str] | None = None) -> ChannelPool:
+            return channel_pool(options, targets, close_one=_start_closing, replicas=self.replicas)
 
         self.unary = pool()
         self.streams = self.unary if options.connections == 1 else pool()
+        self.shares = pool(options.target) if options.split else self.streams
         self.shared_memory = SharedMemory(options)
         self.max_chunk_bytes: int | None = None
         self._lock = threading.Lock()
@@ -377,7 +384,7 @@ class ClientChannels:
             array,
             **arguments,
             options=self.options,
-            servers=self.streams.sound_targets,
+            servers=self.shares.sound_targets,
         )
 
     def register(self, each: Stoppable) -> None:
@@ -397,7 +404,7 @@ class ClientChannels:
             each.stop()
         self.shared_memory.close()
         # Closing waits until the peer has read outgoing data, so threads do it.
-        channels = {*self.unary.close(), *self.streams.close()}
+        channels = {*self.unary.close(), *self.streams.close(), *self.shares.close()}
         threads = [_start_closing(each) for each in channels]
         until = time.monotonic() + _CLOSING_S
         for closing in threads:

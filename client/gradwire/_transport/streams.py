@@ -20,7 +20,7 @@ from gradwire import v1
 from gradwire._core.evaluation import Evaluation, Shares, Transfer
 from gradwire._core.options import Sent
 from gradwire._core.retries import is_retryable
-from gradwire._transport.channels import ClientChannels, from_rpc_error, next_pause_s
+from gradwire._transport.channels import ChannelPool, ClientChannels, from_rpc_error, next_pause_s
 from gradwire._transport.tracing import call_span
 from gradwire._transport.unary import OnTrailers, Runtime
 from gradwire._wire import checksums
@@ -37,6 +37,7 @@ class StreamTry:
             a local fault, such as an unreadable input
     opened  whether the server has answered the opening message
 
+    pool       gives the connection
     eager      whether to send before the server has answered, where its limits are known
     timeout_s  seconds from start() until the deadline; None without one
     metadata   of the call; None for none
@@ -49,6 +50,7 @@ class StreamTry:
         channels: ClientChannels,
         transfer: Transfer,
         *,
+        pool: ChannelPool,
         eager: bool,
         timeout_s: float | None,
         metadata: Sent | None,
@@ -56,6 +58,7 @@ class StreamTry:
         ended: threading.Event | None = None,
     ) -> None:
         self._channels = channels
+        self._pool = pool
         self._transfer = transfer
         self._request_id = transfer.request_id
         self._timeout_s = timeout_s
@@ -83,7 +86,7 @@ class StreamTry:
     def _begin(self) -> None:
         if self._cancelled:
             raise CallCancelledError("cancelled before it began", request_id=self._request_id)
-        self._taken, channel = self._channels.streams.take()
+        self._taken, channel = self._pool.take()
         try:
             self._call = call = channel.stream(
                 self._sender.messages(), timeout=self._timeout_s, metadata=self._metadata
@@ -96,7 +99,7 @@ class StreamTry:
         except Exception as error:
             self.hang_up()
             self._sender.stop()
-            self._channels.streams.give_back(self._taken, failed=False)
+            self._pool.give_back(self._taken, failed=False)
             if isinstance(error, ValueError):
                 # grpc raises this for a closed channel.
                 raise CallCancelledError(str(error), request_id=self._request_id) from error
@@ -127,7 +130,7 @@ class StreamTry:
         if isinstance(failure, GradwireError):
             failure.checked = self._sender.checksum is not None
         broken = isinstance(failure, GradwireError) and is_retryable(failure, streamed=True)
-        self._channels.streams.give_back(self._taken, failed=broken and not self._cancelled)
+        self._pool.give_back(self._taken, failed=broken and not self._cancelled)
         if self._transfer.complete and broken:
             failure = None
         if failure is None and self._on_trailers is not None:
@@ -204,8 +207,10 @@ class _Sender:
 
     def go(self, opened: v1.Opened) -> None:
         """Take the server's answer to the opening message; start sending chunks."""
+        begun = self._go.is_set()
+        self._transfer.too_large = begun and opened.max_chunk_bytes < self._chunk_bytes
         self._chunk_bytes = min(self._chunk_bytes, opened.max_chunk_bytes)
-        if not self._go.is_set():
+        if not begun:
             self._position = opened.read_from_byte
             self._go.set()
 
@@ -451,18 +456,20 @@ class StreamRun:
 
     def _new(self, metadata: Sent | None) -> StreamTry | SplitTry:
         evaluation, channels = self._evaluation, self._channels
+        shares, ended = evaluation.shares, self._runtime.event()
+        pool = channels.streams if shares.whole is not None else channels.shares
 
         def start(transfer: Transfer, **options: Any) -> StreamTry:
             return StreamTry(
                 channels,
                 transfer,
+                pool=pool,
                 timeout_s=evaluation.begin_stream(),
                 metadata=metadata,
                 on_trailers=evaluation.on_trailers,
                 **options,
             )
 
-        shares, ended = evaluation.shares, self._runtime.event()
         if shares.whole is None:
             return SplitTry(shares, evaluation, ended, partial(start, eager=False))
         return start(shares.whole, eager=evaluation.eager, ended=ended)

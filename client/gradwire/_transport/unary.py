@@ -41,7 +41,13 @@ from gradwire._transport.channels import (
 from gradwire._transport.shared_memory import SegmentRefusedError, SharedMemory
 from gradwire._transport.tracing import call_span
 from gradwire._wire.framing import parsed
-from gradwire.errors import CallCancelledError, GradwireError, ServerError, UnavailableError
+from gradwire.errors import (
+    CallCancelledError,
+    DeadlineExceededError,
+    GradwireError,
+    ServerError,
+    UnavailableError,
+)
 
 T = TypeVar("T")
 Reply = TypeVar("Reply", bound=Message)
@@ -194,6 +200,8 @@ class UnaryCalls(Generic[Channels]):
             if isinstance(reply, CallCancelledError):
                 raise reply
             last = reply if isinstance(reply, GradwireError) else read_status(reply)
+            if not (isinstance(last, DeadlineExceededError) or getattr(last, "unreachable", False)):
+                self._options.budget.reached = True
             if last == SERVING:
                 return
             if isinstance(last, UnavailableError) and last.lasting and self._options.one_server:

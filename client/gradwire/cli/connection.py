@@ -213,8 +213,14 @@ def local_server(*, backend: str = "auto", http: bool = False) -> Generator[Loca
     """
     if find_spec(MODULE) is None:
         raise CommandError(f"no --target is given, and a server of its own needs: {INSTALL}")
-    # It serves this command alone, which sends no token.
-    inherited = {name: text for name, text in os.environ.items() if name != "GRADWIRE_TOKENS"}
+    # It serves this command alone, in plain text and without a token.
+    inherited = {
+        name: text
+        for name, text in os.environ.items()
+        if name != "GRADWIRE_TOKENS" and not name.startswith("GRADWIRE_TLS_")
+    }
+    # http_address() reads the log.
+    logged = {"GRADWIRE_LOG_FORMAT": "text", "GRADWIRE_LOG_LEVEL": "info"}
     flags = ["--address", "127.0.0.1:0", *(["--http-port", "127.0.0.1:0"] if http else [])]
     # A session of its own: Ctrl-C reaches this process only, which then stops the child in order.
     # The pipe at its standard input ends it should this process be killed.
@@ -226,7 +232,12 @@ def local_server(*, backend: str = "auto", http: bool = False) -> Generator[Loca
             stdout=subprocess.PIPE,
             stderr=log,
             # It waits for kernels, so that `gradwire bench` measures one backend all the time.
-            env={"GRADWIRE_BACKEND": backend, "GRADWIRE_WAIT_FOR_KERNELS": "true", **inherited},
+            env={
+                "GRADWIRE_BACKEND": backend,
+                "GRADWIRE_WAIT_FOR_KERNELS": "true",
+                **inherited,
+                **logged,
+            },
             start_new_session=True,
         ) as child,
     ):

@@ -60,7 +60,10 @@ def _positive(name: str, most: float = math.inf) -> Callable[[Any], float]:
             number = float(text)
             if 0 < number <= most:
                 return number
-        raise click.BadParameter(f"{text!r} is not a number above 0, of at most {most:g}")
+        fault = "is not a number above 0"
+        if not math.isinf(most):
+            fault = f"is not valid; give a number above 0, at most {most:g}"
+        raise click.BadParameter(f"{text!r} {fault}")
 
     read.__name__ = name
     return read
