@@ -430,7 +430,7 @@ def error_of(face: Face, target: str, array: NDArray[Any] = SMALL, **options: An
 
 
 @either_size
-@pytest.mark.parametrize(("connect_timeout_s", "tries"), [(None, 4), (3600.0, 4), (0.005, 1)])
+@pytest.mark.parametrize(("connect_timeout_s", "tries"), [(None, 4), (3600.0, 4), (0.005, 2)])
 def test_connecting_is_tried_for_as_long_as_the_client_is_told(
     nobody: str,
     face: Face,
@@ -456,6 +456,7 @@ def test_a_server_that_answers_is_tried_as_often_as_ever() -> None:
     tries, others = (Tries(POLICY, RetryBudget(), connect_timeout_s=1e-9) for _ in range(2))
     for _ in range(POLICY.max_attempts - 1):
         assert pause_s(tries, answers) == 1.0
+    assert pause_s(others, unreachable) <= 1e-9
     with pytest.raises(UnavailableError):
         pause_s(others, unreachable)
 

@@ -176,8 +176,9 @@ class Tries:
         pause = self._policy.backoff_s(self._failures, draw=draw)
         if isinstance(error, OverloadedError | UnavailableError):
             pause = max(pause, error.retry_after_s)
-        left_s = min(left_s, self._left_to_connect_s(error))
-        if self._failures >= self._attempts(error) or pause >= left_s:
+        connecting_s = self._left_to_connect_s(error)
+        pause = min(pause, connecting_s)  # the last try is at the limit
+        if self._failures >= self._attempts(error) or connecting_s <= 0 or pause >= left_s:
             raise error
         if not (progressed or self._budget.allows_retry):
             raise error
