@@ -456,7 +456,7 @@ def test_a_server_that_answers_is_tried_as_often_as_ever() -> None:
     tries, others = (Tries(POLICY, RetryBudget(), connect_timeout_s=1e-9) for _ in range(2))
     for _ in range(POLICY.max_attempts - 1):
         assert pause_s(tries, answers) == 1.0
-    assert pause_s(others, unreachable) <= 1e-9
+    assert pause_s(others, unreachable) < 1e-6
     with pytest.raises(UnavailableError):
         pause_s(others, unreachable)
 
