@@ -33,8 +33,6 @@ from gradwire_server.backends.numba_cpu.vectors import (
     words_of,
 )
 
-# Bytes ahead at which input is prefetched.
-_AHEAD = 1024
 # Whether `pick` can be compiled.
 CAN_PICK = "+avx512f" in FEATURES
 
@@ -115,6 +113,12 @@ def lanewise_product(builder, weights, value):
     return builder.fmul(_loaded(builder, weights, value.type), value)
 
 
+@part
+def unweighted(_weight, value):
+    """The vector itself, in place of `product` where every weight is 1."""
+    return value
+
+
 @instruction(lambda computed: VectorType(computed.format))
 def zeros(_builder, computed):
     """+0 in all lanes."""
@@ -124,7 +128,17 @@ def zeros(_builder, computed):
 @instruction(lambda stored, _: VectorType(stored.format.computed))
 def load(builder, stored, address):
     """Elements at an address as a vector of the compute type."""
-    return widened(builder, stored, _loaded(builder, address, memory_type(stored)))
+    one = replace(stored, registers=1)
+    # One load of all registers would read the last one first.
+    values = []
+    for place in range(stored.registers):
+        at = builder.add(address, INT64(place * one.lanes * one.size))
+        values.append(_loaded(builder, at, memory_type(one)))
+    while len(values) > 1:
+        places = list(range(2 * values[0].type.count))
+        pairs = zip(values[::2], values[1::2], strict=True)
+        values = [shuffle(builder, *pair, places) for pair in pairs]
+    return widened(builder, stored, values[0])
 
 
 @instruction(lambda stored, *_: VectorType(stored.format.computed))
@@ -144,12 +158,12 @@ def load_first(builder, stored, address, count):
 
 @instruction(types.void)
 def prefetch(builder, stored, address):
-    """Prefetch the cache lines of a vector some lines on.
+    """Prefetch as many cache lines as a vector fills registers.
 
-    They need not be mapped. Rows are too short for the processor's own prefetching.
+    The lines need not be mapped.
     """
     for line in range(stored.registers):
-        place = builder.add(address, INT64(_AHEAD + VECTOR_BYTES * line))
+        place = builder.add(address, INT64(VECTOR_BYTES * line))
         # For reading, with the highest locality, of data.
         arguments = [pointer(builder, place, ir.IntType(8)), INT32(0), INT32(3), INT32(1)]
         kinds = [one.type for one in arguments]

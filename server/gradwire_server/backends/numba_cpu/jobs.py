@@ -31,8 +31,6 @@ Array = npt.NDArray[Any]
 Formats = tuple[np.dtype[Any], np.dtype[Any]]
 Tables = Callable[[BandedMap], Table]
 
-# The weight along an axis without a pass, by the name of the compute type.
-_ONES = {name: np.ones(1, name) for name in rows.SUM_ONTO}
 # Compiled functions have no types.
 _BLOCKS: Any = blocks
 _ROWS: Any = rows
@@ -145,7 +143,6 @@ class CompiledPass:
     """One call of the fused kernel.
 
     record   array of one records.JOB
-    address  of the record
     units    number of blocks, which are independent
     scratch  bytes of buffers that each thread needs
     outputs  elements of the result
@@ -155,13 +152,18 @@ class CompiledPass:
     """
 
     record: Array
-    address: int
     units: int
     scratch: int
     outputs: int
     work: int
     tables: tuple[Table, ...]
     read: tuple[slice, ...]
+
+    @cached_property
+    def address(self) -> int:
+        """Address of the record."""
+        address: int = self.record["address"].item()
+        return address
 
 
 def jobs_of(
@@ -269,15 +271,28 @@ class _Task:
         return _VECTOR_BYTES // self.compute.itemsize
 
     @property
-    def is_plain(self) -> bool:
-        """Whether all weights are 1."""
-        return all(table is None or table.is_plain for table in self.axes)
+    def plain(self) -> list[bool]:
+        """Whether all weights of depth, height and width each are 1."""
+        return [table is None or table.is_plain for table in self.axes]
 
     @property
     def is_streamed(self) -> bool:
         """Whether results bypass the caches."""
         row = self.pixels * self.channels * self.formats[1].itemsize
         return row * self.rows >= self.streamed_bytes and row >= _LEAST_STREAMED
+
+
+class _Blocks(NamedTuple):
+    """Cut of a task into blocks, and the method of their computation.
+
+    values   fields of records.JOB
+    units    number of blocks
+    scratch  bytes of all buffers
+    """
+
+    values: dict[str, Any]
+    units: int
+    scratch: int
 
 
 def _job(task: _Task, repeats: Sequence[bool]) -> CompiledPass | None:
@@ -288,8 +303,7 @@ def _job(task: _Task, repeats: Sequence[bool]) -> CompiledPass | None:
     found = _window_blocks(task) or _blocks(task)
     if found is None:
         return None
-    units, scratch = found.pop("units"), found.pop("scratch")
-    form, formats, method = task.form, task.formats, found["method"]
+    form, formats, method = task.form, task.formats, found.values["method"]
     if method >= records.WINDOW_CHANNELS:
         # Its loops end by addresses, which need steps.
         repeats = (repeats[0], False, False)
@@ -303,20 +317,17 @@ def _job(task: _Task, repeats: Sequence[bool]) -> CompiledPass | None:
         "output_size": formats[1].itemsize,
         **form.steps(formats[0].itemsize, repeats),
         **_functions(task, method),
-        **found,
+        **found.values,
     }
     for name, length, table in zip(
         ("depth", "height", "width"), form.lengths[1:4], task.axes, strict=True
     ):
-        one = _ONES[task.compute.name].ctypes.data
-        values[name] = (0, length, length, 0, 0, one) if table is None else table.record
+        values[name] = (0, length, length) if table is None else table.record
     inputs, outputs = math.prod(form.lengths), math.prod(task.lengths)
-    record = _record(values)
     return CompiledPass(
-        record=record,
-        address=record.ctypes.data,
-        units=units,
-        scratch=scratch,
+        record=_record(values),
+        units=found.units,
+        scratch=found.scratch,
         outputs=outputs,
         work=inputs + outputs,
         tables=tuple(table for table in task.axes if table is not None),
@@ -351,8 +362,9 @@ def _functions(task: _Task, method: int) -> dict[str, int]:
         "to_rows": stages.to_rows,
         "convert": rows.ROW_KERNELS[leaving.name].convert,
     }
-    for name, summed in formats.items():
-        functions[name] = rows.ROW_KERNELS[summed.name].weighted
+    for (name, summed), is_plain in zip(formats.items(), task.plain, strict=True):
+        kernels = rows.ROW_KERNELS[summed.name]
+        functions[name] = kernels.plain if is_plain else kernels.weighted
     if method >= records.WINDOW_CHANNELS:
         functions["width_stage"] = nearest.NEAREST_KERNELS[arriving.name]
     else:
@@ -363,11 +375,10 @@ def _functions(task: _Task, method: int) -> dict[str, int]:
     return {name: int(function.address) for name, function in functions.items()}
 
 
-def _blocks(task: _Task) -> dict[str, Any] | None:
+def _blocks(task: _Task) -> _Blocks | None:
     """Choose a method of width.py, and blocks.
 
-    Returns fields of records.JOB, the number of blocks as `units`, and the bytes of all buffers as
-    `scratch`; None if buffers would be too large.
+    Returns None if buffers would be too large.
     """
     depth, height, width = task.axes
     itemsize, channels, lanes = task.compute.itemsize, task.channels, task.lanes
@@ -403,11 +414,7 @@ def _blocks(task: _Task) -> dict[str, Any] | None:
     count = -(-task.rows // block)
     if depth is not None:
         count = per_plane * math.prod(task.lengths[:2])
-    return {
-        **described,
-        **dict(zip(sizes, places, strict=True)),
-        "units": count * tiles,
-        "scratch": scratch,
+    values = {
         "staged": depth is not None,
         "block": block,
         "ahead": ahead,
@@ -418,20 +425,19 @@ def _blocks(task: _Task) -> dict[str, Any] | None:
         "row_bytes": row_bytes,
         "line_bytes": line_bytes,
     }
+    places_of = dict(zip(sizes, places, strict=True))
+    return _Blocks(described | values | places_of, count * tiles, scratch)
 
 
-def _window_blocks(task: _Task) -> dict[str, Any] | None:
-    """Choose a method of nearest.py, and blocks; None if none applies.
-
-    Returns the same as `_blocks`.
-    """
+def _window_blocks(task: _Task) -> _Blocks | None:
+    """Choose a method of nearest.py, and blocks; None if none applies."""
     width, channels = task.width, task.channels
-    if width is None or task.formats[0] != task.formats[1] or not task.is_plain:
+    if width is None or task.formats[0] != task.formats[1] or not all(task.plain):
         return None
     if channels >= _FEW_CHANNELS:
         described: dict[str, Any] = {"method": records.WINDOW_CHANNELS}
     elif channels == 1 and (steady := _pairs(width)):
-        described = {"method": records.WINDOW_HALVE, **steady}
+        described = {"method": records.WINDOW_HALVE, **steady.fields}
     else:
         groups = width.groups(channels) if CAN_PICK else None
         if groups is None or groups.reach >= 4 * task.lanes:
@@ -444,14 +450,9 @@ def _window_blocks(task: _Task) -> dict[str, Any] | None:
     line = max(task.pixels, width.inputs) * channels * task.compute.itemsize
     block = max(_LEAST_ROWS, min(_MOST_ROWS, _TILE_BYTES // line))
     tiles = -(-task.pixels // tile)
-    return {
-        **described,
-        "units": -(-task.rows // block) * tiles,
-        "scratch": (tile * channels + records.PAD) * task.formats[0].itemsize * task.is_streamed,
-        "block": block,
-        "tile": tile,
-        "tiles": tiles,
-    }
+    scratch = (tile * channels + records.PAD) * task.formats[0].itemsize * task.is_streamed
+    values = {**described, "block": block, "tile": tile, "tiles": tiles}
+    return _Blocks(values, -(-task.rows // block) * tiles, scratch)
 
 
 def _pairs(width: Table) -> Steady | None:
@@ -460,9 +461,8 @@ def _pairs(width: Table) -> Steady | None:
     Otherwise there are none.
     """
     steady = width.halving
-    if not steady or (steady["steady_first"], steady["steady_stop"]) != (0, width.outputs):
-        return None
-    return steady if steady["even"][1] == _PAIR else None
+    whole = steady and (steady.first, steady.stop) == (0, width.outputs)
+    return steady if steady and whole and steady.phases[0].taps == _PAIR else None
 
 
 def _method(task: _Task) -> dict[str, Any]:
@@ -485,8 +485,8 @@ def _method(task: _Task) -> dict[str, Any]:
 def _steady_method(width: Table) -> dict[str, Any] | None:
     """Return HALVE or DOUBLE if most of the axis allows it."""
     for method, steady in ((records.HALVE, width.halving), (records.DOUBLE, width.doubling)):
-        if steady and 2 * (steady["steady_stop"] - steady["steady_first"]) >= width.outputs:
-            return {"method": method, **steady}
+        if steady and 2 * (steady.stop - steady.first) >= width.outputs:
+            return {"method": method, **steady.fields}
     return None
 
 

@@ -38,10 +38,13 @@ from gradwire_server.backends.numba_cpu.records import (
 )
 from gradwire_server.backends.numba_cpu.vectors import STORAGE_FORMATS, Format, part
 
+# Bytes ahead at which input is prefetched: rows are too short for the processor's own prefetching.
+_AHEAD = 1024
+
 
 @part
 def _load(stored, at, end):
-    prefetch(stored, at)
+    prefetch(stored, at + _AHEAD)
     return load(stored, at)
 
 

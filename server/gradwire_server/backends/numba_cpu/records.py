@@ -29,7 +29,7 @@ _GROUPS = _integers(
     "uneven",
 )
 AXIS = _integers(
-    "moves",  # whether the axis has a pass; if not, only the lengths and one weight are set
+    "moves",  # whether the axis has a pass; if not, only the lengths are set
     "outputs",
     "inputs",
     "start",  # addresses of the table's arrays, the weights in the compute type
@@ -98,7 +98,7 @@ DEPTH_AT, HEIGHT_AT, WIDTH_AT = (int(JOB.fields[name][1]) for name in ("depth", 
 def band(axis, itemsize, index):
     """First input, taps and address of the weights of a result."""
     if not axis.moves:
-        return index, 1, axis.weight
+        return index, 1, 0
     offset = integer_at(axis.offset + 8 * index)
     taps = integer_at(axis.offset + 8 * index + 8) - offset
     return integer_at(axis.start + 8 * index), taps, axis.weight + offset * itemsize

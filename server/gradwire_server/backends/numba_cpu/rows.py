@@ -2,7 +2,9 @@
 
 Sums of rows are the one primitive of every pass along whose rows all elements share the weights.
 
-The rows of a sum may be one row again and again (step 0).
+The rows of a sum may be one row again and again (step 0): those loops end by the weights' address.
+The others end by the rows' address, whose trip count LLVM does not compute in advance: bands are
+too short for that to pay.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from gradwire_server.backends.numba_cpu.instructions import (
     store,
     store_first,
     twice,
+    unweighted,
 )
 from gradwire_server.backends.numba_cpu.records import AXIS_POINTER, band
 from gradwire_server.backends.numba_cpu.vectors import (
@@ -35,6 +38,8 @@ from gradwire_server.backends.numba_cpu.vectors import (
     part,
 )
 
+# Bytes ahead at which input is prefetched: rows are too short for the processor's own prefetching.
+_AHEAD = 1024
 _BYTES = Format("float32")
 
 
@@ -48,30 +53,30 @@ def _store_whole(computed, to, vector, left):
     store(computed, to, vector)
 
 
-def _sum_of_vectors(load_one: Any, store_one: Any, *, onto: bool) -> Any:
+def _sum_of_vectors(term: Any, load_one: Any, store_one: Any, *, onto: bool, again: bool) -> Any:
     """Build the sum of the vectors at one place of each row."""
 
     @part
     def sum_vectors(stored, at, step, weights, taps, to, left):
         computed = computed_of(stored)
         size = element_bytes(computed)
-        total = product(weights, load_one(stored, at, left))
+        total = term(weights, load_one(stored, at, left))
         if onto:
             total = load_one(computed, to, left) + total
-        last = weights + (taps - 1) * size
-        while weights != last:
+        last = weights + (taps - 1) * size if again else at + (taps - 1) * step
+        while (weights if again else at) != last:
             at += step
             weights += size
-            total = total + product(weights, load_one(stored, at, left))
-        prefetch(stored, at)
+            total = total + term(weights, load_one(stored, at, left))
+        prefetch(stored, at + _AHEAD)
         store_one(computed, to, total, left)
 
     return sum_vectors
 
 
-def _sum_rows(*, onto: bool) -> Any:
-    whole = _sum_of_vectors(_load_whole, _store_whole, onto=onto)
-    some = _sum_of_vectors(load_first, store_first, onto=onto)
+def _sum_rows(term: Any, *, onto: bool, again: bool) -> Any:
+    whole = _sum_of_vectors(term, _load_whole, _store_whole, onto=onto, again=again)
+    some = _sum_of_vectors(term, load_first, store_first, onto=onto, again=again)
 
     @part
     def sum_rows(stored, at, step, weights, taps, length, to):
@@ -99,12 +104,13 @@ def _sum_rows(*, onto: bool) -> Any:
     return sum_rows
 
 
-def _sums(*, onto: bool) -> Any:
+def _sums(term: Any, *, onto: bool) -> Any:
     """Build the sums of some bands.
 
     onto: whether they are added to the values in place.
     """
-    sum_rows = _sum_rows(onto=onto)
+    sum_rows = _sum_rows(term, onto=onto, again=False)
+    sum_again = sum_rows if onto else _sum_rows(term, onto=False, again=True)
 
     @part
     def banded(stored, axis, first, stop, rows, step, length, result, result_step):
@@ -112,7 +118,11 @@ def _sums(*, onto: bool) -> Any:
         for index in range(first, stop):
             start, taps, weights = band(axis, itemsize, index)
             if taps:
-                sum_rows(stored, rows + start * step, step, weights, taps, length, result)
+                at = rows + start * step
+                if step:
+                    sum_rows(stored, at, step, weights, taps, length, result)
+                else:
+                    sum_again(stored, at, step, weights, taps, length, result)
             elif not onto:
                 clear(result, length * itemsize)
             result += result_step
@@ -120,8 +130,9 @@ def _sums(*, onto: bool) -> Any:
     return banded
 
 
-_weighted = _sums(onto=False)
-_onto = _sums(onto=True)
+_weighted = _sums(product, onto=False)
+_plain = _sums(unweighted, onto=False)
+_onto = _sums(product, onto=True)
 
 
 @part
@@ -153,10 +164,12 @@ class RowKernels(NamedTuple):
     """Compiled functions for rows of one storage type.
 
     weighted  sums rows times their weights
+    plain     sums rows whose weights are all 1
     convert   rounds rows of the compute type to the storage type
     """
 
     weighted: Any
+    plain: Any
     convert: Any
 
 
@@ -165,11 +178,15 @@ def _compiled(stored: Format) -> RowKernels:
     def weighted(axis, first, stop, rows, step, length, result, to):
         _weighted(stored, carray(axis, 1)[0], first, stop, rows, step, length, result, to)
 
+    @cfunc(_SUM, cache=True)
+    def plain(axis, first, stop, rows, step, length, result, to):
+        _plain(stored, carray(axis, 1)[0], first, stop, rows, step, length, result, to)
+
     @cfunc(_CONVERT, cache=True)
     def convert(rows, step, count, length, result, to):
         _convert(stored, rows, step, count, length, result, to)
 
-    return RowKernels(weighted, convert)
+    return RowKernels(weighted, plain, convert)
 
 
 def _compiled_onto(computed: Format) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,6 @@ import numpy.typing as npt
 from gradwire_server.plans import BandedMap
 
 Indices = npt.NDArray[np.int64]
-# Fields of records.JOB for results whose bands repeat: `steady_first`, `steady_stop`, and first
-# input, taps and address of the weights of each band of the first period, `even` and `odd`.
-Steady = dict[str, Any]
 
 _VECTOR_BYTES = 64
 # Most vectors of grouped weights that are worth their memory.
@@ -25,6 +22,31 @@ _MOST_REACH = 60
 _INTEGERS: dict[int, np.dtype[Any]] = {4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 # Fewest results worth a kernel of their own.
 _LEAST_STEADY = 8
+
+
+class TablePhase(NamedTuple):
+    """A band that repeats: first input, taps, address of the weights."""
+
+    start: int
+    taps: int
+    weight: int
+
+
+class Steady(NamedTuple):
+    """Results first .. stop - 1, whose bands repeat.
+
+    phases  the bands of the first period
+    """
+
+    first: int
+    stop: int
+    phases: tuple[TablePhase, ...]
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Fields of records.JOB."""
+        phases = dict(zip(("even", "odd"), self.phases, strict=False))
+        return {"steady_first": self.first, "steady_stop": self.stop, **phases}
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +120,7 @@ class Table:
     def halving(self) -> Steady | None:
         """Results with bands that advance by two inputs each, none empty."""
         found = self._steady(period=1, step=2)
-        return found if found and found["even"][1] else None
+        return found if found and found.phases[0].taps else None
 
     @cached_property
     def doubling(self) -> Steady | None:
@@ -143,11 +165,13 @@ class Table:
         first, stop = _run(repeats)
         if stop + period - first < _LEAST_STEADY:
             return None
-        found: Steady = {"steady_first": first, "steady_stop": stop + period}
-        for j, name in zip(range(first, first + period), ("even", "odd"), strict=False):
-            weight = self.weight.ctypes.data + self.offset.item(j) * self.weight.itemsize
-            found[name] = self.start.item(j), self.counts.item(j), weight
-        return found
+        phases = tuple(self._phase(j) for j in range(first, first + period))
+        return Steady(first, stop + period, phases)
+
+    def _phase(self, j: int) -> TablePhase:
+        offset, taps = self.offset.item(j), self.counts.item(j)
+        weight = self.weight.ctypes.data + offset * self.weight.itemsize
+        return TablePhase(self.start.item(j), taps, weight)
 
 
 def _run(repeats: npt.NDArray[np.bool_]) -> tuple[int, int]:
