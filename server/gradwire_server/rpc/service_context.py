@@ -213,11 +213,11 @@ class ServiceContext:
             slots = await turns.slot()
         with phases.spending("compute"):
             done, outcome = submit(pool, partial(_timed, work, turns.claim.deadline))
-            slots.free_after(done)
             try:
                 result, seconds = await self._result(done, outcome)
             finally:
                 done.cancel()  # which does nothing once it has begun
+                slots.free_after(done)
         turns.spend(seconds)
         return result
 

@@ -137,10 +137,13 @@ class Slots:
             turns.grant.set_result(None)
 
     def free_after(self, work: Future[Any]) -> None:
-        """Free a slot once its thread's work is done.
+        """Free a slot, if its thread still works once that is done.
 
         Its caller may no longer wait for it.
         """
+        if work.done():
+            self.free()
+            return
         loop = asyncio.get_running_loop()
 
         def tell(_: Future[Any]) -> None:
