@@ -22,7 +22,7 @@ from gradwire_server.plans import Pass, Plan, fill_empty
 # Elements of a step on tensors in memory: a few milliseconds of work if rows are repeated.
 _LARGE_SLAB = 1 << 25
 # Input and result of an evaluation on a workbench.
-WORKBENCH_BYTES = 1 << 16
+_WORKBENCH_BYTES = 1 << 16
 
 
 class Execution:
@@ -172,12 +172,12 @@ class Workbench:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self._input, self._result = (np.empty(WORKBENCH_BYTES, np.uint8) for _ in range(2))
+        self._input, self._result = (np.empty(_WORKBENCH_BYTES, np.uint8) for _ in range(2))
 
     def takes(self, prepared: Prepared) -> bool:
         """Whether the evaluation is one step, and its tensors fit."""
         most = max(prepared.input.wire_bytes, prepared.output.wire_bytes)
-        return most <= WORKBENCH_BYTES and prepared.most_at_once > 0
+        return most <= _WORKBENCH_BYTES and prepared.most_at_once > 0
 
     def run(self, prepared: Prepared, data: bytes | memoryview) -> memoryview:
         """Execute all steps; return the wire bytes of the result.

@@ -47,6 +47,7 @@ from gradwire_server.errors import (
     InvalidFieldError,
     UnknownSegmentError,
 )
+from gradwire_server.rpc.mapped_files import mapped
 from gradwire_server.scheduling.admission import Admission
 
 Bytes = NDArray[np.uint8]
@@ -117,7 +118,7 @@ class Segments:
         admission.lasting_bytes += length
         self.nbytes += length
         try:
-            mapping = await asyncio.to_thread(_mapped, file, length)
+            mapping = await asyncio.to_thread(_mapped_whole, file, length)
         except BaseException:
             self._free(length)
             raise
@@ -201,30 +202,11 @@ def _check_file(file: int, length: int) -> None:
 
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
-_LIBC.mmap.restype = ctypes.c_void_p
-_LIBC.mmap.argtypes = (
-    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int),
-    ctypes.c_long,
-)
-_LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_FAILED: Final = ctypes.c_void_p(-1).value
 
 
-def _mapped(file: int, length: int) -> ctypes.Array[ctypes.c_char]:
-    """Map a file for reading and writing, its pages present.
-
-    Raises InvalidFieldError if it cannot be.
-
-    The file is unmapped with the last view. Python's mmap would keep a file descriptor of each.
-    """
-    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-    address = _LIBC.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, file, 0)
-    if address == _FAILED:
-        reason = os.strerror(ctypes.get_errno())
-        raise InvalidFieldError("segment", f"the file cannot be mapped: {reason}")
-    mapping = (ctypes.c_char * length).from_address(address)
-    weakref.finalize(mapping, _LIBC.munmap, address, length).atexit = False
-    return mapping
+def _mapped_whole(file: int, length: int) -> ctypes.Array[ctypes.c_char]:
+    """Map a file, its pages present."""
+    return mapped("segment", file, length, flags=getattr(mmap, "MAP_POPULATE", 0))
 
 
 class SegmentListener:

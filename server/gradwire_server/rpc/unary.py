@@ -56,9 +56,9 @@ class UnaryEvaluator(ABC, Generic[Call]):
     def _check_size(self, request: EvaluationRequest, call: Call) -> None:
         """Raise MessageTooLargeError if a tensor is too large for one message."""
 
-    async def _read(self, data: memoryview, _call: Call) -> memoryview:
-        """Return the data, once the call holds memory for it."""
-        return data
+    def _result(self, prepared: Prepared, _call: Call) -> codec.Bytes:
+        """Return memory for the result of a long evaluation."""
+        return np.empty(prepared.output.wire_bytes, np.uint8)
 
     @abstractmethod
     def _reply(self, prepared: Prepared, result: memoryview, call: Call) -> bytes:
@@ -118,7 +118,6 @@ class UnaryEvaluator(ABC, Generic[Call]):
         service.admission.take_memory(needed)
         reply = b""
         try:
-            data = await self._read(data, call)
             if await self._has_turn(prepared):
                 compute = partial(at_once, prepared, data, service.backend)
                 result = call.compute_inline(compute, service.inline)
@@ -155,7 +154,7 @@ class UnaryEvaluator(ABC, Generic[Call]):
 
     async def _compute(self, prepared: Prepared, data: memoryview, call: Call) -> codec.Bytes:
         """Compute in turns, in a thread."""
-        result = np.empty(prepared.output.wire_bytes, np.uint8)
+        result = self._result(prepared, call)
         steps = in_memory(prepared, result, np.frombuffer(data, np.uint8), self._service.backend)
         await self._service.compute_steps(steps, prepared, call)
         return result

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import stat
-import weakref
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -17,9 +16,11 @@ import numpy as np
 
 from gradwire import v1
 from gradwire_server.config.settings import Settings
-from gradwire_server.errors import InvalidDataError, InvalidFieldError, UnsupportedCallError
+from gradwire_server.errors import InvalidFieldError, UnsupportedCallError
 from gradwire_server.rpc.call_context import Context
 from gradwire_server.rpc.codec import Bytes
+from gradwire_server.rpc.mapped_files import UnsealedFile
+from gradwire_server.rpc.segments import ALIGNMENT
 from gradwire_server.security.authorization import is_local
 
 _FOLDER = "/dev/shm"  # noqa: S108 - where POSIX shared memory is
@@ -27,58 +28,40 @@ _MOST_REGIONS = 256
 _MOST_NAME = 255
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Region:
     """A registered part of a file.
 
     told  name, key, offset and byte_size
-    file  descriptor, which is closed with the last reference to the region
     """
 
-    def __init__(self, told: dict[str, Any], file: int) -> None:
-        self.told, self.file = told, file
-        weakref.finalize(self, os.close, file).atexit = False
+    told: dict[str, Any]
+    file: UnsealedFile
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Range:
-    """A tensor's bytes in a region.
+    """A tensor's bytes in a region."""
 
-    They are copied: the owner of the file may make it shorter at any time, and an access to a
-    missing page of a mapping would end this process.
-
-    field        of the request
-    first, stop  bytes in the file
-    """
-
-    field: str
     region: Region
-    first: int
-    stop: int
+    data: Bytes
 
-    def read(self) -> Bytes:
-        """Copy the bytes; raise InvalidDataError where some are missing."""
-        data = np.empty(self.stop - self.first, np.uint8)
-        done = 0
-        while done < len(data):
-            came = os.preadv(self.region.file, [data[done:].data], self.first + done)
-            if not came:
-                raise self._shorter()
-            done += came
-        return data
+    def takes_result(self, source: Range | None) -> bool:
+        """Whether a result may be computed in place.
 
-    def write(self, result: memoryview) -> None:
-        """Write a result; raise InvalidDataError where it has no room."""
-        done = 0
-        while done < len(result):
-            if os.fstat(self.region.file).st_size < self.stop:  # writing would make it longer
-                raise self._shorter()
-            try:
-                done += os.pwrite(self.region.file, result[done:], self.first + done)
-            except OSError as error:
-                raise InvalidDataError(self.field, f"shared memory: {error.strerror}") from error
+        It is aligned then, and known to be apart from its source.
+        """
+        if self.data.ctypes.data % ALIGNMENT:
+            return False
+        if source is None or source.region.told["key"] != self.region.told["key"]:
+            return True
+        return source.region is self.region and not np.may_share_memory(self.data, source.data)
 
-    def _shorter(self) -> InvalidDataError:
-        return InvalidDataError(self.field, "its shared memory has become shorter")
+    def store(self, result: memoryview) -> None:
+        """Copy a result, unless it was computed in place."""
+        computed = np.frombuffer(result, np.uint8)
+        if not np.may_share_memory(computed, self.data):
+            self.data[...] = computed
 
 
 class Regions:
@@ -90,7 +73,7 @@ class Regions:
         self._all: dict[str, Region] = {}
 
     def register(self, request: Any, context: Context) -> dict[str, Any]:
-        """Open a file; raise InvalidFieldError or UnsupportedCallError."""
+        """Map a file; raise InvalidFieldError or UnsupportedCallError."""
         if not self._pattern:
             raise UnsupportedCallError(
                 "system shared memory is off; --open-inference-memory of the server turns it on"
@@ -101,14 +84,17 @@ class Regions:
             raise InvalidFieldError("name", "empty, too long or registered; give another one")
         if len(self._all) >= _MOST_REGIONS:
             raise InvalidFieldError("name", f"{_MOST_REGIONS} regions are registered, the most")
-        region = Region(told, self._open(request.key))
-        size, end = os.fstat(region.file).st_size, request.offset + request.byte_size
-        if not request.byte_size or end > size:
-            raise InvalidFieldError(
-                "byte_size",
-                f"{request.byte_size} from offset {request.offset} on; the file has {size}",
-            )
-        self._all[request.name] = region
+        file = self._open(request.key)
+        try:
+            size, end = os.fstat(file).st_size, request.offset + request.byte_size
+            if not request.byte_size or end > size:
+                raise InvalidFieldError(
+                    "byte_size",
+                    f"{request.byte_size} from offset {request.offset} on; the file has {size}",
+                )
+            self._all[request.name] = Region(told, UnsealedFile(file, end))
+        finally:
+            os.close(file)
         return {}
 
     def _open(self, key: str) -> int:
@@ -150,7 +136,10 @@ class Regions:
         return [name for name in self._all if request.name in {"", name}]
 
     def find(self, field: str, named: v1.SharedRange) -> Range:
-        """Return a range; raise InvalidFieldError if no region has it."""
+        """Return a range.
+
+        Raises InvalidFieldError if no region has it, or bytes are missing.
+        """
         name, offset, length = named.handle, named.offset, named.length
         region = self._all.get(name)
         if region is None:
@@ -163,7 +152,8 @@ class Regions:
                 f"{size}",
             )
         offset += region.told["offset"]
-        return Range(field, region, offset, offset + length)
+        region.file.check(field)
+        return Range(region, region.file.memory[offset : offset + length])
 
 
 def check_local(context: Context) -> None:

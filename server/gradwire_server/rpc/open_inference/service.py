@@ -11,13 +11,11 @@ from types import SimpleNamespace
 from typing import Any, Never, cast
 
 import grpc
-import numpy as np
 from google.protobuf.message import Message
 
 from gradwire._wire.framing import varint
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION, EvaluationRequest, Prepared
-from gradwire_server.engine.execute import WORKBENCH_BYTES
 from gradwire_server.errors import (
     MessageTooLargeError,
     RequestLimitError,
@@ -47,7 +45,7 @@ class InferCall(ActiveCall):
 
     inference     the request, once it is read
     given_id      id that the caller chose; may be empty
-    source, sink  shared memory that is still to be read or written; None if none is
+    source, sink  shared memory of the input and of the result, if they are there
     """
 
     inference: Inference
@@ -113,11 +111,8 @@ class ModelInfer(UnaryEvaluator[InferCall]):
         if inference.sink:
             call.sink = self._regions.find("outputs.y", inference.sink)
         if inference.source:
-            source = self._regions.find("inputs.x", inference.source)
-            if inference.source.length <= WORKBENCH_BYTES:
-                data = source.read().data
-            else:  # read later, in memory that the call holds
-                call.source, data = source, np.empty(inference.source.length, np.uint8).data
+            call.source = self._regions.find("inputs.x", inference.source)
+            data = call.source.data.data
         return inference.header, data
 
     def _check_size(self, request: EvaluationRequest, call: InferCall) -> None:
@@ -131,21 +126,17 @@ class ModelInfer(UnaryEvaluator[InferCall]):
                 allowed=allowed,
             )
 
-    async def _read(self, data: memoryview, call: InferCall) -> memoryview:
-        if call.source is None:
-            return data
-        return (await self._service.off_loop(call.source.read)).data
-
-    async def _compute(self, prepared: Prepared, data: memoryview, call: InferCall) -> codec.Bytes:
-        result = await super()._compute(prepared, data, call)
-        if call.sink is not None:
-            await self._service.off_loop(partial(call.sink.write, result.data))
-            call.sink = None
-        return result
+    def _result(self, prepared: Prepared, call: InferCall) -> codec.Bytes:
+        if call.sink is not None and call.sink.takes_result(call.source):
+            return call.sink.data
+        return super()._result(prepared, call)
 
     def _reply(self, prepared: Prepared, result: memoryview, call: InferCall) -> bytes:
         if call.sink is not None:
-            call.sink.write(result)
+            call.sink.store(result)
+            call.sink.region.file.check("outputs.y")
+        if call.source is not None:
+            call.source.region.file.check("inputs.x")
         return call.inference.reply(call.given_id, result)
 
 
