@@ -49,8 +49,8 @@ class Client(BaseClient):
                             variable GRADWIRE_TOKEN has one, or GRADWIRE_TOKEN_FILE names a file
     connect_timeout_s       seconds for which a call is tried again while it cannot connect,
                             which also bound one attempt to connect. None: as long as retry allows,
-                            with attempts of 20 s; 3 s if the only target has not answered a call
-                            yet. wait_ready() has its own timeout
+                            with attempts of 20 s; by default 3 s if the only target has not
+                            answered a call yet. wait_ready() has its own timeout
 
     shared_memory           whether large tensors go through memory shared with the server, if its
                             address is a unix socket and it offers that (Linux); docs/local.md

@@ -170,7 +170,7 @@ def test_a_certificate_that_has_expired_is_waited_for(tmp_path: Path) -> None:
     papers.write(expired=True)
     with (
         serving(**papers.settings) as server,
-        Client(server.address, credentials=trusting(papers.roots)) as client,
+        Client(server.address, credentials=trusting(papers.roots), connect_timeout_s=60) as client,
         ThreadPoolExecutor(1) as caller,
     ):
         with impatient(server.address, trusting(papers.roots)) as once:

@@ -187,9 +187,17 @@ def test_what_waiting_does_not_mend_is_tried_twice_unless_there_are_other_server
     assert 1 + len(pauses(tries, error)) == min(most, attempts)
 
 
-@pytest.mark.parametrize(("one_server", "reached"), [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize(
+    ("one_server", "reached", "policy"),
+    [
+        (True, False, RetryPolicy()),
+        (True, False, RetryPolicy(max_attempts=100)),
+        (True, True, RetryPolicy(max_attempts=100)),
+        (False, False, RetryPolicy(max_attempts=100)),
+    ],
+)
 def test_a_single_server_that_never_answered_is_tried_for_three_seconds(
-    monkeypatch: pytest.MonkeyPatch, *, one_server: bool, reached: bool
+    monkeypatch: pytest.MonkeyPatch, *, one_server: bool, reached: bool, policy: RetryPolicy
 ) -> None:
     now, budget = [0.5], RetryBudget()
     clock = SimpleNamespace(monotonic=lambda: now[0])
@@ -198,11 +206,11 @@ def test_a_single_server_that_never_answered_is_tried_for_three_seconds(
     refused.unreachable = True
     if reached:
         budget.succeed()
-    tries = Tries(RetryPolicy(max_attempts=100), budget, one_server=one_server)
+    tries = Tries(policy, budget, one_server=one_server)
     with suppress(errors.UnavailableError):
         while now[0] < 60:
             now[0] += pause_s(tries, refused)
-    if one_server and not reached:
+    if policy == RetryPolicy():
         assert now[0] == pytest.approx(3.5)  # the last try is at the limit
     else:
         assert now[0] > 60

@@ -15,8 +15,8 @@ Every RPC of the service is pure, so any of them may be repeated. The rules:
 5. If the certificate of the only server is not signed by a trusted authority, or if that server
    does not use TLS, there is a second try on another connection, since one address may
    stand for several servers, but no third.
-6. A client of a single server that has not answered yet tries to connect for 3 s: its target may
-   be wrong.
+6. With the default policy, a client of a single server that has not answered yet tries to connect
+   for 3 s: its target may be wrong.
 7. No pause exceeds the deadline: the last error is raised instead.
 
 Pauses, jitter and the budget follow gRPC's proposal A6, client retries. gRPC's own retries are off
@@ -191,8 +191,8 @@ class Tries:
             return math.inf
         now = time.monotonic()
         self._unreachable_since = self._unreachable_since or now
-        is_known = self._budget.reached or not self._one_server
-        first_s = math.inf if is_known else _FIRST_CONNECT_S
+        is_new = self._one_server and not self._budget.reached and self._policy == RetryPolicy()
+        first_s = _FIRST_CONNECT_S if is_new else math.inf
         timeout_s = first_s if self._connect_timeout_s is None else self._connect_timeout_s
         return self._unreachable_since + timeout_s - now
 
