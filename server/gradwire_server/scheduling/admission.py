@@ -33,6 +33,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
+from typing import Any
 
 from gradwire_server.backends import (
     Backend,
@@ -49,7 +50,7 @@ from gradwire_server.scheduling.estimator import (
     QueueLimit,
     WorkPace,
 )
-from gradwire_server.scheduling.scheduler import TURN_S, Claim, Slots, Turns
+from gradwire_server.scheduling.scheduler import Claim, Slots, Turns
 
 # One caller leaves 1 / _OTHERS_PART of all streams to the others.
 _OTHERS_PART = 4
@@ -92,19 +93,12 @@ class Admission:
         self._clock = clock
         self.refusals: Counter[str] = Counter()
 
-        def slots(threads: int, *, spare: int, turn_s: float) -> Slots:
+        def slots(threads: int, **options: Any) -> Slots:
             limit = QueueLimit(max_queue_s=max_queue_s, standing_s=standing_queue_s)
-            return Slots(
-                threads,
-                spare=spare,
-                turn_s=turn_s,
-                limit=limit,
-                clock=clock,
-                refusals=self.refusals,
-            )
+            return Slots(threads, limit=limit, clock=clock, refusals=self.refusals, **options)
 
-        self._slots = slots(threads, spare=1, turn_s=TURN_S)
-        self._table_slots = slots(TABLE_THREADS, spare=0, turn_s=math.inf)
+        self._slots = slots(threads, spare=1)
+        self._table_slots = slots(TABLE_THREADS, in_turns=False)
         # Long tables are rare: the estimate for the first ones must not be zero.
         self._table_slots.pace.note(*_TABLE_WORK)
         self._memory_drain, self._stream_drain = Drain(), Drain()
@@ -339,7 +333,7 @@ class InlineWork:
         self._spent_s = 0.0
 
     def limit(self, backend: Backend, threads: int) -> None:
-        """Take the limits of a backend beside so many computing threads."""
+        """Set the limits for a backend and a number of computing threads."""
         self._most_s = most_inline_s(backend)
         self._most_step_s = most_inline_step_s(backend, threads)
         self._most_work = most_inline_work(backend)

@@ -44,7 +44,7 @@ class Slots:
 
     threads   number of threads that work in them
     spare     further slots, so that no thread waits for the event loop
-    turn_s    longest turn; infinite if an evaluation is done in one
+    in_turns  whether evaluations are done in short turns; otherwise in one
     limit     longest wait of newcomers
     refusals  counts entries dropped because they are too late, as "late"
     pace      measured times of work
@@ -56,7 +56,7 @@ class Slots:
         threads: int,
         *,
         spare: int = 0,
-        turn_s: float = TURN_S,
+        in_turns: bool = True,
         limit: QueueLimit,
         clock: Callable[[], float],
         refusals: Counter[str],
@@ -67,7 +67,7 @@ class Slots:
         self.pace = WorkPace()
         self.queue: FairQueue[Turns] = FairQueue()
         self.taken = 0
-        self._count, self._turn_s = threads + spare, turn_s
+        self._count, self._in_turns = threads + spare, in_turns
         self._refusals = refusals
         self._admitted: dict[Hashable, set[Turns]] = {}
 
@@ -79,12 +79,12 @@ class Slots:
     def wait_s(self, turns: Turns) -> float:
         """Return the estimated seconds that a newcomer waits.
 
-        Until it is done, no other flow is served more than its own, if turns are short. Deadlines
-        are not considered.
+        With turns, no other flow is served more than its own until it is done. Deadlines are not
+        considered.
         """
         left = {flow: _left_s(admitted) for flow, admitted in self._admitted.items()}
         own_s = left.pop(turns.flow, 0.0)
-        fair_s = own_s + turns.left_s if math.isfinite(self._turn_s) else math.inf
+        fair_s = own_s + turns.left_s if self._in_turns else math.inf
         others_s = sum(min(other_s, fair_s) for other_s in left.values())
         return (own_s + others_s) / self.threads
 

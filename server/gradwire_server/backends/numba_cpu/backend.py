@@ -102,7 +102,7 @@ class NumbaCpu:
 
     @cached_property
     def _team(self) -> Team:
-        # If two threads make one, the first team ends with its call.
+        # If two threads each make a team, the replaced one ends when its call does.
         team: Team = self._kernels.threads.Team(self._most_threads)
         return team
 
