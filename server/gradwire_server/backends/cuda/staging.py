@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Condition
+from threading import Condition, Lock
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -127,8 +127,9 @@ class CallQueue(Generic[S]):
     def __init__(self, streams: Iterable[S]) -> None:
         self._idle = list(streams)
         self._count = len(self._idle)
-        self._line = deque[object]()
-        self._changed = Condition()
+        self._lock = Lock()
+        # One condition for all would wake every waiting thread whenever a call ends.
+        self._line = deque[Condition]()
 
     @property
     def waiting(self) -> int:
@@ -150,16 +151,16 @@ class CallQueue(Generic[S]):
             yield stream, taken
         finally:
             taken.release()
-            with self._changed:
+            with self._lock:
                 self._idle.append(stream)
-                self._changed.notify_all()
+                self._wake_first()
 
     def _take(self, take: Callable[[], T], until: float) -> tuple[S, T]:
-        ticket = object()
-        with self._changed:
-            self._line.append(ticket)
+        own = Condition(self._lock)
+        with self._lock:
+            self._line.append(own)
             try:
-                self._changed.wait_for(lambda: self._line[0] is ticket and self._idle)
+                own.wait_for(lambda: self._line[0] is own and self._idle)
                 while True:
                     try:
                         taken = take()
@@ -168,10 +169,14 @@ class CallQueue(Generic[S]):
                         if len(self._idle) == self._count or time.monotonic() >= until:
                             raise
                     # Not inside `except`, whose traceback may refer to memory.
-                    self._changed.wait(until - time.monotonic())
+                    own.wait(until - time.monotonic())
             finally:
-                self._line.remove(ticket)
-                self._changed.notify_all()
+                self._line.remove(own)
+                self._wake_first()
+
+    def _wake_first(self) -> None:
+        if self._line:
+            self._line[0].notify()
 
 
 def _bytes(array: Array) -> Bytes:
