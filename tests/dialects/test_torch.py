@@ -24,11 +24,6 @@ from support.oracles.torch_axes import NOT_ADJOINT, RANKS, AxisCase, check, rand
 Shape = tuple[int, ...]
 
 
-def test_a_gradient_needs_no_size() -> None:
-    gradient = ops.TorchUpsampleBackward()
-    assert lowered(gradient, (1, 1, 8), (1, 1, 4)).passes
-
-
 SIZES: list[tuple[dict[str, Any], Shape, Shape]] = [
     ({"size": 5}, (2, 3, 4, 7, 1), (2, 3, 5, 5, 5)),
     ({"size": (5, 6)}, (2, 3, 4, 7), (2, 3, 5, 6)),
@@ -171,7 +166,6 @@ class CornersCase:
 
 @cache
 def cases() -> list[CornersCase]:
-    """Read what make_torch_vectors.py wrote."""
     with np.load(CORNERS) as stored:
         return [
             CornersCase(

@@ -39,7 +39,6 @@ def arguments(rng: random.Random, mode: str, source: tuple[int, ...]) -> dict[st
 
 
 def tensor(array: Tensor, dtype: str) -> Any:
-    """Make a tensor of one of DTYPES."""
     return torch.from_numpy(np.ascontiguousarray(array, np.float64)).to(getattr(torch, dtype))
 
 
@@ -91,7 +90,6 @@ def calls(mode: str, dtype: str) -> Iterator[tuple[ops.Operator, Any, Any]]:
 
 
 def compared(mode: str, dtype: str) -> bool:
-    """Tell whether PyTorch computes a mode in a type as in wider ones."""
     return DTYPES[dtype].itemsize > 2 or mode not in {"area", "lanczos"}
 
 
@@ -138,7 +136,6 @@ def sample_calls(dtype: str) -> Iterator[tuple[ops.Operator, Tensor, Tensor]]:
 
 
 def sample_allowed(dtype: str, expected: Tensor) -> float:
-    """Return how far results may be from PyTorch's."""
     return SAMPLE_ROUNDING[dtype] * max(1.0, float(np.abs(expected).max()))
 
 
