@@ -25,14 +25,12 @@ from gradwire_server.engine import (
     Workbench,
     together,
 )
-from gradwire_server.plans import BandedMap, Plan
+from gradwire_server.plans import Plan
 from support.evaluation_cases import BACKEND, Case, cases, computed, data_for, expected
+from support.kernels import kernel_maps as maps
 from support.kernels.numba_calls import compiled, needs_numba
 
-BACKENDS = [
-    pytest.param("numpy_cpu"),
-    pytest.param("numba_cpu", marks=needs_numba),
-]
+BACKENDS = ["numpy_cpu", pytest.param("numba_cpu", marks=needs_numba)]
 Sizes = tuple[int, ...]
 NCX: tuple[Sizes, Sizes] = (1, 3, 8, 10), (1, 3, 4, 5)
 NXC: tuple[Sizes, Sizes] = (1, 8, 10, 3), (1, 4, 5, 3)
@@ -59,7 +57,6 @@ class Counted(NumpyCpu):
         self.plans: list[Plan] = []
 
     def apply(self, plan: Plan, x: NDArray[Any], y: NDArray[Any]) -> None:
-        """Keep the plan, and apply it."""
         self.plans.append(plan)
         super().apply(plan, x, y)
 
@@ -109,26 +106,17 @@ def prepared(
     return preparer.prepare(EvaluationRequest(operator.name, operator, source, result))
 
 
-def test_a_batch_is_one_call_of_the_backend() -> None:
+def test_a_batch_is_one_call_of_the_backend_and_few_plans_serve_all_sizes() -> None:
     evaluation = prepared(OPERATORS[0], np.dtype(np.float32))
-    for count in (1, 2, 13, 64):
-        backend = Counted()
-        inputs = [data_for(evaluation.input, seed).data for seed in range(count)]
-        together(evaluation, inputs, backend)
-        assert len(backend.plans) == 1
-
-
-def test_few_plans_serve_all_sizes_of_a_batch() -> None:
-    evaluation = prepared(OPERATORS[0], np.dtype(np.float32))
-    backend = Counted()
-    data = data_for(evaluation.input).data
+    backend, data = Counted(), data_for(evaluation.input).data
     for count in range(1, 65):
         together(evaluation, [data] * count, backend)
+        assert len(backend.plans) == count
     assert len({id(plan) for plan in backend.plans}) == 4
 
 
 def test_what_takes_several_steps_or_is_held_whole_is_in_no_batch() -> None:
-    bands = BandedMap.from_taps(np.arange(8).reshape(4, 2), np.full((4, 2), 0.5), inputs=8)
+    bands = maps.area(8, 4)
     plan = Plan.build([None, bands, bands], (3, 8, 8))
     case = Case.packed(plan, 1 << 10)
     turned = replace(case.result, strides=(1, 3, 12))
@@ -138,7 +126,7 @@ def test_what_takes_several_steps_or_is_held_whole_is_in_no_batch() -> None:
 
 
 def test_a_batch_fits_into_a_slab() -> None:
-    bands = BandedMap.from_taps(np.arange(8).reshape(4, 2), np.full((4, 2), 0.5), inputs=8)
+    bands = maps.area(8, 4)
     plan = Plan.build([bands], (8,))
     most = {}
     for slab in (12, 47, 48, 12 * 64, 1 << 20):
