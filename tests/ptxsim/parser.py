@@ -30,11 +30,9 @@ class Instruction:
 
     @property
     def type(self) -> str:
-        """The last suffix."""
         return self.suffixes[-1]
 
     def has(self, suffix: str) -> bool:
-        """Whether it has a suffix."""
         return suffix in self.suffixes
 
 
@@ -47,7 +45,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """A declared piece of shared or local memory, or of the module's shared memory."""
+    """A declared piece of shared memory, of a kernel or of the module."""
 
     name: str
     alignment: int
@@ -64,7 +62,6 @@ class Entry:
     registers     type, prefix and count; count 0 is one register of that very name
     shared        its static arrays, and those of the module that it names
     dynamic       names of the module's arrays without a size that it names
-    local         its arrays per thread
     body          instructions and labels in order
     """
 
@@ -74,12 +71,11 @@ class Entry:
     registers: tuple[tuple[str, str, int], ...]
     shared: tuple[Array, ...]
     dynamic: tuple[str, ...]
-    local: tuple[Array, ...]
     body: tuple[Instruction | Label, ...]
 
 
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\((.*?)\)(.*?)\n\{(.*?)\n\}", re.DOTALL)
-_ARRAY = r"\.{space}\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[(\d+)\]"
+_SHARED = re.compile(r"\.shared\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[(\d+)\]")
 _DYNAMIC = re.compile(r"\.extern\s+\.shared\s+\.align\s+\d+\s+\.b8\s+([\w$]+)\[\]")
 _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+\d+\s+)?\.\w?(\d+)\s+(?:\.ptr\s+(?:\.\w+\s+)*(?:\d+\s+)?)?"
@@ -87,7 +83,7 @@ _PARAMETER = re.compile(
 )
 _REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+%(\w+)(?:<(\d+)>)?\s*;")
 _STATEMENT = re.compile(r"(?:@(!?)%(\w+)\s+)?([\w.]+)\s*(.*)", re.DOTALL)
-_NOT_CODE = re.compile(r"^\s*\.(?:reg|shared|local|pragma|loc|file)\b[^;\n]*(?:;|$)", re.MULTILINE)
+_NOT_CODE = re.compile(r"^\s*\.(?:reg|shared|pragma|loc|file)\b[^;\n]*(?:;|$)", re.MULTILINE)
 
 
 def entries(text: str) -> dict[str, Entry]:
@@ -97,7 +93,7 @@ def entries(text: str) -> dict[str, Entry]:
     if re.search(r"\.func\b", text):
         raise PtxError("functions that are called, not inlined, are not known here")
     outside = _ENTRY.sub("", text)
-    shared, dynamic = _arrays("shared", outside), _DYNAMIC.findall(outside)
+    shared, dynamic = _arrays(outside), _DYNAMIC.findall(outside)
     found = dict[str, Entry]()
     for name, parameters, directives, body in _ENTRY.findall(text):
         threads = re.search(r"\.maxntid\s+(\d+)", directives)
@@ -106,16 +102,15 @@ def entries(text: str) -> dict[str, Entry]:
             tuple(_parameters(parameters)),
             int(threads.group(1)) if threads else 0,
             tuple((kind, reg, int(count or 0)) for kind, reg, count in _REGISTERS.findall(body)),
-            (*(one for one in shared if one.name in body), *_arrays("shared", body)),
+            (*(one for one in shared if one.name in body), *_arrays(body)),
             tuple(one for one in dynamic if one in body),
-            _arrays("local", body),
             tuple(_code(body)),
         )
     return found
 
 
-def _arrays(space: str, text: str) -> tuple[Array, ...]:
-    found = re.findall(_ARRAY.replace("{space}", space), text)
+def _arrays(text: str) -> tuple[Array, ...]:
+    found = _SHARED.findall(text)
     return tuple(Array(name, int(alignment), int(size)) for alignment, name, size in found)
 
 
@@ -144,8 +139,6 @@ def _without_scopes(text: str) -> str:
     """Drop the braces of a scope, which inline assembly opens around its instructions."""
     while text.startswith(("{", "}")):
         text = text[1:].strip()
-    if text.count("}") > text.count("{"):
-        text = text.rpartition("}")[0].strip()
     return text
 
 
