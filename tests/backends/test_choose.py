@@ -80,7 +80,6 @@ def test_the_compiled_backend_asked_for_by_name_is_never_replaced_by_another() -
 
 
 def _server_without_device(*flags: str) -> str:
-    """Start a server on a GPU that is not there; return its last words, which are one line."""
     done = run_command("--backend", "cuda", "--address", "127.0.0.1:0", *flags)
     assert done.returncode == 1
     assert not done.stdout

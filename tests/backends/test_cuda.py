@@ -20,8 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradwire import Client, OutOfMemoryError, RetryPolicy, UnavailableError, ops
-from gradwire_server import LocalClient, backends
+from gradwire_server import backends
 from gradwire_server.backends import NumpyCpu, call_deadline
 from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.backends.cuda.device import DeviceError
@@ -41,7 +40,6 @@ from support.kernels.cuda_backends import (
 )
 from support.kernels.cuda_device import SimulatedDevice
 from support.oracles import oracles
-from support.servers import serving
 
 pytestmark = needs_simulator
 
@@ -265,27 +263,6 @@ def test_plans_without_passes_need_no_device() -> None:
         applied(backend, Plan((1000,), (1000,), ()), x, np.float16), x.astype(np.float16)
     )
     assert not device.trace
-
-
-def test_a_server_answers_with_it_and_survives_a_device_out_of_memory() -> None:
-    device = simulated(capacity=0)
-    backend = Cuda(device, memory_bytes=1 << 30)
-    operator = ops.InterpolateBackward(mode="linear", data_format="NCX")
-    gradient = np.random.default_rng(0).standard_normal((1, 3, 34, 66)).astype(np.float32)
-    shape = (1, 3, 17, 33)
-    expected = LocalClient("numpy_cpu").evaluate(operator, gradient, output_shape=shape)
-    once = RetryPolicy(max_attempts=1)
-    with serving(backend=backend) as server, Client(server.address, retry=once) as client:
-        with pytest.raises(OutOfMemoryError):
-            client.evaluate(operator, gradient, output_shape=shape)
-        device.capacity = 64 * MIB
-        result = client.evaluate(operator, gradient, output_shape=shape)
-        assert client.server_info().backend == "cuda"
-        device.broken = "an illegal memory access was encountered"
-        with pytest.raises(UnavailableError) as lost:
-            client.evaluate(operator, gradient, output_shape=shape)
-    assert lost.value.reason == "DEVICE_LOST"
-    oracles.same_bits(result, expected)
 
 
 def test_an_error_for_want_of_memory_keeps_none_while_it_is_kept() -> None:
@@ -519,17 +496,3 @@ def test_calls_too_large_for_the_memory_fail_while_others_go_on() -> None:
 
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(work, range(32)))
-
-
-def test_16_calls_on_a_device_without_memory_all_fail_and_later_ones_do_not() -> None:
-    device, plan = simulated(capacity=0), sliced_plan(2, 9)
-    backend = Cuda(device, memory_bytes=4 * MIB)
-
-    def work(number: int) -> None:
-        with pytest.raises(MemoryError):
-            check(backend, plan, seed=number)
-
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(work, range(16)))
-    device.capacity = 4 * MIB
-    check(backend, plan)

@@ -39,7 +39,6 @@ pytestmark = needs_numba
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_shares() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
-    """Let threads share small tensors."""
     with small_shares():
         yield
 
@@ -87,7 +86,6 @@ def test_calls_on_many_threads_at_once_do_not_disturb_each_other(threads: int) -
 
 @pytest.fixture
 def _many_switches() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
-    """Let threads take turns as often as can be."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

@@ -120,7 +120,6 @@ def test_sixteen_bit_numbers_are_converted_as_numpy_does(
 
 
 def _awkward(exact: oracles.Tensor) -> oracles.Tensor:
-    """Return ties between neighbors, what lies next to them, and random bits: float32."""
     some = np.sort(exact[np.isfinite(exact)])
     ties = some[:-1] + (some[1:] - some[:-1]) / 2
     beside = [np.nextafter(ties, np.float32(to)) for to in (np.inf, -np.inf)]

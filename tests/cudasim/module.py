@@ -55,7 +55,6 @@ class Buffer:
             raise MemoryError(f"{nbytes} bytes of simulated device memory")
 
     def view(self, dtype: npt.DTypeLike, count: int, *, first: int = 0) -> Array:
-        """Return count elements from the first one on, to read and to write."""
         size = np.dtype(dtype).itemsize
         assert first >= 0
         assert (first + count) * size <= self.nbytes
@@ -63,7 +62,6 @@ class Buffer:
         return np.frombuffer(memoryview(memory).cast("B"), np.uint8).view(dtype)
 
     def protect(self) -> None:
-        """Let a kernel read it only, where there are pages to say so."""
         self._module.api.sim_protect(self.address)
 
     def __del__(self) -> None:
@@ -176,7 +174,6 @@ def compiled(folder: Path, kernels: Collection[Kernel], mode: Mode = Mode.PLAIN)
 
 
 def batched(names: Sequence[str], size: int = 8) -> list[Sequence[str]]:
-    """Cut a list in parts that are compiled side by side."""
     return [names[first : first + size] for first in range(0, len(names), size)]
 
 
@@ -188,7 +185,6 @@ def _unit(source: str, aliases: Mapping[str, str]) -> str:
 
 
 def _argument(value: Buffer | Scalar) -> Array:
-    """Return a 0-d array that holds what is passed."""
     return np.asarray(np.uint64(value.address) if isinstance(value, Buffer) else value)
 
 

@@ -35,7 +35,6 @@ NAMES = [
 
 @cache
 def samples(mode: Mode) -> Module:
-    """Return all of them, compiled."""
     return compiled(FOLDER, [("samples.cu", name) for name in NAMES], mode)
 
 
@@ -72,7 +71,6 @@ def show(what: str, mode: Mode, order: int = 0, *, module: Module | None = None)
 
 
 def mapped(name: str, x: list[Array], result: Array) -> Array:
-    """Launch an elementwise kernel on arrays; return the result's elements."""
     module = samples(Mode.PLAIN)
     given = [module.holding(one) for one in x]
     y = module.buffer(result.nbytes)

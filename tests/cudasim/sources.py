@@ -25,6 +25,5 @@ def respelled(source: str) -> str:
 
 
 def respelled_folder(folder: Path) -> dict[str, str]:
-    """Return every .cu and .cuh file of a folder by its name, respelled."""
     paths = sorted([*folder.glob("*.cu"), *folder.glob("*.cuh")])
     return {path.name: f'#line 1 "{path.name}"\n{respelled(path.read_text())}' for path in paths}

@@ -145,7 +145,6 @@ class Case:
         )
 
     def evaluate(self, diff_dst: Tensor) -> Tensor:
-        """Evaluate on a tensor in N, C, X order, whatever the format."""
         if self.data_format == "NCX":
             return evaluate(self.operator, diff_dst, self.src_shape)
         n, c, *x = self.src_shape

@@ -209,14 +209,12 @@ def table(axis: Axis, **attributes: Any) -> Matrix:
 
 
 def left_alone(axis: Axis, arithmetic: str) -> bool:
-    """Tell whether no formula is asked."""
     if axis.inputs != axis.outputs:
         return False
     return arithmetic == "float32" or (axis.scale == 1 and axis.roi == (0, 1))
 
 
 def check(axis: Axis, transformation: Any, arithmetic: Any, sizing: Any) -> None:
-    """Compare all ways of reading along one axis."""
     common = {"coordinate_transformation_mode": transformation, "arithmetic": arithmetic}
     if transformation == "tf_crop_and_resize":
         common["roi"] = axis.roi

@@ -67,7 +67,6 @@ def differences(operator: ops.Operator, given: Any, expected: Any) -> tuple[Tens
 
 
 def calls(mode: str, dtype: str) -> Iterator[tuple[ops.Operator, Any, Any]]:
-    """Draw calls of a mode: each operator, what it is given, and what PyTorch makes of that."""
     rng = random.Random(f"{mode} {dtype}")  # noqa: S311 - a choice of cases
     for _ in range(40):
         source = tuple(rng.randint(1, 3) for _ in range(2))
@@ -111,7 +110,6 @@ SAMPLE_ROUNDING = {"float32": 2.0**-19, "float64": 2.0**-47}
 
 
 def samples(dtype: str) -> list[tuple[Any, Any]]:
-    """Return every sample of every variant, with the operator that it is for."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         database = importlib.import_module("torch.testing._internal.common_methods_invocations")

@@ -29,14 +29,12 @@ def copy_of(elements: int) -> Prepared:
 
 
 def taking(seconds: float, elements: int = 1) -> Prepared:
-    """Return an evaluation that took so long."""
     evaluation = copy_of(elements)
     evaluation.measured.note(seconds)
     return evaluation
 
 
 def streamed(seconds_each: float) -> Prepared:
-    """Return a long evaluation whose steps took so long for each byte."""
     evaluation = taking(1.0)
     evaluation.measured_steps.note(seconds_each)
     return evaluation

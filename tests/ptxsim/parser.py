@@ -87,7 +87,6 @@ _NOT_CODE = re.compile(r"^\s*\.(?:reg|shared|pragma|loc|file)\b[^;\n]*(?:;|$)", 
 
 
 def entries(text: str) -> dict[str, Entry]:
-    """Return the kernels of a text by their mangled names."""
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
     text = re.sub(r"//[^\n]*", "", text)
     if re.search(r"\.func\b", text):
@@ -153,7 +152,6 @@ def _instruction(text: str, number: int) -> Instruction:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Split at the commas that are outside of brackets."""
     depth, current = 0, ""
     for letter in text:
         depth += (letter in "{[(") - (letter in "}])")

@@ -129,7 +129,6 @@ def _split_address(operand: str) -> tuple[str, str]:
 
 
 def _register(operand: str) -> str:
-    """Return the C++ name of a register."""
     if not operand.startswith("%"):
         raise PtxError(f"register {operand!r}")
     return "_" + operand[1:]
@@ -190,7 +189,6 @@ def _assigned(target: str, value: str) -> str:
 
 
 def _site(one: Instruction) -> str:
-    """Return where an instruction is, for messages of the runtime."""
     return f'::sim::Site{{"ptx", {one.number}}}'
 
 
