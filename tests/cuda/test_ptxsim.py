@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cudasim.compiler import Mode
 from cudasim.module import REVERSE, SimError
 from cudasim.samples import show
 from ptxsim.module import PtxModule, translated
@@ -110,12 +109,12 @@ def test_launch_bounds_are_kept() -> None:
 
 @needs_cuda_packages
 @pytest.mark.parametrize("architecture", [75, 90, 120])
-@pytest.mark.parametrize("what", ["barrier", "dynamic", "shuffles", "copy"])
+@pytest.mark.parametrize("what", ["barrier", "shuffles", "copy"])
 def test_what_nvrtc_makes_of_a_source_computes_what_the_source_does(
     what: str, architecture: int
 ) -> None:
     module = compiled_samples(architecture)
-    oracles.same_bits(show(what, Mode.PLAIN, module=module), show(what, Mode.PLAIN))
+    oracles.same_bits(show(what, module=module), show(what))
 
 
 @needs_cuda_packages
@@ -132,4 +131,4 @@ def test_what_nvrtc_makes_of_a_source_computes_what_the_source_does(
 )
 def test_mistakes_show_in_what_nvrtc_made_of_them(what: str, message: str) -> None:
     with pytest.raises(SimError, match=message):
-        show(what, Mode.PLAIN, module=compiled_samples(90))
+        show(what, module=compiled_samples(90))

@@ -22,7 +22,7 @@ class PtxModule(Module):
             mode,
             names,
             most_threads={name: entry.most_threads for name, entry in found.items()},
-            static={name: translate.Scope.of(entry).shared for name, entry in found.items()},
+            shared={name: translate.Scope.of(entry).shared for name, entry in found.items()},
         )
 
 

@@ -61,7 +61,6 @@ class Entry:
     most_threads  of a block, 0 where the text does not say
     registers     type, prefix and count; count 0 is one register of that very name
     shared        its static arrays, and those of the module that it names
-    dynamic       names of the module's arrays without a size that it names
     body          instructions and labels in order
     """
 
@@ -70,13 +69,11 @@ class Entry:
     most_threads: int
     registers: tuple[tuple[str, str, int], ...]
     shared: tuple[Array, ...]
-    dynamic: tuple[str, ...]
     body: tuple[Instruction | Label, ...]
 
 
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\((.*?)\)(.*?)\n\{(.*?)\n\}", re.DOTALL)
 _SHARED = re.compile(r"\.shared\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[(\d+)\]")
-_DYNAMIC = re.compile(r"\.extern\s+\.shared\s+\.align\s+\d+\s+\.b8\s+([\w$]+)\[\]")
 _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+\d+\s+)?\.\w?(\d+)\s+(?:\.ptr\s+(?:\.\w+\s+)*(?:\d+\s+)?)?"
     r"([\w$]+)(?:\[(\d+)\])?"
@@ -92,7 +89,7 @@ def entries(text: str) -> dict[str, Entry]:
     if re.search(r"\.func\b", text):
         raise PtxError("functions that are called, not inlined, are not known here")
     outside = _ENTRY.sub("", text)
-    shared, dynamic = _arrays(outside), _DYNAMIC.findall(outside)
+    shared = _arrays(outside)
     found = dict[str, Entry]()
     for name, parameters, directives, body in _ENTRY.findall(text):
         threads = re.search(r"\.maxntid\s+(\d+)", directives)
@@ -102,7 +99,6 @@ def entries(text: str) -> dict[str, Entry]:
             int(threads.group(1)) if threads else 0,
             tuple((kind, reg, int(count or 0)) for kind, reg, count in _REGISTERS.findall(body)),
             (*(one for one in shared if one.name in body), *_arrays(body)),
-            tuple(one for one in dynamic if one in body),
             tuple(_code(body)),
         )
     return found

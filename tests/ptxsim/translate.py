@@ -50,7 +50,7 @@ _SIGNS = {
     "xor": "^",
 }
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_SHUFFLES = {"up": "kUp", "down": "kDown", "bfly": "kButterfly", "idx": "kIndex"}
+_SHUFFLES = {"up": "kUp", "down": "kDown"}
 # Bits that a multiplication's result has twice as many of.
 _DOUBLED = {"16": "32", "32": "64"}
 # Suffixes that change a result and are in no kernel.
@@ -72,13 +72,11 @@ class Scope:
 
     @classmethod
     def of(cls, entry: Entry) -> Scope:
-        """Lay an entry's arrays out, its dynamic shared memory behind the static."""
+        """Lay an entry's arrays out."""
         made = cls({name: place for place, (name, _) in enumerate(entry.parameters)})
         for one in entry.shared:
             made.offsets[one.name] = _aligned(made.shared, one.alignment)
             made.shared = made.offsets[one.name] + one.size
-        made.shared = _aligned(made.shared, 16)
-        made.offsets.update(dict.fromkeys(entry.dynamic, made.shared))
         return made
 
     def value(self, kind: str, operand: str) -> str:
@@ -100,7 +98,7 @@ class Scope:
             return f"((unsigned char*)arguments[{self.parameters[base]}] + {offset})"
         plain = self._plain(base)
         if space == "shared":
-            return f"(::sim::dynamic_shared + (uint32_t)(ptx::as<uint32_t>({plain}) + ({offset})))"
+            return f"(::sim::whole_shared + (uint32_t)(ptx::as<uint32_t>({plain}) + ({offset})))"
         return f"((unsigned char*)ptx::as<uint64_t>({plain}) + ({offset}))"
 
     def _plain(self, operand: str) -> str:
@@ -254,10 +252,6 @@ def _insert(one: Instruction, scope: Scope) -> str:
     return _assigned(one.operands[0], f"ptx::bfi<{_TYPES[one.type]}>({values})")
 
 
-def _population(one: Instruction, scope: Scope) -> str:
-    return _assigned(one.operands[0], f"(uint32_t)__popc({scope.value(one.type, one.operands[1])})")
-
-
 def _compare(one: Instruction, scope: Scope) -> str:
     target, *others = one.operands
     comparison = _COMPARISONS.get(one.suffixes[0])
@@ -361,17 +355,12 @@ def _barrier(one: Instruction, scope: Scope) -> str:
 def _shuffle(one: Instruction, scope: Scope) -> str:
     target, _, predicate = one.operands[0].partition("|")
     given = ", ".join(scope.values("u32", one.operands[1:]))
-    mode = _SHUFFLES[one.suffixes[1]]
+    mode = _SHUFFLES.get(one.suffixes[1])
+    if not mode:
+        raise PtxError(f"unknown form of shfl: {one}")
     text = f"const auto shuffled = ptx::shuffle(ptx::{mode}, {given}, {_site(one)}); "
     text += _assigned(target, "shuffled.value")
     return text + (f"; {_register(predicate)} = shuffled.is_valid" if predicate else "")
-
-
-def _vote(one: Instruction, scope: Scope) -> str:
-    if not one.has("ballot"):
-        raise PtxError(f"unknown form of vote: {one}")
-    predicate, mask = scope.value("pred", one.operands[1]), scope.value("u32", one.operands[2])
-    return _assigned(one.operands[0], f"::sim::ballot({predicate}, {mask}, {_site(one)})")
 
 
 _TRANSLATORS: dict[str, Callable[[Instruction, Scope], str]] = {
@@ -392,7 +381,6 @@ _TRANSLATORS: dict[str, Callable[[Instruction, Scope], str]] = {
     "neg": _negate,
     "not": _complement,
     "or": _integers,
-    "popc": _population,
     "ret": _return,
     "selp": _select,
     "setp": _compare,
@@ -401,6 +389,5 @@ _TRANSLATORS: dict[str, Callable[[Instruction, Scope], str]] = {
     "shr": _shift,
     "st": _store,
     "sub": _arithmetic,
-    "vote": _vote,
     "xor": _integers,
 }

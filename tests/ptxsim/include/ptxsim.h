@@ -58,16 +58,13 @@ template <class T> static inline T bfi(T a, T b, uint32_t position, uint32_t len
   const T mask = T((length >= size ? ~T(0) : (T(1) << length) - 1) << position);
   return T((b & ~mask) | ((a << position) & mask));
 }
-enum ShuffleMode { kUp, kDown, kButterfly, kIndex };
+enum ShuffleMode { kUp, kDown };
 struct Shuffled { uint32_t value; bool is_valid; };
 static inline Shuffled shuffle(ShuffleMode mode, uint32_t value, uint32_t b, uint32_t c,
                                uint32_t mask, sim::Site site) {
   const int own = int(sim::lane()), segment = c >> 8 & 31, clamp = c & 31, by = b & 31;
   const int last = (own & segment) | (clamp & ~segment);
-  int from = own - by;
-  if (mode == kDown) from = own + by;
-  if (mode == kButterfly) from = own ^ by;
-  if (mode == kIndex) from = (own & segment) | (by & ~segment);
+  const int from = mode == kUp ? own - by : own + by;
   const bool is_valid = mode == kUp ? from >= last : from <= last;
   return {uint32_t(sim::exchange(value, mask, is_valid ? from : own, site)), is_valid};
 }
