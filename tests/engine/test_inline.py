@@ -14,9 +14,6 @@ from gradwire_server.plans import Plan
 from gradwire_server.scheduling.admission import InlineWork
 from support.evaluation_cases import Case
 
-# The longest evaluation on the event loop with NumPy.
-MOST_S = 500e-6
-
 
 def inline_work(backend: Any = None, threads: int = 2) -> InlineWork:
     inline = InlineWork()
