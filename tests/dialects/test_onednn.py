@@ -55,27 +55,6 @@ def test_linear_bilinear_and_trilinear_are_synonyms_on_any_rank() -> None:
         np.testing.assert_array_equal(evaluate(backward(synonym), given, (2, 3, 4, 9)), expected)
 
 
-@pytest.mark.parametrize(
-    "attributes",
-    [
-        {"sizes": (6, 9)},
-        {"sizes_tensor": (6, 9)},
-        {"sizes": (6, 9), "sizes_tensor": (6, 9)},
-        {"scales": (1.5, 1.5)},
-        {"scales": (1.6, 1.4)},
-        {"sizes": (6, 9), "scales": (1.5, 1.5)},
-        {"sizes_tensor": (6, 9), "scales": (1.66, 1.6)},
-    ],
-    ids=str,
-)
-def test_sizes_and_scales_that_agree_change_nothing(attributes: dict[str, Any]) -> None:
-    given = np.random.default_rng(4).standard_normal((1, 2, 6, 9), np.float32)
-    expected = evaluate(backward(), given, (1, 2, 4, 6))
-    np.testing.assert_array_equal(evaluate(backward(**attributes), given, (1, 2, 4, 6)), expected)
-    forward = evaluate(interpolate(**attributes), expected, (1, 2, 6, 9))
-    assert forward.shape == (1, 2, 6, 9)
-
-
 SIZES: list[tuple[ops.Operator, Sizes, Sizes | None]] = [
     # The product is float32's: in float64 10 * 0.7f would be 6.99..., and 100 * 0.29f 28.99....
     *(
