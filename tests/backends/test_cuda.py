@@ -318,17 +318,6 @@ def test_sums_in_parts_and_pieces_have_the_bits_of_numpy(
         oracles.same_bits(sums.copy(), expected)
 
 
-@pytest.mark.parametrize("change", ["columns left out", "transposed"])
-def test_input_that_is_not_contiguous_is_copied_in_order(change: str) -> None:
-    plan = sliced_plan(2, 16)
-    numbers = np.random.default_rng(3).standard_normal((2, 32, 64)).astype(np.float32)
-    x = numbers[:, :, ::2] if change == "columns left out" else numbers[:, :, :32].swapaxes(1, 2)
-    backend = Cuda(simulated(), memory_bytes=4 * MIB, buffer_bytes=1000)
-    oracles.same_bits(
-        applied(backend, plan, x, np.float32), applied(NumpyCpu(), plan, x, np.float32)
-    )
-
-
 def _traced(plan: Plan, *, buffer: int) -> list[str]:
     device = simulated()
     backend = Cuda(device, memory_bytes=64 * MIB, buffer_bytes=buffer)
