@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,12 +12,14 @@ from hypothesis import strategies as st
 
 from gradwire_server.backends import compute_dtype
 from gradwire_server.backends.cuda import dispatch, launches, programs
+from gradwire_server.backends.cuda.launches import Stage
 from gradwire_server.backends.cuda.programs import (
     Buffer,
     Launch,
     X,
     Y,
     every_kernel,
+    packed,
 )
 from gradwire_server.plans import BandedMap, Plan
 from support.kernels import kernel_maps as maps
@@ -26,6 +29,8 @@ SINGLE = np.dtype(np.float32)
 DOUBLED = maps.linear(64, 128).adjoint()
 
 
+STAGE = Stage(132, (SINGLE, SINGLE))
+LENGTHS = st.integers(1, 300) | st.integers(1, 2**33)
 FORMATS = [one for dtype in oracles.STORAGE_TYPES for one in programs.formats(dtype)]
 
 
@@ -107,7 +112,7 @@ def test_a_map_beyond_32_bits_is_refused() -> None:
         dispatch.program(Plan.build([huge], (2**31,)), SINGLE, SINGLE)
 
 
-@given(jobs=st.integers(1, 300) | st.integers(1, 2**33), per_block=st.sampled_from([1, 8, 16, 256]))
+@given(jobs=LENGTHS, per_block=st.sampled_from([1, 8, 16, 256]))
 def test_a_grid_holds_every_job_and_no_idle_block(jobs: int, per_block: int) -> None:
     try:
         x, y, z = launches.blocks(jobs, per_block=per_block)
@@ -119,3 +124,27 @@ def test_a_grid_holds_every_job_and_no_idle_block(jobs: int, per_block: int) -> 
     assert 1 <= x <= 2**31 - 1
     assert (x - 1) * per_block < jobs <= x * per_block
     assert x * per_block <= 2**32
+
+
+@given(sizes=st.lists(st.integers(0, 1000), max_size=6))
+def test_packed_buffers_are_aligned_and_apart(sizes: list[int]) -> None:
+    offsets, total = packed(sizes)
+    ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
+    assert all(offset % 128 == 0 for offset in offsets)
+    assert all(
+        end <= begin
+        for (_, end), (begin, _) in pairwise([*zip(offsets, ends, strict=True), (total, total)])
+    )
+
+
+@given(numbers=st.integers(1, 2**40))
+def test_threads_that_loop_have_a_grid_of_any_device(numbers: int) -> None:
+    gaps = BandedMap(2, 1, np.array([0, 0]), np.array([0, 1, 1]), np.array([1.0]))
+    x, y, z = launches.fill_bands(STAGE, gaps, outer=numbers, inner=1).grid
+    assert (y, z) == (1, 1)
+    assert 1 <= x <= min(-(-numbers // launches.THREADS), 2**31 - 1)
+
+
+@given(outputs=LENGTHS, threads=st.integers(1, 2**31))
+def test_strips_are_long_enough_to_be_numbered_in_32_bits(outputs: int, threads: int) -> None:
+    assert STAGE.strips(outputs, threads=threads)[1] <= 2**32 - 256

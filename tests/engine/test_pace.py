@@ -19,6 +19,16 @@ def test_work_that_is_known_takes_what_it_took(work: int, seconds: float) -> Non
     assert pace.estimate_s(work) == pytest.approx(seconds)
 
 
+def test_each_size_of_work_has_its_own_pace_and_another_size_the_nearest() -> None:
+    pace = WorkPace()
+    pace.note(1000, 1.0)
+    pace.note(1_000_000, 2.0)
+    assert pace.estimate_s(1000) == pytest.approx(1.0)
+    assert pace.estimate_s(1_000_000) == pytest.approx(2.0)
+    assert pace.estimate_s(4_000_000) == pytest.approx(8.0)
+    assert pace.estimate_s(2000) == pytest.approx(2.0)
+
+
 @given(st.floats(0.001, 10.0), st.floats(1.0, 1e9), st.integers(1, 20))
 def test_a_steady_drain_is_told_as_it_is(each_s: float, amount: float, times: int) -> None:
     drain = Drain()
@@ -30,6 +40,14 @@ def test_a_steady_drain_is_told_as_it_is(each_s: float, amount: float, times: in
         drain.leave(now, amount=amount, empty=False)
     assert drain.seconds_for(amount) == pytest.approx(each_s)
     assert drain.seconds_for(3 * amount) == pytest.approx(3 * each_s)
+
+
+def test_idle_time_is_no_slow_draining() -> None:
+    drain = Drain()
+    for start in (0.0, 1000.0, 5000.0):
+        drain.enter(start)
+        drain.leave(start + 0.5, empty=True)
+    assert drain.seconds_for() == pytest.approx(0.5)
 
 
 @given(st.lists(st.floats(0, 0.05), min_size=2, max_size=20), st.floats(0.001, 0.1))
@@ -46,6 +64,14 @@ def test_those_who_are_refused_come_back_one_after_the_other(
         times.append(now + after_s)
     # In whole milliseconds.
     assert all(later - sooner > spacing_s - 0.002 for sooner, later in pairwise(times))
+
+
+def test_appointments_pass_with_time_and_are_never_far_away() -> None:
+    appointments = Appointments()
+    first = appointments.give_s(0.0, wait_s=0.1, spacing_s=0.1)
+    for _ in range(1000):
+        assert appointments.give_s(0.0, wait_s=0.1, spacing_s=0.1) <= 10.0
+    assert appointments.give_s(100.0, wait_s=0.1, spacing_s=0.1) == first
 
 
 BURST_S, STANDING_S, COST_S = 2.0, 0.25, 0.01
@@ -74,6 +100,11 @@ def test_a_queue_that_was_empty_for_a_moment_between_refusals_stays_short() -> N
     assert queue.allowed_s(6.0) == STANDING_S
     queue.rest(5.0 + BURST_S + 0.1)
     assert queue.allowed_s(8.0) == BURST_S
+
+
+def test_a_burst_is_allowed_no_less_than_what_may_stand() -> None:
+    queue = QueueLimit(max_queue_s=0.1, standing_s=10.0)
+    assert [queue.allowed_s(now) for now in (0.0, 1.0)] == [0.1, 0.1]
 
 
 def test_what_stands_still_is_not_told_to_drain_at_once() -> None:

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gradwire_server.plans.plan import fma
-from gradwire_server.plans.sines import sin, sin_as_float32, sinf
+from gradwire_server.plans.sines import sin, sin_as_float32, sinf, unsettled
 
 SINGLES = st.floats(2.0**-40, 2.0**40, width=32)
 DOUBLES = st.floats(2.0**-300, 2.0**300)
@@ -102,6 +102,15 @@ def test_numpys_sine_is_near_and_rounds_to_the_same_float32(x: float) -> None:
     given_one, exact = np.array([x]), float(sin(np.array([x]))[0])
     assert abs(float(np.sin(given_one)[0]) - exact) <= 2.0**-47 * abs(exact)
     assert sin_as_float32(given_one)[0] == np.float32(exact)
+
+
+def test_numbers_are_unsettled_where_two_roundings_meet() -> None:
+    float32 = 1 + 2.0**-23
+    between = 1 + 2.0**-24
+    near = [between, between * (1 + 2.0**-48), between * (1 - 2.0**-47)]
+    far = [1.0, float32, between * (1 + 2.0**-44), between * (1 - 2.0**-44), 0.0]
+    assert unsettled(np.array(near)).all()
+    assert not unsettled(np.array(far)).any()
 
 
 def test_single_sines_are_those_of_the_c_library() -> None:
