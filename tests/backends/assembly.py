@@ -25,7 +25,6 @@ def fused(assembly: str) -> list[str]:
 
 @cache
 def of_kernels() -> dict[str, str]:
-    """Return the assembly of each function of the compiled backend, of all its types together."""
     import_module(f"{_PACKAGE}.compilation").load("")
     texts: dict[str, str] = {}
     for function in compiled_functions():

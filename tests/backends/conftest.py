@@ -24,7 +24,6 @@ from support.kernels.numba_calls import needs_numba
     ],
 )
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    """Give each backend in turn, on one thread, ready to compute."""
     if request.param != "cuda":
         chosen, _ = backends.choose(request.param)
         chosen.warm_up()

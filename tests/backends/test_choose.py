@@ -45,46 +45,41 @@ def test_an_unknown_backend_is_refused_with_those_there_are() -> None:
         backends.choose("abacus")
 
 
-def _without_numba(name: str) -> subprocess.CompletedProcess[str]:
-    """Choose a backend in a process that cannot import numba."""
+def _chosen(name: str, before: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    """Choose a backend in a process of its own."""
     program = (
-        "import sys\n"
-        "sys.modules['numba'] = None\n"
-        "sys.modules['llvmlite'] = None\n"
-        "from gradwire_server import backends\n"
-        f"backend, reason = backends.choose({name!r})\n"
-        "print(backend.name, reason)\n"
+        f"import sys\n{before}\nfrom gradwire_server import backends\n"
+        f"backend, reason = backends.choose({name!r})\nprint(backend.name, reason)\n"
     )
     command = [sys.executable, "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    return subprocess.run(  # noqa: S603 - our own program
+        command, env={**os.environ, **env}, capture_output=True, text=True, check=False
+    )
 
 
-def test_auto_is_numpy_where_numba_is_missing_and_says_so() -> None:
-    answer = _without_numba("auto")
+_NO_NUMBA = "sys.modules['numba'] = sys.modules['llvmlite'] = None"
+
+
+@pytest.mark.parametrize(
+    ("before", "env"),
+    [(_NO_NUMBA, {}), ("", {"NUMBA_DISABLE_JIT": "1"})],
+    ids=["missing", "told to compile nothing"],
+)
+def test_auto_is_numpy_where_numba_cannot_be_used_and_says_so(
+    before: str, env: dict[str, str]
+) -> None:
+    answer = _chosen("auto", before, **env)
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.startswith("numpy_cpu numpy_cpu, since numba_cpu cannot run here: ")
 
 
 def test_the_compiled_backend_asked_for_by_name_is_never_replaced_by_another() -> None:
-    answer = _without_numba("numba_cpu")
+    answer = _chosen("numba_cpu", _NO_NUMBA)
     assert answer.returncode == 1
     assert 'pip install "gradwire[cpu]"' in answer.stderr
 
 
-def test_auto_is_numpy_where_numba_is_told_to_compile_nothing() -> None:
-    program = "from gradwire_server import backends; print(*backends.choose('auto'))"
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", program],
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "numpy_cpu, since numba_cpu cannot run here: " in done.stdout
-
-
 def _server_without_device(*flags: str) -> str:
-    """Start a server on a GPU that is not there; return its last words, which are one line."""
     done = run_command("--backend", "cuda", "--address", "127.0.0.1:0", *flags)
     assert done.returncode == 1
     assert not done.stdout
@@ -107,24 +102,29 @@ def test_cuda_without_a_driver_ends_the_server_with_one_line() -> None:
     assert "there is no NVIDIA driver" in _server_without_device()
 
 
-def _with_other_numba(folder: Path, change: str) -> dict[str, str]:
-    """Return the environment of processes whose numba lacks what other versions may lack."""
-    (folder / "sitecustomize.py").write_text(f"import numba.core\n{change}\n")
-    return {"PYTHONPATH": str(folder)}
-
-
+# What other versions of numba may lack, and how its lack shows.
 BREAKS = {
     "import": ("del numba.core.caching.IndexDataCacheFile", "AttributeError: "),
     "warm-up": ("del numba.core.config.LOOP_VECTORIZE", "KeyError: 'LOOP_VECTORIZE'"),
 }
 
 
+@pytest.fixture(params=BREAKS)
+def other_numba(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[dict[str, str], str]:
+    """Return the environment of processes whose numba lacks something, and how that shows."""
+    change, why = BREAKS[request.param]
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import numba.core.caching, numba.core.config\n{change}\n"
+    )
+    return {"PYTHONPATH": str(tmp_path)}, why
+
+
 @needs_numba
 @pytest.mark.parametrize("workers", ["1", "2"])
-@pytest.mark.parametrize("when", BREAKS)
-def test_auto_is_numpy_where_another_numba_fails(tmp_path: Path, when: str, workers: str) -> None:
-    change, why = BREAKS[when]
-    env = _with_other_numba(tmp_path, f"import numba.core.caching, numba.core.config\n{change}")
+def test_auto_is_numpy_where_another_numba_fails(
+    tmp_path: Path, other_numba: tuple[dict[str, str], str], workers: str
+) -> None:
+    env, why = other_numba
     flags = ("--backend", "auto", "--workers", workers, "--http-port", "0")
     with running_command(*flags, log=tmp_path / "log", env=env) as command:
         warning = f'warning slower backend (worker=\\d )?backend=numpy_cpu why="{re.escape(why)}'
@@ -142,10 +142,10 @@ def test_auto_is_numpy_where_another_numba_fails(tmp_path: Path, when: str, work
 
 
 @needs_numba
-@pytest.mark.parametrize("when", BREAKS)
-def test_another_numba_that_was_asked_for_fails_with_the_reason(tmp_path: Path, when: str) -> None:
-    change, why = BREAKS[when]
-    env = _with_other_numba(tmp_path, f"import numba.core.caching, numba.core.config\n{change}")
+def test_another_numba_that_was_asked_for_fails_with_the_reason(
+    other_numba: tuple[dict[str, str], str],
+) -> None:
+    env, why = other_numba
     flags = ("--backend", "numba_cpu", "--address", "127.0.0.1:0")
     done = run_command(*flags, env=env)
     assert done.returncode == 1

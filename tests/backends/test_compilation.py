@@ -77,7 +77,6 @@ for one in (blocks.accumulate, threads.serve, threads.share, threads.end):
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make the folder with the package."""
     folder = tmp_path_factory.mktemp("packages")
     (folder / "small").mkdir()
     for name, text in PACKAGE.items():
@@ -87,7 +86,6 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def first(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a folder that a first process has compiled to."""
     folder = tmp_path_factory.mktemp("first") / "a" / "b"
     assert _load(packages, folder) == "42 of 2 found: 0"
     return folder
@@ -95,7 +93,6 @@ def first(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def filled(first: Path, tmp_path: Path) -> Path:
-    """Return a copy of that folder."""
     return shutil.copytree(first, tmp_path / "filled")
 
 
@@ -114,7 +111,6 @@ def _load(
 
 
 def _files(folder: Path) -> dict[Path, int]:
-    """Return when each file in a folder was written."""
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
@@ -185,7 +181,6 @@ def _cut(content: bytes, *, left: float) -> bytes:
 
 
 def _flipped(content: bytes, *, place: float) -> bytes:
-    """Flip one bit."""
     at = int((len(content) - 1) * place)
     return content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :]
 

@@ -1,24 +1,30 @@
-"""The CUDA backend on a simulated device: memory, errors, and calls that the CPU computes.
+"""The CUDA backend on a simulated device: memory, errors, parts, calls at once and on the CPU.
 
-That its bits are NumPy's is tested in test_every_backend.py, and row by row in tests/cuda.
+The device does nothing before somebody waits, or everything at once; it copies from pinned memory
+only, refuses to use released memory, and records the tasks of its streams. That the backend's bits
+are NumPy's is tested in test_every_backend.py, and row by row in tests/cuda.
 """
 
 from __future__ import annotations
 
 import gc
 import math
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import takewhile
+from threading import Event
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gradwire import Client, OutOfMemoryError, RetryPolicy, UnavailableError, ops
-from gradwire_server import LocalClient, backends
+from gradwire_server import backends
 from gradwire_server.backends import NumpyCpu, call_deadline
 from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.backends.cuda.device import DeviceError
+from gradwire_server.backends.cuda.staging import CallQueue
 from gradwire_server.errors import DeviceLostError
 from gradwire_server.plans import BandedMap, Plan
 from gradwire_server.rpc.warm_up import check_backend
@@ -32,8 +38,8 @@ from support.kernels.cuda_backends import (
     simulated,
     sliced_plan,
 )
+from support.kernels.cuda_device import SimulatedDevice
 from support.oracles import oracles
-from support.servers import serving
 
 pytestmark = needs_simulator
 
@@ -42,20 +48,6 @@ def _whole(side: int) -> Plan:
     """Return a plan whose first axis moves too: it cannot be cut into parts."""
     up = maps.linear(side, 2 * side)
     return oracles.adjoint(Plan.build([up, up], (side, side)))
-
-
-def test_threads_at_once_have_the_bits_of_numpy() -> None:
-    backend = Cuda(simulated(), memory_bytes=256 * MIB, streams=2, buffer_bytes=4096)
-    plans = [sliced_plan(2, side) for side in (5, 16, 33)]
-    start = threading.Barrier(6)
-
-    def work(number: int) -> None:
-        start.wait()
-        for turn in range(9):
-            check(backend, plans[(number + turn) % len(plans)], seed=10 * number + turn)
-
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(work, range(6)))
 
 
 def test_tables_stay_on_the_device_and_nothing_else_does() -> None:
@@ -197,45 +189,41 @@ def test_a_refused_task_leaves_nothing_pending(accepted: int) -> None:
     np.testing.assert_array_equal(y, left)
 
 
-class Counting(NumpyCpu):
-    """NumPy's backend, which counts the calls of apply(), and those of accumulate()."""
-
+class _Counting(NumpyCpu):
     def __init__(self) -> None:
-        self.applied = self.accumulated = 0
+        self.calls = 0
 
     def apply(self, plan: Plan, x: oracles.Tensor, y: oracles.Tensor) -> None:
-        """Count and compute."""
-        self.applied += 1
+        self.calls += 1
         super().apply(plan, x, y)
 
     def accumulate(
         self, bands: BandedMap, x: oracles.Tensor, y: oracles.Tensor, *, axis: int, carried: int
     ) -> None:
-        """Count and compute."""
-        self.accumulated += 1
+        self.calls += 1
         super().accumulate(bands, x, y, axis=axis, carried=carried)
 
 
-@pytest.mark.parametrize("dtype", oracles.STORAGE_TYPES, ids=str)
 @pytest.mark.parametrize("more", [0, 2])
 @pytest.mark.parametrize("side", [13, 320])
 def test_calls_of_few_multiplications_for_their_bytes_are_computed_by_the_cpu(
-    side: int, more: int, dtype: np.dtype[np.generic]
+    side: int, more: int
 ) -> None:
-    plan, cpu = sliced_plan(2, side), Counting()
-    device = simulated()
-    elements = math.prod(plan.input_shape) + math.prod(plan.output_shape)
-    most = plan.work / (1 + elements * dtype.itemsize / (800 << 10))
-    backend = Cuda(device, memory_bytes=64 * MIB, cpu=cpu, cpu_work=int(most) + more)
+    plan, bands, cpu, device = sliced_plan(2, side), maps.linear(9, 12), _Counting(), simulated()
+    nbytes = 4 * (math.prod(plan.input_shape) + math.prod(plan.output_shape))
+    most = int(plan.work / (1 + nbytes / (800 << 10)))
+    backend = Cuda(device, memory_bytes=64 * MIB, cpu=cpu, cpu_work=most + more)
     backend.warm_up()
     device.trace.clear()
-    rng = np.random.default_rng(3)
-    with np.errstate(all="ignore"):
-        x = rng.choice(np.array(oracles.VALUES).astype(dtype), plan.input_shape)
-    oracles.same_bits(applied(backend, plan, x, dtype), applied(NumpyCpu(), plan, x, dtype))
-    assert cpu.applied == (more > 0)
-    assert bool(device.trace) == (not more)
-    assert backend.computed_by == {cpu.name if more else "cuda": 1}
+    check(backend, plan)
+    by_cpu = more > 0
+    assert bool(cpu.calls) == by_cpu
+    assert bool(device.trace) != by_cpu
+    assert backend.computed_by == {cpu.name if by_cpu else "cuda": 1}
+    cpu.calls, backend.cpu_work = 0, bands.nnz * 4 * 5 - 1 + more
+    sums = np.zeros((4, 12, 5), np.float32)
+    backend.accumulate(bands, np.ones((4, 9, 5), np.float32), sums, axis=1, carried=5)
+    assert cpu.calls == by_cpu
 
 
 @pytest.mark.parametrize("on_cpu", [0, 1])
@@ -252,21 +240,6 @@ def test_a_call_bound_to_its_arrays_reads_them_anew(on_cpu: int) -> None:
     assert backend.computed_by == {cpu.name if on_cpu else "cuda": 2}
 
 
-@pytest.mark.parametrize("more", [0, 2])
-def test_sums_below_a_number_of_multiplications_are_computed_by_the_cpu(more: int) -> None:
-    bands, cpu = maps.linear(9, 12), Counting()
-    rng = np.random.default_rng(5)
-    x = rng.standard_normal((4, 9, 5)).astype(np.float32)
-    sums = rng.standard_normal((4, 12, 5)).astype(np.float32)
-    expected = sums.copy()
-    most = bands.nnz * 4 * 5 / (1 + (x.nbytes + sums.nbytes) / (800 << 10))
-    backend = Cuda(simulated(), memory_bytes=64 * MIB, cpu=cpu, cpu_work=int(most) + more)
-    backend.accumulate(bands, x, sums, axis=1, carried=5)
-    assert cpu.accumulated == (more > 0)
-    NumpyCpu().accumulate(bands, x, expected, axis=1, carried=5)
-    oracles.same_bits(sums, expected)
-
-
 @pytest.mark.parametrize("work", [0, 1, 1 << 18])
 def test_only_calls_that_the_cpu_computes_may_be_computed_on_an_event_loop(work: int) -> None:
     backend = Cuda(simulated(), memory_bytes=MIB, cpu_work=work)
@@ -276,7 +249,7 @@ def test_only_calls_that_the_cpu_computes_may_be_computed_on_an_event_loop(work:
 def test_numpy_computes_small_calls_where_the_compiled_backend_fails(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class Failing(Counting):
+    class Failing(_Counting):
         def warm_up(self) -> None:
             raise KeyError("LOOP_VECTORIZE")
 
@@ -285,7 +258,7 @@ def test_numpy_computes_small_calls_where_the_compiled_backend_fails(
     backend.warm_up()
     assert "slower backend" in caplog.text
     check(backend, plan)
-    assert not cpu.applied
+    assert not cpu.calls
 
 
 def test_a_call_waits_for_memory_until_its_deadline_at_most() -> None:
@@ -311,27 +284,6 @@ def test_plans_without_passes_need_no_device() -> None:
     assert not device.trace
 
 
-def test_a_server_answers_with_it_and_survives_a_device_out_of_memory() -> None:
-    device = simulated(capacity=0)
-    backend = Cuda(device, memory_bytes=1 << 30)
-    operator = ops.InterpolateBackward(mode="linear", data_format="NCX")
-    gradient = np.random.default_rng(0).standard_normal((1, 3, 34, 66)).astype(np.float32)
-    shape = (1, 3, 17, 33)
-    expected = LocalClient("numpy_cpu").evaluate(operator, gradient, output_shape=shape)
-    once = RetryPolicy(max_attempts=1)
-    with serving(backend=backend) as server, Client(server.address, retry=once) as client:
-        with pytest.raises(OutOfMemoryError):
-            client.evaluate(operator, gradient, output_shape=shape)
-        device.capacity = 64 * MIB
-        result = client.evaluate(operator, gradient, output_shape=shape)
-        assert client.server_info().backend == "cuda"
-        device.broken = "an illegal memory access was encountered"
-        with pytest.raises(UnavailableError) as lost:
-            client.evaluate(operator, gradient, output_shape=shape)
-    assert lost.value.reason == "DEVICE_LOST"
-    oracles.same_bits(result, expected)
-
-
 def test_an_error_for_want_of_memory_keeps_none_while_it_is_kept() -> None:
     device = simulated(capacity=1 << 13)
     backend = Cuda(device, memory_bytes=MIB)
@@ -352,3 +304,203 @@ def test_a_warm_up_compares_the_device_and_what_is_left_to_the_cpu() -> None:
     # The CPU is timed besides.
     assert 0 < backend.computed_by["cuda"] <= backend.computed_by["numpy_cpu"]
     assert backend.cpu_work == 1 << 18
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), plan=oracles.plans(), buffer=st.sampled_from([1, 16, 50, 4096]))
+def test_any_plan_in_parts_and_pieces_of_any_size_has_the_bits_of_numpy(
+    data: st.DataObject, plan: Plan, buffer: int
+) -> None:
+    device = simulated(eager=data.draw(st.booleans()))
+    backend = Cuda(device, memory_bytes=MIB, streams=2, buffer_bytes=buffer)
+    dtype = data.draw(st.sampled_from(oracles.STORAGE_TYPES))
+    x = data.draw(oracles.tensors(plan.input_shape, dtype=dtype))
+    expected = applied(NumpyCpu(), plan, x, dtype)
+    oracles.same_bits(applied(backend, plan, x, dtype), expected)
+    assert device.most_taken <= MIB
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("buffer", [1, 100, 4096, 1 << 16])
+def test_sums_in_parts_and_pieces_have_the_bits_of_numpy(
+    eager: bool,  # noqa: FBT001
+    buffer: int,
+) -> None:
+    backend = Cuda(simulated(eager=eager), memory_bytes=MIB, streams=1, buffer_bytes=buffer)
+    rng, bands = np.random.default_rng(1), maps.linear(9, 12)
+    for axis, x_shape, y_shape in ((1, (7, 9, 5), (7, 12, 5)), (0, (9, 35), (12, 35))):
+        x = rng.standard_normal(x_shape).astype(np.float32)
+        sums = rng.standard_normal((*y_shape[:-1], 2 * y_shape[-1])).astype(np.float32)[..., ::2]
+        expected = sums.copy()
+        backend.accumulate(bands, x, sums, axis=axis, carried=5)
+        NumpyCpu().accumulate(bands, x, expected, axis=axis, carried=5)
+        oracles.same_bits(sums.copy(), expected)
+
+
+def _traced(plan: Plan, *, buffer: int) -> list[str]:
+    device = simulated()
+    backend = Cuda(device, memory_bytes=64 * MIB, buffer_bytes=buffer)
+    check(backend, plan)
+    device.trace.clear()
+    check(backend, plan)
+    assert len({stream for _, stream in device.trace}) == 1
+    return [what for what, _ in device.trace]
+
+
+def test_the_next_part_goes_up_before_a_thread_waits_for_the_first() -> None:
+    part = ["up", "launch", "down"]
+    trace = _traced(sliced_plan(16, 32), buffer=1 << 16)
+    assert list(takewhile(lambda what: what != "wait", trace)) == 2 * part
+    assert [what for what in trace if what != "wait"] == 4 * part
+    # The third part waits for the first: for its upload, then for its result.
+    assert trace[6:11] == ["wait", "up", "launch", "wait", "down"]
+
+
+def test_a_buffer_is_filled_while_others_are_copied() -> None:
+    """One slice of eight pieces, which cannot be cut into parts."""
+    trace = _traced(sliced_plan(1, 64), buffer=1 << 13)
+    up = "".join({"up": "u", "wait": "w"}.get(what, " ") for what in trace).split()[0]
+    assert up == "uuuu" + 4 * "wu"
+
+
+def test_a_large_call_takes_the_memory_of_a_part() -> None:
+    device = simulated()
+    backend = Cuda(device, memory_bytes=4 * MIB, buffer_bytes=1 << 18)
+    plan = sliced_plan(128, 64)
+    assert np.prod(plan.input_shape) * 4 == 8 * MIB
+    check(backend, plan)
+    assert device.most_taken < MIB
+
+
+class _Store:
+    def __init__(self, things: int) -> None:
+        self.left = things
+
+    def take(self, count: int) -> _Share:
+        if self.left < count:
+            raise MemoryError(count)
+        self.left -= count
+        return _Share(self, count)
+
+
+class _Share:
+    def __init__(self, store: _Store, count: int) -> None:
+        self._store, self._count = store, count
+
+    def release(self) -> None:
+        self._store.left += self._count
+
+
+def test_a_call_waits_for_memory_no_longer_than_it_may() -> None:
+    queue, store = CallQueue([0, 1]), _Store(10)
+    with (
+        queue.turn(partial(store.take, 1), wait_s=60),
+        pytest.raises(MemoryError),
+        queue.turn(partial(store.take, 10), wait_s=0.01),
+    ):
+        raise AssertionError("not reached")
+    with queue.turn(partial(store.take, 10), wait_s=0):
+        assert not store.left
+    assert (store.left, queue.waiting) == (10, 0)
+
+
+def test_a_call_that_needs_everything_is_not_overtaken_by_one_that_needs_little() -> None:
+    queue, store = CallQueue(range(3)), _Store(2)
+    asked, order = Event(), list[int]()
+
+    def take(count: int) -> _Share:
+        asked.set()
+        return store.take(count)
+
+    def call(count: int) -> None:
+        with queue.turn(partial(take, count), wait_s=60):
+            order.append(count)
+
+    with ThreadPoolExecutor(2) as pool:
+        with queue.turn(partial(store.take, 1), wait_s=60):
+            large = pool.submit(call, 2)
+            asked.wait()
+            small = pool.submit(call, 1)
+            while queue.waiting < 2:
+                time.sleep(0.001)
+        large.result()
+        small.result()
+    assert order == [2, 1]
+
+
+def _submitted(
+    pool: ThreadPoolExecutor, device: SimulatedDevice, backend: Cuda, plans: list[Plan]
+) -> list[Future[None]]:
+    device.trace.clear()
+    device.entered.clear()
+    calls = [pool.submit(check, backend, plans[0])]
+    device.entered.wait()
+    for seed, plan in enumerate(plans[1:], 1):
+        calls.append(pool.submit(check, backend, plan, seed))
+        while backend.queue.waiting < seed:
+            time.sleep(0.001)
+    return calls
+
+
+def test_calls_wait_in_order_and_the_loss_of_the_device_ends_them_all() -> None:
+    device, plan = simulated(), sliced_plan(3, 9)
+    backend = Cuda(device, memory_bytes=64 * MIB, streams=1)
+    check(backend, plan)
+    with ThreadPoolExecutor(5) as pool:
+        with device.lock:
+            calls = _submitted(pool, device, backend, [plan] * 5)
+            device.broken = ILLEGAL
+        for call in calls:
+            with pytest.raises(DeviceLostError, match=ILLEGAL):
+                call.result()
+    # The waiting calls gave the device nothing to do.
+    assert [what for what, _ in device.trace].count("launch") == 1
+    assert backend.queue.waiting == 0
+
+
+def test_waiting_calls_hold_no_memory() -> None:
+    device, plan = simulated(), sliced_plan(3, 9)
+    backend = Cuda(device, memory_bytes=64 * MIB, streams=1)
+    check(backend, plan)
+    with ThreadPoolExecutor(9) as pool:
+        with device.lock:
+            alone = _submitted(pool, device, backend, [plan])
+            lent = device.lent
+        alone[0].result()
+        with device.lock:
+            calls = _submitted(pool, device, backend, [plan] * 9)
+            assert device.lent == lent
+        assert not any(call.result() for call in calls)
+
+
+@pytest.mark.parametrize("calls", [2, 16])
+@pytest.mark.parametrize("capacity", [1 << 40, 3 * MIB // 2])
+def test_calls_at_once_wait_for_memory_and_all_end(calls: int, capacity: int) -> None:
+    """Each of the large ones takes five eighths of the limit, and two tables go with it."""
+    device = simulated(capacity=capacity)
+    backend = Cuda(device, memory_bytes=2 * MIB, streams=4)
+    plans = [sliced_plan(1, side) for side in (250, 255, 260)]
+
+    def work(number: int) -> None:
+        for turn in range(2):
+            check(backend, plans[(number + turn) % 3], seed=number)
+            check(backend, sliced_plan(2, 9), seed=number)
+
+    with ThreadPoolExecutor(calls) as pool:
+        list(pool.map(work, range(calls)))
+    assert device.most_taken <= min(2 * MIB, capacity)
+
+
+def test_calls_too_large_for_the_memory_fail_while_others_go_on() -> None:
+    backend = Cuda(simulated(), memory_bytes=4 * MIB, streams=3)
+    large, small = sliced_plan(1, 500), sliced_plan(5, 40)
+
+    def work(number: int) -> None:
+        if number % 2:
+            check(backend, small, seed=number)
+        else:
+            with pytest.raises(MemoryError, match="cuda_memory_bytes is 4194304"):
+                check(backend, large, seed=number)
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(work, range(32)))

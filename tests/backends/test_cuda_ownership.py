@@ -53,7 +53,6 @@ MUTANTS = [
 
 
 def _loaded(monkeypatch: pytest.MonkeyPatch, module: ModuleType, text: str) -> ModuleType:
-    """Load a source in place of a module, until the test ends."""
     made = ModuleType(module.__name__)
     made.__file__ = module.__file__
     monkeypatch.setitem(sys.modules, module.__name__, made)

@@ -32,7 +32,6 @@ _MXCSR = 28
 
 @contextmanager
 def mxcsr(bits: int) -> Generator[None]:
-    """Set bits of this thread's MXCSR for a while."""
     libm = ctypes.CDLL("libm.so.6")
     before = ctypes.create_string_buffer(32)
     assert libm.fegetenv(before) == 0
@@ -45,7 +44,6 @@ def mxcsr(bits: int) -> Generator[None]:
 
 
 def _halved(backend: Backend) -> oracles.Tensor:
-    """Half of the least normal number and half of the least but one denormal."""
     half = BandedMap.from_taps(np.array([[0], [1]]), np.full((2, 1), 0.5), inputs=2)
     x = np.array([2.0**-126, 2.0**-148], np.float32)
     return applied(backend, Plan.build([half], (2,)), x, np.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire_server import backends
-from gradwire_server.backends import Backend, BindsArrays, NumpyCpu, TellsHeldBytes
-from gradwire_server.plans import BandedMap, Plan
+from gradwire_server.backends import BindsArrays, NumpyCpu, TellsHeldBytes
+from gradwire_server.plans import Plan
 from support.kernels import kernel_maps as maps
 from support.kernels import kernel_plans
+from support.kernels.backend_calls import in_pieces
 from support.kernels.kernel_table import Case, cases, check, numbers, some_formats
 from support.kernels.numba_calls import (
     check_all,
@@ -127,7 +128,7 @@ def test_inputs_accumulated_in_any_pieces_have_the_bits_of_numpy(
     cuts = sorted({0, length, *inside})
     expected = np.empty((outer, bands.outputs, inner), dtype)
     NumpyCpu().accumulate(bands, x, expected, axis=1, carried=0)
-    oracles.same_bits(_in_pieces(compiled(1), bands, x, cuts), expected)
+    oracles.same_bits(in_pieces(compiled(1), bands, x, cuts), expected)
 
 
 def _new_threads(before: set[threading.Thread]) -> int:
@@ -144,24 +145,6 @@ def test_large_tensors_are_shared_among_threads_and_small_ones_are_not() -> None
     assert not _new_threads(before)
     check(backend, large, np.ones(large.input_shape, np.float32), np.float32)
     assert 1 <= _new_threads(before) <= 2
-
-
-def _in_pieces(
-    backend: Backend, bands: BandedMap, x: oracles.Tensor, cuts: list[int]
-) -> oracles.Tensor:
-    """Add the inputs between cuts along axis 1, one piece after the other, amid other numbers."""
-    size, guard = x.shape[0] * bands.outputs * x.shape[2], 64
-    memory = np.full(size + 2 * guard, 77.25, x.dtype)
-    y = memory[guard : guard + size].reshape(x.shape[0], bands.outputs, x.shape[2])
-    carried = 0
-    for low, high in pairwise(cuts):
-        y[:, carried:] = np.nan
-        piece = bands.window(0, bands.outputs, low, high)
-        backend.accumulate(piece, x[:, low:high], y, axis=1, carried=carried)
-        carried = int((bands.start < high).sum())
-    assert (memory[:guard] == 77.25).all()
-    assert (memory[guard + size :] == 77.25).all()
-    return y
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)

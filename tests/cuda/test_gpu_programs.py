@@ -18,17 +18,13 @@ from support.kernels.cuda_backends import needs_simulator
 from support.kernels.cuda_device import SimulatedDevice
 from support.kernels.cuda_table import check_rows
 from support.oracles import oracles
+from support.processes import environment
 from support.servers import serving
 
 pytestmark = needs_simulator
 
 MIB = 1 << 20
-TESTS = Path(__file__).parents[1]
-
-
-def _environment() -> dict[str, str]:
-    paths = (str(TESTS), os.environ.get("PYTHONPATH", ""))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+ENVIRONMENT = environment({"PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
 
 
 def _backend() -> Cuda:
@@ -46,7 +42,7 @@ def test_their_program_prints_the_hash_of_numpys_bits() -> None:
         capture_output=True,
         text=True,
         check=True,
-        env=_environment(),
+        env=ENVIRONMENT,
     )
     assert done.stdout.split() == [cuda_table.digest(NumpyCpu(), gpu_rows.few_rows())]
 
@@ -73,7 +69,7 @@ def test_a_server_under_load_gives_numpys_bits() -> None:
 
 
 def test_a_lost_device_stays_lost_for_its_process(tmp_path: Path) -> None:
-    faulty_device.check_loss(tmp_path, kind="sim", env=_environment())
+    faulty_device.check_loss(tmp_path, kind="sim", env=ENVIRONMENT)
 
 
 @pytest.mark.slow

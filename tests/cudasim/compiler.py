@@ -78,7 +78,6 @@ class Mode(Enum):
 
 
 def why_not() -> str:
-    """Return why nothing can be compiled here; empty where it can."""
     if os.uname().machine != "x86_64":
         return f"the simulator switches stacks on x86-64 only, this is {os.uname().machine}"
     return "" if shutil.which("g++") else "g++ is not installed"
@@ -121,8 +120,6 @@ def library(
 
 
 class _Job(NamedTuple):
-    """An object file: which of some files to compile, and how."""
-
     source: str
     files: Mapping[str, str]
     flags: Sequence[str]
@@ -151,7 +148,6 @@ def _scratch() -> Generator[Path]:
 
 
 def _gxx(*arguments: str) -> str:
-    """Run g++, without the sanitizer that this process may have been started with."""
     found = shutil.which("g++")
     assert found, why_not()
     done = subprocess.run(  # noqa: S603 - our own arguments

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudasim import sources
 from cudasim.compiler import Mode, library
 
 Array = npt.NDArray[Any]
@@ -55,7 +54,6 @@ class Buffer:
             raise MemoryError(f"{nbytes} bytes of simulated device memory")
 
     def view(self, dtype: npt.DTypeLike, count: int, *, first: int = 0) -> Array:
-        """Return count elements from the first one on, to read and to write."""
         size = np.dtype(dtype).itemsize
         assert first >= 0
         assert (first + count) * size <= self.nbytes
@@ -63,7 +61,6 @@ class Buffer:
         return np.frombuffer(memoryview(memory).cast("B"), np.uint8).view(dtype)
 
     def protect(self) -> None:
-        """Let a kernel read it only, where there are pages to say so."""
         self._module.api.sim_protect(self.address)
 
     def __del__(self) -> None:
@@ -76,7 +73,7 @@ class Module:
 
     names         library's alias of each kernel
     most_threads  what __launch_bounds__ allows each kernel, where it is known
-    static        bytes of shared memory that a kernel takes beside the dynamic ones
+    shared        bytes of shared memory of a kernel that does not declare it
     """
 
     def __init__(
@@ -86,10 +83,10 @@ class Module:
         names: Mapping[str, str],
         *,
         most_threads: Mapping[str, int] | None = None,
-        static: Mapping[str, int] | None = None,
+        shared: Mapping[str, int] | None = None,
     ) -> None:
         self.mode, self._names = mode, names
-        self._most_threads, self._static = most_threads or {}, static or {}
+        self._most_threads, self._shared = most_threads or {}, shared or {}
         self.api = ctypes.CDLL(str(path))
         self.api.sim_malloc.restype = ctypes.c_void_p
         self.api.sim_malloc.argtypes = (ctypes.c_size_t, ctypes.c_int, ctypes.c_size_t)
@@ -121,7 +118,6 @@ class Module:
         block: Extent,
         arguments: Sequence[Buffer | Scalar],
         *,
-        shared_bytes: int = 0,
         order: int = FORWARD,
         blocks: tuple[int, int] = _ALL_BLOCKS,
     ) -> None:
@@ -144,7 +140,7 @@ class Module:
             pointers,
             _extent(grid),
             _extent(block),
-            ctypes.c_size_t(shared_bytes + self._static.get(name, 0)),
+            ctypes.c_size_t(self._shared.get(name, 0)),
             ctypes.c_uint(order),
             ctypes.c_uint(self._most_threads.get(name, 0)),
             *map(ctypes.c_size_t, blocks),
@@ -171,12 +167,13 @@ def compiled(folder: Path, kernels: Collection[Kernel], mode: Mode = Mode.PLAIN)
         for source in sorted({source for source, _ in kernels})
         for some in batched(sorted(one for file, one in kernels if file == source))
     ]
-    path = library(units, mode, headers=sources.respelled_folder(folder))
+    files = sorted([*folder.glob("*.cu"), *folder.glob("*.cuh")])
+    headers = {one.name: f'#line 1 "{one.name}"\n{one.read_text()}' for one in files}
+    path = library(units, mode, headers=headers)
     return Module(path, mode, {expression: alias for (_, expression), alias in aliases.items()})
 
 
 def batched(names: Sequence[str], size: int = 8) -> list[Sequence[str]]:
-    """Cut a list in parts that are compiled side by side."""
     return [names[first : first + size] for first in range(0, len(names), size)]
 
 
@@ -188,7 +185,6 @@ def _unit(source: str, aliases: Mapping[str, str]) -> str:
 
 
 def _argument(value: Buffer | Scalar) -> Array:
-    """Return a 0-d array that holds what is passed."""
     return np.asarray(np.uint64(value.address) if isinstance(value, Buffer) else value)
 
 

@@ -1,20 +1,16 @@
 // Small kernels, right and wrong, that show what the simulator sees.
+#ifndef CUDASIM
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+// As in the sources of the kernels.
+#define SMEM(type, name, ...) __shared__ type name __VA_ARGS__
+#endif
 
 template <bool kHasBarrier>
 __global__ void reverse(const float* x, float* y, int n) {
-  __shared__ float held[64];
+  SMEM(float, held, [64]);
   held[threadIdx.x] = x[threadIdx.x];
   if (kHasBarrier) __syncthreads();
-  y[threadIdx.x] = held[n - 1 - threadIdx.x];
-}
-
-__global__ void reverse_dynamic(const float* x, float* y, int n) {
-  extern __shared__ __align__(16) unsigned char raw[];
-  float* held = reinterpret_cast<float*>(raw);
-  held[threadIdx.x] = x[threadIdx.x];
-  __syncthreads();
   y[threadIdx.x] = held[n - 1 - threadIdx.x];
 }
 
@@ -22,10 +18,7 @@ __global__ void neighbors(const float* x, float* y) {
   const unsigned all = 0xffffffffu;
   const float before = __shfl_up_sync(all, x[threadIdx.x], 1);
   const float after = __shfl_down_sync(all, x[threadIdx.x], 1);
-  const float pair = __shfl_xor_sync(all, x[threadIdx.x], 1);
-  const float first = __shfl_sync(all, x[threadIdx.x], 0);
-  const float votes = __popc(__ballot_sync(all, threadIdx.x % 3 == 0));
-  y[threadIdx.x] = before + 100 * after + 10000 * pair + 1000000 * first + votes;
+  y[threadIdx.x] = before + 100 * after;
 }
 
 __global__ void copy(const float* x, float* y, int offset) {
@@ -54,12 +47,8 @@ __global__ void two_barriers(float* y) {
 }
 
 __global__ void shuffles_outside_mask(float* y) {
-  y[threadIdx.x] = __shfl_sync(0x0000ffffu, y[threadIdx.x], 0);
+  y[threadIdx.x] = __shfl_up_sync(0x0000ffffu, y[threadIdx.x], 1);
 }
-
-__global__ void wraps(long long* y, int rows, int columns) { y[threadIdx.x] = rows * columns; }
-
-__global__ void all_write_one(float* y) { y[0] = 1; }
 
 template <class T> __device__ T narrowed(float v);
 template <> __device__ __half narrowed(float v) { return __float2half_rn(v); }

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from cudasim.compiler import Mode
 from cudasim.module import Array, Buffer, Module, Scalar, compiled
 
 FOLDER = Path(__file__).parent
@@ -15,7 +14,6 @@ FOLDER = Path(__file__).parent
 NAMES = [
     "reverse<true>",
     "reverse<false>",
-    "reverse_dynamic",
     "neighbors",
     "copy",
     "copy_vectors",
@@ -23,8 +21,6 @@ NAMES = [
     "leaves_before_barrier",
     "two_barriers",
     "shuffles_outside_mask",
-    "wraps",
-    "all_write_one",
     "widen<__half>",
     "widen<__nv_bfloat16>",
     "narrow<__half>",
@@ -34,46 +30,40 @@ NAMES = [
 
 
 @cache
-def samples(mode: Mode) -> Module:
-    """Return all of them, compiled."""
-    return compiled(FOLDER, [("samples.cu", name) for name in NAMES], mode)
+def samples() -> Module:
+    return compiled(FOLDER, [("samples.cu", name) for name in NAMES])
 
 
-def show(what: str, mode: Mode, order: int = 0, *, module: Module | None = None) -> Array:
+def show(what: str, order: int = 0, *, module: Module | None = None) -> Array:
     """Launch a kernel in the way that shows something; return what it wrote.
 
     module  where the kernels come from; compiled from their source unless it is given
     """
-    module = module or samples(mode)
+    module = module or samples()
     ramp = np.arange(64, dtype=np.float32)
     x, y = module.holding(ramp, order=order), module.buffer(ramp.nbytes, order=order)
     count = np.int32(64)
-    launches: dict[str, tuple[str, int, list[Buffer | Scalar], int]] = {
-        "barrier": ("reverse<true>", 64, [x, y, count], 0),
-        "missing barrier": ("reverse<false>", 64, [x, y, count], 0),
-        "dynamic": ("reverse_dynamic", 64, [x, y, count], ramp.nbytes),
-        "short dynamic": ("reverse_dynamic", 64, [x, y, count], ramp.nbytes - 4),
-        "shuffles": ("neighbors", 64, [x, y], 0),
-        "copy": ("copy", 64, [x, y, np.int32(0)], 0),
-        "reads beyond": ("copy", 64, [x, y, np.int32(1)], 0),
-        "reads before": ("copy", 64, [x, y, np.int32(-1)], 0),
-        "misaligned": ("copy_vectors", 15, [x, y, np.int32(2)], 0),
-        "writes input": ("writes_input", 64, [x, y], 0),
-        "leaves": ("leaves_before_barrier", 64, [y, np.int32(63)], 0),
-        "two barriers": ("two_barriers", 64, [y], 0),
-        "mask": ("shuffles_outside_mask", 64, [y], 0),
-        "overflow": ("wraps", 1, [y, np.int32(70_000), np.int32(40_000)], 0),
-        "race": ("all_write_one", 64, [y], 0),
-        "large block": ("copy", 1025, [x, y, np.int32(0)], 0),
+    launches: dict[str, tuple[str, int, list[Buffer | Scalar]]] = {
+        "barrier": ("reverse<true>", 64, [x, y, count]),
+        "missing barrier": ("reverse<false>", 64, [x, y, count]),
+        "shuffles": ("neighbors", 64, [x, y]),
+        "copy": ("copy", 64, [x, y, np.int32(0)]),
+        "reads beyond": ("copy", 64, [x, y, np.int32(1)]),
+        "reads before": ("copy", 64, [x, y, np.int32(-1)]),
+        "misaligned": ("copy_vectors", 15, [x, y, np.int32(2)]),
+        "writes input": ("writes_input", 64, [x, y]),
+        "leaves": ("leaves_before_barrier", 64, [y, np.int32(63)]),
+        "two barriers": ("two_barriers", 64, [y]),
+        "mask": ("shuffles_outside_mask", 64, [y]),
+        "large block": ("copy", 1025, [x, y, np.int32(0)]),
     }
-    name, threads, arguments, shared = launches[what]
-    module.launch(name, (1,), (threads,), arguments, shared_bytes=shared, order=order)
+    name, threads, arguments = launches[what]
+    module.launch(name, (1,), (threads,), arguments, order=order)
     return y.view(np.float32, 64).copy()
 
 
 def mapped(name: str, x: list[Array], result: Array) -> Array:
-    """Launch an elementwise kernel on arrays; return the result's elements."""
-    module = samples(Mode.PLAIN)
+    module = samples()
     given = [module.holding(one) for one in x]
     y = module.buffer(result.nbytes)
     blocks, rest = divmod(result.size, 64)

@@ -18,7 +18,6 @@ OFFSETS = st.sampled_from([0.0, 0.5, -0.5, 1.0]) | st.floats(-9, 9, width=32)
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Draw any attributes, whether or not they fit the shapes."""
     rank = draw(st.integers(1, 8))
     rule = draw(st.sampled_from(sorted(DML_RULES)))
     arrays: dict[str, Any] = {}

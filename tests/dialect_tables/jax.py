@@ -15,7 +15,6 @@ METHODS = ["nearest", "linear", "cubic", "lanczos3", "lanczos5"]
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Draw a method and two shapes."""
     method: Any = draw(st.sampled_from(METHODS))
     rank = draw(st.integers(1, 4))
     source, result = draw(shapes(rank)), draw(shapes(rank))

@@ -13,7 +13,6 @@ from support.oracles.dialect_table import Case, Example, Table, shapes
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Draw attributes and shapes that fit them."""
     rank = draw(st.integers(3, 5))
     mode = draw(st.sampled_from(["nearest", "linear"]))
     attributes: Any = {

@@ -49,7 +49,6 @@ def attributes(draw: st.DrawFn, *, rank: int) -> Attributes:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Draw attributes and shapes that fit them."""
     rank = draw(st.integers(1, 4))
     source = draw(shapes(rank))
     drawn = draw(attributes(rank=rank))

@@ -21,7 +21,6 @@ AXES = {"bilinear_pillow": [1, 2], "bicubic_pillow": [1, 2]}
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Draw attributes and two shapes of 3 axes."""
     mode: Any = draw(st.sampled_from(MODES))
     source, result = draw(shapes(3)), list(draw(shapes(3)))
     axes = AXES.get(mode) or [0, 1, 2]

@@ -15,7 +15,6 @@ FLAGS: list[dict[str, Any]] = [{}, {"align_corners": True}, {"half_pixel_centers
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Draw an op, its flags, and images of few elements."""
     kind: Any = draw(st.sampled_from(["bilinear", "nearest_neighbor", "bicubic"]))
     flags = draw(st.sampled_from(FLAGS))
     source = draw(shapes(4))

@@ -83,7 +83,6 @@ def _length(chance: Random, longest: int) -> int:
 
 
 def _words(chance: Random, kind: type[ops.Operator]) -> dict[str, Any]:
-    """Draw every attribute that has a few values."""
     words: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         rule = rule_of(field)

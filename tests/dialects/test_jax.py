@@ -11,10 +11,9 @@ from conformance import jax_image
 from conformance.jax_image import table_here
 from conformance.rows import Tally
 from gradwire import ops
-from gradwire_server import dialects
 from support.oracles import axis_tables
 from support.oracles.axis_tables import AxisCase
-from support.oracles.dialect_oracles import Matrix, evaluate, lowered
+from support.oracles.dialect_oracles import Matrix, evaluate
 
 STORED = list(axis_tables.load(jax_image.STORED))
 
@@ -92,24 +91,3 @@ def test_nearest_is_not_the_formula_from_left_to_right(inputs: int, outputs: int
     written = np.floor(x * np.float32(inputs) / np.float32(outputs)).astype(int)
     read = table_here(AxisCase({"method": "nearest"}, inputs, outputs)).argmax(axis=1)
     assert set(np.abs(read - written).tolist()) == {0, 1}
-
-
-@pytest.mark.parametrize("method", jax_image.METHODS)
-def test_an_axis_that_keeps_its_length_needs_no_table(method: Any) -> None:
-    operator = ops.JaxResizeGrad(method=method)
-    plan = lowered(operator, (2**40, 6), (2**40, 3))
-    assert [each.axis for each in plan.passes] == [1]
-
-
-@pytest.mark.parametrize("method", ["linear", "cubic", "lanczos3", "lanczos5"])
-def test_constants_stay_constants(method: Any) -> None:
-    for inputs, outputs in ((9, 4), (4, 9), (1, 5), (5, 1), (100, 7)):
-        result = evaluate(
-            ops.JaxResize(method=method, shape=(outputs,)), np.ones(inputs), (outputs,)
-        )
-        np.testing.assert_allclose(result, 1, rtol=2.0**-45)
-
-
-def test_shape_is_that_of_the_forward_s_output() -> None:
-    operator = ops.JaxResize(method="linear", shape=(6, 9))
-    assert dialects.output_shape("jax_resize", operator, (2, 3)) == (6, 9)

@@ -8,7 +8,7 @@ import tracemalloc
 from collections.abc import Callable
 from random import Random
 from types import FrameType
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from dialects.random_calls import RandomCall, random_call
 from gradwire import InvalidRequestError, ops
+from gradwire.ops import jax, onnx
 from gradwire_server import dialects
 from gradwire_server.backends import NumpyCpu, compute_dtype
 from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TableCache, TensorSpec
@@ -130,10 +131,44 @@ def test_the_default_ends_where_float32_half_pixels_end() -> None:
         lowered(operator, (longest + 1,), (1,))
 
 
-def test_an_axis_that_is_left_alone_has_no_limit() -> None:
-    shape = (1, 1, 100)
-    plan = lowered(BACKWARD, shape, shape, max_float32_axis=1, max_table_entries=1)
-    assert plan.passes == ()
+# Operator, shapes of its input and its result, and the axes that are resampled.
+STILL: list[tuple[ops.Operator, tuple[int, ...], tuple[int, ...], list[int]]] = [
+    *(
+        (operator, (3, 4, 5), (3, 8, 5), [1])
+        for rule in DML_RULES
+        for pair in dml_operators(rule)
+        for operator in pair
+    ),
+    (BACKWARD, (1, 1, 100), (1, 1, 100), []),
+    (BACKWARD, (2**40, 2**41, 4), (2**40, 2**41, 2), [2]),
+    *(
+        (ops.JaxResizeGrad(method=each), (2**40, 6), (2**40, 3), [1])
+        for each in get_args(jax.Method)
+    ),
+    # tf_half_pixel_for_nn would read half an element beside it.
+    *(
+        (
+            ops.OnnxResize(
+                mode="linear",
+                coordinate_transformation_mode="tf_half_pixel_for_nn",
+                scales=(1, 2),
+                arithmetic=arithmetic,
+            ),
+            (2**40, 4),
+            (2**40, 8),
+            [1],
+        )
+        for arithmetic in get_args(onnx.Arithmetic)
+    ),
+]
+
+
+@pytest.mark.parametrize(("operator", "source", "result", "moved"), STILL, ids=repr)
+def test_an_axis_that_is_left_alone_has_no_table_and_no_limit(
+    operator: ops.Operator, source: tuple[int, ...], result: tuple[int, ...], moved: list[int]
+) -> None:
+    plan = lowered(operator, source, result, max_float32_axis=8, max_table_entries=99)
+    assert [each.axis for each in plan.passes] == moved
 
 
 def test_a_giant_request_is_refused_without_allocating() -> None:

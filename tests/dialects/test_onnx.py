@@ -21,24 +21,29 @@ ARITHMETIC = pytest.mark.parametrize("arithmetic", ["spec_float64", "float32"])
 
 
 def shape(source: tuple[int, ...], **attributes: Any) -> tuple[int, ...] | None:
-    """Return the shape that attributes determine."""
     return dialects.output_shape("onnx_resize", ops.OnnxResize(**attributes), source)
 
 
+NOT_LARGER: dict[str, Any] = {"keep_aspect_ratio_policy": "not_larger"}
+NOT_SMALLER: dict[str, Any] = {"keep_aspect_ratio_policy": "not_smaller"}
+
+
 @pytest.mark.parametrize(
-    ("policy", "made"), [("stretch", (7, 8)), ("not_larger", (5, 8)), ("not_smaller", (7, 11))]
+    ("attributes", "source", "result"),
+    [
+        ({"axes": (3, 2), "sizes": (8, 7)}, (1, 3, 4, 6), (1, 3, 7, 8)),
+        ({"axes": (3, 2), "sizes": (8, 7), **NOT_LARGER}, (1, 3, 4, 6), (1, 3, 5, 8)),
+        ({"axes": (3, 2), "sizes": (8, 7), **NOT_SMALLER}, (1, 3, 4, 6), (1, 3, 7, 11)),
+        # Halves go up.
+        ({"sizes": (3, 6), **NOT_LARGER}, (2, 3), (3, 5)),
+        ({"scales": (2, 0.5), **NOT_LARGER}, (4, 6), (8, 3)),
+    ],
+    ids=str,
 )
-def test_an_aspect_ratio_is_kept(policy: Any, made: tuple[int, int]) -> None:
-    given: dict[str, Any] = {"axes": (3, 2), "sizes": (8, 7), "keep_aspect_ratio_policy": policy}
-    assert shape((1, 3, 4, 6), **given) == (1, 3, *made)
-
-
-def test_halves_of_a_kept_aspect_ratio_go_up() -> None:
-    assert shape((2, 3), sizes=(3, 6), keep_aspect_ratio_policy="not_larger") == (3, 5)
-
-
-def test_scales_do_not_read_the_aspect_ratio_policy() -> None:
-    assert shape((4, 6), scales=(2, 0.5), keep_aspect_ratio_policy="not_larger") == (8, 3)
+def test_sizes_keep_the_aspect_ratio_and_scales_do_not(
+    attributes: dict[str, Any], source: tuple[int, ...], result: tuple[int, ...]
+) -> None:
+    assert shape(source, **attributes) == result
 
 
 def test_a_gradient_without_sizes_is_that_of_a_stretch_to_its_shape() -> None:
@@ -46,19 +51,6 @@ def test_a_gradient_without_sizes_is_that_of_a_stretch_to_its_shape() -> None:
     given: dict[str, Any] = {"mode": "cubic", "axes": (-1,)}
     expected = evaluate(ops.OnnxResizeGrad(sizes=(7,), **given), g, (2, 4))
     np.testing.assert_array_equal(evaluate(ops.OnnxResizeGrad(**given), g, (2, 4)), expected)
-
-
-@ARITHMETIC
-def test_an_axis_of_scale_1_is_left_alone(arithmetic: Any) -> None:
-    # tf_half_pixel_for_nn would read half an element beside it.
-    operator = ops.OnnxResize(
-        mode="linear",
-        coordinate_transformation_mode="tf_half_pixel_for_nn",
-        scales=(1, 2),
-        arithmetic=arithmetic,
-    )
-    plan = lowered(operator, (3, 4), (3, 8), np.float32)
-    assert [each.axis for each in plan.passes] == [1]
 
 
 @ARITHMETIC
@@ -95,28 +87,6 @@ def test_a_roi_may_run_backward(arithmetic: Any, antialias: Any) -> None:
     forward = evaluate(operator, np.arange(5.0), (3,))
     np.testing.assert_allclose(forward[1], 2)
     assert forward[0] > forward[1] > forward[2]
-
-
-@ARITHMETIC
-@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
-def test_what_lies_outside_is_the_extrapolation_value_and_has_no_gradient(
-    arithmetic: Any, mode: Any
-) -> None:
-    given: dict[str, Any] = {
-        "mode": mode,
-        "coordinate_transformation_mode": "tf_crop_and_resize",
-        "roi": (-1, 2),
-        "sizes": (7,),
-        "extrapolation_value": 2.5,
-        "arithmetic": arithmetic,
-    }
-    x = np.full(4, np.nan)
-    forward = evaluate(ops.OnnxResize(**given), x, (7,))
-    np.testing.assert_array_equal(np.isnan(forward), [0, 0, 1, 1, 1, 0, 0])
-    np.testing.assert_array_equal(forward[[0, 1, 5, 6]], 2.5)
-    g = np.array([np.nan, np.nan, 1, 1, 1, np.nan, np.nan])
-    gradient = evaluate(ops.OnnxResizeGrad(**given), g, (4,))
-    np.testing.assert_allclose(gradient.sum(), 3)
 
 
 def test_elements_that_are_all_left_out_make_zero() -> None:
@@ -230,7 +200,6 @@ def by_size(kind: Any, inputs: int, outputs: int, roi: tuple[float, float] = (0,
 
 
 def by_scale(kind: Any, inputs: int, scale: float) -> Axis:
-    """Return an axis that is given its scale."""
     width = kind(scale) * kind(inputs)
     return Axis(inputs, math.floor(width), kind(scale), width, (0, 1))
 
@@ -240,14 +209,12 @@ def table(axis: Axis, **attributes: Any) -> Matrix:
 
 
 def left_alone(axis: Axis, arithmetic: str) -> bool:
-    """Tell whether no formula is asked."""
     if axis.inputs != axis.outputs:
         return False
     return arithmetic == "float32" or (axis.scale == 1 and axis.roi == (0, 1))
 
 
 def check(axis: Axis, transformation: Any, arithmetic: Any, sizing: Any) -> None:
-    """Compare all ways of reading along one axis."""
     common = {"coordinate_transformation_mode": transformation, "arithmetic": arithmetic}
     if transformation == "tf_crop_and_resize":
         common["roi"] = axis.roi

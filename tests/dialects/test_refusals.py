@@ -172,7 +172,6 @@ ROWS = [*DML, *ONEDNN, *ONNX, *TORCH, *OPENVINO, *TENSORFLOW, *JAX]
 
 
 def asked(operator: ops.Operator, source: Shape, result: Shape | None) -> None:
-    """Lower an operator, or let it tell its result's shape where none is given."""
     if result is None:
         dialects.output_shape(operator.name, operator, source)
     else:

@@ -12,7 +12,6 @@ from conformance import tensorflow_ops
 from conformance.tensorflow_ops import table_here
 from gradwire import ops
 from gradwire.errors import InvalidRequestError
-from gradwire_server import dialects
 from support.oracles import axis_tables
 from support.oracles.axis_tables import AxisCase
 from support.oracles.dialect_oracles import Matrix, evaluate
@@ -76,11 +75,6 @@ def test_the_weights_are_float32_for_float64_tensors_too() -> None:
     operator = ops.TfResize(**case.attributes)
     wide = axis_tables.axis_matrix(operator, case, rank=4, axis=2, dtype=np.float64)
     np.testing.assert_array_equal(wide, table_here(case))
-
-
-def test_size_is_height_and_width_of_the_forward_s_output() -> None:
-    operator = ops.TfResize(kind="bilinear", size=(6, 9))
-    assert dialects.output_shape("tf_resize", operator, (2, 3, 4, 5)) == (2, 6, 9, 5)
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,6 @@ from support.oracles.torch_axes import NOT_ADJOINT, RANKS, AxisCase, check, rand
 Shape = tuple[int, ...]
 
 
-def test_a_gradient_needs_no_size() -> None:
-    gradient = ops.TorchUpsampleBackward()
-    assert lowered(gradient, (1, 1, 8), (1, 1, 4)).passes
-
-
 SIZES: list[tuple[dict[str, Any], Shape, Shape]] = [
     ({"size": 5}, (2, 3, 4, 7, 1), (2, 3, 5, 5, 5)),
     ({"size": (5, 6)}, (2, 3, 4, 7), (2, 3, 5, 6)),
@@ -47,30 +42,6 @@ def test_the_output_has_the_size_that_pytorch_gives_it(
     operator = ops.TorchInterpolate(**given)
     assert dialects.output_shape(operator.name, operator, source) == result
     assert lowered(operator, source, result).output_shape == result
-
-
-def test_a_scale_factor_moves_coordinates_unless_it_is_recomputed() -> None:
-    x = np.arange(10, dtype=np.float32).reshape(1, 1, 10)
-    shape = (1, 1, 12)
-    by_size = evaluate(ops.TorchInterpolate(mode="linear", size=12), x, shape)
-    given: dict[str, Any] = {"mode": "linear", "scale_factor": 1.25}
-    by_factor = evaluate(ops.TorchInterpolate(**given), x, shape)
-    again = evaluate(ops.TorchInterpolate(recompute_scale_factor=True, **given), x, shape)
-    np.testing.assert_array_equal(again, by_size)
-    assert not np.array_equal(by_factor, by_size)
-
-
-def test_tables_for_float64_are_their_own_and_those_of_narrow_types_are_float32s() -> None:
-    operator = ops.TorchInterpolate(mode="linear", size=7)
-    single: np.dtype[np.floating] = np.dtype(np.float32)
-    double: np.dtype[np.floating] = np.dtype(np.float64)
-    maps = [
-        lowered(operator, (1, 1, 3), (1, 1, 7), kind).passes[0].map for kind in (single, double)
-    ]
-    np.testing.assert_array_equal(maps[0].weight, maps[0].weight.astype(np.float32))
-    assert not np.array_equal(maps[0].weight, maps[1].weight)
-    assert dialects.table_type(operator.name, double) == double
-    assert dialects.table_type("interpolate", double) is None
 
 
 def test_a_wide_band_counts_before_it_is_built() -> None:
@@ -171,7 +142,6 @@ class CornersCase:
 
 @cache
 def cases() -> list[CornersCase]:
-    """Read what make_torch_vectors.py wrote."""
     with np.load(CORNERS) as stored:
         return [
             CornersCase(

@@ -39,7 +39,6 @@ def arguments(rng: random.Random, mode: str, source: tuple[int, ...]) -> dict[st
 
 
 def tensor(array: Tensor, dtype: str) -> Any:
-    """Make a tensor of one of DTYPES."""
     return torch.from_numpy(np.ascontiguousarray(array, np.float64)).to(getattr(torch, dtype))
 
 
@@ -68,7 +67,6 @@ def differences(operator: ops.Operator, given: Any, expected: Any) -> tuple[Tens
 
 
 def calls(mode: str, dtype: str) -> Iterator[tuple[ops.Operator, Any, Any]]:
-    """Draw calls of a mode: each operator, what it is given, and what PyTorch makes of that."""
     rng = random.Random(f"{mode} {dtype}")  # noqa: S311 - a choice of cases
     for _ in range(40):
         source = tuple(rng.randint(1, 3) for _ in range(2))
@@ -91,7 +89,6 @@ def calls(mode: str, dtype: str) -> Iterator[tuple[ops.Operator, Any, Any]]:
 
 
 def compared(mode: str, dtype: str) -> bool:
-    """Tell whether PyTorch computes a mode in a type as in wider ones."""
     return DTYPES[dtype].itemsize > 2 or mode not in {"area", "lanczos"}
 
 
@@ -113,7 +110,6 @@ SAMPLE_ROUNDING = {"float32": 2.0**-19, "float64": 2.0**-47}
 
 
 def samples(dtype: str) -> list[tuple[Any, Any]]:
-    """Return every sample of every variant, with the operator that it is for."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         database = importlib.import_module("torch.testing._internal.common_methods_invocations")
@@ -138,7 +134,6 @@ def sample_calls(dtype: str) -> Iterator[tuple[ops.Operator, Tensor, Tensor]]:
 
 
 def sample_allowed(dtype: str, expected: Tensor) -> float:
-    """Return how far results may be from PyTorch's."""
     return SAMPLE_ROUNDING[dtype] * max(1.0, float(np.abs(expected).max()))
 
 

@@ -42,7 +42,6 @@ class Hall:
         self._waiting = list[asyncio.Task[Slots]]()
 
     def enter(self, *, work: int = WORK, **claim: Any) -> Turns:
-        """Let an evaluation in for as long as the test takes."""
         return self._stack.enter_context(self.admission.turns(Claim(work=work, **claim)))
 
     async def hold(self, **claim: Any) -> Slots:
@@ -60,7 +59,6 @@ class Hall:
         return self._waiting[-1]
 
     def open(self, caller: str) -> None:
-        """Open a stream for as long as the test takes."""
         self._stack.enter_context(self.admission.stream(caller))
 
     def no_stream(self, caller: str) -> ServerFullError:

@@ -16,8 +16,6 @@ from gradwire_server.scheduling.admission import Admission
 
 
 def _halved(size: int, shift: float = 0.0) -> Axis:
-    """Return an axis of which every second element is read."""
-
     def sample(_size: int, _shift: float, outputs: Indices) -> Taps:
         index = 2 * outputs[:, None]
         return Taps(index, np.ones(index.shape, np.float32))

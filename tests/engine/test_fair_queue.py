@@ -32,7 +32,6 @@ PIECES = st.lists(
 
 
 def next_of(queue: FairQueue[Piece]) -> Piece:
-    """Serve the next entry."""
     entry = queue.pop()
     queue.charge(entry)
     return entry

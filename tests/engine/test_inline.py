@@ -14,9 +14,6 @@ from gradwire_server.plans import Plan
 from gradwire_server.scheduling.admission import InlineWork
 from support.evaluation_cases import Case
 
-# The longest evaluation on the event loop with NumPy.
-MOST_S = 500e-6
-
 
 def inline_work(backend: Any = None, threads: int = 2) -> InlineWork:
     inline = InlineWork()
@@ -29,14 +26,12 @@ def copy_of(elements: int) -> Prepared:
 
 
 def taking(seconds: float, elements: int = 1) -> Prepared:
-    """Return an evaluation that took so long."""
     evaluation = copy_of(elements)
     evaluation.measured.note(seconds)
     return evaluation
 
 
 def streamed(seconds_each: float) -> Prepared:
-    """Return a long evaluation whose steps took so long for each byte."""
     evaluation = taking(1.0)
     evaluation.measured_steps.note(seconds_each)
     return evaluation

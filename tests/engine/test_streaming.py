@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from gradwire_server.backends import Backend
 from gradwire_server.engine import (
@@ -33,6 +32,7 @@ from support.evaluation_cases import (
     expected,
     strided,
 )
+from support.kernels import kernel_maps as maps
 from support.kernels.numba_calls import compiled, needs_numba
 
 
@@ -40,12 +40,10 @@ class _Memory:
     """Places results in the middle of an array whose other bytes must stay."""
 
     def place(self, first: int, stop: int) -> Bytes:
-        """Return memory for a result."""
         self._all = np.full(stop - first + 16, 0xA5, np.uint8)
         return self._all[8:-8]
 
     def checked(self) -> Bytes:
-        """Return the result."""
         assert (self._all[:8] == 0xA5).all()
         assert (self._all[-8:] == 0xA5).all()
         return self._all[8:-8]
@@ -96,7 +94,8 @@ def test_any_slab_chunk_layout_and_resume_point_gives_the_same_bits(
     resume_from = int(where * len(whole))
     resumed = streamed(evaluation, data, chunk, resume_from)
     np.testing.assert_array_equal(resumed, whole[resume_from:])
-    assert computed(evaluation, data).tobytes() == whole.tobytes()
+    for one in (evaluation, evaluation.with_slab(1), evaluation.with_slab(1 << 62)):
+        assert computed(one, data).tobytes() == whole.tobytes()
 
 
 @settings(max_examples=400, deadline=None)
@@ -120,7 +119,9 @@ def test_ranges_of_the_result_cut_anywhere_join_to_the_same_bits(
 )
 def test_a_range_needs_the_rows_of_its_bands_and_no_others(outputs: int, inputs: int) -> None:
     width, parts = 64, 4
-    bands = _linear(outputs, inputs) if outputs > 8 else _linear(inputs, outputs).adjoint()
+    bands = (
+        maps.corners(inputs, outputs) if outputs > 8 else maps.corners(outputs, inputs).adjoint()
+    )
     plan = Plan.build([None, bands, None], (1, bands.inputs, width))
     evaluation = Case.packed(plan, 4096).evaluation()
     row = width * 4
@@ -153,23 +154,13 @@ def test_ranges_that_end_with_an_empty_band_need_no_bytes_beyond_the_input(
         np.testing.assert_array_equal(part, whole[first:stop])
 
 
-def _linear(outputs: int, inputs: int) -> BandedMap:
-    position = np.linspace(0, inputs - 1, outputs)
-    first = np.minimum(position.astype(np.int64), inputs - 2)
-    share = position - first
-    return BandedMap.from_taps(
-        np.stack([first, first + 1], 1), np.stack([1 - share, share], 1), inputs=inputs
-    )
-
-
 @pytest.mark.parametrize(
     ("outputs", "inputs", "mode"),
     [(8, 4000, "running"), (4000, 8, "window"), (4000, 2000, "window")],
 )
 def test_a_steps_cost_does_not_grow_with_the_tensor(outputs: int, inputs: int, mode: str) -> None:
     slab, width = 4096, 64
-    bands = _linear(4000, 8).adjoint() if mode == "running" else _linear(outputs, inputs)
-    assert (bands.outputs, bands.inputs) == (outputs, inputs)
+    bands = maps.corners(8, 4000).adjoint() if mode == "running" else maps.corners(inputs, outputs)
     plan = Plan.build([None, bands, None], (3, inputs, width))
     evaluation = Case.packed(plan, slab).evaluation()
     assert evaluation.walk.mode == mode
@@ -181,7 +172,7 @@ def test_a_steps_cost_does_not_grow_with_the_tensor(outputs: int, inputs: int, m
 
 
 def test_the_largest_step_holds_all_results_that_an_input_row_reaches() -> None:
-    width, bands = 64, _linear(400, 8).adjoint()
+    width, bands = 64, maps.corners(8, 400).adjoint()
     reached = [
         int(((bands.start <= row) & (row < bands.stop)).sum()) for row in range(bands.inputs)
     ]
@@ -205,14 +196,6 @@ def _run(evaluation: Prepared, data: Bytes, backend: Backend) -> tuple[Bytes, in
     return result, steps
 
 
-@settings(max_examples=200, deadline=None)
-@given(case=cases(), slab=st.sampled_from([1, 1 << 4, 1 << 20]))
-def test_it_gives_the_bits_of_apply(case: Case, slab: int) -> None:
-    data = data_for(case.source)
-    result, _ = _run(replace(case, slab=slab).evaluation(), data, BACKEND)
-    np.testing.assert_array_equal(result, expected(case, data))
-
-
 @needs_numba
 @settings(max_examples=200, deadline=None)
 @given(case=cases(), slab=st.sampled_from([1, 1 << 4, 1 << 20]))
@@ -228,10 +211,7 @@ def test_it_gives_the_same_bits_in_large_steps(case: Case, slab: int) -> None:
 def test_large_steps_hold_no_more_memory_than_small_ones(
     strides: tuple[int, int], most: int
 ) -> None:
-    halves = [
-        BandedMap.from_taps(np.arange(n).reshape(-1, 2), np.full((n // 2, 2), 0.5), inputs=n)
-        for n in (64, 96)
-    ]
+    halves = [maps.area(size, size // 2) for size in (64, 96)]
     plan, float32 = Plan.build(halves, (64, 96)), np.dtype(np.float32)
     source = TensorSpec(float32, plan.input_shape, strides)
     case = Case(plan, source, TensorSpec.packed(float32, plan.output_shape), 8 * 96 + 4 * 96)
@@ -241,12 +221,6 @@ def test_large_steps_hold_no_more_memory_than_small_ones(
     # Tensors with one number in a row would be written out row by row.
     assert (steps == 1) == (most == 1)
     assert len(list(case.evaluation().steps())) >= most
-
-
-def _result(evaluation: Prepared) -> tuple[Bytes, NDArray[np.generic]]:
-    """Allocate the bytes of a result, and see them as a tensor."""
-    data = np.full(evaluation.output.wire_bytes, 0xA5, np.uint8)
-    return data, strided(data, evaluation.output)
 
 
 @settings(max_examples=300, deadline=None)
@@ -259,7 +233,8 @@ def test_a_run_on_the_tensors_gives_the_bits_of_apply(
     source = strided(data, case.source)
     if backward:
         source = np.ascontiguousarray(source[::-1])[::-1]
-    written, result = _result(evaluation)
+    written = np.full(evaluation.output.wire_bytes, 0xA5, np.uint8)
+    result = strided(written, evaluation.output)
     assume(are_rows(evaluation, source))
     x, y = rows_of(evaluation, source), rows_of(evaluation, result)
     execution = Execution(evaluation, BACKEND)
@@ -270,24 +245,11 @@ def test_a_run_on_the_tensors_gives_the_bits_of_apply(
     np.testing.assert_array_equal(written, expected(case, data))
 
 
-def _downsampling(slab: int) -> Prepared:
-    bands = BandedMap.from_taps(np.arange(8).reshape(4, 2), np.full((4, 2), 0.5), inputs=8)
-    plan = Plan.build([None, bands, bands], (3, 8, 8))
-    return Case.packed(plan, slab).evaluation()
-
-
-def test_a_slab_that_holds_all_makes_one_step_with_the_same_bits() -> None:
-    evaluation = _downsampling(100)
-    assert len(list(evaluation.steps())) > 1
-    whole = evaluation.with_slab(1 << 62)
-    data = data_for(evaluation.input)
-    assert whole.only_step is not None
-    assert computed(whole, data).tobytes() == computed(evaluation, data).tobytes()
-
-
 def test_rows_are_views_of_arrays_of_the_type() -> None:
     x, y = np.ones((3, 8, 8), np.float32), np.empty((3, 4, 4), np.float32)
-    evaluation = _downsampling(1 << 10)
+    bands = maps.area(8, 4)
+    plan = Plan.build([None, bands, bands], (3, 8, 8))
+    evaluation = Case.packed(plan, 1 << 10).evaluation()
     for array in (x, x[:, ::-1], y, y[::-1]):
         assert are_rows(evaluation, array)
         assert np.may_share_memory(rows_of(evaluation, array), array)
@@ -310,19 +272,10 @@ def test_the_input_of_steps_that_are_held_is_not_overwritten(case: Case, chunk: 
             np.testing.assert_array_equal(rows, data[place])
 
 
-def _halving(size: int) -> BandedMap:
-    index = np.arange(size).reshape(-1, 2)
-    return BandedMap.from_taps(index, np.full(index.shape, 0.5), inputs=size)
-
-
-def _evaluation(outer: int, rows: int, *, slab: int) -> Prepared:
-    plan = Plan.build([None, _halving(rows), None], (outer, rows, 4))
-    return Case.packed(plan, slab).evaluation()
-
-
 @pytest.mark.parametrize(("slab", "most"), [(400, 2), (70, 3)])
 def test_outer_slices_share_plans(slab: int, most: int) -> None:
-    evaluation = _evaluation(11, 16, slab=slab)
+    plan = Plan.build([None, maps.area(16, 8), None], (11, 16, 4))
+    evaluation = Case.packed(plan, slab).evaluation()
     plans = evaluation.walk.step_plans
     assert plans is not None
     steps = list(evaluation.steps())

@@ -8,7 +8,6 @@ from pathlib import Path
 from cudasim.compiler import Mode, library
 from cudasim.module import Module, batched
 from ptxsim import translate
-from ptxsim.operands import Scope
 from ptxsim.parser import Entry, entries
 
 
@@ -23,7 +22,7 @@ class PtxModule(Module):
             mode,
             names,
             most_threads={name: entry.most_threads for name, entry in found.items()},
-            static={name: Scope.of(entry).shared for name, entry in found.items()},
+            shared={name: translate.Scope.of(entry).shared for name, entry in found.items()},
         )
 
 

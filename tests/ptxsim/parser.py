@@ -30,11 +30,9 @@ class Instruction:
 
     @property
     def type(self) -> str:
-        """The last suffix."""
         return self.suffixes[-1]
 
     def has(self, suffix: str) -> bool:
-        """Whether it has a suffix."""
         return suffix in self.suffixes
 
 
@@ -47,7 +45,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """A declared piece of shared or local memory, or of the module's shared memory."""
+    """A declared piece of shared memory, of a kernel or of the module."""
 
     name: str
     alignment: int
@@ -63,8 +61,6 @@ class Entry:
     most_threads  of a block, 0 where the text does not say
     registers     type, prefix and count; count 0 is one register of that very name
     shared        its static arrays, and those of the module that it names
-    dynamic       names of the module's arrays without a size that it names
-    local         its arrays per thread
     body          instructions and labels in order
     """
 
@@ -73,31 +69,27 @@ class Entry:
     most_threads: int
     registers: tuple[tuple[str, str, int], ...]
     shared: tuple[Array, ...]
-    dynamic: tuple[str, ...]
-    local: tuple[Array, ...]
     body: tuple[Instruction | Label, ...]
 
 
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\((.*?)\)(.*?)\n\{(.*?)\n\}", re.DOTALL)
-_ARRAY = r"\.{space}\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[(\d+)\]"
-_DYNAMIC = re.compile(r"\.extern\s+\.shared\s+\.align\s+\d+\s+\.b8\s+([\w$]+)\[\]")
+_SHARED = re.compile(r"\.shared\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[(\d+)\]")
 _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+\d+\s+)?\.\w?(\d+)\s+(?:\.ptr\s+(?:\.\w+\s+)*(?:\d+\s+)?)?"
     r"([\w$]+)(?:\[(\d+)\])?"
 )
 _REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+%(\w+)(?:<(\d+)>)?\s*;")
 _STATEMENT = re.compile(r"(?:@(!?)%(\w+)\s+)?([\w.]+)\s*(.*)", re.DOTALL)
-_NOT_CODE = re.compile(r"^\s*\.(?:reg|shared|local|pragma|loc|file)\b[^;\n]*(?:;|$)", re.MULTILINE)
+_NOT_CODE = re.compile(r"^\s*\.(?:reg|shared|pragma|loc|file)\b[^;\n]*(?:;|$)", re.MULTILINE)
 
 
 def entries(text: str) -> dict[str, Entry]:
-    """Return the kernels of a text by their mangled names."""
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
     text = re.sub(r"//[^\n]*", "", text)
     if re.search(r"\.func\b", text):
         raise PtxError("functions that are called, not inlined, are not known here")
     outside = _ENTRY.sub("", text)
-    shared, dynamic = _arrays("shared", outside), _DYNAMIC.findall(outside)
+    shared = _arrays(outside)
     found = dict[str, Entry]()
     for name, parameters, directives, body in _ENTRY.findall(text):
         threads = re.search(r"\.maxntid\s+(\d+)", directives)
@@ -106,16 +98,14 @@ def entries(text: str) -> dict[str, Entry]:
             tuple(_parameters(parameters)),
             int(threads.group(1)) if threads else 0,
             tuple((kind, reg, int(count or 0)) for kind, reg, count in _REGISTERS.findall(body)),
-            (*(one for one in shared if one.name in body), *_arrays("shared", body)),
-            tuple(one for one in dynamic if one in body),
-            _arrays("local", body),
+            (*(one for one in shared if one.name in body), *_arrays(body)),
             tuple(_code(body)),
         )
     return found
 
 
-def _arrays(space: str, text: str) -> tuple[Array, ...]:
-    found = re.findall(_ARRAY.replace("{space}", space), text)
+def _arrays(text: str) -> tuple[Array, ...]:
+    found = _SHARED.findall(text)
     return tuple(Array(name, int(alignment), int(size)) for alignment, name, size in found)
 
 
@@ -144,8 +134,6 @@ def _without_scopes(text: str) -> str:
     """Drop the braces of a scope, which inline assembly opens around its instructions."""
     while text.startswith(("{", "}")):
         text = text[1:].strip()
-    if text.count("}") > text.count("{"):
-        text = text.rpartition("}")[0].strip()
     return text
 
 
@@ -160,7 +148,6 @@ def _instruction(text: str, number: int) -> Instruction:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Split at the commas that are outside of brackets."""
     depth, current = 0, ""
     for letter in text:
         depth += (letter in "{[(") - (letter in "}])")

@@ -13,7 +13,6 @@ from support.kernels import cuda_programs
 
 @cache
 def compiled_samples(architecture: int) -> PtxModule:
-    """Return all of them for a compute capability: 90 is 9.0."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gradwire_server.backends.cuda.build._FOLDER", FOLDER)
         patch.setattr("gradwire_server.backends.cuda.build._HEADER", "samples.cu")  # has none

@@ -1,28 +1,148 @@
 """PTX instructions as C++ statements, one for one; branches are gotos.
 
-An opcode, or a form of it, that no function here knows is an error: nothing is left out silently.
+What NVRTC makes of the kernels and of the simulator's samples is known here. Any other opcode, or
+form of one, is an error: nothing is left out silently. So are fused products and flushed denormals.
 """
 
 from __future__ import annotations
 
-from ptxsim.arithmetic import ARITHMETIC
-from ptxsim.memory import MEMORY
-from ptxsim.operands import TYPES, Scope, register
-from ptxsim.parser import Entry, Instruction, Label, PtxError
-from ptxsim.shared import Translator, assigned, site
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-_SHUFFLES = {"up": "kUp", "down": "kDown", "bfly": "kButterfly", "idx": "kIndex"}
+from ptxsim.parser import Entry, Instruction, Label, PtxError, elements
+
+_TYPES = {
+    "b8": "uint8_t",
+    "u8": "uint8_t",
+    "s8": "int8_t",
+    "b16": "uint16_t",
+    "u16": "uint16_t",
+    "s16": "int16_t",
+    "b32": "uint32_t",
+    "u32": "uint32_t",
+    "s32": "int32_t",
+    "b64": "uint64_t",
+    "u64": "uint64_t",
+    "s64": "int64_t",
+    "f32": "float",
+    "f64": "double",
+    "pred": "bool",
+    "f16": "f16_bits",
+    "bf16": "bf16_bits",
+}
+_FLOATS = {"f32", "f64"}
+_SPECIAL = {
+    "%tid": "::sim::place.thread",
+    "%ctaid": "::sim::place.block",
+    "%ntid": "::sim::place.block_size",
+    "%nctaid": "::sim::place.grid_size",
+}
+_INTEGER = re.compile(r"(-?)(0[xX][0-9a-fA-F]+|\d+)U?")
+_ADDRESS = re.compile(r"\[\s*([^\]]+?)\s*(?:\+\s*(-?\d+))?\s*\]")
+_SIGNS = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+}
+_COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_SHUFFLES = {"up": "kUp", "down": "kDown"}
+# Bits that a multiplication's result has twice as many of.
+_DOUBLED = {"16": "32", "32": "64"}
+# Suffixes that change a result and are in no kernel.
+_UNKNOWN = {"ftz", "hi", "local", "rm", "rp", "rz", "sat"}
+
+
+@dataclass(slots=True)
+class Scope:
+    """What names in an entry's instructions stand for.
+
+    parameters  places of the parameters
+    offsets     places in bytes of shared arrays in the block's memory
+    shared      bytes of static shared memory
+    """
+
+    parameters: dict[str, int]
+    offsets: dict[str, int] = field(default_factory=dict[str, int])
+    shared: int = 0
+
+    @classmethod
+    def of(cls, entry: Entry) -> Scope:
+        """Lay an entry's arrays out."""
+        made = cls({name: place for place, (name, _) in enumerate(entry.parameters)})
+        for one in entry.shared:
+            made.offsets[one.name] = _aligned(made.shared, one.alignment)
+            made.shared = made.offsets[one.name] + one.size
+        return made
+
+    def value(self, kind: str, operand: str) -> str:
+        """Return a register, a number or an array's place as a value of a type."""
+        plain = self._plain(operand)
+        if plain.startswith("((int64_t)") and kind not in _FLOATS:
+            return f"({_TYPES[kind]}){plain}"
+        return f"ptx::as<{_TYPES[kind]}>({plain})"
+
+    def values(self, kind: str, operands: tuple[str, ...]) -> list[str]:
+        return [self.value(kind, operand) for operand in operands]
+
+    def address(self, operand: str, space: str) -> str:
+        """Return what an operand in brackets points to."""
+        base, offset = _split_address(operand)
+        if space == "param":
+            if base not in self.parameters:
+                raise PtxError(f"parameter {operand!r}")
+            return f"((unsigned char*)arguments[{self.parameters[base]}] + {offset})"
+        plain = self._plain(base)
+        if space == "shared":
+            return f"(::sim::whole_shared + (uint32_t)(ptx::as<uint32_t>({plain}) + ({offset})))"
+        return f"((unsigned char*)ptx::as<uint64_t>({plain}) + ({offset}))"
+
+    def _plain(self, operand: str) -> str:
+        if operand.startswith("%"):
+            name, _, axis = operand.partition(".")
+            if name in _SPECIAL:
+                return f"(uint32_t){_SPECIAL[name]}.{axis}"
+            return "(uint32_t)::sim::lane()" if name == "%laneid" else _register(operand)
+        if operand in self.offsets:
+            return f"((int64_t){self.offsets[operand]})"
+        if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", operand):
+            return f"cudasim_bits<float>(0x{operand[2:]}u)"
+        if re.fullmatch(r"0[dD][0-9a-fA-F]{16}", operand):
+            return f"cudasim_bits<double>((uint64_t)0x{operand[2:]}ull)"
+        integer = _INTEGER.fullmatch(operand)
+        if not integer:
+            raise PtxError(f"operand {operand!r}")
+        return f"((int64_t){integer.group(1)}{integer.group(2)}ull)"
+
+
+def _split_address(operand: str) -> tuple[str, str]:
+    found = _ADDRESS.fullmatch(operand)
+    if not found:
+        raise PtxError(f"address {operand!r}")
+    return found.group(1), found.group(2) or "0"
+
+
+def _register(operand: str) -> str:
+    if not operand.startswith("%"):
+        raise PtxError(f"register {operand!r}")
+    return "_" + operand[1:]
+
+
+def _aligned(offset: int, alignment: int) -> int:
+    return -(-offset // alignment) * alignment
 
 
 def function(entry: Entry, alias: str) -> str:
     """Return a kernel as the two C functions that the runtime launches it by."""
     scope = Scope.of(entry)
     lines = [f'extern "C" void sim_kernel_{alias}(void** arguments) {{']
-    if scope.local:
-        lines.append(f"alignas(16) unsigned char local_[{scope.local}];")
     for kind, name, count in entry.registers:
         names = [f"_{name}{i}" for i in range(count)] if count else [f"_{name}"]
-        lines += [f"{TYPES[kind]} {one}{_initial(kind)};" for one in names]
+        lines += [f"{_TYPES[kind]} {one}{_initial(kind)};" for one in names]
     lines += [_statement(one, scope) for one in entry.body]
     sizes = ", ".join(str(size) for _, size in entry.parameters)
     return "\n".join(
@@ -45,14 +165,14 @@ def _initial(kind: str) -> str:
         return " = false"
     if kind[0] == "f":
         return " = NAN"
-    return f" = ({TYPES[kind]})0xCDCDCDCDCDCDCDCDull"
+    return f" = ({_TYPES[kind]})0xCDCDCDCDCDCDCDCDull"
 
 
 def _statement(one: Instruction | Label, scope: Scope) -> str:
     if isinstance(one, Label):
         return f"{_label(one.name)}: ;"
     translator = _TRANSLATORS.get(one.opcode)
-    if not translator:
+    if not translator or not _UNKNOWN.isdisjoint(one.suffixes):
         raise PtxError(f"unknown instruction {'.'.join((one.opcode, *one.suffixes))}")
     condition = f"if ({one.guard}) " if one.guard else ""
     return f"{condition}{{ {translator(one, scope)}; }}"
@@ -60,6 +180,160 @@ def _statement(one: Instruction | Label, scope: Scope) -> str:
 
 def _label(name: str) -> str:
     return "L_" + name.replace("$", "_")
+
+
+def _assigned(target: str, value: str) -> str:
+    return f"ptx::set({_register(target)}, {value})"
+
+
+def _site(one: Instruction) -> str:
+    return f'::sim::Site{{"ptx", {one.number}}}'
+
+
+def _unsigned(kind: str) -> str:
+    return kind.replace("s", "u")
+
+
+def _arithmetic(one: Instruction, scope: Scope) -> str:
+    """Add, subtract, multiply, of floating-point numbers or the low half of integers."""
+    if one.has("wide"):
+        bits = _DOUBLED[one.type[1:]]
+        wide, plain = _TYPES[one.type[0] + bits], _TYPES["u" + bits]
+        a, b = (f"({wide}){value}" for value in scope.values(one.type, one.operands[1:]))
+        return _assigned(one.operands[0], f"({plain})({a} * {b})")
+    kind = one.type if one.type in _FLOATS else _unsigned(one.type)
+    a, b = scope.values(kind, one.operands[1:])
+    return _assigned(one.operands[0], f"({_TYPES[kind]})({a} {_SIGNS[one.opcode]} {b})")
+
+
+def _multiply_add(one: Instruction, scope: Scope) -> str:
+    if not one.has("lo") or one.type in _FLOATS:
+        raise PtxError(f"unknown form of mad: {one}")
+    kind = _unsigned(one.type)
+    a, b, c = scope.values(kind, one.operands[1:])
+    return _assigned(one.operands[0], f"({_TYPES[kind]})({a} * {b} + {c})")
+
+
+def _integers(one: Instruction, scope: Scope) -> str:
+    """Divide, or compute bit by bit."""
+    if one.type in _FLOATS:
+        raise PtxError(f"not of floating-point numbers: {one}")
+    a, b = scope.values(one.type, one.operands[1:])
+    return _assigned(one.operands[0], f"({_TYPES[one.type]})({a} {_SIGNS[one.opcode]} {b})")
+
+
+def _extreme(one: Instruction, scope: Scope) -> str:
+    if one.type in _FLOATS:
+        raise PtxError(f"not of floating-point numbers: {one}")
+    a, b = scope.values(one.type, one.operands[1:])
+    return _assigned(one.operands[0], f"std::{one.opcode}<{_TYPES[one.type]}>({a}, {b})")
+
+
+def _negate(one: Instruction, scope: Scope) -> str:
+    kind = one.type if one.type in _FLOATS else _unsigned(one.type)
+    return _assigned(one.operands[0], f"({_TYPES[kind]})(-{scope.value(kind, one.operands[1])})")
+
+
+def _complement(one: Instruction, scope: Scope) -> str:
+    sign = "!" if one.type == "pred" else "~"
+    value = scope.value(one.type, one.operands[1])
+    return _assigned(one.operands[0], f"({_TYPES[one.type]})({sign}{value})")
+
+
+def _shift(one: Instruction, scope: Scope) -> str:
+    value, by = scope.value(one.type, one.operands[1]), scope.value("u32", one.operands[2])
+    return _assigned(one.operands[0], f"ptx::{one.opcode}<{_TYPES[one.type]}>({value}, {by})")
+
+
+def _insert(one: Instruction, scope: Scope) -> str:
+    kinds = (one.type, one.type, "u32", "u32")
+    pairs = zip(kinds, one.operands[1:], strict=True)
+    values = ", ".join(scope.value(kind, operand) for kind, operand in pairs)
+    return _assigned(one.operands[0], f"ptx::bfi<{_TYPES[one.type]}>({values})")
+
+
+def _compare(one: Instruction, scope: Scope) -> str:
+    target, *others = one.operands
+    comparison = _COMPARISONS.get(one.suffixes[0])
+    if not comparison or len(one.suffixes) != 2 or len(others) != 2 or one.type in _FLOATS:
+        raise PtxError(f"unknown comparison: {one}")
+    a, b = scope.values(one.type, tuple(others))
+    return f"{_register(target)} = ({a} {comparison} {b})"
+
+
+def _select(one: Instruction, scope: Scope) -> str:
+    a, b = scope.values(one.type, one.operands[1:3])
+    return _assigned(one.operands[0], f"({scope.value('pred', one.operands[3])} ? {a} : {b})")
+
+
+def _convert(one: Instruction, scope: Scope) -> str:
+    to, source = one.suffixes[-2:]
+    value = scope.value(source, one.operands[1])
+    narrow = {"f16", "bf16"}
+    if source in narrow and to == "f32":
+        value = f"ptx::widened({value})"
+    elif to in narrow and source in _FLOATS and one.has("rn"):
+        value = f"ptx::to_{to}({value})"
+    elif {to, source} & narrow or source in _FLOATS:
+        raise PtxError(f"unknown form of cvt: {one}")
+    else:
+        value = f"({_TYPES[to]})({value})"
+    return _assigned(one.operands[0], value)
+
+
+def _space(one: Instruction) -> str:
+    return next((space for space in ("global", "shared", "param") if one.has(space)), "generic")
+
+
+def _load(one: Instruction, scope: Scope) -> str:
+    targets = elements(one.operands[0])
+    kind = f"Vector<{_TYPES[one.type]}, {len(targets)}>"
+    address = scope.address(one.operands[1], _space(one))
+    # Registers are wider than what is loaded: signs are extended.
+    widened = "(int32_t)" if one.type in {"s8", "s16"} else ""
+    sets = "; ".join(_assigned(to, f"{widened}held.v[{i}]") for i, to in enumerate(targets))
+    return (
+        f"typedef {kind} Held; const void* address = {address}; "
+        f"const Held held = ptx::load<Held>(address); {sets}"
+    )
+
+
+def _store(one: Instruction, scope: Scope) -> str:
+    values = scope.values(one.type, tuple(elements(one.operands[1])))
+    kind = f"Vector<{_TYPES[one.type]}, {len(values)}>"
+    return (
+        f"typedef {kind} Held; void* address = {scope.address(one.operands[0], _space(one))}; "
+        f"ptx::store<Held>(address, Held{{{{{', '.join(values)}}}}})"
+    )
+
+
+def _move(one: Instruction, scope: Scope) -> str:
+    target, source = one.operands
+    bits = int(one.type[1:]) if one.type != "pred" else 1
+    if target.startswith("{"):
+        targets = elements(target)
+        part = bits // len(targets)
+        sets = "; ".join(
+            _assigned(to, f"(uint{part}_t)(whole >> {part * i})")
+            for i, to in enumerate(targets)
+            if to != "_"
+        )
+        return f"const uint64_t whole = ptx::as<uint64_t>({scope.value(one.type, source)}); {sets}"
+    if source.startswith("{"):
+        sources = elements(source)
+        part = bits // len(sources)
+        whole = " | ".join(
+            f"(uint64_t){scope.value(f'b{part}', one)} << {part * i}"
+            for i, one in enumerate(sources)
+        )
+        return _assigned(target, f"(uint{bits}_t)({whole})")
+    return _assigned(target, scope.value(one.type, source))
+
+
+def _to_generic(one: Instruction, scope: Scope) -> str:
+    if not one.has("global"):
+        raise PtxError(f"only global addresses are made generic: {one}")
+    return _assigned(one.operands[0], scope.value("u64", one.operands[1]))
 
 
 def _branch(one: Instruction, _: Scope) -> str:
@@ -71,42 +345,49 @@ def _return(_: Instruction, __: Scope) -> str:
 
 
 def _barrier(one: Instruction, scope: Scope) -> str:
-    if one.has("warp"):
-        return f"::sim::warp_barrier({scope.value('u32', one.operands[0])}, {site(one)})"
-    if not one.has("sync") or one.operands != ("0",):
+    if one.suffixes == ("warp", "sync"):
+        return f"::sim::warp_barrier({scope.value('u32', one.operands[0])}, {_site(one)})"
+    if one.suffixes != ("sync",) or one.operands != ("0",):
         raise PtxError(f"unknown form of a barrier: {one}")
-    return f"::sim::block_barrier({site(one)})"
+    return f"::sim::block_barrier({_site(one)})"
 
 
 def _shuffle(one: Instruction, scope: Scope) -> str:
     target, _, predicate = one.operands[0].partition("|")
-    given = ", ".join(scope.value("u32", operand) for operand in one.operands[1:])
-    mode = _SHUFFLES[one.suffixes[1]]
-    text = f"const auto shuffled = ptx::shuffle(ptx::{mode}, {given}, {site(one)}); "
-    text += assigned(target, "shuffled.value")
-    return text + (f"; {register(predicate)} = shuffled.is_valid" if predicate else "")
+    given = ", ".join(scope.values("u32", one.operands[1:]))
+    mode = _SHUFFLES.get(one.suffixes[1])
+    if not mode:
+        raise PtxError(f"unknown form of shfl: {one}")
+    text = f"const auto shuffled = ptx::shuffle(ptx::{mode}, {given}, {_site(one)}); "
+    text += _assigned(target, "shuffled.value")
+    return text + (f"; {_register(predicate)} = shuffled.is_valid" if predicate else "")
 
 
-def _vote(one: Instruction, scope: Scope) -> str:
-    if not one.has("ballot"):
-        raise PtxError(f"unknown form of vote: {one}")
-    predicate, mask = scope.value("pred", one.operands[1]), scope.value("u32", one.operands[2])
-    return assigned(one.operands[0], f"::sim::ballot({predicate}, {mask}, {site(one)})")
-
-
-def _nothing(_: Instruction, __: Scope) -> str:
-    return "(void)0"
-
-
-_TRANSLATORS: dict[str, Translator] = {
-    **ARITHMETIC,
-    **MEMORY,
+_TRANSLATORS: dict[str, Callable[[Instruction, Scope], str]] = {
+    "add": _arithmetic,
+    "and": _integers,
     "bar": _barrier,
-    "barrier": _barrier,
+    "bfi": _insert,
     "bra": _branch,
-    "exit": _return,
-    "membar": _nothing,
+    "cvt": _convert,
+    "cvta": _to_generic,
+    "div": _integers,
+    "ld": _load,
+    "mad": _multiply_add,
+    "max": _extreme,
+    "min": _extreme,
+    "mov": _move,
+    "mul": _arithmetic,
+    "neg": _negate,
+    "not": _complement,
+    "or": _integers,
     "ret": _return,
+    "selp": _select,
+    "setp": _compare,
     "shfl": _shuffle,
-    "vote": _vote,
+    "shl": _shift,
+    "shr": _shift,
+    "st": _store,
+    "sub": _arithmetic,
+    "xor": _integers,
 }

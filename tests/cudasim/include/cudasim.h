@@ -1,7 +1,7 @@
 // CUDA C++ as g++ reads it: decorations, built-in variables, vectors, arithmetic, warp operations.
 //
-// Compiled in front of a kernel's source, in which sources.py respells declarations of shared
-// memory and nothing else. What this file does not have does not compile: nothing is silently different.
+// Compiled in front of a kernel's source, which spells shared memory as SMEM. What this file does not
+// have does not compile: nothing is silently different.
 // Products and sums are single operations of the C++ type, and no two are ever contracted.
 #pragma once
 #include <algorithm>
@@ -24,14 +24,11 @@
 #define __grid_constant__
 #define __constant__ static
 
-// What sources.py makes of `__shared__ type name dimensions;` and of the extern form.
-#define CUDASIM_SHARED(name, dimensions, ...)                          \
-  static ::sim::SharedSite name##_site;                                \
-  __VA_ARGS__(&name) dimensions = *reinterpret_cast<__VA_ARGS__(*) dimensions>( \
-      ::sim::shared_memory(&name##_site, sizeof(__VA_ARGS__ dimensions)))
-#define SMEM(type, name, ...) CUDASIM_SHARED(name, __VA_ARGS__, type)
-#define CUDASIM_DYNAMIC_SHARED(name, ...) \
-  __VA_ARGS__* const name = reinterpret_cast<__VA_ARGS__*>(::sim::dynamic_shared)
+// `type name dimensions` in shared memory.
+#define SMEM(type, name, ...)                                       \
+  static ::sim::SharedSite name##_site;                             \
+  type(&name) __VA_ARGS__ = *reinterpret_cast<type(*) __VA_ARGS__>( \
+      ::sim::shared_memory(&name##_site, sizeof(type __VA_ARGS__)))
 
 #define CUDASIM_VECTORS(T, N)                                                              \
   struct alignas(2 * sizeof(T)) N##2 { T x, y; };                                          \
@@ -77,13 +74,6 @@ static inline int __float_as_int(float v) { return cudasim_bits<int>(v); }
 static inline float __int_as_float(int v) { return cudasim_bits<float>(v); }
 static inline long long __double_as_longlong(double v) { return cudasim_bits<long long>(v); }
 static inline double __longlong_as_double(long long v) { return cudasim_bits<double>(v); }
-static inline unsigned __umulhi(unsigned a, unsigned b) { return uint64_t(a) * b >> 32; }
-static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
-  return (unsigned long long)((unsigned __int128)a * b >> 64);
-}
-static inline int __clz(int v) { return v ? __builtin_clz(unsigned(v)) : 32; }
-static inline int __ffs(int v) { return __builtin_ffs(v); }
-static inline int __popc(unsigned v) { return __builtin_popcount(v); }
 
 // Hints of how to cache change no value.
 template <class T> static inline T __ldg(const T* p) { return *p; }
@@ -96,18 +86,11 @@ template <class T> static inline void __stcg(T* p, T v) { *p = v; }
 #define CUDASIM_HERE ::sim::Site{__FILE__, __LINE__}
 #define __syncthreads() ::sim::block_barrier(CUDASIM_HERE)
 #define __trap() ::sim::fail("__trap() at %s:%d", __FILE__, __LINE__)
-#define __shfl_sync(mask, value, from) \
-  cudasim_shuffle(value, mask, int(from) & 31, CUDASIM_HERE)
-#define __shfl_xor_sync(mask, value, bits) \
-  cudasim_shuffle(value, mask, int(::sim::lane() ^ (bits)), CUDASIM_HERE)
 #define __shfl_down_sync(mask, value, by) \
   cudasim_shuffle(value, mask, int(::sim::lane() + (by)), CUDASIM_HERE)
 #define __shfl_up_sync(mask, value, by) \
   cudasim_shuffle(value, mask, int(::sim::lane()) - int(by), CUDASIM_HERE)
 #define __syncwarp(...) ::sim::warp_barrier(::sim::mask_or_all(__VA_ARGS__), CUDASIM_HERE)
-#define __ballot_sync(mask, predicate) ::sim::ballot(predicate, mask, CUDASIM_HERE)
-#define __any_sync(mask, predicate) (__ballot_sync(mask, predicate) != 0)
-#define __all_sync(mask, predicate) (__ballot_sync(mask, predicate) == (mask))
 
 template <class T>
 static inline T cudasim_shuffle(T value, unsigned mask, int from, sim::Site site) {

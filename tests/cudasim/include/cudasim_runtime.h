@@ -29,17 +29,17 @@ void block_barrier(Site site);
 void warp_barrier(unsigned mask, Site site);
 inline unsigned mask_or_all(unsigned mask = 0xffffffffu) { return mask; }
 unsigned lane();
-unsigned ballot(bool predicate, unsigned mask, Site site);
 // Lane `from` of the same warp's value; the own one where there is no such lane.
 uint64_t exchange(uint64_t value, unsigned mask, int from, Site site);
 
-// Static shared memory is found by where it is declared, anew for each block.
+// Shared memory is found by where it is declared, anew for each block; or as a whole, where a launch
+// says how many bytes a kernel has.
 struct SharedSite {
   unsigned long block;
   void* memory;
 };
 void* shared_memory(SharedSite* site, size_t bytes);
-extern unsigned char* dynamic_shared;
+extern unsigned char* whole_shared;
 
 typedef void (*Kernel)(void** arguments);
 

@@ -14,7 +14,7 @@ bool failed();
 void report(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 // Shared memory of the block that is about to run.
-void begin_block_memory(size_t dynamic_bytes);
+void begin_block_memory(size_t whole_bytes);
 
 // Where a fault of a kernel jumps to.
 extern sigjmp_buf after_fault;

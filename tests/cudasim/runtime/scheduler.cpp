@@ -135,9 +135,9 @@ class Turns {
   std::vector<int> turns_;
 };
 
-void begin_block(size_t serial, size_t dynamic_bytes) {
+void begin_block(size_t serial, size_t whole_bytes) {
   const dim3 size = place.block_size;
-  begin_block_memory(dynamic_bytes);
+  begin_block_memory(whole_bytes);
   releases(&start_point);
   for (int i = 0; i < thread_count; i++) {
     Thread& one = threads[i];
@@ -189,7 +189,7 @@ bool is_launchable(const unsigned* grid, const unsigned* block, size_t shared, u
   if (!grid[0] || !grid[1] || !grid[2] || grid[0] > 2147483647u || grid[1] > 65535 ||
       grid[2] > 65535)
     report("invalid grid (%u,%u,%u)", grid[0], grid[1], grid[2]);
-  if (shared > 227 * 1024) report("%zu bytes of dynamic shared memory", shared);
+  if (shared > 227 * 1024) report("%zu bytes of shared memory", shared);
   return !failed();
 }
 }  // namespace
@@ -229,19 +229,6 @@ uint64_t exchange(uint64_t value, unsigned mask, int from, Site site) {
   }
   warp_barrier(mask, site);
   return received;
-}
-
-unsigned ballot(bool predicate, unsigned mask, Site site) {
-  const int first = current / kWarp * kWarp;
-  threads[current].sent = predicate;
-  warp_barrier(mask, site);
-  unsigned votes = 0;
-  for (int i = 0; i < kWarp && first + i < thread_count; i++) {
-    const Thread& one = threads[first + i];
-    if ((mask >> i & 1) && one.state != kReturned && one.sent) votes |= 1u << i;
-  }
-  warp_barrier(mask, site);
-  return votes;
 }
 
 // Runs blocks first_block .. stop_block - 1 of a launch; returns whether something went wrong.

@@ -46,9 +46,9 @@ void map_arena(void* where, int flags) {
 }
 }  // namespace
 
-unsigned char* dynamic_shared;
+unsigned char* whole_shared;
 
-void begin_block_memory(size_t dynamic_bytes) {
+void begin_block_memory(size_t whole_bytes) {
   block_number++;
 #if defined(CUDASIM_TSAN)
   const bool forgets = used != 0;  // mapped anew, ThreadSanitizer forgets the block before
@@ -61,7 +61,7 @@ void begin_block_memory(size_t dynamic_bytes) {
 #if defined(CUDASIM_ASAN)
   __asan_poison_memory_region(arena, kArena);
 #endif
-  dynamic_shared = dynamic_bytes ? allocate(dynamic_bytes) : nullptr;
+  whole_shared = whole_bytes ? allocate(whole_bytes) : nullptr;
 }
 
 void* shared_memory(SharedSite* site, size_t bytes) {

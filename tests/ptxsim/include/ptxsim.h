@@ -1,7 +1,7 @@
 // PTX instructions as C++: registers are bits, whose type each instruction says anew.
 //
 // From the PTX ISA, "Instruction Set". Sums and products of floating-point numbers are single
-// operations; only `fma` is fused.
+// operations.
 #pragma once
 #include "cudasim_half.h"
 
@@ -38,10 +38,6 @@ template <class T> static inline void store(void* address, T value) {
   *static_cast<T*>(address) = value;
 }
 
-static inline float flushed(float v) {
-  return std::fabs(v) < 1.17549435e-38f ? std::copysign(0.0f, v) : v;
-}
-
 static inline float widened(f16_bits h) { return __half2float({h.bits}); }
 static inline float widened(bf16_bits b) { return __bfloat162float({b.bits}); }
 static inline f16_bits to_f16(float v) { return {__float2half_rn(v).bits}; }
@@ -62,28 +58,13 @@ template <class T> static inline T bfi(T a, T b, uint32_t position, uint32_t len
   const T mask = T((length >= size ? ~T(0) : (T(1) << length) - 1) << position);
   return T((b & ~mask) | ((a << position) & mask));
 }
-static inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t selection) {
-  const uint64_t bytes = uint64_t(b) << 32 | a;
-  uint32_t result = 0;
-  for (int i = 0; i < 4; i++) {
-    const uint32_t pick = selection >> 4 * i & 15;
-    uint32_t byte = bytes >> 8 * (pick & 7) & 255;
-    if (pick & 8) byte = byte & 128 ? 255 : 0;
-    result |= byte << 8 * i;
-  }
-  return result;
-}
-
-enum ShuffleMode { kUp, kDown, kButterfly, kIndex };
+enum ShuffleMode { kUp, kDown };
 struct Shuffled { uint32_t value; bool is_valid; };
 static inline Shuffled shuffle(ShuffleMode mode, uint32_t value, uint32_t b, uint32_t c,
                                uint32_t mask, sim::Site site) {
   const int own = int(sim::lane()), segment = c >> 8 & 31, clamp = c & 31, by = b & 31;
   const int last = (own & segment) | (clamp & ~segment);
-  int from = own - by;
-  if (mode == kDown) from = own + by;
-  if (mode == kButterfly) from = own ^ by;
-  if (mode == kIndex) from = (own & segment) | (by & ~segment);
+  const int from = mode == kUp ? own - by : own + by;
   const bool is_valid = mode == kUp ? from >= last : from <= last;
   return {uint32_t(sim::exchange(value, mask, is_valid ? from : own, site)), is_valid};
 }

@@ -1,17 +1,19 @@
-"""A backend's apply() as a function that returns its result."""
+"""A backend's apply() and accumulate() as functions that return their results."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from gradwire_server.plans import Plan
+from gradwire_server.backends import Backend
+from gradwire_server.plans import BandedMap, Plan
 
 
 class Applies(Protocol):
-    """What of a backend is called here."""
+    """What of a backend applied() calls."""
 
     def apply(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None: ...
 
@@ -30,3 +32,25 @@ def applied(
     assert (memory[:guard] == memory.dtype.type(77.25)).all()
     assert (memory[guard + size :] == memory.dtype.type(77.25)).all()
     return y
+
+
+def in_pieces(
+    backend: Backend, bands: BandedMap, x: npt.NDArray[Any], cuts: list[int], *, gap: int = 1
+) -> npt.NDArray[Any]:
+    """Add the inputs between cuts along axis 1, one piece after the other, amid other numbers.
+
+    gap  distance of the results' last axis in memory
+    """
+    guard = 2
+    memory = np.full((x.shape[0] + 2 * guard, bands.outputs, gap * x.shape[2]), 77.25, x.dtype)
+    y = memory[guard:-guard, :, ::gap]
+    carried = 0
+    for low, high in pairwise(cuts):
+        y[:, carried:] = np.nan
+        piece = bands.window(0, bands.outputs, low, high)
+        backend.accumulate(piece, x[:, low:high], y, axis=1, carried=carried)
+        carried = int((bands.start < high).sum())
+    result = y.copy()
+    y[...] = 77.25
+    assert (memory == 77.25).all()
+    return result

@@ -31,7 +31,6 @@ ILLEGAL = "an illegal memory access was encountered"
 
 
 def simulated(*, capacity: int = 1 << 40, eager: bool = False) -> SimulatedDevice:
-    """Return a device with all kernels."""
     return SimulatedDevice(cuda_device.compiled(), capacity=capacity, eager=eager)
 
 
@@ -42,7 +41,6 @@ def sliced_plan(outer: int, side: int) -> Plan:
 
 
 def check(backend: Cuda, plan: Plan, seed: int = 0) -> None:
-    """Assert that a backend has the bits of NumPy."""
     x = np.random.default_rng(seed).standard_normal(plan.input_shape).astype(np.float32)
     expected = applied(NumpyCpu(), plan, x, np.float32)
     oracles.same_bits(applied(backend, plan, x, np.float32), expected)

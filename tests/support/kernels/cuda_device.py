@@ -151,12 +151,10 @@ class SimulatedDevice:
             raise DeviceError(why)
 
     def check_pinned(self, memory: Bytes) -> None:
-        """Raise AssertionError where a device could not copy from memory or to it."""
         at, pinned = memory.ctypes.data, list(self._pinned.items())
         assert any(first <= at and at + memory.nbytes <= first + size for first, size in pinned)
 
     def stream(self) -> SimulatedStream:
-        """Return a stream that does everything at the last moment."""
         return SimulatedStream(self)
 
 

@@ -26,6 +26,7 @@ from gradwire_server.plans import BandedMap, Plan
 from ptxsim.module import PtxModule, translated
 
 ARCHITECTURES = [75, 80, 86, 89, 90, 100, 120]
+_REGISTERS = r"Compiling entry function '(\w+)'.*?Used (\d+) registers"
 BUDGET = Path(__file__).parents[2] / "data" / "cuda_registers.json"
 
 
@@ -39,23 +40,14 @@ def ptx_text(source: str, expressions: list[str], architecture: int) -> tuple[st
     return made.code.rstrip(b"\0").decode(), made.lowered
 
 
-def _registers(log: str) -> dict[str, int]:
-    found = re.findall(r"Compiling entry function '(\w+)'.*?Used (\d+) registers", log, re.DOTALL)
-    return {name: int(count) for name, count in found}
-
-
-def spills(log: str) -> list[str]:
-    return [line for line in log.splitlines() if re.search(r"[1-9]\d* bytes spill", line)]
-
-
 def registers(architecture: int, cache: Path) -> dict[str, int]:
     """Compile every kernel; return the registers that a thread of each takes, and spills none."""
 
     def of_file(source: str, expressions: list[str]) -> dict[str, int]:
         cubin = build.cubin(source, expressions, architecture, cache)
-        assert not spills(cubin.log), cubin.log
-        counts = _registers(cubin.log)
-        return {name: counts[lowered] for name, lowered in cubin.lowered.items()}
+        assert not re.search(r"[1-9]\d* bytes spill", cubin.log), cubin.log
+        counts = dict(re.findall(_REGISTERS, cubin.log, re.DOTALL))
+        return {name: int(counts[lowered]) for name, lowered in cubin.lowered.items()}
 
     grouped = build.by_source(every_kernel())
     with ThreadPoolExecutor() as pool:
@@ -69,7 +61,6 @@ def budget() -> dict[str, int]:
 
 
 def write_budget(architectures: Iterable[int]) -> None:
-    """Keep what kernels take now, on the architecture where each takes most."""
     with tempfile.TemporaryDirectory() as folder:
         found = [registers(one, Path(folder)) for one in architectures]
     most = {name: max(one[name] for one in found) for name in found[0]}

@@ -25,7 +25,6 @@ def cubic(inputs: int, outputs: int) -> BandedMap:
 
 
 def nearest(inputs: int, outputs: int) -> BandedMap:
-    """Read the input whose pixel covers the middle of the output's."""
     index = (2 * np.arange(outputs) + 1) * inputs // (2 * outputs)
     return BandedMap.from_taps(index[:, np.newaxis], np.ones((outputs, 1)), inputs=inputs)
 
@@ -91,7 +90,6 @@ def wide(rng: Generator, inputs: int, outputs: int) -> BandedMap:
 
 
 def reweighted(bands: BandedMap, weights: npt.ArrayLike) -> BandedMap:
-    """Keep the bands; the weights go through these again and again."""
     weight = np.resize(np.asarray(weights, np.float64), bands.nnz)
     return BandedMap(bands.outputs, bands.inputs, bands.start, bands.offset, weight)
 
@@ -114,7 +112,6 @@ def backwards(bands: BandedMap) -> BandedMap:
 
 
 def thinned(bands: BandedMap, empty: npt.NDArray[np.bool_]) -> BandedMap:
-    """Empty some bands."""
     taps = np.arange(max(1, bands.counts.max(initial=0)))
     there = (taps < bands.counts[:, np.newaxis]) & ~empty[:, np.newaxis]
     index = np.minimum(bands.start[:, np.newaxis] + taps, bands.inputs - 1)

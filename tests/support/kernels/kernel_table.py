@@ -71,7 +71,6 @@ def numbers(case: Case, dtype: npt.DTypeLike, *, special: bool) -> oracles.Tenso
 
 
 def some_formats(case: Case) -> list[Formats]:
-    """Return three of the formats, others for other cases."""
     first = zlib.crc32(case.name.encode()) % len(FORMATS)
     return [FORMATS[first - step] for step in (0, 3, 6)]
 

@@ -111,7 +111,6 @@ def listed_ways() -> set[Way]:
 
 
 def methods() -> set[int]:
-    """Return all methods of the width stage that this processor has."""
     return _named("NO_WIDTH", "CHANNELS", "COLUMNS", "HALVE", "DOUBLE", picking="PERMUTE")
 
 
@@ -270,7 +269,6 @@ class GuardedScratch:
 
 
 def check_guarded_streams() -> None:
-    """Assert the same of results that are written past the caches."""
     with streaming(1) as backend:
         check_guarded_cases(backend)
 
@@ -296,7 +294,6 @@ def check_guarded_cases(given: Backend | None = None) -> None:
 
 
 def check_guarded_sums() -> None:
-    """Assert NumPy's bits of sums that are continued, of rows of all lengths."""
     backend, _ = backends.choose("numba_cpu")
     source, target = GuardedMemory(1 << 20), GuardedMemory(1 << 20)
     bands = maps.cubic(29, 97).adjoint()
@@ -367,7 +364,6 @@ class Count:
         self._task = team_code().ScratchMemory(team_code().TASK_BYTES)
 
     def share(self, team: int, *, threads: int, slow_us: int = 0) -> None:
-        """Compute every unit on so many threads at most, all of which are worth waking up."""
         places = (_address(one) for one in (self.in_use, self.done, self._buffers))
         numbers = (8, len(self.done), 1, threads, 1, 0)
         team_code().share(team, self._task.address, counting(), slow_us, *places, *numbers)

@@ -38,7 +38,6 @@ class AxisCase:
 def axis_matrix(
     operator: ops.Operator, case: AxisCase, *, rank: int, axis: int, dtype: npt.DTypeLike
 ) -> Matrix:
-    """Return our matrix along one axis of a tensor whose other axes have one element."""
     found = _axis_map(operator, case, rank=rank, axis=axis, dtype=dtype)
     return np.eye(case.outputs) if found is None else found.dense()
 
@@ -99,7 +98,6 @@ def load(name: str) -> Iterator[tuple[AxisCase, Matrix]]:
 
 
 def lengths_up_to(largest: int) -> Iterator[tuple[int, int]]:
-    """Yield all pairs of lengths."""
     lengths = range(1, largest + 1)
     return itertools.product(lengths, lengths)
 

@@ -39,7 +39,6 @@ class NodeCase:
 
 
 def installed(name: str) -> Any:
-    """Import a package that a test compares with, or skip the test."""
     return pytest.importorskip(name, reason=f"compares with {name} where it is installed")
 
 

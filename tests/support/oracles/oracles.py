@@ -46,7 +46,6 @@ class TapTable:
 
 
 def linear_taps(inputs: int, outputs: int) -> TapTable:
-    """Two taps around half-pixel coordinates, clamped to the axis."""
     position = (np.arange(outputs) + 0.5) * (inputs / outputs) - 0.5
     low = np.floor(position)
     upper = (position - low).astype(np.float32)
@@ -72,7 +71,6 @@ def cubic_taps(inputs: int, outputs: int, *, coefficient: float = -0.75) -> TapT
 
 
 def same_bits(ours: Tensor, theirs: Tensor) -> None:
-    """Assert equal types, shapes and bits, all NaNs being equal."""
     assert ours.dtype == theirs.dtype
     assert ours.shape == theirs.shape
     np.testing.assert_array_equal(canonical(ours), canonical(theirs))

@@ -88,7 +88,6 @@ class AxisCase:
         return np.eye(self.inputs, dtype=self.dtype)
 
     def theirs(self) -> tuple[Tensor, Tensor]:
-        """Return what the installed PyTorch makes of unit vectors: forward, backward."""
         torch: Any = importlib.import_module("torch")
         arguments = self.arguments()
         x = torch.from_numpy(self._unit_vectors(self.inputs))
@@ -170,7 +169,6 @@ def stored() -> Iterator[tuple[AxisCase, Tensor, Tensor]]:
 
 
 def main() -> None:
-    """Write weights of the installed PyTorch for cases that fit in a small file."""
     torch: Any = importlib.import_module("torch")
     rng = random.Random(20261122)  # noqa: S311 - a choice of cases
     drawn = [random_case(rng, mode) for mode in RANKS for _ in range(60)]
