@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gradwire.errors import installing
@@ -67,26 +66,6 @@ def open_site(settings: Settings, ledgers: Sequence[Ledger], *, served: str) -> 
     return site
 
 
-@contextmanager
-def collecting(settings: Settings, *, served: str) -> Generator[list[Ledger]]:
-    """Open the HTTP port of several workers, if asked for.
-
-    Yields the ledgers that the workers count in.
-
-    served  address that they serve
-
-    Raises as open_site does.
-    """
-    wanted = bool(settings.http_port)
-    ledgers = [Ledger(number, wanted=wanted) for number in range(settings.workers)]
-    site = open_site(settings, ledgers, served=served)
-    try:
-        yield ledgers
-    finally:
-        if site is not None:
-            site.close()
-
-
 def tracer(settings: Settings, *, address: str) -> Tracer | None:
     """Return the tracer of a server's calls.
 
@@ -123,20 +102,17 @@ class Instruments:
     observer  of calls; without effect if there are neither metrics nor traces
     serves    whether the server serves
 
-    one_of_several  whether a supervisor has the HTTP port
-    cells           file descriptor of the supervisor's memory for metrics; None if it has none
+    cells  file descriptor of the memory of a supervisor, which has the HTTP port; None without
     """
 
-    def __init__(self, settings: Settings, *, one_of_several: bool, cells: int | None) -> None:
+    def __init__(self, settings: Settings, *, cells: int | None) -> None:
         self._settings = settings
         self._cells: Cells | None = None
-        if cells is not None:
-            self._cells = Cells.attached(cells)
+        self._has_port = cells is None
+        if settings.http_port:
+            self._cells = Cells() if cells is None else Cells.attached(cells)
             if self._cells is None:
                 _log.warning("no metrics: the supervisor runs another version; restart it")
-        elif settings.http_port and not one_of_several:
-            self._cells = Cells()
-        self._has_port = not one_of_several
         self.observer = Observer(self._cells)
         self.serves = False
         self._site: Site | None = None

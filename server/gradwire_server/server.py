@@ -42,8 +42,8 @@ class Server:
     Belongs to the event loop that makes it.
 
     backend       the backend and the reason for its choice; None takes the settings' choice
-    shares_port   whether other processes listen on the address too
-    cells         file descriptor of a supervisor's memory for the metrics; None where it has none
+    cells         file descriptor of a supervisor's memory for the metrics of a worker, which shares
+                  its port with others; None for a single process
     device        watch over the computing device; None for a new watch
     service       the parts that the handlers share
     instruments   metrics and traces of the server
@@ -58,16 +58,15 @@ class Server:
         *,
         backend: Backend | None = None,
         reason: str = "",
-        shares_port: bool = False,
         cells: int | None = None,
         device: DeviceWatch | None = None,
     ) -> None:
         self.settings = settings
         self._authorizer = Authorizer(settings)
-        self._shares_port = shares_port
+        self._shares_port = cells is not None
         self._pool = compute_pool(settings.threads)
         self._health = Health()
-        self.instruments = Instruments(settings, one_of_several=shares_port, cells=cells)
+        self.instruments = Instruments(settings, cells=cells)
         self._device = device or device_watch(settings)
         self.over = asyncio.Event()
         self._ending: asyncio.Future[None] | None = None

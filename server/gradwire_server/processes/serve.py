@@ -58,7 +58,7 @@ async def serve(
                 without being NOT_SERVING first; None for a single process, which ignores SIGUSR2
                 and which a second signal ends at once
     backend     None selects the one in the settings
-    cells       file descriptor of the memory for a worker's metrics, if they are collected
+    cells       file descriptor of the memory for a worker's metrics
     on_serving  called in the event loop once the server serves
 
     Raises ValueError if the backend cannot run.
@@ -74,7 +74,7 @@ async def serve(
     loop.add_signal_handler(signal.SIGUSR2, partial(_leave, worker, asked, relieved))
     startup.release()
     device = device_watch(settings)
-    start = _start(settings, backend, device, worker=worker, cells=cells)
+    start = _start(settings, backend, device, cells=cells)
     server = await _started(start, asked, device)
     if worker is None:
         warn_if_open(settings)
@@ -98,37 +98,18 @@ async def serve(
 
 
 async def _start(
-    settings: Settings,
-    backend: Backend | None,
-    device: DeviceWatch,
-    *,
-    worker: int | None,
-    cells: int | None,
+    settings: Settings, backend: Backend | None, device: DeviceWatch, *, cells: int | None
 ) -> Server:
     reason = ""
     if backend is None and settings.backend == "cuda":
-        backend, reason = await _open(settings, device)
-    server = Server(
-        settings,
-        backend=backend,
-        reason=reason,
-        shares_port=worker is not None,
-        cells=cells,
-        device=device,
-    )
+        # In a thread of its own: a driver may hang.
+        opener = ThreadPoolExecutor(1)
+        work = submit(opener, partial(choose_backend, settings))
+        backend, reason = await device.result(*work)
+        opener.shutdown()
+    server = Server(settings, backend=backend, reason=reason, cells=cells, device=device)
     await server.start()
     return server
-
-
-async def _open(settings: Settings, device: DeviceWatch) -> tuple[Backend, str]:
-    """Choose a backend and open its device, in a thread.
-
-    A driver may hang.
-    """
-    opener = ThreadPoolExecutor(1)
-    opened = await device.result(*submit(opener, partial(choose_backend, settings)))
-    opener.shutdown()
-    return opened
 
 
 async def _started(

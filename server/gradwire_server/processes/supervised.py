@@ -59,11 +59,11 @@ class WorkerProcess:
 
     @classmethod
     async def start(
-        cls, job: WorkerConfig, cells: Cells | None, *, device: str | None = None
+        cls, job: WorkerConfig, cells: Cells, *, device: str | None = None
     ) -> WorkerProcess:
         """Start a process, which prepares for its job and waits for go().
 
-        cells   for its metrics; None if metrics are not collected
+        cells   for its metrics
         device  value of CUDA_VISIBLE_DEVICES for the process; None for all GPUs
         """
         # In a new session, so that Ctrl-C reaches only the parent, which stops all in order.
@@ -72,12 +72,10 @@ class WorkerProcess:
             stdin=PIPE,
             stdout=PIPE,
             start_new_session=True,
-            pass_fds=() if cells is None else (cells.fd,),
+            pass_fds=(cells.fd,),
             env=None if device is None else {**os.environ, VISIBLE_DEVICES: device},
         )
-        if cells is not None:
-            job = replace(job, cells=cells.fd)
-            cells.pid = process.pid
+        cells.pid = process.pid
         cast("asyncio.StreamWriter", process.stdin).write(job.dump() + b"\n")
         return cls(process, stall_timeout_s=job.settings.stall_timeout_s)
 
@@ -300,9 +298,9 @@ class SupervisedWorker:
         return -signal.SIGKILL
 
     async def _start(self, settings: Settings) -> WorkerProcess:
-        job = WorkerConfig(self._number, os.getpid(), settings, devices=backends.DEVICES)
         with contextlib.ExitStack() as starting:
             cells = starting.enter_context(self._ledger.process())
+            job = WorkerConfig(self._number, os.getpid(), settings, cells.fd, backends.DEVICES)
             process = await WorkerProcess.start(job, cells, device=self._device)
             counting = starting.pop_all()
         self._alive[process] = asyncio.create_task(self._watch(process, counting))

@@ -17,6 +17,7 @@ SERVING. If a new process fails to start, the restart stops.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import Sequence
@@ -50,8 +51,11 @@ async def supervise(settings: Settings, devices: Sequence[str] = ()) -> None:
     logs.configure(settings.log_format, settings.log_level)
     with (
         addresses.held(settings.address) as address,
-        exporters.collecting(settings, served=address) as ledgers,
+        contextlib.ExitStack() as stack,
     ):
+        ledgers = [Ledger(number) for number in range(settings.workers)]
+        if site := exporters.open_site(settings, ledgers, served=address):
+            stack.callback(site.close)
         warn_if_open(settings)
         await Crew(settings, address, ledgers, devices).run()
 

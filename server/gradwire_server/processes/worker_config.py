@@ -6,7 +6,6 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Self
 
-from gradwire_server import backends
 from gradwire_server.config.settings import Settings
 
 
@@ -16,15 +15,15 @@ class WorkerConfig:
 
     number   of the worker, from 0
     parent   pid of the supervisor
-    cells    file descriptor of the memory for its metrics, if they are collected
+    cells    file descriptor of the memory for its metrics
     devices  the module of backends.DEVICES
     """
 
     number: int
     parent: int
     settings: Settings
-    cells: int | None = None
-    devices: str = backends.DEVICES
+    cells: int
+    devices: str
 
     def dump(self) -> bytes:
         """Encode it."""

@@ -320,8 +320,10 @@ class ManyStream(ServedStream):
 
     def _finish(self, items: Sequence[BatchItem], results: Bytes) -> None:
         request = items[0].prepared.request
-        evaluated = request.operator, request.input.dtype
-        self._call.observer.items(self._call, evaluated, status="OK", count=len(items))
+        operator, dtype = request.operator, request.input.dtype
+        self._call.observer.items(
+            self._call, "OK", operator=operator, dtype=dtype, count=len(items)
+        )
         self._call.sent_bytes += results.size
         length = results.shape[1]
         data = results.reshape(-1).data
@@ -346,7 +348,7 @@ class ManyStream(ServedStream):
         if failed.code is grpc.StatusCode.INTERNAL:
             facts = {"request_id": request_id, "traceparent": self._call.traceparent}
             _log.error("item", extra={"facts": facts}, exc_info=error)
-        self._call.observer.items(self._call, None, status=failed.status, failed=failed)
+        self._call.observer.items(self._call, failed.status, failed=failed)
         response = v1.EvaluateManyResponse(request_id=request_id, error=failed.in_band())
         self._answers.append((name, response.SerializeToString(), held))
         self._counts["items_failed"] += 1

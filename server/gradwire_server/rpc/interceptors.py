@@ -18,7 +18,7 @@ from gradwire_server.errors import MissingScopeError, UnauthenticatedError
 from gradwire_server.rpc.batch import ManyStream
 from gradwire_server.rpc.call_context import ActiveCall, ActiveCalls, Context, Metadata
 from gradwire_server.rpc.open_inference import descriptors
-from gradwire_server.rpc.status_map import ErrorStatus
+from gradwire_server.rpc.status_map import EncodedStatus
 from gradwire_server.rpc.stream import EvaluationStream
 from gradwire_server.rpc.streaming import ServedStream, write_last
 from gradwire_server.rpc.unary import NAME
@@ -115,7 +115,7 @@ class AuthorizingHandler(grpc.GenericRpcHandler):
         async def refuse() -> Never:
             raise kind(refusal.message)
 
-        async def send_error(failed: ErrorStatus) -> None:
+        async def send_error(failed: EncodedStatus) -> None:
             if stream is not None:
                 await write_last(context, stream.error_message(failed))
 

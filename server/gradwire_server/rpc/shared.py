@@ -40,7 +40,7 @@ class SharedService:
         codec.refuse_unknown_fields(request, "")
         for field in ("input", "output"):
             codec.refuse_unknown_fields(getattr(request, field), field)
-        call.request_id = codec.read_request_id(request.evaluation.request_id)
+        call.take_id(request.evaluation.request_id)
         request.evaluation.ClearField("request_id")
         if request.evaluation.data:
             raise InvalidDataError("evaluation.data", "given; the input's range has the bytes")

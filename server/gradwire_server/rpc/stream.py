@@ -155,7 +155,7 @@ class EvaluationStream(ServedStream):
         if header.HasField("checksum"):
             self._open_checksum = header.checksum
             header.ClearField("checksum")
-        self._call.request_id = codec.read_request_id(header.request_id) or self._call.request_id
+        self._call.take_id(header.request_id)
         if header.max_chunk_bytes and header.max_chunk_bytes < LEAST_CHUNK_BYTES:
             raise InvalidFieldError(
                 "open.max_chunk_bytes",

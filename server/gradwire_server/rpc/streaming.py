@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from gradwire_server.errors import DrainingError, StalledError
 from gradwire_server.rpc.call_context import ActiveCall, Context
 from gradwire_server.rpc.service_context import ServiceContext
-from gradwire_server.rpc.status_map import ErrorStatus
+from gradwire_server.rpc.status_map import EncodedStatus
 from gradwire_server.scheduling import tasks
 
 # Time to write the error that ends a stream to a caller that does not read.
@@ -104,11 +104,11 @@ class ServedStream(ABC):
         await tasks.together(self._evaluate(), self._watch(), beside=(self._reader, self._writer))
 
     @classmethod
-    def error_message(cls, failed: ErrorStatus) -> Message:
+    def error_message(cls, failed: EncodedStatus) -> Message:
         """Return the last message of a stream that fails."""
         return cls.RESPONSE(error=failed.in_band())
 
-    async def _send_error(self, failed: ErrorStatus) -> None:
+    async def _send_error(self, failed: EncodedStatus) -> None:
         """Send an error as the last message.
 
         It is not sent if the caller does not read.

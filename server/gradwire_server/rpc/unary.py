@@ -10,7 +10,6 @@ from functools import partial
 from typing import Generic, Never, TypeVar
 
 import numpy as np
-from google.protobuf.duration_pb2 import Duration
 
 from gradwire import ops, v1
 from gradwire._wire import checksums
@@ -28,6 +27,7 @@ from gradwire_server.rpc import codec
 from gradwire_server.rpc.call_context import ActiveCall, Context, Metadata, Reply
 from gradwire_server.rpc.message_budget import MessageBudget
 from gradwire_server.rpc.service_context import ServiceContext
+from gradwire_server.rpc.status_map import duration
 
 NAME = "gradwire.v1.GradientService"
 
@@ -183,7 +183,7 @@ class GradientService(UnaryEvaluator[ActiveCall]):
 
     def _split(self, message: bytes, call: ActiveCall) -> tuple[bytes, memoryview]:
         (request_id, header, data), call.checksum = codec.read_evaluate(message)
-        call.request_id = codec.read_request_id(request_id.decode())
+        call.take_id(request_id.decode())
         return header, data
 
     def _check_size(self, request: EvaluationRequest, call: ActiveCall) -> None:
@@ -244,7 +244,5 @@ def _limits(settings: Settings) -> v1.Limits:
     for name in limits.DESCRIPTOR.fields_by_name:
         if hasattr(settings, name):
             setattr(limits, name, getattr(settings, name))
-    stall = Duration()
-    stall.FromNanoseconds(int(settings.stall_timeout_s * 1e9))
-    limits.stall_timeout.CopyFrom(stall)
+    limits.stall_timeout.CopyFrom(duration(settings.stall_timeout_s))
     return limits

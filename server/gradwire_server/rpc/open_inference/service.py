@@ -30,7 +30,7 @@ from gradwire_server.rpc.open_inference.models import PLATFORM, Models
 from gradwire_server.rpc.open_inference.regions import Range, Regions, check_local
 from gradwire_server.rpc.open_inference.requests import Inference, InferReader, renamed
 from gradwire_server.rpc.service_context import ServiceContext
-from gradwire_server.rpc.status_map import ErrorStatus
+from gradwire_server.rpc.status_map import EncodedStatus
 from gradwire_server.rpc.streaming import ServedStream
 from gradwire_server.rpc.unary import UnaryEvaluator
 
@@ -53,7 +53,7 @@ class InferCall(ActiveCall):
     source: Range | None = None
     sink: Range | None = None
 
-    def _status(self, error: Exception) -> ErrorStatus:
+    def _status(self, error: Exception) -> EncodedStatus:
         failed = super()._status(renamed(error))
         if isinstance(error, RequestLimitError | MessageTooLargeError | UnknownFieldError):
             return replace(failed, status="INVALID_ARGUMENT")
@@ -104,7 +104,8 @@ class ModelInfer(UnaryEvaluator[InferCall]):
 
     def _split(self, message: bytes, call: InferCall) -> tuple[bytes, memoryview]:
         request_id, inference, data = self._reader.read(message)
-        call.request_id = call.given_id = codec.read_request_id(request_id)
+        call.take_id(request_id)
+        call.given_id = request_id
         call.inference = inference
         if inference.source or inference.sink:
             check_local(call.context)
@@ -182,7 +183,7 @@ class InferStream(ServedStream):
         await self._done.wait()
 
     @classmethod
-    def error_message(cls, failed: ErrorStatus) -> Message:
+    def error_message(cls, failed: EncodedStatus) -> Message:
         """Return the last message of a stream that fails."""
         last: Message = _StreamResponse(error_message=failed.message)
         return last
