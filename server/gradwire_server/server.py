@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
@@ -22,8 +21,9 @@ from gradwire_server.engine import Preparer, TableCache
 from gradwire_server.exporters import Instruments
 from gradwire_server.rpc import codec, handlers
 from gradwire_server.rpc.call_context import ActiveCalls
-from gradwire_server.rpc.handlers import Handlers, add_handlers
+from gradwire_server.rpc.handlers import Handlers
 from gradwire_server.rpc.health import Health
+from gradwire_server.rpc.interceptors import AuthorizingHandler
 from gradwire_server.rpc.segments import SegmentListener, Segments
 from gradwire_server.rpc.service_context import BackendInUse, ServiceContext
 from gradwire_server.rpc.warm_up import check_backend
@@ -74,7 +74,8 @@ class Server:
         active = ActiveCalls(self.instruments.observer, success_level=success_level)
         self._chooses = backend is None
         if backend is None:
-            in_use = _first_backend(settings)
+            first = None if settings.wait_for_kernels else backends.meanwhile(settings.backend)
+            in_use = BackendInUse(*(first or settings.choose_backend()))
         else:
             in_use = BackendInUse(backend, reason or f"{backend.name} was given")
         self.service = _service_context(settings, self._pool, in_use, active, self._device)
@@ -86,10 +87,11 @@ class Server:
     def _build(self) -> grpc.aio.Server:
         options = handlers.options(self.settings, shares_port=self._shares_port)
         server = grpc.aio.server(options=options)
-        self._segments = _segment_listener(self.service)
-        self._handlers = Handlers(self.service, segments=self._segments)
-        active = self.service.active
-        add_handlers(server, self._handlers, self._health, self._authorizer, active)
+        segments = Segments(self.service.admission)
+        self._segments = _segment_listener(self.settings, segments)
+        find = Handlers(self.service, segments, self._health).find
+        asking = AuthorizingHandler(find, self._authorizer, self.service.active)
+        server.add_generic_rpc_handlers((asking,))
         return server
 
     async def start(self) -> None:
@@ -123,7 +125,6 @@ class Server:
                 self._segments.start()
             except OSError as error:  # the path is too long, or belongs to another user
                 _log.warning("no shared memory", extra={"facts": {"error": str(error)}})
-                self._handlers.share_no_memory()
         self.instruments.start(self.service, address=self.bound)
         self._health.tell(serving=False)
         self._device.listeners_shut.clear()
@@ -189,7 +190,7 @@ class Server:
         """Compute with compiled kernels once they are there; calls go on meanwhile."""
         began, settings = time.monotonic(), self.settings
         try:
-            backend, reason = await asyncio.to_thread(choose_backend, settings)
+            backend, reason = await asyncio.to_thread(settings.choose_backend)
             if isinstance(backend, backends.StoresKernels):
                 await load_kernels(backend, cache_dir=settings.compile_cache)
                 await asyncio.to_thread(check_backend, backend)
@@ -224,12 +225,9 @@ class Server:
         tasks.cancel(self._background)
         await asyncio.gather(*self._background, return_exceptions=True)
         stopped = asyncio.ensure_future(self._server.stop(grace_s + _LAST_WORDS_S))
-        none_left = self.service.active.none_left
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(none_left.wait(), grace_s)
+        await self.service.active.ended(grace_s)
         self.service.draining.set()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(none_left.wait(), _LAST_WORDS_S)
+        await self.service.active.ended(_LAST_WORDS_S)
         # Statuses are still being sent; the remaining calls watch health, or do not read.
         await asyncio.wait({stopped}, timeout=_LAST_STATUS_S)
         await self._server.stop(None)
@@ -259,8 +257,7 @@ class Server:
             await asyncio.sleep(0)
         self.service.active.end_all(self._device.error)
         self._device.listeners_shut.set()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.service.active.none_left.wait(), _LAST_WORDS_S)
+        await self.service.active.ended(_LAST_WORDS_S)
         await asyncio.wait({stopped}, timeout=_LAST_STATUS_S)
         await asyncio.wait({asyncio.ensure_future(self._server.stop(None))}, timeout=_LAST_STATUS_S)
         await self.instruments.stop()
@@ -285,31 +282,10 @@ def device_watch(settings: Settings) -> DeviceWatch:
     return DeviceWatch(stall_timeout_s=settings.stall_timeout_s)
 
 
-def choose_backend(settings: Settings) -> tuple[Backend, str]:
-    """Return the backend that settings choose, and why; raises as backends.choose() does."""
-    return backends.choose(
-        settings.backend,
-        threads=settings.threads,
-        cache_dir=settings.compile_cache,
-        cuda_memory_bytes=settings.cuda_memory_bytes,
-    )
-
-
-def _first_backend(settings: Settings) -> BackendInUse:
-    """Return the backend that computes the first calls; raises as choose_backend() does."""
-    first = None if settings.wait_for_kernels else backends.meanwhile(settings.backend)
-    if first is None:
-        return BackendInUse(*choose_backend(settings))
-    backend, reason, to_come = first
-    return BackendInUse(backend, reason, to_come)
-
-
-def _segment_listener(service: ServiceContext) -> SegmentListener | None:
+def _segment_listener(settings: Settings, segments: Segments) -> SegmentListener | None:
     """Return the listener for shared memory; None if the server takes none."""
-    settings = service.settings
     if not (settings.socket_path and settings.shared_memory and hasattr(os, "memfd_create")):
         return None
-    segments = Segments(service.admission)
     path = f"{settings.socket_path}.memory"
     return SegmentListener(path, segments, users=settings.users_sharing_memory)
 

@@ -25,7 +25,7 @@ from gradwire_server.scheduling import malloc, tasks
 from gradwire_server.scheduling.device_watch import LOST_STATUS, DeviceWatch
 from gradwire_server.scheduling.thread_pool import submit
 from gradwire_server.security.authorization import warn_if_open
-from gradwire_server.server import Server, choose_backend, device_watch
+from gradwire_server.server import Server, device_watch
 
 _log = logging.getLogger("gradwire_server")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -104,8 +104,9 @@ async def _start(
     if backend is None and settings.backend == "cuda":
         # In a thread of its own: a driver may hang.
         opener = ThreadPoolExecutor(1)
-        work = submit(opener, partial(choose_backend, settings))
-        backend, reason = await device.result(*work)
+        done, opened = submit(opener, settings.choose_backend)
+        chosen = await device.result(done, opened)
+        backend, reason = chosen
         opener.shutdown()
     server = Server(settings, backend=backend, reason=reason, cells=cells, device=device)
     await server.start()

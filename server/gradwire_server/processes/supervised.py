@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -11,14 +12,13 @@ import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
 
 from gradwire_server import backends
 from gradwire_server.config.settings import Settings
 from gradwire_server.observability import Cells, Ledger
-from gradwire_server.processes.worker_config import WorkerConfig
 from gradwire_server.scheduling import tasks
 from gradwire_server.scheduling.device_watch import LOST_STATUS
 
@@ -59,9 +59,9 @@ class WorkerProcess:
 
     @classmethod
     async def start(
-        cls, job: WorkerConfig, cells: Cells, *, device: str | None = None
+        cls, number: int, settings: Settings, cells: Cells, *, device: str | None = None
     ) -> WorkerProcess:
-        """Start a process, which prepares for its job and waits for go().
+        """Start the process of a worker, which prepares for its job and waits for go().
 
         cells   for its metrics
         device  value of CUDA_VISIBLE_DEVICES for the process; None for all GPUs
@@ -76,8 +76,11 @@ class WorkerProcess:
             env=None if device is None else {**os.environ, VISIBLE_DEVICES: device},
         )
         cells.pid = process.pid
-        cast("asyncio.StreamWriter", process.stdin).write(job.dump() + b"\n")
-        return cls(process, stall_timeout_s=job.settings.stall_timeout_s)
+        job = {"number": number, "parent": os.getpid(), "settings": asdict(settings)}
+        job |= {"cells": cells.fd, "devices": backends.DEVICES}
+        line = json.dumps(job).encode() + b"\n"
+        cast("asyncio.StreamWriter", process.stdin).write(line)
+        return cls(process, stall_timeout_s=settings.stall_timeout_s)
 
     def go(self) -> None:
         """Let the process begin its job."""
@@ -300,8 +303,7 @@ class SupervisedWorker:
     async def _start(self, settings: Settings) -> WorkerProcess:
         with contextlib.ExitStack() as starting:
             cells = starting.enter_context(self._ledger.process())
-            job = WorkerConfig(self._number, os.getpid(), settings, cells.fd, backends.DEVICES)
-            process = await WorkerProcess.start(job, cells, device=self._device)
+            process = await WorkerProcess.start(self._number, settings, cells, device=self._device)
             counting = starting.pop_all()
         self._alive[process] = asyncio.create_task(self._watch(process, counting))
         if self._stopping.is_set():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Never, Protocol, TypeAlias, TypeVar, cast
 
 import grpc
 
@@ -78,6 +79,11 @@ class ActiveCalls:
         if not self._count:
             self.none_left.set()
 
+    async def ended(self, timeout_s: float) -> None:
+        """Wait until no call is left, for a time at most."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.none_left.wait(), timeout_s)
+
     def end_all(self, error: EvaluationError) -> None:
         """End every call in flight, and every later one, with an error."""
         self.end = error
@@ -127,7 +133,7 @@ class ActiveCall(CallRecord):
         self.context: Context = context
         sent = context.invocation_metadata() or () if sent is None else sent
         self.traceparent = traceparent_of(sent)
-        self.facts: dict[str, object] = {}
+        self.facts: dict[str, Any] = {}
         self.phases = Phases(active.in_phase)
         self._active = active
         self._started = time.monotonic()
@@ -185,6 +191,19 @@ class ActiveCall(CallRecord):
                 return reply
             # With any status but OK grpc sends no reply.
             return cast("Reply", None)
+
+    async def refuse(
+        self,
+        error: Exception,
+        *,
+        in_band: Callable[[EncodedStatus], Awaitable[object]] | None = None,
+    ) -> Any:
+        """End the call with an error, as answer() does."""
+
+        async def refuse() -> Never:
+            raise error
+
+        return await self.answer(refuse, in_band=in_band)
 
     async def _fail(
         self, error: Exception, in_band: Callable[[EncodedStatus], Awaitable[object]] | None
@@ -290,13 +309,8 @@ def caller_of(context: Caller) -> Hashable:
     return context.peer().rpartition(":")[0]
 
 
-def deadline_of(context: Caller) -> float:
-    """Return the call's deadline on the monotonic clock; infinite for none."""
-    left_s = context.time_remaining()
-    return math.inf if left_s is None else time.monotonic() + left_s
-
-
 def claim_of(context: Caller, work: int, *, paced: bool = False) -> Claim:
     """Return the claim of a call; for the arguments see Claim."""
-    peer, deadline = caller_of(context), deadline_of(context)
+    left_s, peer = context.time_remaining(), caller_of(context)
+    deadline = math.inf if left_s is None else time.monotonic() + left_s
     return Claim(work=work, peer=peer, deadline=deadline, paced=paced)

@@ -8,7 +8,7 @@ import numpy as np
 
 from gradwire import v1
 from gradwire_server.engine import Prepared, in_memory
-from gradwire_server.errors import InvalidDataError, InvalidFieldError, UnknownSegmentError
+from gradwire_server.errors import InvalidDataError, InvalidFieldError
 from gradwire_server.rpc import codec
 from gradwire_server.rpc.call_context import ActiveCall, Context
 from gradwire_server.rpc.message_budget import MessageBudget
@@ -17,14 +17,9 @@ from gradwire_server.rpc.service_context import ServiceContext
 
 
 class SharedService:
-    """Handler of EvaluateShared.
+    """Handler of EvaluateShared, on registered memory."""
 
-    segments  registered memory; None if the server takes none
-    """
-
-    def __init__(
-        self, service: ServiceContext, budget: MessageBudget, segments: Segments | None
-    ) -> None:
+    def __init__(self, service: ServiceContext, budget: MessageBudget, segments: Segments) -> None:
         self._service = service
         self._budget = budget
         self._segments = segments
@@ -35,7 +30,7 @@ class SharedService:
         call = ActiveCall("EvaluateShared", context, self._service.active)
         return await call.answer(partial(self._evaluate, message, call))
 
-    async def _evaluate(self, message: bytes | codec.Malformed, call: ActiveCall) -> bytes:
+    async def _evaluate(self, message: bytes | Exception, call: ActiveCall) -> bytes:
         request = codec.parse(v1.EvaluateSharedRequest, codec.well_formed(message))
         codec.refuse_unknown_fields(request, "")
         for field in ("input", "output"):
@@ -72,8 +67,6 @@ class SharedService:
 
         They must not overlap.
         """
-        if self._segments is None:
-            raise UnknownSegmentError("input.handle: this server takes no shared memory")
         data = self._segments.view(request.input, "input", prepared.input.wire_bytes)
         result = self._segments.view(request.output, "output", prepared.output.wire_bytes)
         if np.may_share_memory(data, result):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from functools import partial
-from typing import Generic, Never, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
+from google.protobuf.message import Message
 
 from gradwire import ops, v1
 from gradwire._wire import checksums
@@ -24,8 +24,9 @@ from gradwire_server.engine import (
     in_memory,
 )
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import ActiveCall, Context, Metadata, Reply
+from gradwire_server.rpc.call_context import ActiveCall, Context, Metadata
 from gradwire_server.rpc.message_budget import MessageBudget
+from gradwire_server.rpc.segments import Segments
 from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.rpc.status_map import duration
 
@@ -64,14 +65,15 @@ class UnaryEvaluator(ABC, Generic[Call]):
     def _reply(self, prepared: Prepared, result: memoryview, call: Call) -> bytes:
         """Return the message that carries a result."""
 
-    async def _answer(self, message: bytes | codec.Malformed, call: Call) -> bytes:
+    async def _answer(self, message: bytes | Exception, call: Call) -> bytes:
         """Evaluate one message, as received; the call ends with its status."""
         try:
             header, data = self._split(codec.well_formed(message), call)
             prepared = self._service.preparer.find(header)
             reply = None if prepared is None else self._evaluate_now(prepared, data, call)
         except Exception as error:  # noqa: BLE001 - the caller gets a status
-            return await call.answer(partial(_raise, error))
+            nothing: bytes = await call.refuse(error)
+            return nothing
         if reply is None:
             return await call.answer(partial(self._evaluate, header, data, prepared, call))
         call.succeed()
@@ -161,16 +163,11 @@ class UnaryEvaluator(ABC, Generic[Call]):
 
 
 class GradientService(UnaryEvaluator[ActiveCall]):
-    """The unary RPCs of gradwire.v1.GradientService, but EvaluateShared.
+    """The unary RPCs of gradwire.v1.GradientService, but EvaluateShared."""
 
-    shares_memory  whether callers on a unix socket may share memory
-    """
-
-    def __init__(
-        self, service: ServiceContext, budget: MessageBudget, *, shares_memory: bool = False
-    ) -> None:
+    def __init__(self, service: ServiceContext, budget: MessageBudget, segments: Segments) -> None:
         super().__init__(service, budget)
-        self._shares_memory = shares_memory
+        self._segments = segments
         self._operators = v1.ListOperatorsResponse(
             operators=[ops.describe(operator) for operator in ops.OPERATORS.values()]
         )
@@ -193,37 +190,28 @@ class GradientService(UnaryEvaluator[ActiveCall]):
         header = prepared.response_header
         return codec.response(call.request_id, header, result, after=call.checksum)
 
-    async def list_operators(self, _requests: object, context: Context) -> v1.ListOperatorsResponse:
+    async def list_operators(self, _requests: object, context: Context) -> bytes:
         """List the operators."""
-        return await self._tell("ListOperators", context, lambda: self._operators)
+        return await self._tell("ListOperators", v1.ListOperatorsRequest, context, self._operators)
 
-    async def get_server_info(
-        self, _requests: object, context: Context
-    ) -> v1.GetServerInfoResponse:
+    async def get_server_info(self, _requests: object, context: Context) -> bytes:
         """Return version, backend and limits."""
+        service, in_use = self._service, self._service.in_use
+        told = server_info(service.settings, in_use.backend.name, in_use.reason)
+        told.backend_to_come = in_use.to_come
+        told.shared_memory = self._segments.are_taken and context.peer().startswith("unix:")
+        return await self._tell("GetServerInfo", v1.GetServerInfoRequest, context, told)
 
-        def info() -> v1.GetServerInfoResponse:
-            service = self._service
-            in_use = service.in_use
-            told = server_info(service.settings, in_use.backend.name, in_use.reason)
-            told.backend_to_come = in_use.to_come
-            told.shared_memory = self._shares_memory and context.peer().startswith("unix:")
-            return told
+    async def _tell(
+        self, method: str, kind: type[Message], context: Context, reply: Message
+    ) -> bytes:
+        message = await self._budget.receive(context)
 
-        return await self._tell("GetServerInfo", context, info)
-
-    async def _tell(self, method: str, context: Context, reply: Callable[[], Reply]) -> Reply:
-        request = await self._budget.receive(context)
-
-        async def answer() -> Reply:
-            codec.well_formed(request)
-            return reply()
+        async def answer() -> bytes:
+            codec.parse(kind, codec.well_formed(message))
+            return reply.SerializeToString()
 
         return await ActiveCall(method, context, self._service.active).answer(answer)
-
-
-async def _raise(error: Exception) -> Never:
-    raise error
 
 
 def server_info(settings: Settings, backend: str, backend_reason: str) -> v1.GetServerInfoResponse:

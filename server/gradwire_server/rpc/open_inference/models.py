@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,33 +27,32 @@ class Model:
 
     def __init__(self, named: NamedModel) -> None:
         self.named = named
-        self._succeeded = self._failed = self._last_ms = 0
-        self._seconds, self._failed_s = [0.0] * len(_DURATIONS), 0.0
+        self._calls, self._seconds = Counter[str](), Counter[str]()
+        self._last_ms = 0
 
     def note(self, phases: Phases, duration_s: float, *, succeeded: bool) -> None:
         """Count a call; phases of calls that failed are not counted."""
-        if not succeeded:
-            self._failed += 1
-            self._failed_s += duration_s
-            return
-        self._succeeded += 1
-        self._last_ms = time.time_ns() // 1_000_000
-        spent = (duration_s, *phases.seconds.values())
-        self._seconds = [sum(each) for each in zip(self._seconds, spent, strict=True)]
+        spent = [duration_s, *phases.seconds.values()] if succeeded else [duration_s]
+        names = _DURATIONS if succeeded else ("fail",)
+        for name, seconds in zip(names, spent, strict=True):
+            self._calls[name] += 1
+            self._seconds[name] += seconds  # type: ignore[assignment]
+        if succeeded:
+            self._last_ms = time.time_ns() // 1_000_000
 
     def statistics(self) -> dict[str, Any]:
         """Return the fields of ModelStatistics."""
-        count = self._succeeded
-        durations = {"fail": {"count": self._failed, "ns": int(1e9 * self._failed_s)}}
-        for name, seconds in zip(_DURATIONS, self._seconds, strict=True):
-            durations[name] = {"count": count, "ns": int(1e9 * seconds)}
+        count, durations = self._calls["success"], ("fail", *_DURATIONS)
         return {
             "name": self.named.name,
             "version": NUMERICS_VERSION,
             "last_inference": self._last_ms,
             "inference_count": count,
             "execution_count": count,
-            "inference_stats": durations,
+            "inference_stats": {
+                name: {"count": self._calls[name], "ns": int(1e9 * self._seconds[name])}
+                for name in durations
+            },
         }
 
     def metadata(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from gradwire_server.errors import (
     UnsupportedCallError,
 )
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import ActiveCall, Context, Metadata, caller_of
+from gradwire_server.rpc.call_context import ActiveCall, Context, Metadata
 from gradwire_server.rpc.message_budget import MessageBudget
 from gradwire_server.rpc.open_inference.descriptors import NAME, SERVICE, message
 from gradwire_server.rpc.open_inference.models import PLATFORM, Models
@@ -135,9 +135,9 @@ class ModelInfer(UnaryEvaluator[InferCall]):
     def _reply(self, prepared: Prepared, result: memoryview, call: InferCall) -> bytes:
         if call.sink is not None:
             call.sink.store(result)
-            call.sink.region.file.check("outputs.y")
+            call.sink.region.check("outputs.y")
         if call.source is not None:
-            call.source.region.file.check("inputs.x")
+            call.source.region.check("inputs.x")
         return call.inference.reply(call.given_id, result)
 
 
@@ -160,11 +160,6 @@ class InferStream(ServedStream):
         super().__init__(service, context)
         self._infer = infer
 
-    async def _run(self) -> None:
-        caller = caller_of(self._context)
-        with self._service.admission.stream(caller):
-            await super()._run()
-
     async def _read(self) -> None:
         while (received := await self._context.read()) is not grpc.aio.EOF:
             self._progress = self._clock()
@@ -177,10 +172,6 @@ class InferStream(ServedStream):
                 self._writer = asyncio.ensure_future(self._context.write(reply))
                 await self._writer
             self._progress = self._clock()
-        self._done.set()
-
-    async def _evaluate(self) -> None:
-        await self._done.wait()
 
     @classmethod
     def error_message(cls, failed: EncodedStatus) -> Message:
