@@ -17,7 +17,7 @@ from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION
 from gradwire_server.observability import Cells, Ledger, Observer
-from gradwire_server.observability.cells import place
+from gradwire_server.observability.cells import place, span
 from gradwire_server.observability.definitions import (
     BUILD,
     COMPUTED,
@@ -27,7 +27,6 @@ from gradwire_server.observability.definitions import (
     LOOKUPS,
     MEMORY,
     MEMORY_LIMIT,
-    OUTCOME,
     QUEUE_DEPTH,
     READY,
     SHARED_MEMORY,
@@ -189,12 +188,9 @@ class Instruments:
             readings.append((backend.memory_taken, DEVICE_MEMORY))
         if isinstance(backend, LeavesToCpu):
             readings += [(count, COMPUTED, name) for name, count in backend.computed_by.items()]
-        lookups = {"evaluations": preparer.lookups, "tables": preparer.table_lookups}
-        for cache, counts in lookups.items():
-            outcomes = zip(OUTCOME.values, counts, strict=True)
-            readings += [(count, LOOKUPS, cache, outcome) for outcome, count in outcomes]
         for value, metric, *labels in readings:
             values[place(metric, *labels)] = value
+        cells.array[span(LOOKUPS)] = (*preparer.lookups, *preparer.table_lookups)
         told = {"backend": backend.name, "backend_reason": in_use.reason}
         cells.notes.description = told | {"backend_to_come": in_use.to_come}
         cells.notes.write()

@@ -264,9 +264,10 @@ class Settings:
                 "replaced, which a unix socket does not allow; give HOST:PORT"
             )
         if self.workers > 1 and self.socket_path:
+            socket = f"local-socket {self.local_socket}" if self.local_socket else ""
             raise ValueError(
-                f"--workers is {self.workers} and --local-socket or --address a unix socket, "
-                f"{self.socket_path}, which takes one worker; give HOST:PORT alone, or --workers 1"
+                f"--workers is {self.workers} and --{socket or f'address {self.address}'}: a unix "
+                "socket takes one worker; give HOST:PORT alone, or --workers 1"
             )
         _ = self.users_sharing_memory
         _ = self.scopes_of_strangers

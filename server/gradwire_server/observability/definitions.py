@@ -89,8 +89,6 @@ STATUS_LABEL = Label("status", (*_STATUSES, "UNKNOWN"))
 REASON = Label("reason", (*_REASONS, _UNSPECIFIED))
 LIMIT = Label("limit", ("", *_LIMITS, "deadline", "other"))
 PHASE = Label("phase", PHASES)
-CACHE = Label("cache", ("evaluations", "tables"))
-OUTCOME = Label("outcome", ("hit", "miss"))
 
 # From the time of one computation of a tiny tensor to that of a stream of gigabytes.
 _SECONDS = (
@@ -115,7 +113,9 @@ ITEMS = Metric(
 )
 ERRORS = Metric("gradwire_errors_total", "Failed calls and items.", (METHOD, REASON, LIMIT))
 LOOKUPS = Metric(
-    "gradwire_plan_cache_lookups_total", "Lookups of plans and tables.", (CACHE, OUTCOME)
+    "gradwire_plan_cache_lookups_total",
+    "Lookups of plans and tables.",
+    (Label("cache", ("evaluations", "tables")), Label("outcome", ("hit", "miss"))),
 )
 COMPUTED = Metric(
     "gradwire_gpu_computations_total",

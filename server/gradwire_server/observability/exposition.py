@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, product
 
@@ -113,14 +114,15 @@ def of_processes(workers: Sequence[Worker]) -> Families:
     }
 
 
+@dataclass(frozen=True, slots=True)
 class Exposition(Collector):
     """Formats the metrics of ledgers.
 
     expires_s  returns the expiry of the server's certificate, in seconds since 1970, or None
     """
 
-    def __init__(self, ledgers: Sequence[Ledger], expires_s: Callable[[], float | None]) -> None:
-        self._ledgers, self._expires_s = ledgers, expires_s
+    ledgers: Sequence[Ledger]
+    expires_s: Callable[[], float | None]
 
     def encode(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics in the accepted format, and its content type."""
@@ -129,9 +131,9 @@ class Exposition(Collector):
 
     def collect(self) -> Iterator[PrometheusMetric]:
         """Return all metrics."""
-        workers = [ledger.read() for ledger in self._ledgers]
-        of_calls = families(workers, self._expires_s())
-        for metric, samples in (of_calls | of_processes(workers)).items():
-            told = PrometheusMetric(metric.name.removesuffix("_total"), metric.help, metric.kind)
-            told.samples = samples
-            yield told
+        workers = [ledger.read() for ledger in self.ledgers]
+        told = families(workers, self.expires_s()) | of_processes(workers)
+        for metric, samples in told.items():
+            found = PrometheusMetric(metric.name.removesuffix("_total"), metric.help, metric.kind)
+            found.samples = samples
+            yield found

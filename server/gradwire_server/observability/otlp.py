@@ -75,24 +75,22 @@ class Tracer:
     def end(self, call: CallRecord, *, status: str, reason: str) -> None:
         """End the span of a call, with its status."""
         span: trace.Span = call.span
-        if not span.is_recording():
-            span.end()
-            return
-        failed = status in _FAULTS
-        attributes: Attributes = self._conventions.of_status(status, failed=failed)
-        attributes["gradwire.request_id"] = call.request_id
-        if call.operator:
-            attributes["gradwire.operator"] = call.operator
-        if call.dtype is not None:
-            attributes["gradwire.dtype"] = call.dtype.name
-        attributes["gradwire.received_bytes"] = call.received_bytes
-        attributes["gradwire.sent_bytes"] = call.sent_bytes
-        if reason:
-            attributes["gradwire.reason"] = reason
-        span.set_attributes(attributes)
-        if failed:
-            span.set_status(trace.StatusCode.ERROR)
-        self._add_phases(span, call)
+        if span.is_recording():
+            failed = status in _FAULTS
+            attributes: Attributes = self._conventions.of_status(status, failed=failed)
+            facts: Attributes = {
+                "request_id": call.request_id,
+                "operator": call.operator,
+                "dtype": "" if call.dtype is None else call.dtype.name,
+                "received_bytes": call.received_bytes,
+                "sent_bytes": call.sent_bytes,
+                "reason": reason,
+            }
+            attributes |= {f"gradwire.{name}": fact for name, fact in facts.items() if fact != ""}
+            span.set_attributes(attributes)
+            if failed:
+                span.set_status(trace.StatusCode.ERROR)
+            self._add_phases(span, call)
         span.end()
 
     def _add_phases(self, span: trace.Span, call: CallRecord) -> None:
