@@ -254,13 +254,6 @@ class Prepared:
         self.plan.digest_update(digest)
         return digest.hexdigest()
 
-    @property
-    def passes_through(self) -> bool:
-        """Whether the result's bytes are the input's; true for empty tensors too."""
-        return not self.output.elements or (
-            not self.plan.passes and not self.input.broadcast and not self.walk.layout.held
-        )
-
     def steps(self, resume_from: int = 0, stop_before: int | None = None) -> Iterator[Step]:
         """Yield the steps for a range of the result's bytes.
 

@@ -254,14 +254,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Bytes of a tensor from an offset on.
-
-    frame  the message that carried them, which also serves as a response; None if there is none
-    """
+    """Bytes of a tensor from an offset on."""
 
     offset: int
     data: Bytes
-    frame: bytes | None = None
 
     def parts(self, size: int) -> Iterator[Chunk]:
         """Split the chunk into chunks of at most `size` bytes."""
@@ -336,15 +332,19 @@ def read_chunk(message: bytes, after: int | None) -> Chunk:
         raise ChecksumError("chunk.checksum: each chunk has one if open has one, and only then")
     if after is not None:
         with _checking():
-            offset, data = checksums.read_chunk(message, after=after)
-        return Chunk(offset, np.frombuffer(data, np.uint8))
-    if chunk is None:  # an unusual encoding
-        request, came = _read_stream_request(message)
-        if came != "chunk":
-            raise InvalidDataError("chunk", f"{came} came; only chunks follow open")
-        refuse_unknown_fields(request.chunk, "chunk")
-        return Chunk(request.chunk.offset, np.frombuffer(request.chunk.data, np.uint8))
-    return Chunk(chunk[0], np.frombuffer(chunk[1], np.uint8), message)
+            chunk = checksums.read_chunk(message, after=after)
+    else:
+        chunk = chunk or _parse_chunk(message)
+    return Chunk(chunk[0], np.frombuffer(chunk[1], np.uint8))
+
+
+def _parse_chunk(message: bytes) -> tuple[int, memoryview]:
+    """Parse a chunk whose encoding differs from the usual one."""
+    request, came = _read_stream_request(message)
+    if came != "chunk":
+        raise InvalidDataError("chunk", f"{came} came; only chunks follow open")
+    refuse_unknown_fields(request.chunk, "chunk")
+    return request.chunk.offset, memoryview(request.chunk.data)
 
 
 def _read_stream_request(message: bytes) -> tuple[v1.EvaluateStreamRequest, str]:
@@ -464,7 +464,7 @@ def chunk_response(chunk: Chunk, *, after: int | None = None) -> bytes:
     """
     if after is not None:
         return checksums.chunk_frame(chunk.offset, chunk.data.data, after=after)
-    return chunk.frame or framing.chunk_frame(chunk.offset, chunk.data.data)
+    return framing.chunk_frame(chunk.offset, chunk.data.data)
 
 
 def check_data_length(length: int, request: EvaluationRequest) -> None:

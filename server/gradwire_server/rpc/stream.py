@@ -88,7 +88,6 @@ class EvaluationStream(ServedStream):
         self._first = asyncio.get_running_loop().create_future()
         self._input_wanted = asyncio.Event()
         self._assembler: InputAssembler | None = None
-        self._wanted = range(0)
         self._steps: asyncio.Queue[tuple[Step, codec.Bytes] | None] = asyncio.Queue(1)
         self._responses: asyncio.Queue[codec.Chunk | bytes | None] = asyncio.Queue(1)
         self._chunk_bytes = service.settings.max_chunk_bytes
@@ -149,37 +148,21 @@ class EvaluationStream(ServedStream):
         digest = await self._service.off_loop(lambda: prepared.digest)
         wanted = wanted_bytes(header, prepared, digest)
         assembler = InputAssembler(prepared, resume_from=wanted.start, stop_before=wanted.stop)
-        through = prepared.passes_through
         limit = self._service.settings.max_chunk_bytes
-        needed = wanted if through else range(assembler.position, assembler.stop)
+        needed = range(assembler.position, assembler.stop)
         output = codec.write_descriptor(prepared.output)
         reply = opened(output, needed, digest=digest, max_chunk_bytes=limit)
         if self._open_checksum is not None:
             self._opened_checksum = checksums.seal(reply.opened, after=self._open_checksum)
         self._chunk_bytes = min(header.max_chunk_bytes or limit, limit)
         await self._responses.put(reply.SerializeToString())
-        self._wanted, self._assembler = wanted, None if through else assembler
+        self._assembler = assembler
         self._input_wanted.set()
-        if not through:
-            left = len(wanted) / prepared.output.wire_bytes
-            with self._service.computing(prepared, self._call, left=left) as do:
-                await self._compute_steps(prepared, wanted, do)
+        left = len(wanted) / max(1, prepared.output.wire_bytes)
+        with self._service.computing(prepared, self._call, left=left) as do:
+            await self._compute_steps(prepared, wanted, do)
         if self._writer is not None:
             await asyncio.wait({self._writer})
-
-    async def _pass_on(self, position: int, total: int) -> None:
-        """Pass input bytes on to the writer as they arrive.
-
-        They begin at `position`.
-        """
-        while (message := await self._next()) is not None:
-            chunk = self._read_chunk(message, position, total)
-            self._call.observer.step(2 * len(chunk.data))
-            await self._responses.put(chunk)
-            position += len(chunk.data)
-        if position != total:
-            raise await _cut_short(position, total)
-        await self._responses.put(None)
 
     async def _read_input(self, assembler: InputAssembler) -> None:
         for ready in assembler.feed(_NOTHING):
@@ -226,10 +209,8 @@ class EvaluationStream(ServedStream):
     async def _read(self) -> None:
         self._first.set_result(await self._next())
         await self._input_wanted.wait()
-        if self._failed:
+        if self._failed or self._assembler is None:
             await self._discard_input()
-        elif self._assembler is None:
-            await self._pass_on(self._wanted.start, self._wanted.stop)
         else:
             await self._read_input(self._assembler)
 
