@@ -32,8 +32,7 @@ from gradwire_server.config.settings import MAX_HEADER_BYTES, Settings
 from gradwire_server.engine import Limits, Preparer, TableCache, at_once
 from gradwire_server.rpc import batch, call_context, codec, status_map
 from gradwire_server.rpc.call_context import ActiveCalls
-from gradwire_server.rpc.open_inference.models import Models
-from gradwire_server.rpc.open_inference.requests import InferReader, ModelInferRequest
+from gradwire_server.rpc.open_inference.requests import InferReader, ModelInferRequest, Models
 from gradwire_server.rpc.service_context import BackendInUse, ServiceContext
 from gradwire_server.scheduling.admission import Admission, InlineWork
 from gradwire_server.server import device_watch

@@ -18,7 +18,6 @@ from gradwire_server.rpc.open_inference import descriptors
 from gradwire_server.rpc.open_inference.service import INFER, InferenceService
 from gradwire_server.rpc.segments import Segments
 from gradwire_server.rpc.service_context import ServiceContext
-from gradwire_server.rpc.shared import SharedService
 from gradwire_server.rpc.stream import EvaluationStream
 from gradwire_server.rpc.unary import NAME, GradientService
 from gradwire_server.security.certificates import Certificates, LoadedCertificates
@@ -41,9 +40,7 @@ class Handlers:
         self._others: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             f"/{NAME}/EvaluateStream": stream(partial(EvaluationStream.serve, service)),
             f"/{NAME}/EvaluateMany": stream(partial(ManyStream.serve, service)),
-            f"/{NAME}/EvaluateShared": unary(
-                SharedService(service, budget, segments).evaluate_shared
-            ),
+            f"/{NAME}/EvaluateShared": unary(plain.evaluate_shared),
             f"/{NAME}/ListOperators": unary(plain.list_operators),
             f"/{NAME}/GetServerInfo": unary(plain.get_server_info),
             **health.handlers,

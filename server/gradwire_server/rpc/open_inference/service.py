@@ -26,9 +26,14 @@ from gradwire_server.rpc import codec
 from gradwire_server.rpc.call_context import ActiveCall, Context, Metadata
 from gradwire_server.rpc.message_budget import MessageBudget
 from gradwire_server.rpc.open_inference.descriptors import NAME, SERVICE, message
-from gradwire_server.rpc.open_inference.models import PLATFORM, Models
 from gradwire_server.rpc.open_inference.regions import Range, Regions, check_local
-from gradwire_server.rpc.open_inference.requests import Inference, InferReader, renamed
+from gradwire_server.rpc.open_inference.requests import (
+    PLATFORM,
+    Inference,
+    InferReader,
+    Models,
+    renamed,
+)
 from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.rpc.status_map import EncodedStatus
 from gradwire_server.rpc.streaming import ServedStream
