@@ -6,7 +6,6 @@ Modules that need optional packages are imported here only, where a setting asks
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from gradwire_server.backends import LeavesToCpu, TakesDeviceMemory
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION
-from gradwire_server.observability import Cells, Ledger, Observer
+from gradwire_server.observability import Cells, Ledger, Observer, logs
 from gradwire_server.observability.cells import place, span
 from gradwire_server.observability.definitions import (
     BUILD,
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from gradwire_server.admin_http import Site
     from gradwire_server.observability.otlp import Tracer
 
-_log = logging.getLogger("gradwire_server")
-
 _SAMPLE_EVERY_S = 0.25
 
 
@@ -60,8 +57,7 @@ def open_site(settings: Settings, ledgers: Sequence[Ledger], *, served: str) -> 
 
     certificates = Certificates.of(settings)
     site = Site(settings, ledgers, served=served, certificates=certificates)
-    facts = {"address": site.address, "tls": bool(settings.tls_certificate)}
-    _log.info("http", extra={"facts": facts})
+    logs.info("http", address=site.address, tls=bool(settings.tls_certificate))
     return site
 
 
@@ -89,7 +85,7 @@ def tracer(settings: Settings, *, address: str) -> Tracer | None:
         why = str(error)
     if asked:
         raise ValueError(f"--otlp-endpoint is {asked}; traces: {why}")
-    _log.warning("not exported", extra={"facts": {"signal": "traces", "why": why}})
+    logs.warning("not exported", signal="traces", why=why)
     return None
 
 
@@ -111,7 +107,7 @@ class Instruments:
         if settings.http_port:
             self._cells = Cells() if cells is None else Cells.attached(cells)
             if self._cells is None:
-                _log.warning("no metrics: the supervisor runs another version; restart it")
+                logs.warning("no metrics: the supervisor runs another version; restart it")
         self.observer = Observer(self._cells)
         self.serves = False
         self._site: Site | None = None

@@ -19,6 +19,7 @@ from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import Preparer, TableCache
 from gradwire_server.exporters import Instruments
+from gradwire_server.observability import logs
 from gradwire_server.rpc import codec, handlers
 from gradwire_server.rpc.call_context import ActiveCalls
 from gradwire_server.rpc.handlers import Handlers
@@ -32,8 +33,6 @@ from gradwire_server.scheduling.admission import Admission, InlineWork
 from gradwire_server.scheduling.device_watch import DeviceWatch
 from gradwire_server.scheduling.thread_pool import compute_pool
 from gradwire_server.security.authorization import Authorizer
-
-_log = logging.getLogger("gradwire_server")
 
 
 class Server:
@@ -124,7 +123,7 @@ class Server:
             try:
                 self._segments.start()
             except OSError as error:  # the path is too long, or belongs to another user
-                _log.warning("no shared memory", extra={"facts": {"error": str(error)}})
+                logs.warning("no shared memory", error=str(error))
         self.instruments.start(self.service, address=self.bound)
         self._health.tell(serving=False)
         self._device.listeners_shut.clear()
@@ -149,19 +148,19 @@ class Server:
         self.instruments.note_serving(serves=True)
         self._health.tell(serving=True)
         in_use = self.service.in_use
-        facts = {
-            "address": self.bound,
-            "version": VERSION,
-            "backend": in_use.backend.name,
-            "backend_reason": in_use.reason,
+        logs.info(
+            "serving",
+            address=self.bound,
+            version=VERSION,
+            backend=in_use.backend.name,
+            backend_reason=in_use.reason,
             **({"backend_to_come": in_use.to_come} if in_use.to_come else {}),
-            "compute_threads": self.settings.threads,
-            "max_memory_bytes": self.settings.max_memory_bytes,
-            "tls": bool(self.settings.tls_certificate),
-            "tokens": self._authorizer.wants_tokens,
-            "warm_up_s": self._warm_up_s,
-        }
-        _log.info("serving", extra={"facts": facts})
+            compute_threads=self.settings.threads,
+            max_memory_bytes=self.settings.max_memory_bytes,
+            tls=bool(self.settings.tls_certificate),
+            tokens=self._authorizer.wants_tokens,
+            warm_up_s=self._warm_up_s,
+        )
         if in_use.to_come:
             self._background.append(asyncio.create_task(self._change_backend()))
 
@@ -169,7 +168,7 @@ class Server:
         if self._warm_up_s is not None or not self.settings.warm_up:
             return
         backend = self.service.backend
-        _log.info("warming up", extra={"facts": {"backend": backend.name}})
+        logs.info("warming up", backend=backend.name)
         started = time.monotonic()
         try:
             await self._compute_first(backend)
@@ -198,8 +197,8 @@ class Server:
             backend, reason = backends.instead_of_compiled(settings.backend, error)
         self.service.use(backend, reason)
         self.instruments.sample()
-        facts = {"backend": backend.name, "after_s": round(time.monotonic() - began, 3)}
-        _log.info("computing", extra={"facts": facts | {"backend_reason": reason}})
+        after_s = round(time.monotonic() - began, 3)
+        logs.info("computing", backend=backend.name, after_s=after_s, backend_reason=reason)
 
     @property
     def bound(self) -> str:
@@ -210,7 +209,7 @@ class Server:
 
     async def turn_away(self, delay_s: float) -> None:
         """Report NOT_SERVING, and accept calls until load balancers have noticed."""
-        _log.info("reporting NOT_SERVING", extra={"facts": {"drain_delay_s": delay_s}})
+        logs.info("reporting NOT_SERVING", drain_delay_s=delay_s)
         self.instruments.note_serving(serves=False)
         self._health.leave()
         await asyncio.sleep(delay_s)
@@ -221,7 +220,7 @@ class Server:
         It accepts no new calls, lets running ones finish, then ends the remaining ones. The health
         status does not change: if others serve the port, clients must not leave it.
         """
-        _log.info("draining", extra={"facts": {"grace_s": grace_s, "streams": self.streams}})
+        logs.info("draining", grace_s=grace_s, streams=self.streams)
         tasks.cancel(self._background)
         await asyncio.gather(*self._background, return_exceptions=True)
         stopped = asyncio.ensure_future(self._server.stop(grace_s + _LAST_WORDS_S))
@@ -242,7 +241,7 @@ class Server:
             if self._ending is not None:
                 self._ending.cancel()
             await self.instruments.stop()
-        _log.info("stopped")
+        logs.info("stopped")
 
     async def _end_when_lost(self) -> None:
         """Wait for the loss of the device, then end.

@@ -27,7 +27,6 @@ from gradwire_server.scheduling.thread_pool import submit
 from gradwire_server.security.authorization import warn_if_open
 from gradwire_server.server import Server, device_watch
 
-_log = logging.getLogger("gradwire_server")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Switch interval of Python's lock, which computing threads need a few times in each call. With the
 # default of 5 ms a busy event loop that refuses calls nearly stops them.
@@ -125,7 +124,7 @@ async def _started(
     if device.lost.is_set():
         _end_without_device()
     if not starting.done():
-        _log.info("stopped while starting")
+        logs.info("stopped while starting")
         # A running compiler cannot be interrupted, and nothing else runs yet.
         os._exit(0)
     try:
@@ -159,7 +158,7 @@ async def _beat(patience_s: float) -> None:
 
 def _leave(worker: int | None, asked: asyncio.Event, relieved: asyncio.Event) -> None:
     if worker is None:
-        _log.warning("no rolling restart: that needs several workers")
+        logs.warning("no rolling restart: that needs several workers")
         return
     relieved.set()
     asked.set()

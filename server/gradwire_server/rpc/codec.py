@@ -55,7 +55,11 @@ def read_request(header: Header) -> EvaluationRequest:
     result = None
     if header.HasField("output"):
         result = read_descriptor(header.output, "output")
-        _refuse_overlap(result)
+        for axis in result.broadcast:
+            raise InvalidFieldError(
+                f"output.strides[{axis}]",
+                "0; a result must not overlap itself: at least 1 is needed",
+            )
         if len(result.sizes) != len(source.sizes):
             raise InvalidFieldError(
                 "output.sizes",
@@ -179,13 +183,6 @@ def _read_strides(strides: tuple[int, ...], sizes: tuple[int, ...], path: str) -
             f"{path}.strides", f"{strides} reach 2**63 bytes or more; give smaller ones"
         )
     return strides
-
-
-def _refuse_overlap(result: TensorSpec) -> None:
-    for axis in result.broadcast:
-        raise InvalidFieldError(
-            f"output.strides[{axis}]", "0; a result must not overlap itself: at least 1 is needed"
-        )
 
 
 def write_descriptor(spec: TensorSpec) -> v1.TensorDescriptor:

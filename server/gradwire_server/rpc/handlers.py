@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from functools import partial
 from typing import Any
@@ -11,6 +10,7 @@ import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from gradwire_server.config.settings import Settings
+from gradwire_server.observability import logs
 from gradwire_server.rpc.batch import ManyStream
 from gradwire_server.rpc.health import HEALTH, Health
 from gradwire_server.rpc.message_budget import MessageBudget
@@ -70,8 +70,6 @@ class Handlers:
         return self._others.get(details.method)
 
 
-_log = logging.getLogger("gradwire_server")
-
 # Time until a lost peer, or a connection dropped by the network, is detected.
 _KEEPALIVE_MS = 60_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
@@ -126,7 +124,7 @@ def credentials(settings: Settings) -> grpc.ServerCredentials:
         if loaded is shown:
             return None
         shown = loaded
-        _log.info("certificates reloaded")
+        logs.info("certificates reloaded")
         _warn_if_expired(loaded, settings)
         return _configuration(loaded)
 
@@ -139,8 +137,8 @@ def credentials(settings: Settings) -> grpc.ServerCredentials:
 
 def _warn_if_expired(loaded: LoadedCertificates, settings: Settings) -> None:
     if loaded.expired:
-        facts = {"tls_certificate": settings.tls_certificate, "clients": "refuse it"}
-        _log.warning("certificate has expired", extra={"facts": facts})
+        path = settings.tls_certificate
+        logs.warning("certificate has expired", tls_certificate=path, clients="refuse it")
 
 
 def _configuration(loaded: LoadedCertificates) -> grpc.ServerCertificateConfiguration:

@@ -24,7 +24,6 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import logging
 import mmap
 import os
 import secrets
@@ -46,12 +45,11 @@ from gradwire_server.errors import (
     InvalidFieldError,
     UnknownSegmentError,
 )
+from gradwire_server.observability import logs
 from gradwire_server.rpc.mapped_files import mapped
 from gradwire_server.scheduling.admission import Admission
 
 Bytes = NDArray[np.uint8]
-
-_log = logging.getLogger("gradwire_server")
 
 ALIGNMENT: Final = 64
 _REGISTER, _FORGET, _HANDLE, _ERROR = b"R", b"F", b"H", b"E"
@@ -276,8 +274,8 @@ class SegmentListener:
         _, user, _ = credentials.unpack(found)
         if user not in self._users | self._refused_users:  # one line of each is enough
             self._refused_users.add(user)
-            facts = {"user": user, "setting": "shared_memory_users"}
-            _log.warning("shared memory refused: another user", extra={"facts": facts})
+            setting = "shared_memory_users"
+            logs.warning("shared memory refused: another user", user=user, setting=setting)
         return user in self._users
 
     async def _serve(self, connection: socket.socket) -> None:
@@ -292,8 +290,8 @@ class SegmentListener:
                         os.close(file)
                 if reply:
                     await loop.sock_sendall(connection, reply)
-        except OSError as error:  # the client has gone
-            _log.debug("shared memory: connection lost", extra={"facts": {"error": str(error)}})
+        except OSError:
+            pass  # the client has gone
         finally:
             self.segments.forget_all(number)
             connection.close()
