@@ -74,7 +74,10 @@ class Server:
         self._chooses = backend is None
         if backend is None:
             first = None if settings.wait_for_kernels else backends.meanwhile(settings.backend)
-            in_use = BackendInUse(*(first or settings.choose_backend()))
+            if first is None:
+                in_use = BackendInUse(*settings.choose_backend())
+            else:
+                in_use = BackendInUse(*first)
         else:
             in_use = BackendInUse(backend, reason or f"{backend.name} was given")
         self.service = _service_context(settings, self._pool, in_use, active, self._device)

@@ -36,7 +36,7 @@ _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000
 
 
-def mapped(file: int, length: int, flags: int = 0) -> ctypes.Array[ctypes.c_char]:
+def mapped(field: str, file: int, length: int, flags: int = 0) -> ctypes.Array[ctypes.c_char]:
     """Map a file for reading and writing.
 
     Raises InvalidFieldError if it cannot be.
@@ -46,7 +46,7 @@ def mapped(file: int, length: int, flags: int = 0) -> ctypes.Array[ctypes.c_char
     address = _LIBC.mmap(None, length, _WRITABLE, mmap.MAP_SHARED | flags, file, 0)
     if address == _FAILED:
         reason = os.strerror(ctypes.get_errno())
-        raise InvalidFieldError("file", f"cannot be mapped: {reason}")
+        raise InvalidFieldError(field, f"the file cannot be mapped: {reason}")
     mapping = (ctypes.c_char * length).from_address(address)
     weakref.finalize(mapping, _unmap, address, length).atexit = False
     return mapping
@@ -61,7 +61,7 @@ class UnsealedFile:
     def __init__(self, file: int, length: int) -> None:
         """Raise InvalidFieldError if it cannot be mapped."""
         _handle_missing_pages()
-        mapping = mapped(file, length)
+        mapping = mapped("key", file, length)
         self._address = ctypes.addressof(mapping)
         _unsealed[self._address] = length
         self.memory: Bytes = np.frombuffer(memoryview(mapping), np.uint8)

@@ -113,7 +113,7 @@ class Segments:
         admission.lasting_bytes += length
         self.nbytes += length
         try:
-            mapping = await asyncio.to_thread(mapped, file, length, _PRESENT)
+            mapping = await asyncio.to_thread(mapped, "segment", file, length, _PRESENT)
         except BaseException:
             self._free(length)
             raise
