@@ -308,7 +308,10 @@ class Settings:
                 raise ValueError(f"{flag(name)} is {value}; at most {most} is possible")
 
     def _check_exposure(self) -> None:
-        """Raise ValueError if other machines could read, or send tokens in the clear, unasked."""
+        """Raise ValueError if an address is exposed without being asked to.
+
+        Other machines could read it without permission, or send tokens in the clear.
+        """
         clear = self.insecure or self.tls_certificate
         if self.address == "unix:":
             raise ValueError("--address is unix: without a path")

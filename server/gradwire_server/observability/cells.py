@@ -118,7 +118,7 @@ def cells(metric: Metric, values: Floats) -> Floats:
 
 @lru_cache(maxsize=1 << 14)
 def place(metric: Metric, *values: str) -> int:
-    """Return the first cell of the time series with these values of its labels."""
+    """Return the first cell of the series with these label values."""
     numbers = [label.index(value) for label, value in zip(metric.labels, values, strict=True)]
     return int(_SPANS[metric].start + np.ravel_multi_index([*numbers, 0], metric.shape))
 
@@ -207,7 +207,7 @@ class Ledger:
 
     @contextmanager
     def process(self) -> Generator[Cells]:
-        """Make cells for a new process, which has ended when the block exits."""
+        """Make cells for a process, which ends with the block."""
         cells = Cells.shared()
         with self._lock:
             self._running.append(cells)

@@ -23,7 +23,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A label and all its values; the last one stands for unlisted values."""
+    """A label and its values; the last stands for unlisted ones."""
 
     name: str
     values: tuple[str, ...]
@@ -61,7 +61,10 @@ class Metric:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Cells of one worker: [label, ..., cell]; a histogram has its sum, then its buckets."""
+        """Cells of one worker, [label, ..., cell].
+
+        A histogram has its sum, then a count per bucket.
+        """
         cells = len(self.buckets) + 2 if self.buckets else 1
         return (*(len(label.values) for label in self.labels), cells)
 

@@ -194,13 +194,13 @@ class Observer:
         count: int = 1,
         failed: ErrorStatus | None = None,
     ) -> None:
-        """Record answers to equal items of a call, and their error if they have one."""
+        """Record answers to equal items, and their error if any."""
         if self.cells is not None:
             self.cells.values[place(ITEMS, operator, _DTYPES[dtype], status)] += count
             self._count_error(call, failed)
 
     def step(self, nbytes: int) -> None:
-        """Record a step of a stream, which read and wrote so many bytes."""
+        """Record a step of a stream, which moved so many bytes."""
         if self.cells is not None:
             self.cells.observe(STEP, nbytes)
 

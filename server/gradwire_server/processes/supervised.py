@@ -58,7 +58,7 @@ class WorkerProcess:
     async def start(
         cls, number: int, settings: Settings, cells: Cells, *, device: str | None = None
     ) -> WorkerProcess:
-        """Start the process of a worker, which prepares for its job and waits for go().
+        """Start the process of a worker; it prepares and waits for go().
 
         cells   for its metrics
         device  value of CUDA_VISIBLE_DEVICES for the process; None for all GPUs

@@ -107,7 +107,7 @@ def equal_requests(items: Sequence[BatchItem]) -> Iterator[list[BatchItem]]:
 
 
 def _together(items: Sequence[BatchItem], backend: Backend) -> codec.Bytes:
-    """Return the results of a group of equal requests, [item, byte], in one step."""
+    """Return the results of equal requests, [item, byte], in one step."""
     return together(items[0].prepared, [each.data for each in items], backend)
 
 

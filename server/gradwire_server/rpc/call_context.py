@@ -141,7 +141,7 @@ class ActiveCall(CallRecord):
         self.observer.begin(self)
 
     def take_id(self, request_id: str) -> None:
-        """Check the request_id that the caller chose; an empty one is replaced by another."""
+        """Check the request_id that the caller chose; ignore an empty one."""
         if request_id:
             self.request_id = codec.read_request_id(request_id)
 

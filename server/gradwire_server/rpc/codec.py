@@ -303,7 +303,7 @@ def parse(kind: type[M], message: bytes, fields: DataFields = DATA) -> M:
 
 
 def read_open(message: bytes) -> v1.Open:
-    """Decode the first message of a stream, and check its checksum, if it has one.
+    """Decode the first message of a stream, and verify its checksum.
 
     Raises InvalidDataError, UnknownFieldError or ChecksumError.
     """
@@ -320,7 +320,7 @@ def read_open(message: bytes) -> v1.Open:
 
 
 def read_chunk(message: bytes, after: int | None) -> Chunk:
-    """Decode a further message of a stream, and check its checksum.
+    """Decode a later message of a stream, and verify its checksum.
 
     after  checksum of open, if it has one; each chunk has one then, and only then
     """
@@ -345,7 +345,7 @@ def _parse_chunk(message: bytes) -> tuple[int, memoryview]:
 
 
 def _read_stream_request(message: bytes) -> tuple[v1.EvaluateStreamRequest, str]:
-    """Parse a message of a stream; return the name of its field too."""
+    """Parse a message of a stream; return its field's name too."""
     fields = {v1.EvaluateStreamRequest.CHUNK_FIELD_NUMBER: DATA}
     request = parse(v1.EvaluateStreamRequest, message, fields)
     refuse_unknown_fields(request, "")
@@ -356,7 +356,7 @@ def _read_stream_request(message: bytes) -> tuple[v1.EvaluateStreamRequest, str]
 
 @contextmanager
 def _checking() -> Generator[None]:
-    """Turn the SDK's error for a wrong checksum into the server's."""
+    """Turn the error for a wrong checksum into the server's."""
     try:
         yield
     except DataLossError as error:

@@ -48,11 +48,11 @@ class MessageBudget:
         self._leaving_bytes: Counter[Hashable] = Counter()
 
     async def receive(self, context: Context) -> Any:
-        """Return the request of a unary call as it was read, or the error in its place.
+        """Return the request of a unary call, or an error instead.
 
-        The error is StalledError if the request does not arrive in time, ServerFullError if it is
-        slow and there is no room for it, InvalidDataError if the call has no request, MemoryError
-        if grpc cannot allocate the message.
+        The request is returned as it was read. The error is StalledError if the request does not
+        arrive in time, ServerFullError if it is slow and there is no room for it, InvalidDataError
+        if the call has no request, MemoryError if grpc cannot allocate the message.
         """
         task: Any = asyncio.current_task()
         loop, caller = task.get_loop(), None

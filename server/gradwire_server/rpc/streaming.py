@@ -91,14 +91,14 @@ class ServedStream(ABC):
         """Write as long as the call lasts."""
 
     async def _evaluate(self) -> None:
-        """Do the stream's work; that of reading and writing tasks is enough by default."""
+        """Do the stream's work; by default, wait for both tasks."""
         await asyncio.wait({task for task in (self._reader, self._writer) if task is not None})
 
     def _stop(self) -> None:  # noqa: B027 - tasks may see it by themselves
         """Tell reading and writing tasks that the stream has failed."""
 
     async def _run(self) -> None:
-        """Serve the stream if there is room, and end it if it stalls."""
+        """Serve the stream if it has room, until it stalls."""
         with self._service.admission.stream(caller_of(self._context)):
             self._reader = asyncio.ensure_future(self._read())
             self._writer = asyncio.ensure_future(self._write())
