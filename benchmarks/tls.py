@@ -125,17 +125,21 @@ def guard(rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokens"
         token = add_token(path, name="bench", scopes=[Scope.EVALUATE])
-        few = AuthorizingHandler([finder], Authorizer(Settings(tokens=str(path))), ActiveCalls())
+        few = AuthorizingHandler(
+            finder.service, Authorizer(Settings(tokens=str(path))), ActiveCalls()
+        )
         more = Path(folder) / "more"
         for number in range(99):
             add_token(more, name=f"t{number}", scopes=[Scope.EVALUATE])
         of_many = add_token(more, name="bench", scopes=[Scope.EVALUATE])
-        many = AuthorizingHandler([finder], Authorizer(Settings(tokens=str(more))), ActiveCalls())
+        many = AuthorizingHandler(
+            finder.service, Authorizer(Settings(tokens=str(more))), ActiveCalls()
+        )
         agent = ("user-agent", "grpc-python")
         lookups = {
             "the handler alone": partial(finder.service, _Details((agent,))),
             "no tokens": partial(
-                AuthorizingHandler([finder], Authorizer(Settings()), ActiveCalls()).service,
+                AuthorizingHandler(finder.service, Authorizer(Settings()), ActiveCalls()).service,
                 _Details((agent,)),
             ),
             "a token of 1": partial(few.service, _Details(_shown(agent, token))),

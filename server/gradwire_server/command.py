@@ -21,7 +21,6 @@ from click.core import ParameterSource
 
 from gradwire._wire.environment import PREFIX, unknown_variables
 from gradwire.errors import installing
-from gradwire_server import backends
 from gradwire_server.config import container_limits
 from gradwire_server.config.addresses import is_host_and_port
 from gradwire_server.config.settings import Settings, flag, read_config
@@ -141,12 +140,7 @@ def _compile(settings: Settings) -> None:
         if settings.compile_cache:
             Path(settings.compile_cache).mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=settings.compile_cache).close()
-        backend, reason = backends.choose(
-            settings.backend,
-            threads=settings.threads,
-            cache_dir=settings.compile_cache,
-            cuda_memory_bytes=settings.cuda_memory_bytes,
-        )
+        backend, reason = settings.choose_backend()
         started = time.monotonic()
         backend.warm_up()
     except (ValueError, OSError, RuntimeError, MemoryError) as error:

@@ -6,10 +6,8 @@ Modules that need optional packages are imported here only, where a setting asks
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gradwire.errors import installing
@@ -17,8 +15,8 @@ from gradwire_server.backends import LeavesToCpu, TakesDeviceMemory
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION
-from gradwire_server.observability import Cells, Ledger, Observer
-from gradwire_server.observability.cells import place
+from gradwire_server.observability import Cells, Ledger, Observer, logs
+from gradwire_server.observability.cells import place, span
 from gradwire_server.observability.definitions import (
     BUILD,
     COMPUTED,
@@ -28,7 +26,6 @@ from gradwire_server.observability.definitions import (
     LOOKUPS,
     MEMORY,
     MEMORY_LIMIT,
-    OUTCOME,
     QUEUE_DEPTH,
     READY,
     SHARED_MEMORY,
@@ -42,8 +39,6 @@ from gradwire_server.security.certificates import Certificates
 if TYPE_CHECKING:
     from gradwire_server.admin_http import Site
     from gradwire_server.observability.otlp import Tracer
-
-_log = logging.getLogger("gradwire_server")
 
 _SAMPLE_EVERY_S = 0.25
 
@@ -62,29 +57,8 @@ def open_site(settings: Settings, ledgers: Sequence[Ledger], *, served: str) -> 
 
     certificates = Certificates.of(settings)
     site = Site(settings, ledgers, served=served, certificates=certificates)
-    facts = {"address": site.address, "tls": bool(settings.tls_certificate)}
-    _log.info("http", extra={"facts": facts})
+    logs.info("http", address=site.address, tls=bool(settings.tls_certificate))
     return site
-
-
-@contextmanager
-def collecting(settings: Settings, *, served: str) -> Generator[list[Ledger]]:
-    """Open the HTTP port of several workers, if asked for.
-
-    Yields the ledgers that the workers count in.
-
-    served  address that they serve
-
-    Raises as open_site does.
-    """
-    wanted = bool(settings.http_port)
-    ledgers = [Ledger(number, wanted=wanted) for number in range(settings.workers)]
-    site = open_site(settings, ledgers, served=served)
-    try:
-        yield ledgers
-    finally:
-        if site is not None:
-            site.close()
 
 
 def tracer(settings: Settings, *, address: str) -> Tracer | None:
@@ -111,7 +85,7 @@ def tracer(settings: Settings, *, address: str) -> Tracer | None:
         why = str(error)
     if asked:
         raise ValueError(f"--otlp-endpoint is {asked}; traces: {why}")
-    _log.warning("not exported", extra={"facts": {"signal": "traces", "why": why}})
+    logs.warning("not exported", signal="traces", why=why)
     return None
 
 
@@ -123,20 +97,17 @@ class Instruments:
     observer  of calls; without effect if there are neither metrics nor traces
     serves    whether the server serves
 
-    one_of_several  whether a supervisor has the HTTP port
-    cells           file descriptor of the supervisor's memory for metrics; None if it has none
+    cells  file descriptor of the memory of a supervisor, which has the HTTP port; None without
     """
 
-    def __init__(self, settings: Settings, *, one_of_several: bool, cells: int | None) -> None:
+    def __init__(self, settings: Settings, *, cells: int | None) -> None:
         self._settings = settings
         self._cells: Cells | None = None
-        if cells is not None:
-            self._cells = Cells.attached(cells)
+        self._has_port = cells is None
+        if settings.http_port:
+            self._cells = Cells() if cells is None else Cells.attached(cells)
             if self._cells is None:
-                _log.warning("no metrics: the supervisor runs another version; restart it")
-        elif settings.http_port and not one_of_several:
-            self._cells = Cells()
-        self._has_port = not one_of_several
+                logs.warning("no metrics: the supervisor runs another version; restart it")
         self.observer = Observer(self._cells)
         self.serves = False
         self._site: Site | None = None
@@ -213,12 +184,9 @@ class Instruments:
             readings.append((backend.memory_taken, DEVICE_MEMORY))
         if isinstance(backend, LeavesToCpu):
             readings += [(count, COMPUTED, name) for name, count in backend.computed_by.items()]
-        lookups = {"evaluations": preparer.lookups, "tables": preparer.table_lookups}
-        for cache, counts in lookups.items():
-            outcomes = zip(OUTCOME.values, counts, strict=True)
-            readings += [(count, LOOKUPS, cache, outcome) for outcome, count in outcomes]
         for value, metric, *labels in readings:
             values[place(metric, *labels)] = value
+        cells.array[span(LOOKUPS)] = (*preparer.lookups, *preparer.table_lookups)
         told = {"backend": backend.name, "backend_reason": in_use.reason}
         cells.notes.description = told | {"backend_to_come": in_use.to_come}
         cells.notes.write()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
@@ -20,10 +19,12 @@ from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import Preparer, TableCache
 from gradwire_server.exporters import Instruments
+from gradwire_server.observability import logs
 from gradwire_server.rpc import codec, handlers
 from gradwire_server.rpc.call_context import ActiveCalls
-from gradwire_server.rpc.handlers import Handlers, add_handlers
+from gradwire_server.rpc.handlers import Handlers
 from gradwire_server.rpc.health import Health
+from gradwire_server.rpc.interceptors import AuthorizingHandler
 from gradwire_server.rpc.segments import SegmentListener, Segments
 from gradwire_server.rpc.service_context import BackendInUse, ServiceContext
 from gradwire_server.rpc.warm_up import check_backend
@@ -33,8 +34,6 @@ from gradwire_server.scheduling.device_watch import DeviceWatch
 from gradwire_server.scheduling.thread_pool import compute_pool
 from gradwire_server.security.authorization import Authorizer
 
-_log = logging.getLogger("gradwire_server")
-
 
 class Server:
     """A gRPC server with all its parts.
@@ -42,8 +41,8 @@ class Server:
     Belongs to the event loop that makes it.
 
     backend       the backend and the reason for its choice; None takes the settings' choice
-    shares_port   whether other processes listen on the address too
-    cells         file descriptor of a supervisor's memory for the metrics; None where it has none
+    cells         file descriptor of a supervisor's memory for the metrics of a worker, which shares
+                  its port with others; None for a single process
     device        watch over the computing device; None for a new watch
     service       the parts that the handlers share
     instruments   metrics and traces of the server
@@ -58,16 +57,15 @@ class Server:
         *,
         backend: Backend | None = None,
         reason: str = "",
-        shares_port: bool = False,
         cells: int | None = None,
         device: DeviceWatch | None = None,
     ) -> None:
         self.settings = settings
         self._authorizer = Authorizer(settings)
-        self._shares_port = shares_port
+        self._shares_port = cells is not None
         self._pool = compute_pool(settings.threads)
         self._health = Health()
-        self.instruments = Instruments(settings, one_of_several=shares_port, cells=cells)
+        self.instruments = Instruments(settings, cells=cells)
         self._device = device or device_watch(settings)
         self.over = asyncio.Event()
         self._ending: asyncio.Future[None] | None = None
@@ -75,7 +73,11 @@ class Server:
         active = ActiveCalls(self.instruments.observer, success_level=success_level)
         self._chooses = backend is None
         if backend is None:
-            in_use = _first_backend(settings)
+            first = None if settings.wait_for_kernels else backends.meanwhile(settings.backend)
+            if first is None:
+                in_use = BackendInUse(*settings.choose_backend())
+            else:
+                in_use = BackendInUse(*first)
         else:
             in_use = BackendInUse(backend, reason or f"{backend.name} was given")
         self.service = _service_context(settings, self._pool, in_use, active, self._device)
@@ -87,10 +89,11 @@ class Server:
     def _build(self) -> grpc.aio.Server:
         options = handlers.options(self.settings, shares_port=self._shares_port)
         server = grpc.aio.server(options=options)
-        self._segments = _segment_listener(self.service)
-        self._handlers = Handlers(self.service, segments=self._segments)
-        active = self.service.active
-        add_handlers(server, self._handlers, self._health, self._authorizer, active)
+        segments = Segments(self.service.admission)
+        self._segments = _segment_listener(self.settings, segments)
+        find = Handlers(self.service, segments, self._health).find
+        asking = AuthorizingHandler(find, self._authorizer, self.service.active)
+        server.add_generic_rpc_handlers((asking,))
         return server
 
     async def start(self) -> None:
@@ -123,8 +126,7 @@ class Server:
             try:
                 self._segments.start()
             except OSError as error:  # the path is too long, or belongs to another user
-                _log.warning("no shared memory", extra={"facts": {"error": str(error)}})
-                self._handlers.share_no_memory()
+                logs.warning("no shared memory", error=str(error))
         self.instruments.start(self.service, address=self.bound)
         self._health.tell(serving=False)
         self._device.listeners_shut.clear()
@@ -149,19 +151,19 @@ class Server:
         self.instruments.note_serving(serves=True)
         self._health.tell(serving=True)
         in_use = self.service.in_use
-        facts = {
-            "address": self.bound,
-            "version": VERSION,
-            "backend": in_use.backend.name,
-            "backend_reason": in_use.reason,
+        logs.info(
+            "serving",
+            address=self.bound,
+            version=VERSION,
+            backend=in_use.backend.name,
+            backend_reason=in_use.reason,
             **({"backend_to_come": in_use.to_come} if in_use.to_come else {}),
-            "compute_threads": self.settings.threads,
-            "max_memory_bytes": self.settings.max_memory_bytes,
-            "tls": bool(self.settings.tls_certificate),
-            "tokens": self._authorizer.wants_tokens,
-            "warm_up_s": self._warm_up_s,
-        }
-        _log.info("serving", extra={"facts": facts})
+            compute_threads=self.settings.threads,
+            max_memory_bytes=self.settings.max_memory_bytes,
+            tls=bool(self.settings.tls_certificate),
+            tokens=self._authorizer.wants_tokens,
+            warm_up_s=self._warm_up_s,
+        )
         if in_use.to_come:
             self._background.append(asyncio.create_task(self._change_backend()))
 
@@ -169,7 +171,7 @@ class Server:
         if self._warm_up_s is not None or not self.settings.warm_up:
             return
         backend = self.service.backend
-        _log.info("warming up", extra={"facts": {"backend": backend.name}})
+        logs.info("warming up", backend=backend.name)
         started = time.monotonic()
         try:
             await self._compute_first(backend)
@@ -190,7 +192,7 @@ class Server:
         """Compute with compiled kernels once they are there; calls go on meanwhile."""
         began, settings = time.monotonic(), self.settings
         try:
-            backend, reason = await asyncio.to_thread(choose_backend, settings)
+            backend, reason = await asyncio.to_thread(settings.choose_backend)
             if isinstance(backend, backends.StoresKernels):
                 await load_kernels(backend, cache_dir=settings.compile_cache)
                 await asyncio.to_thread(check_backend, backend)
@@ -198,8 +200,8 @@ class Server:
             backend, reason = backends.instead_of_compiled(settings.backend, error)
         self.service.use(backend, reason)
         self.instruments.sample()
-        facts = {"backend": backend.name, "after_s": round(time.monotonic() - began, 3)}
-        _log.info("computing", extra={"facts": facts | {"backend_reason": reason}})
+        after_s = round(time.monotonic() - began, 3)
+        logs.info("computing", backend=backend.name, after_s=after_s, backend_reason=reason)
 
     @property
     def bound(self) -> str:
@@ -210,7 +212,7 @@ class Server:
 
     async def turn_away(self, delay_s: float) -> None:
         """Report NOT_SERVING, and accept calls until load balancers have noticed."""
-        _log.info("reporting NOT_SERVING", extra={"facts": {"drain_delay_s": delay_s}})
+        logs.info("reporting NOT_SERVING", drain_delay_s=delay_s)
         self.instruments.note_serving(serves=False)
         self._health.leave()
         await asyncio.sleep(delay_s)
@@ -221,16 +223,13 @@ class Server:
         It accepts no new calls, lets running ones finish, then ends the remaining ones. The health
         status does not change: if others serve the port, clients must not leave it.
         """
-        _log.info("draining", extra={"facts": {"grace_s": grace_s, "streams": self.streams}})
+        logs.info("draining", grace_s=grace_s, streams=self.streams)
         tasks.cancel(self._background)
         await asyncio.gather(*self._background, return_exceptions=True)
         stopped = asyncio.ensure_future(self._server.stop(grace_s + _LAST_WORDS_S))
-        none_left = self.service.active.none_left
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(none_left.wait(), grace_s)
+        await self.service.active.ended(grace_s)
         self.service.draining.set()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(none_left.wait(), _LAST_WORDS_S)
+        await self.service.active.ended(_LAST_WORDS_S)
         # Statuses are still being sent; the remaining calls watch health, or do not read.
         await asyncio.wait({stopped}, timeout=_LAST_STATUS_S)
         await self._server.stop(None)
@@ -245,7 +244,7 @@ class Server:
             if self._ending is not None:
                 self._ending.cancel()
             await self.instruments.stop()
-        _log.info("stopped")
+        logs.info("stopped")
 
     async def _end_when_lost(self) -> None:
         """Wait for the loss of the device, then end.
@@ -260,8 +259,7 @@ class Server:
             await asyncio.sleep(0)
         self.service.active.end_all(self._device.error)
         self._device.listeners_shut.set()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.service.active.none_left.wait(), _LAST_WORDS_S)
+        await self.service.active.ended(_LAST_WORDS_S)
         await asyncio.wait({stopped}, timeout=_LAST_STATUS_S)
         await asyncio.wait({asyncio.ensure_future(self._server.stop(None))}, timeout=_LAST_STATUS_S)
         await self.instruments.stop()
@@ -286,31 +284,10 @@ def device_watch(settings: Settings) -> DeviceWatch:
     return DeviceWatch(stall_timeout_s=settings.stall_timeout_s)
 
 
-def choose_backend(settings: Settings) -> tuple[Backend, str]:
-    """Return the backend that settings choose, and why; raises as backends.choose() does."""
-    return backends.choose(
-        settings.backend,
-        threads=settings.threads,
-        cache_dir=settings.compile_cache,
-        cuda_memory_bytes=settings.cuda_memory_bytes,
-    )
-
-
-def _first_backend(settings: Settings) -> BackendInUse:
-    """Return the backend that computes the first calls; raises as choose_backend() does."""
-    first = None if settings.wait_for_kernels else backends.meanwhile(settings.backend)
-    if first is None:
-        return BackendInUse(*choose_backend(settings))
-    backend, reason, to_come = first
-    return BackendInUse(backend, reason, to_come)
-
-
-def _segment_listener(service: ServiceContext) -> SegmentListener | None:
+def _segment_listener(settings: Settings, segments: Segments) -> SegmentListener | None:
     """Return the listener for shared memory; None if the server takes none."""
-    settings = service.settings
     if not (settings.socket_path and settings.shared_memory and hasattr(os, "memfd_create")):
         return None
-    segments = Segments(service.admission)
     path = f"{settings.socket_path}.memory"
     return SegmentListener(path, segments, users=settings.users_sharing_memory)
 

@@ -32,8 +32,7 @@ from gradwire_server.config.settings import MAX_HEADER_BYTES, Settings
 from gradwire_server.engine import Limits, Preparer, TableCache, at_once
 from gradwire_server.rpc import batch, call_context, codec, status_map
 from gradwire_server.rpc.call_context import ActiveCalls
-from gradwire_server.rpc.open_inference.models import Models
-from gradwire_server.rpc.open_inference.requests import InferReader, ModelInferRequest
+from gradwire_server.rpc.open_inference.requests import InferReader, ModelInferRequest, Models
 from gradwire_server.rpc.service_context import BackendInUse, ServiceContext
 from gradwire_server.scheduling.admission import Admission, InlineWork
 from gradwire_server.server import device_watch
@@ -84,25 +83,27 @@ def evaluate_many(data: bytes) -> None:
 
 def evaluate_stream(data: bytes) -> None:
     """Read them as the server reads EvaluateStream, each message after its length in one byte."""
-    read: Any = codec.EVALUATE_STREAM[0]
     for piece in _pieces(data):
-        came, message = read(piece), _parsed(v1.EvaluateStreamRequest, piece)
-        if isinstance(came, codec.Malformed):
-            reason = status_map.failure(came.error).reason_name
-            assert reason == ("INVALID_DATA" if message is None else "CHECKSUM_MISMATCH")
-            assert message is None or _has_checksum(message)
-        elif isinstance(came, codec.Chunk) and came.sealed:
-            assert message is None or _has_checksum(message)
-        elif isinstance(came, codec.Chunk):
-            chunk = v1.Chunk(offset=came.offset, data=came.data.tobytes())
-            assert message == v1.EvaluateStreamRequest(chunk=chunk)
-        else:
-            assert came == message
-            _outcome(partial(_opened, came.open))
+        message = _parsed(v1.EvaluateStreamRequest, piece)
+        opened, chunk = _outcome(partial(_open, piece)), _outcome(partial(_chunk, piece))
+        if isinstance(opened, bytes):
+            assert message is not None
+            assert opened == message.open.SerializeToString()
+            _outcome(partial(_opened, message.open))
+        if isinstance(chunk, bytes):
+            assert message == v1.EvaluateStreamRequest(chunk=v1.Chunk.FromString(chunk))
+        for outcome in (opened, chunk):
+            if isinstance(outcome, tuple) and message is None:
+                assert outcome[0] in {"INVALID_DATA", "CHECKSUM_MISMATCH"}
 
 
-def _has_checksum(message: v1.EvaluateStreamRequest) -> bool:
-    return message.open.HasField("checksum") or message.chunk.HasField("checksum")
+def _open(message: bytes) -> bytes:
+    return codec.read_open(message).SerializeToString()
+
+
+def _chunk(message: bytes) -> bytes:
+    chunk = codec.read_chunk(message, None)
+    return v1.Chunk(offset=chunk.offset, data=chunk.data.tobytes()).SerializeToString()
 
 
 def infer(data: bytes) -> None:

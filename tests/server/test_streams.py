@@ -239,20 +239,6 @@ def test_a_cancelled_stream_ends_and_gives_all_back() -> None:
         client.check_alive()
 
 
-@pytest.mark.parametrize("resume_from", [0, 1, 1000, 4095])
-def test_where_nothing_is_computed_messages_come_back_as_they_were_sent(
-    client: RawClient, resume_from: int
-) -> None:
-    data = bytes(np.random.default_rng(0).integers(0, 256, 4096, np.uint8))
-    opened = opening(identity_request(32, 32), resume_from=resume_from)
-    sent = [each.SerializeToString() for each in chunks(data, 1000, start=resume_from)]
-    call: grpc.StreamStreamMultiCallable[bytes, bytes] = client.channel.stream_stream(
-        "/gradwire.v1.GradientService/EvaluateStream"
-    )
-    _, *came = call(iter([opened.SerializeToString(), *sent]), timeout=PATIENCE_S)
-    assert came == sent
-
-
 def test_where_nothing_is_computed_chunks_are_no_longer_than_asked_for(client: RawClient) -> None:
     data = bytes(range(256)) * 64
     opened = opening(identity_request(64, 64), max_chunk_bytes=5000)

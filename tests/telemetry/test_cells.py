@@ -97,7 +97,7 @@ def test_counts_never_fall_and_none_is_lost_when_processes_come_and_go(
     events: list[tuple[str, int]],
 ) -> None:
     ledger, cell = Ledger(0), place(STEP) + 1
-    running: list[tuple[ExitStack, Cells | None]] = []
+    running: list[tuple[ExitStack, Cells]] = []
     counted, before = 0, np.zeros(COUNTED)
     for event, amount in events:
         if event == "start":
@@ -107,7 +107,6 @@ def test_counts_never_fall_and_none_is_lost_when_processes_come_and_go(
             running.pop(0)[0].close()
         elif running:
             cells = running[-1][1]
-            assert cells is not None
             cells.values[cell] += amount
             cells.values[TOTAL - 2] = 1
             counted += amount
@@ -120,18 +119,10 @@ def test_counts_never_fall_and_none_is_lost_when_processes_come_and_go(
         stack.close()
 
 
-def test_a_worker_whose_metrics_nobody_wants_inherits_nothing() -> None:
-    ledger = Ledger(1, wanted=False)
-    with ledger.process() as cells:
-        assert cells is None
-    assert not ledger.read().values.any()
-
-
 def test_workers_are_added_up_where_they_are_not_told_apart() -> None:
     ledgers = Ledger(0), Ledger(1)
     with ledgers[0].process() as first, ledgers[1].process() as second:
         for cells, amount in ((first, 2.0), (second, 3.0)):
-            assert cells is not None
             cells.values[place(ERRORS, "Evaluate", "INTERNAL", "")] = amount
             cells.values[place(STATES[0], "Evaluate")] = amount
         told = families([ledger.read() for ledger in ledgers])
@@ -216,7 +207,6 @@ def test_another_process_reads_what_is_whole() -> None:
 def test_errors_outlive_the_process_that_noted_them() -> None:
     ledger = Ledger(0)
     with ledger.process() as cells:
-        assert cells is not None
         theirs = Cells.attached(os.dup(cells.fd))
         assert theirs is not None
         theirs.notes.description = {"backend": "numpy_cpu"}

@@ -7,6 +7,7 @@ import binascii
 import ipaddress
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from http import HTTPStatus
 
 from gradwire_server.admin_http.listener import Answer, Request
@@ -70,14 +71,10 @@ class AccessCheck:
         return Answer.text(HTTPStatus.UNAUTHORIZED, refused.message, **_CHALLENGE)
 
     def _is_ours(self, name: str) -> bool:
-        if name in self._names or name == "localhost" or name.endswith(".localhost"):
-            return True
-        try:
+        with suppress(ValueError):
             # An IP address cannot be rebound.
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
+            return bool(ipaddress.ip_address(name))
+        return name in self._names or name == "localhost" or name.endswith(".localhost")
 
 
 def _name(host: str) -> str:

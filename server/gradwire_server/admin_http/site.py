@@ -79,21 +79,22 @@ class Site:
         return self._guard.refusal(request) or self._content(request)
 
     def _content(self, request: Request) -> Answer:
-        if request.path == "/":
-            policy = {"Content-Security-Policy": page.CONTENT_SECURITY_POLICY}
-            return Answer(
-                HTTPStatus.OK, "text/html; charset=utf-8", page.render(self._status()), policy
-            )
-        if request.path == "/status.json":
-            body = json.dumps(self._status(), indent=2).encode() + b"\n"
-            return Answer(HTTPStatus.OK, "application/json", body)
-        if request.path == "/metrics":
-            body, content_type = self._exposition.encode(request.headers.get("accept", ""))
-            return Answer(HTTPStatus.OK, content_type, body)
-        return Answer.text(
-            HTTPStatus.NOT_FOUND,
-            "not found; the paths are /, /status.json, /metrics, /healthz and /readyz",
-        )
+        policy = dict[str, str]()
+        match request.path:
+            case "/":
+                kind, body = "text/html; charset=utf-8", page.render(self._status())
+                policy = {"Content-Security-Policy": page.CONTENT_SECURITY_POLICY}
+            case "/status.json":
+                kind = "application/json"
+                body = json.dumps(self._status(), indent=2).encode() + b"\n"
+            case "/metrics":
+                body, kind = self._exposition.encode(request.headers.get("accept", ""))
+            case _:
+                return Answer.text(
+                    HTTPStatus.NOT_FOUND,
+                    "not found; the paths are /, /status.json, /metrics, /healthz and /readyz",
+                )
+        return Answer(HTTPStatus.OK, kind, body, policy)
 
 
 def _probe(text: str, *, passes: bool) -> Answer:

@@ -137,17 +137,17 @@ def _counted(values: Floats) -> dict[str, Any]:
             "calls": int(calls[number].sum()),
             "items": int(items[number].sum()),
             "failed": int(failed[number]),
-            **_quantiles(REQUEST_DURATION, calls[number].sum(axis=0)),
+            **_quantiles(calls[number].sum(axis=0)),
         }
         for number, name in enumerate(OPERATOR.values)
         if counts[number].any()
     ]
     phases = cells(PHASE_DURATION, values)[..., 1:].sum(axis=1)
     latency = [
-        {"phase": phase, **_quantiles(PHASE_DURATION, buckets)}
+        {"phase": phase, **_quantiles(buckets)}
         for phase, buckets in zip(PHASES, phases, strict=True)
     ]
-    whole = _quantiles(REQUEST_DURATION, calls.sum(axis=(0, 1)))
+    whole = _quantiles(calls.sum(axis=(0, 1)))
     return {
         "totals": {
             "calls": int(calls.sum()),
@@ -162,8 +162,9 @@ def _counted(values: Floats) -> dict[str, Any]:
     }
 
 
-def _quantiles(metric: Metric, counts: Floats) -> dict[str, Any]:
-    found = {name: quantile(metric.buckets, counts, share) for name, share in _QUANTILES}
+def _quantiles(counts: Floats) -> dict[str, Any]:
+    bounds = REQUEST_DURATION.buckets  # those of phases too
+    found = {name: quantile(bounds, counts, share) for name, share in _QUANTILES}
     return {"count": int(counts.sum()), **found}
 
 
@@ -195,20 +196,23 @@ def _workers(workers: Sequence[Worker]) -> list[dict[str, Any]]:
         {sample.labels["worker"]: sample.value for sample in figures[metric]}
         for metric in (RESIDENT, PROCESSOR)
     )
+    totals = {
+        "restarts": RESTARTS,
+        "in_flight": IN_FLIGHT,
+        "queue": QUEUE_DEPTH,
+        "request_budget_bytes": MEMORY,
+        "device_memory_bytes": DEVICE_MEMORY,
+        "streams": STREAMS,
+    }
     return [
         {
             "worker": worker.name,
             "state": state_of(worker),
             "pids": list(worker.pids),
-            "restarts": _total([worker], RESTARTS),
-            "in_flight": _total([worker], IN_FLIGHT),
-            "queue": _total([worker], QUEUE_DEPTH),
-            "request_budget_bytes": _total([worker], MEMORY),
             "resident_bytes": int(resident.get(worker.name, 0)),
-            "device_memory_bytes": _total([worker], DEVICE_MEMORY),
             "processor_s": round(processor.get(worker.name, 0.0), 2),
-            "streams": _total([worker], STREAMS),
             "silent_s": round(worker.silent_s, 1),
+            **{name: _total([worker], metric) for name, metric in totals.items()},
         }
         for worker in workers
     ]

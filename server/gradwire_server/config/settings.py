@@ -34,58 +34,6 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def check_number(name: str, value: float) -> None:
-    """Raise ValueError if a number is out of bounds or NaN.
-
-    The error names the flag.
-    """
-    least = 0 if name in _MAY_BE_ZERO else 1 if isinstance(value, int) else 0.001
-    if not value >= least:
-        raise ValueError(f"{flag(name)} is {value}; at least {least} is needed")
-    most = _MOST_S if isinstance(value, float) else _MOST.get(name, _MOST_INT)
-    if value > most:
-        raise ValueError(f"{flag(name)} is {value}; at most {most} is possible")
-
-
-def check_calls(address: str, *, clear: bool) -> None:
-    """Raise ValueError if calls from other machines would be unencrypted.
-
-    clear  whether that is allowed by a setting, or TLS is used
-    """
-    if address == "unix:":
-        raise ValueError("--address is unix: without a path")
-    if not (clear or address.startswith("unix:") or is_loopback(address)):
-        raise ValueError(
-            f"--address is {address}, which is not loopback: give --tls-certificate and --tls-key, "
-            "or --insecure to serve in the clear"
-        )
-
-
-def check_http(address: str, *, is_open: bool, asks: bool, clear: bool) -> None:
-    """Raise ValueError if an HTTP address is unsafe.
-
-    Unsafe: other machines could read without permission, or send tokens unencrypted.
-
-    is_open  whether reading needs no permission
-    asks     whether readers authenticate by token or certificate
-    clear    as in check_calls
-    """
-    if not is_host_and_port(address):
-        raise ValueError(f"--http-port is {address}; PORT or HOST:PORT is needed")
-    if is_open or is_loopback(address):
-        return
-    if not asks:
-        raise ValueError(
-            f"--http-port is {address}, which is not loopback: give --tokens, or --tls-client-ca, "
-            "or --http-open to let everybody read it"
-        )
-    if not clear:
-        raise ValueError(
-            f"--http-port is {address}, where tokens would travel in the clear: give "
-            "--tls-certificate and --tls-key, or --insecure"
-        )
-
-
 # The largest header of a message. Parsing blocks the event loop; docs/sizing.md has figures.
 MAX_HEADER_BYTES = 16 << 10
 
@@ -307,10 +255,7 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                check_number(one.name, value)
+        self._check_numbers()
         if not self.address.startswith("unix:") and not is_host_and_port(self.address):
             raise ValueError(f"--address is {self.address}; HOST:PORT or unix:PATH is needed")
         if self.backend == "cuda" and self.address.startswith("unix:"):
@@ -318,15 +263,11 @@ class Settings:
                 f"--backend is cuda and --address {self.address}: a worker that loses its GPU is "
                 "replaced, which a unix socket does not allow; give HOST:PORT"
             )
-        if self.workers > 1 and (self.local_socket or self.address.startswith("unix:")):
-            came = (
-                f"--local-socket {self.local_socket}"
-                if self.local_socket
-                else (f"--address {self.address}")
-            )
+        if self.workers > 1 and self.socket_path:
+            socket = f"local-socket {self.local_socket}" if self.local_socket else ""
             raise ValueError(
-                f"--workers is {self.workers} and {came}: a unix socket takes one worker; give "
-                "HOST:PORT alone, or --workers 1"
+                f"--workers is {self.workers} and --{socket or f'address {self.address}'}: a unix "
+                "socket takes one worker; give HOST:PORT alone, or --workers 1"
             )
         _ = self.users_sharing_memory
         _ = self.scopes_of_strangers
@@ -336,7 +277,11 @@ class Settings:
                 f"--open-inference-memory is given and --workers {self.workers}: memory is "
                 "registered with one worker; give --workers 1, or leave it out"
             )
-        self._check_devices()
+        if self.cuda_numbers and self.backend != "cuda":
+            raise ValueError(
+                f"--cuda-devices is {self.cuda_devices} and --backend {self.backend}, which takes "
+                "no GPU; give --backend cuda, or leave --cuda-devices out"
+            )
         self._check_exposure()
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise ValueError("--tls-certificate and --tls-key are needed together")
@@ -349,28 +294,56 @@ class Settings:
                 "--max-unary-bytes and --max-chunk-bytes is needed"
             )
 
-    def _check_devices(self) -> None:
-        """Raise ValueError for invalid GPU numbers.
-
-        Any number is invalid if the backend uses no GPU.
-        """
-        if self.cuda_numbers and self.backend != "cuda":
-            raise ValueError(
-                f"--cuda-devices is {self.cuda_devices} and --backend {self.backend}, which takes "
-                "no GPU; give --backend cuda, or leave --cuda-devices out"
-            )
+    def _check_numbers(self) -> None:
+        """Raise ValueError if a number is out of bounds or NaN."""
+        for one in fields(self):
+            name, value = one.name, getattr(self, one.name)
+            if isinstance(value, bool | str):
+                continue
+            least = 0 if name in _MAY_BE_ZERO else 1 if isinstance(value, int) else 0.001
+            if not value >= least:
+                raise ValueError(f"{flag(name)} is {value}; at least {least} is needed")
+            most = _MOST_S if isinstance(value, float) else _MOST.get(name, _MOST_INT)
+            if value > most:
+                raise ValueError(f"{flag(name)} is {value}; at most {most} is possible")
 
     def _check_exposure(self) -> None:
-        clear = self.insecure or bool(self.tls_certificate)
-        check_calls(self.address, clear=clear)
-        if self.http_port:
-            asks = bool(self.tokens or self.tls_client_ca)
-            check_http(self.http_address, is_open=self.http_open, asks=asks, clear=clear)
+        """Raise ValueError if an address is exposed without being asked to.
+
+        Other machines could read it without permission, or send tokens in the clear.
+        """
+        clear = self.insecure or self.tls_certificate
+        if self.address == "unix:":
+            raise ValueError("--address is unix: without a path")
+        if not (clear or self.is_local):
+            raise ValueError(
+                f"--address is {self.address}, which is not loopback: give --tls-certificate and "
+                "--tls-key, or --insecure to serve in the clear"
+            )
+        http = self.http_address
+        if http and not is_host_and_port(http):
+            raise ValueError(f"--http-port is {http}; PORT or HOST:PORT is needed")
+        if http and not (self.http_open or is_loopback(http)):
+            if not (self.tokens or self.tls_client_ca):
+                raise ValueError(
+                    f"--http-port is {http}, which is not loopback: give --tokens, or "
+                    "--tls-client-ca, or --http-open to let everybody read it"
+                )
+            if not clear:
+                raise ValueError(
+                    f"--http-port is {http}, where tokens would travel in the clear: give "
+                    "--tls-certificate and --tls-key, or --insecure"
+                )
         if self.otlp_endpoint and not is_http_url(self.otlp_endpoint):
             raise ValueError(
                 f"--otlp-endpoint is {self.otlp_endpoint}; a URL such as http://127.0.0.1:4318 is "
                 "needed, or nothing"
             )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches the address."""
+        return self.address.startswith("unix:") or is_loopback(self.address)
 
     @property
     def http_address(self) -> str:
@@ -417,9 +390,7 @@ class Settings:
     @property
     def serves_open_inference(self) -> bool:
         """Whether the Open Inference Protocol is served."""
-        if self.open_inference != "auto":
-            return self.open_inference == "on"
-        return self.address.startswith("unix:") or is_loopback(self.address)
+        return self.open_inference == "on" or (self.open_inference == "auto" and self.is_local)
 
     @property
     def named_models(self) -> dict[str, NamedModel]:
@@ -442,8 +413,17 @@ class Settings:
     @property
     def is_open(self) -> bool:
         """Whether callers on other machines need neither a token nor a certificate."""
-        local = self.address.startswith("unix:") or is_loopback(self.address)
-        return not (local or self.tokens or self.tls_client_ca) and bool(self.scopes_of_strangers)
+        asks = self.is_local or self.tokens or self.tls_client_ca
+        return bool(not asks and self.scopes_of_strangers)
+
+    def choose_backend(self) -> tuple[backends.Backend, str]:
+        """Return the backend that computes, and why; raises as backends.choose() does."""
+        return backends.choose(
+            self.backend,
+            threads=self.threads,
+            cache_dir=self.compile_cache,
+            cuda_memory_bytes=self.cuda_memory_bytes,
+        )
 
     def described(self, *, paths: bool) -> dict[str, object]:
         """Return every setting by name; the password in a URL is masked.

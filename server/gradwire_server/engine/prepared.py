@@ -19,7 +19,7 @@ from gradwire_server.backends.float_environment import default_float_environment
 from gradwire_server.dialects.dialect import Axis
 from gradwire_server.engine.layout import FILLED, Limits, TensorSpec, exceeded, lay_out
 from gradwire_server.engine.tiling import Step, Walk, walk_over
-from gradwire_server.errors import InvalidFieldError, LayoutNotStreamableError
+from gradwire_server.errors import InvalidFieldError, LayoutNotStreamableError, RequestLimitError
 from gradwire_server.lru import Recent
 from gradwire_server.plans import BandedMap, Plan
 from gradwire_server.plans.cancellation import Check, asking
@@ -200,7 +200,7 @@ class Prepared:
     response_header  encoded header of a response
     measured         its measured time
     measured_steps   measured time of its steps in a stream, per byte of input and result
-    derived          values that others derived from it, by their owner
+    derived          steps of batches by their count, and values of others by their owner
     """
 
     request: EvaluationRequest
@@ -253,13 +253,6 @@ class Prepared:
         digest = hashlib.sha256(repr(header).encode())
         self.plan.digest_update(digest)
         return digest.hexdigest()
-
-    @property
-    def passes_through(self) -> bool:
-        """Whether the result's bytes are the input's; true for empty tensors too."""
-        return not self.output.elements or (
-            not self.plan.passes and not self.input.broadcast and not self.walk.layout.held
-        )
 
     def steps(self, resume_from: int = 0, stop_before: int | None = None) -> Iterator[Step]:
         """Yield the steps for a range of the result's bytes.
@@ -346,27 +339,20 @@ class Prepared:
 
         count is at least one and at most `most_at_once`.
         """
-        found = self._batches.get(count)
+        found: BatchStep | None = self.derived.get(count)
         if found is None:
-            found = self._batches[count] = self._batch(count)
+            walk = self.walk
+            plan, axis, plans = walk.plan, walk.axis, walk.step_plans
+            size = next(size for size in BATCHES if size >= count)
+            outer, rows, out_rows = size * walk.outer, (0, walk.in_rows), (0, walk.out_rows)
+            found = self.derived[count] = BatchStep(
+                size,
+                None if plans is None else plans.window(outer, rows, out_rows),
+                (outer, *walk.layout.wire[axis:]),
+                (outer, *plan.input_shape[axis:]),
+                (outer, *plan.output_shape[axis:]),
+            )
         return found
-
-    @cached_property
-    def _batches(self) -> dict[int, BatchStep]:
-        return {}
-
-    def _batch(self, count: int) -> BatchStep:
-        walk = self.walk
-        plan, axis, plans = walk.plan, walk.axis, walk.step_plans
-        size = next(size for size in BATCHES if size >= count)
-        outer, rows, out_rows = size * walk.outer, (0, walk.in_rows), (0, walk.out_rows)
-        return BatchStep(
-            size,
-            None if plans is None else plans.window(outer, rows, out_rows),
-            (outer, *walk.layout.wire[axis:]),
-            (outer, *plan.input_shape[axis:]),
-            (outer, *plan.output_shape[axis:]),
-        )
 
     def with_slab(self, slab: int) -> Prepared:
         """Return the same evaluation with another slab size."""
@@ -467,8 +453,7 @@ class Preparer:
         request, output = request.resolved()
         if _request_key(request, output) in self._recent:
             return Preparation(0, 0)
-        filled, filled_output = self._check_tensors(request, output)
-        told = dialects.forward(*_called(filled, filled_output), **self._bounds(request))
+        told = self._forward(*self._check_tensors(request, output))
         gradient = told.call.gradient
         missing = [axis for axis in told.tables if not self._tables.holds(axis, gradient=gradient)]
         elements = sum(axis.inputs + axis.outputs for axis in told.tables)
@@ -491,9 +476,7 @@ class Preparer:
     def _prepare(self, request: EvaluationRequest, output: TensorSpec) -> Prepared:
         filled, filled_output = self._check_tensors(request, output)
         with default_float_environment():
-            plan = dialects.forward(*_called(filled, filled_output), **self._bounds(request)).plan(
-                self._tables.get
-            )
+            plan = self._forward(filled, filled_output).plan(self._tables.get)
         self._limits.check_plan(plan)
         layout = lay_out(filled.input, filled_output)
         slab = self._limits.slab_bytes // compute_dtype(request.input.dtype).itemsize
@@ -504,12 +487,16 @@ class Preparer:
         _ = prepared.inline_work, prepared.most_at_once
         return prepared
 
-    def _bounds(self, request: EvaluationRequest) -> Any:
-        return {
-            "compute": compute_dtype(request.input.dtype),
-            "max_float32_axis": self._limits.max_float32_axis,
-            "max_table_entries": self._limits.max_table_entries,
-        }
+    def _forward(self, request: EvaluationRequest, output: TensorSpec) -> dialects.Forward:
+        return dialects.forward(
+            request.operator,
+            request.attributes,
+            request.input.sizes,
+            output.sizes,
+            compute=compute_dtype(request.input.dtype),
+            max_float32_axis=self._limits.max_float32_axis,
+            max_table_entries=self._limits.max_table_entries,
+        )
 
     def _check_empty(
         self, request: EvaluationRequest, filled: EvaluationRequest, output: TensorSpec
@@ -521,7 +508,7 @@ class Preparer:
         _check_both_empty(request.input, output)
         empty = [axis for axis, size in enumerate(request.input.sizes) if not size]
         try:
-            axes = dialects.forward(*_called(filled, output.filled), **self._bounds(request)).axes
+            axes = self._forward(filled, output.filled).axes
         except InvalidFieldError as error:
             for axis in empty:
                 if error.field in {f"input.sizes[{axis}]", f"output.sizes[{axis}]"}:
@@ -536,17 +523,11 @@ class Preparer:
         allowed = self._limits.max_request_memory_bytes
         if prepared.memory_bytes <= allowed:
             return
-        came = f"the request needs {prepared.memory_bytes} bytes of memory"
+        came, kind = f"the request needs {prepared.memory_bytes} bytes of memory", RequestLimitError
         if prepared.walk.layout.held:
             came += ", since its input is held whole: its axis order is not the output's"
-            raise exceeded(came, "max_request_memory_bytes", allowed, LayoutNotStreamableError)
-        if prepared.walk.map is not None and not prepared.walk.map.is_increasing:
-            came += ", since its map runs backward, which needs the whole input"
-        raise exceeded(came, "max_request_memory_bytes", allowed)
-
-
-def _called(request: EvaluationRequest, output: TensorSpec) -> tuple[Any, ...]:
-    return request.operator, request.attributes, request.input.sizes, output.sizes
+            kind = LayoutNotStreamableError
+        raise exceeded(came, "max_request_memory_bytes", allowed, kind)
 
 
 def _request_key(request: EvaluationRequest, output: TensorSpec) -> tuple[Hashable, ...]:

@@ -12,6 +12,7 @@ error only increments its count, so that it does not displace others.
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 import threading
@@ -21,7 +22,7 @@ from bisect import bisect_left
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,17 +90,14 @@ class Notes:
 
 
 def width(metric: Metric) -> int:
-    """Return the number of cells of one time series.
-
-    A histogram has its sum, then a count per bucket.
-    """
-    return len(metric.buckets) + 2 if metric.buckets else 1
+    """Return the number of cells of one time series."""
+    return metric.shape[-1]
 
 
 _STORED = (*COUNTS, *STATES)
 # Cell 0 identifies the layout of the others; the last one is the time of the latest heartbeat.
-_ENDS = tuple(accumulate((metric.children * width(metric) for metric in _STORED), initial=1))
-_STARTS = {metric.name: start for metric, start in zip(_STORED, _ENDS, strict=False)}
+_ENDS = tuple(accumulate((math.prod(metric.shape) for metric in _STORED), initial=1))
+_SPANS = {metric: slice(*ends) for metric, ends in zip(_STORED, pairwise(_ENDS), strict=True)}
 
 COUNTED = _ENDS[len(COUNTS)]
 _BEAT = _ENDS[-1]
@@ -110,26 +108,19 @@ _LAYOUT = float(zlib.crc32(repr(_STORED).encode()))
 
 def span(metric: Metric) -> slice:
     """Return the cells of a metric."""
-    start = _STARTS[metric.name]
-    return slice(start, start + metric.children * width(metric))
+    return _SPANS[metric]
 
 
 def cells(metric: Metric, values: Floats) -> Floats:
     """Return the cells of a metric: [label, ..., cell]."""
-    shape = [len(label.values) for label in metric.labels]
-    return values[span(metric)].reshape(*shape, width(metric))
+    return values[_SPANS[metric]].reshape(metric.shape)
 
 
 @lru_cache(maxsize=1 << 14)
 def place(metric: Metric, *values: str) -> int:
-    """Return the first cell of a time series.
-
-    The series is given by the values of its labels.
-    """
-    child = 0
-    for label, value in zip(metric.labels, values, strict=True):
-        child = child * len(label.values) + label.index(value)
-    return _STARTS[metric.name] + child * width(metric)
+    """Return the first cell of the series with these label values."""
+    numbers = [label.index(value) for label, value in zip(metric.labels, values, strict=True)]
+    return int(_SPANS[metric].start + np.ravel_multi_index([*numbers, 0], metric.shape))
 
 
 class Cells:
@@ -202,12 +193,10 @@ class Ledger:
 
     number  of the worker
     own     cells of this process, if it is the worker
-    wanted  whether metrics are collected
     """
 
-    def __init__(self, number: int, own: Cells | None = None, *, wanted: bool = True) -> None:
+    def __init__(self, number: int, own: Cells | None = None) -> None:
         self._name = str(number)
-        self._wanted = wanted
         self._lock = threading.Lock()
         self._running: list[Cells] = []
         if own is not None:
@@ -217,14 +206,8 @@ class Ledger:
         self._errors_of_ended: list[dict[str, Any]] = []
 
     @contextmanager
-    def process(self) -> Generator[Cells | None]:
-        """Make cells for a new process.
-
-        The process has ended when the block exits.
-        """
-        if not self._wanted:
-            yield None
-            return
+    def process(self) -> Generator[Cells]:
+        """Make cells for a process, which ends with the block."""
         cells = Cells.shared()
         with self._lock:
             self._running.append(cells)

@@ -6,8 +6,8 @@ is a caller's own text, so the number of time series is bounded.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Literal, get_args
 
 from gradwire import ops, v1
@@ -23,10 +23,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A label and all its values.
-
-    The last value stands for unlisted values.
-    """
+    """A label and its values; the last stands for unlisted ones."""
 
     name: str
     values: tuple[str, ...]
@@ -60,13 +57,16 @@ class Metric:
     @property
     def label_names(self) -> tuple[str, ...]:
         """Names of the labels; the worker's comes first."""
-        own = tuple(label.name for label in self.labels)
-        return ("worker", *own) if self.by_worker else own
+        return (*["worker"] * self.by_worker, *(label.name for label in self.labels))
 
     @property
-    def children(self) -> int:
-        """Maximum number of time series, or histograms, of one worker."""
-        return math.prod(len(label.values) for label in self.labels)
+    def shape(self) -> tuple[int, ...]:
+        """Cells of one worker, [label, ..., cell].
+
+        A histogram has its sum, then a count per bucket.
+        """
+        cells = len(self.buckets) + 2 if self.buckets else 1
+        return (*(len(label.values) for label in self.labels), cells)
 
 
 _SETTINGS = {one.name: one for one in fields(Settings)}
@@ -92,9 +92,6 @@ STATUS_LABEL = Label("status", (*_STATUSES, "UNKNOWN"))
 REASON = Label("reason", (*_REASONS, _UNSPECIFIED))
 LIMIT = Label("limit", ("", *_LIMITS, "deadline", "other"))
 PHASE = Label("phase", PHASES)
-COMPUTED_BY = Label("backend", _BACKENDS)
-CACHE = Label("cache", ("evaluations", "tables"))
-OUTCOME = Label("outcome", ("hit", "miss"))
 
 # From the time of one computation of a tiny tensor to that of a stream of gigabytes.
 _SECONDS = (
@@ -103,6 +100,7 @@ _SECONDS = (
 )
 _BYTES = tuple(4.0**power for power in range(3, 18))
 
+_of_worker = partial(Metric, by_worker=True)
 _CALL = (METHOD, OPERATOR, DTYPE, STATUS_LABEL)
 REQUEST_DURATION = Metric(
     "gradwire_request_duration_seconds", "Time from arrival to status.", _CALL, _SECONDS
@@ -118,34 +116,38 @@ ITEMS = Metric(
 )
 ERRORS = Metric("gradwire_errors_total", "Failed calls and items.", (METHOD, REASON, LIMIT))
 LOOKUPS = Metric(
-    "gradwire_plan_cache_lookups_total", "Lookups of plans and tables.", (CACHE, OUTCOME)
+    "gradwire_plan_cache_lookups_total",
+    "Lookups of plans and tables.",
+    (Label("cache", ("evaluations", "tables")), Label("outcome", ("hit", "miss"))),
 )
 COMPUTED = Metric(
-    "gradwire_gpu_computations_total", "Computations of cuda, by backend.", (COMPUTED_BY,)
+    "gradwire_gpu_computations_total",
+    "Computations of cuda, by backend.",
+    (Label("backend", _BACKENDS),),
 )
-LAG = Metric(
-    "gradwire_event_loop_lag_seconds", "Delay of a timer, 4 a second.", (), _SECONDS, by_worker=True
-)
-RESTARTS = Metric("gradwire_worker_restarts_total", "Replaced processes.", by_worker=True)
-IN_FLIGHT = Metric("gradwire_requests_in_flight", "Calls in flight.", (METHOD,), by_worker=True)
-QUEUE_DEPTH = Metric("gradwire_queue_depth", "Calls in the phase queue.", by_worker=True)
-MEMORY = Metric("gradwire_memory_bytes", "Memory budget of calls in flight.", by_worker=True)
-MEMORY_LIMIT = Metric("gradwire_memory_limit_bytes", "Share of max_memory_bytes.", by_worker=True)
-SHARED_MEMORY = Metric(
-    "gradwire_shared_memory_bytes", "Shared memory that clients registered.", by_worker=True
-)
-STREAMS = Metric("gradwire_streams", "Open streams.", by_worker=True)
-STREAMS_LIMIT = Metric("gradwire_streams_limit", "Share of max_streams.", by_worker=True)
-READY = Metric("gradwire_worker_ready", "1 while the worker serves, otherwise 0.", by_worker=True)
-KERNELS_PENDING = Metric(
+LAG = _of_worker("gradwire_event_loop_lag_seconds", "Delay of a timer, 4 a second.", (), _SECONDS)
+RESTARTS = _of_worker("gradwire_worker_restarts_total", "Replaced processes.")
+IN_FLIGHT = _of_worker("gradwire_requests_in_flight", "Calls in flight.", (METHOD,))
+QUEUE_DEPTH = _of_worker("gradwire_queue_depth", "Calls in the phase queue.")
+MEMORY = _of_worker("gradwire_memory_bytes", "Memory budget of calls in flight.")
+MEMORY_LIMIT = _of_worker("gradwire_memory_limit_bytes", "Share of max_memory_bytes.")
+SHARED_MEMORY = _of_worker("gradwire_shared_memory_bytes", "Shared memory that clients registered.")
+STREAMS = _of_worker("gradwire_streams", "Open streams.")
+STREAMS_LIMIT = _of_worker("gradwire_streams_limit", "Share of max_streams.")
+READY = _of_worker("gradwire_worker_ready", "1 while the worker serves, otherwise 0.")
+KERNELS_PENDING = _of_worker(
     "gradwire_kernels_pending",
     "1 while the worker computes with NumPy until kernels are there, otherwise 0.",
-    by_worker=True,
 )
-DEVICE_MEMORY = Metric("gradwire_device_memory_bytes", "GPU memory allocated.", by_worker=True)
-_VERSIONS = (Label("version", (VERSION,)), Label("numerics_version", (NUMERICS_VERSION,)))
-_BUILD = (*_VERSIONS, Label("backend", (*_BACKENDS, "other")))
-BUILD = Metric("gradwire_build_info", "1, labeled with versions and backend.", _BUILD)
+DEVICE_MEMORY = _of_worker("gradwire_device_memory_bytes", "GPU memory allocated.")
+BUILD = Metric(
+    "gradwire_build_info",
+    "1, labeled with versions and backend.",
+    (
+        *(Label("version", (VERSION,)), Label("numerics_version", (NUMERICS_VERSION,))),
+        Label("backend", (*_BACKENDS, "other")),
+    ),
+)
 
 # Metrics that each worker stores: counts outlive their process, states do not.
 _OF_CALLS = (REQUEST_DURATION, PHASE_DURATION, RECEIVED, SENT, STEP, ITEMS, ERRORS)
@@ -156,17 +158,17 @@ STATES = (*_USED, READY, KERNELS_PENDING, BUILD)
 
 # Metrics derived from the others, or known to the process that serves them.
 REQUESTS = Metric("gradwire_requests_total", "Calls with a status.", _CALL)
-WORKER_REQUESTS = Metric("gradwire_worker_requests_total", "Calls with a status.", by_worker=True)
+WORKER_REQUESTS = _of_worker("gradwire_worker_requests_total", "Calls with a status.")
 CERTIFICATE_EXPIRES = Metric(
     "gradwire_certificate_expiration_timestamp_seconds", "Expiry of the certificate, since 1970."
 )
-PROCESSOR = Metric("process_cpu_seconds_total", "CPU time of running processes.", by_worker=True)
-RESIDENT = Metric("process_resident_memory_bytes", "Resident memory.", by_worker=True)
-PROCESS_START = Metric("process_start_time_seconds", "Start, since 1970.", by_worker=True)
+PROCESSOR = _of_worker("process_cpu_seconds_total", "CPU time of running processes.")
+RESIDENT = _of_worker("process_resident_memory_bytes", "Resident memory.")
+PROCESS_START = _of_worker("process_start_time_seconds", "Start, since 1970.")
 PROCESSES = (
     *(PROCESSOR, RESIDENT, PROCESS_START),
-    Metric("process_virtual_memory_bytes", "Virtual memory.", by_worker=True),
-    Metric("process_open_fds", "Open file descriptors.", by_worker=True),
-    Metric("process_max_fds", "Limit of open file descriptors.", by_worker=True),
+    _of_worker("process_virtual_memory_bytes", "Virtual memory."),
+    _of_worker("process_open_fds", "Open file descriptors."),
+    _of_worker("process_max_fds", "Limit of open file descriptors."),
 )
 METRICS = (*COUNTS, *STATES, REQUESTS, WORKER_REQUESTS, CERTIFICATE_EXPIRES, *PROCESSES)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, product
 
@@ -19,9 +20,19 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from gradwire_server.observability import definitions
 from gradwire_server.observability.cells import Floats, Ledger, Worker, cells
-from gradwire_server.observability.definitions import PROCESS_START, Metric
+from gradwire_server.observability.definitions import (
+    BUILD,
+    CERTIFICATE_EXPIRES,
+    COUNTS,
+    PROCESS_START,
+    PROCESSES,
+    REQUEST_DURATION,
+    REQUESTS,
+    STATES,
+    WORKER_REQUESTS,
+    Metric,
+)
 
 # Label of the supervisor process.
 SUPERVISOR = "supervisor"
@@ -39,41 +50,37 @@ def families(workers: Sequence[Worker], certificate_expires_s: float | None = No
     merged = np.sum([worker.values for worker in workers], axis=0)
     apart = [({"worker": worker.name}, worker.values) for worker in workers]
     found: Families = {}
-    for metric in (*definitions.COUNTS, *definitions.STATES):
+    for metric in (*COUNTS, *STATES):
         parts = apart if metric.by_worker else [(dict[str, str](), merged)]
-        found[metric] = [
-            each for first, values in parts for each in _samples(metric, first, values)
-        ]
-    build, durations = definitions.BUILD, definitions.REQUEST_DURATION
-    found[build] = [each._replace(value=1.0) for each in found[build] if each.value]
-    requests = definitions.REQUESTS
-    found[requests] = [
-        each._replace(name=requests.name)
-        for each in found[durations]
+        found[metric] = [each for part in parts for each in _samples(metric, *part)]
+    found[BUILD] = [each._replace(value=1.0) for each in found[BUILD] if each.value]
+    found[REQUESTS] = [
+        each._replace(name=REQUESTS.name)
+        for each in found[REQUEST_DURATION]
         if each.name.endswith("_count")
     ]
-    calls, expiry = definitions.WORKER_REQUESTS, definitions.CERTIFICATE_EXPIRES
-    found[calls] = [
+    found[WORKER_REQUESTS] = [
         # The first cell of a histogram is its sum.
-        Sample(calls.name, labels, float(cells(durations, values)[..., 1:].sum()))
+        Sample(WORKER_REQUESTS.name, labels, float(cells(REQUEST_DURATION, values)[..., 1:].sum()))
         for labels, values in apart
     ]
-    expires_s = () if certificate_expires_s is None else (certificate_expires_s,)
-    found[expiry] = [Sample(expiry.name, {}, each) for each in expires_s]
+    found[CERTIFICATE_EXPIRES] = [
+        Sample(CERTIFICATE_EXPIRES.name, {}, each)
+        for each in (certificate_expires_s,)
+        if each is not None
+    ]
     return found
 
 
 def _samples(metric: Metric, first: dict[str, str], values: Floats) -> Iterator[Sample]:
     name, bounds = metric.name, [*map(str, metric.buckets), "+Inf"]
-    rows = cells(metric, values).reshape(metric.children, -1)
-    told = rows.any(axis=1) | (rows.size <= _FEW_CELLS)
-    if not told.any():
-        return
-    every = list(product(*(label.values for label in metric.labels)))
-    for child in np.flatnonzero(told).tolist():
-        own = zip((label.name for label in metric.labels), every[child], strict=True)
-        labels = first | dict(own)
-        value, *counts = rows[child].tolist()
+    rows = cells(metric, values).reshape(-1, metric.shape[-1])
+    names = [label.name for label in metric.labels]
+    for texts, row in zip(product(*(label.values for label in metric.labels)), rows, strict=True):
+        if rows.size > _FEW_CELLS and not row.any():
+            continue
+        labels = first | dict(zip(names, texts, strict=True))
+        value, *counts = row.tolist()
         if not counts:
             yield Sample(name, labels, value)
             continue
@@ -103,18 +110,19 @@ def of_processes(workers: Sequence[Worker]) -> Families:
             Sample(metric.name, {"worker": name}, value)
             for name, value in found[metric.name].items()
         ]
-        for metric in definitions.PROCESSES
+        for metric in PROCESSES
     }
 
 
+@dataclass(frozen=True, slots=True)
 class Exposition(Collector):
     """Formats the metrics of ledgers.
 
     expires_s  returns the expiry of the server's certificate, in seconds since 1970, or None
     """
 
-    def __init__(self, ledgers: Sequence[Ledger], expires_s: Callable[[], float | None]) -> None:
-        self._ledgers, self._expires_s = ledgers, expires_s
+    ledgers: Sequence[Ledger]
+    expires_s: Callable[[], float | None]
 
     def encode(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics in the accepted format, and its content type."""
@@ -123,9 +131,9 @@ class Exposition(Collector):
 
     def collect(self) -> Iterator[PrometheusMetric]:
         """Return all metrics."""
-        workers = [ledger.read() for ledger in self._ledgers]
-        of_calls = families(workers, self._expires_s())
-        for metric, samples in (of_calls | of_processes(workers)).items():
-            told = PrometheusMetric(metric.name.removesuffix("_total"), metric.help, metric.kind)
-            told.samples = samples
-            yield told
+        workers = [ledger.read() for ledger in self.ledgers]
+        told = families(workers, self.expires_s()) | of_processes(workers)
+        for metric, samples in told.items():
+            found = PrometheusMetric(metric.name.removesuffix("_total"), metric.help, metric.kind)
+            found.samples = samples
+            yield found

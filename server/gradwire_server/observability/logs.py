@@ -55,6 +55,21 @@ class Refusals:
         _log.warning("refused", extra={"facts": {**counts, **facts}})
 
 
+def info(event: str, **facts: object) -> None:
+    """Log an event and its facts."""
+    _log.info(event, extra={"facts": facts})
+
+
+def warning(event: str, **facts: object) -> None:
+    """Log an event that an operator should see."""
+    _log.warning(event, extra={"facts": facts})
+
+
+def error(event: str, **facts: object) -> None:
+    """Log a failure."""
+    _log.error(event, extra={"facts": facts})
+
+
 def tell(level: int, event: str, facts: Facts) -> None:
     """Log a frequent event; its line may wait for others.
 

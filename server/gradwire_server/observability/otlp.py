@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from gradwire._wire.semantic_conventions import Attributes, Conventions, of_address, span_name
 from gradwire_server.config.version import VERSION
-from gradwire_server.observability.recording import Observed
+from gradwire_server.observability.recording import CallRecord
 
 # Time limit for exporting the last spans: the collector may not answer.
 _LAST_EXPORT_S = 3.0
@@ -53,13 +53,15 @@ class Tracer:
         self._conventions = Conventions.chosen(os.environ)
         self._server = of_address("server", address)
 
-    def begin(self, call: Observed) -> trace.Span:
+    def begin(self, call: CallRecord) -> trace.Span:
         """Start a call's span, within the caller's trace if present."""
         attributes = self._conventions.of_method(call.method) | self._server
-        attributes |= of_address("client", call.peer) | of_address("network.peer", call.peer)
+        peer, sent = call.context.peer(), call.context.invocation_metadata() or ()
+        texts = {key: value for key, value in sent if isinstance(value, str)}
+        attributes |= of_address("client", peer) | of_address("network.peer", peer)
         span = self._tracer.start_span(
             span_name(call.method),
-            context=propagate.extract(call.metadata),
+            context=propagate.extract(texts),
             kind=trace.SpanKind.SERVER,
             attributes=attributes,
         )
@@ -70,29 +72,28 @@ class Tracer:
             )
         return span
 
-    def end(self, span: trace.Span, call: Observed, *, status: str, reason: str) -> None:
+    def end(self, call: CallRecord, *, status: str, reason: str) -> None:
         """End the span of a call, with its status."""
-        if not span.is_recording():
-            span.end()
-            return
-        failed = status in _FAULTS
-        attributes: Attributes = self._conventions.of_status(status, failed=failed)
-        attributes["gradwire.request_id"] = call.request_id
-        if call.operator:
-            attributes["gradwire.operator"] = call.operator
-        if call.dtype is not None:
-            attributes["gradwire.dtype"] = call.dtype.name
-        attributes["gradwire.received_bytes"] = call.received_bytes
-        attributes["gradwire.sent_bytes"] = call.sent_bytes
-        if reason:
-            attributes["gradwire.reason"] = reason
-        span.set_attributes(attributes)
-        if failed:
-            span.set_status(trace.StatusCode.ERROR)
-        self._add_phases(span, call)
+        span: trace.Span = call.span
+        if span.is_recording():
+            failed = status in _FAULTS
+            attributes: Attributes = self._conventions.of_status(status, failed=failed)
+            facts: Attributes = {
+                "request_id": call.request_id,
+                "operator": call.operator,
+                "dtype": "" if call.dtype is None else call.dtype.name,
+                "received_bytes": call.received_bytes,
+                "sent_bytes": call.sent_bytes,
+                "reason": reason,
+            }
+            attributes |= {f"gradwire.{name}": fact for name, fact in facts.items() if fact != ""}
+            span.set_attributes(attributes)
+            if failed:
+                span.set_status(trace.StatusCode.ERROR)
+            self._add_phases(span, call)
         span.end()
 
-    def _add_phases(self, span: trace.Span, call: Observed) -> None:
+    def _add_phases(self, span: trace.Span, call: CallRecord) -> None:
         """Make a span for each phase.
 
         It lasts from the phase's first begin to its last end.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Mapping, MutableMapping
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -24,8 +27,11 @@ from gradwire_server.observability.definitions import (
     Phase,
 )
 
+if TYPE_CHECKING:
+    from gradwire_server.observability.otlp import Tracer
+
 # The property `name` of a dtype takes longer than a look-up.
-_DTYPES = {dtype: dtype.name for dtype in DTYPES.values()}
+_DTYPES: dict[Any, str] = {None: "", **{dtype: dtype.name for dtype in DTYPES.values()}}
 
 
 class Phases:
@@ -43,12 +49,7 @@ class Phases:
     """
 
     def __init__(self, at_once: MutableMapping[Phase, int] | None = None) -> None:
-        self.seconds: dict[Phase, float] = {
-            "receive": 0.0,
-            "queue": 0.0,
-            "compute": 0.0,
-            "send": 0.0,
-        }
+        self.seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
         self.bounds: dict[Phase, tuple[float, float]] = {}
         self.at_once = dict.fromkeys(PHASES, 0) if at_once is None else at_once
 
@@ -95,65 +96,55 @@ class _Spending:
         phases.at_once[phase] -= 1
 
 
-class Observed(Protocol):
-    """A call, as metrics and traces read it.
-
-    operator     empty until it is known, and if there is none
-    dtype        None likewise
-    traceparent  trace and parent span, in the form of W3C Trace Context
-    """
-
-    method: str
-    operator: str
-    dtype: np.dtype[Any] | None
-    received_bytes: int
-    sent_bytes: int
-    phases: Phases
-    traceparent: str
-
-    @property
-    def request_id(self) -> str:
-        """Request id of the caller, or a generated one."""
-        ...
-
-    @property
-    def peer(self) -> str:
-        """Address of the caller, in grpc's form."""
-        ...
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        """Metadata of the call, without binary values."""
-        ...
-
-
-class _Error(Protocol):
+@dataclass(frozen=True, slots=True)
+class ErrorStatus:
     """An error as a caller sees it.
 
-    status         name of its gRPC status code
-    reason_name    its ErrorReason without the prefix of the enum
-    facts          metadata of the error
+    status         name of the status code
+    reason_name    name of the reason, without the prefix of the enum
+    facts          its metadata
+    violations     paths of wrong fields, with descriptions
     retry_after_s  seconds after which a retry may succeed; None if the error sets none
     """
 
-    @property
-    def status(self) -> str: ...
-    @property
-    def reason_name(self) -> str: ...
-    @property
-    def message(self) -> str: ...
-    @property
-    def facts(self) -> Mapping[str, str]: ...
-    @property
-    def retry_after_s(self) -> float | None: ...
+    status: str
+    reason_name: str
+    message: str
+    facts: Mapping[str, str] = field(default_factory=dict[str, str])
+    violations: tuple[tuple[str, str], ...] = ()
+    retry_after_s: float | None = None
+
+    def within(self, **facts: str) -> Self:
+        """Add facts about the call."""
+        return replace(self, facts={**self.facts, **facts})
 
 
-class _Tracer(Protocol):
-    """Interface of otlp.Tracer, which needs OpenTelemetry."""
+class CallRecord:
+    """A call, as metrics and traces read it.
 
-    def begin(self, call: Observed) -> Any: ...
-    def end(self, span: Any, call: Observed, *, status: str, reason: str) -> None: ...
-    def close(self) -> None: ...
+    context      grpc's
+    operator     empty until it is known, and if there is none
+    dtype        None likewise
+    received_bytes, sent_bytes  bytes of tensors so far
+    traceparent  trace and parent span, in the form of W3C Trace Context
+    span         its span, if there is a tracer
+    """
+
+    method: str
+    context: Any
+    phases: Phases
+    traceparent: str
+    operator = ""
+    dtype: np.dtype[Any] | None = None
+    received_bytes = 0
+    sent_bytes = 0
+    span: Any = None
+
+    @cached_property
+    def request_id(self) -> str:
+        """The request_id chosen by the caller, or a generated one."""
+        # It is no secret: os.urandom would take longer than a small call.
+        return f"{random.getrandbits(128):032x}"
 
 
 class Observer:
@@ -162,96 +153,75 @@ class Observer:
     Used from one event loop.
     """
 
-    def __init__(self, cells: Cells | None = None, tracer: _Tracer | None = None) -> None:
+    def __init__(self, cells: Cells | None = None, tracer: Tracer | None = None) -> None:
         self.cells = cells
         self.tracer = tracer
 
-    def begin(self, call: Observed) -> object:
-        """Record the start of a call; return the value that `end` needs."""
+    def begin(self, call: CallRecord) -> None:
+        """Record the start of a call."""
         if self.cells is not None:
             self.cells.values[place(IN_FLIGHT, _known(call.method))] += 1.0
-        return None if self.tracer is None else self.tracer.begin(call)
+        if self.tracer is not None:
+            call.span = self.tracer.begin(call)
 
     def end(
-        self,
-        begun: object,
-        call: Observed,
-        *,
-        status: str,
-        duration_s: float,
-        failed: _Error | None = None,
+        self, call: CallRecord, *, status: str, duration_s: float, failed: ErrorStatus | None = None
     ) -> None:
         """Record a call's status, and its error if it has one."""
-        if self.cells is not None:
-            _count(self.cells, call, status, duration_s)
-            if failed is not None:
-                _count_error(self.cells, call, failed)
+        if (cells := self.cells) is not None:
+            method, operator, dtype = _known(call.method), call.operator, _DTYPES[call.dtype]
+            cells.values[place(IN_FLIGHT, method)] -= 1.0
+            cells.observe(REQUEST_DURATION, duration_s, method, operator, dtype, status)
+            for phase, seconds in call.phases.seconds.items():
+                if seconds:
+                    cells.observe(PHASE_DURATION, seconds, phase, operator)
+            if call.received_bytes:
+                cells.observe(RECEIVED, call.received_bytes, method)
+            if call.sent_bytes:
+                cells.observe(SENT, call.sent_bytes, method)
+            self._count_error(call, failed)
         if self.tracer is not None:
             reason = "" if failed is None else failed.reason_name
-            self.tracer.end(begun, call, status=status, reason=reason)
+            self.tracer.end(call, status=status, reason=reason)
 
     def items(
         self,
-        call: Observed,
-        evaluated: tuple[str, np.dtype[Any]] | None,
-        *,
+        call: CallRecord,
         status: str,
+        *,
+        operator: str = "",
+        dtype: np.dtype[Any] | None = None,
         count: int = 1,
-        failed: _Error | None = None,
+        failed: ErrorStatus | None = None,
     ) -> None:
-        """Record answers to equal items of a call.
-
-        Their error is recorded if they have one.
-
-        evaluated  their operator and data type; None if unknown
-        """
+        """Record answers to equal items, and their error if any."""
         if self.cells is not None:
-            operator, dtype = (
-                ("", "") if evaluated is None else (evaluated[0], _DTYPES[evaluated[1]])
-            )
-            self.cells.values[place(ITEMS, operator, dtype, status)] += count
-            if failed is not None:
-                _count_error(self.cells, call, failed)
+            self.cells.values[place(ITEMS, operator, _DTYPES[dtype], status)] += count
+            self._count_error(call, failed)
 
     def step(self, nbytes: int) -> None:
-        """Record a step of a stream.
-
-        nbytes is the number of bytes it read and wrote.
-        """
+        """Record a step of a stream, which moved so many bytes."""
         if self.cells is not None:
             self.cells.observe(STEP, nbytes)
+
+    def _count_error(self, call: CallRecord, failed: ErrorStatus | None) -> None:
+        """Count an error and add it to the notes."""
+        if self.cells is None or failed is None:
+            return
+        reason, limit = failed.reason_name, failed.facts.get("limit", "")
+        self.cells.values[place(ERRORS, _known(call.method), reason, limit)] += 1.0
+        self.cells.notes.error(
+            method=call.method,
+            operator=call.operator,
+            status=failed.status,
+            reason=reason,
+            message=failed.message,
+            request_id=failed.facts.get("request_id", call.request_id),
+            # Retry delays differ per caller, so such errors are grouped by limit.
+            alike="" if failed.retry_after_s is None else limit or reason,
+        )
 
 
 def _known(method: str) -> str:
     """Return the name of a method; empty for a caller's own text."""
     return method if method in METHOD.values else ""
-
-
-def _count(cells: Cells, call: Observed, status: str, duration_s: float) -> None:
-    method, operator = _known(call.method), call.operator
-    dtype = "" if call.dtype is None else _DTYPES[call.dtype]
-    cells.values[place(IN_FLIGHT, method)] -= 1.0
-    cells.observe(REQUEST_DURATION, duration_s, method, operator, dtype, status)
-    for phase, seconds in call.phases.seconds.items():
-        if seconds:
-            cells.observe(PHASE_DURATION, seconds, phase, operator)
-    if call.received_bytes:
-        cells.observe(RECEIVED, call.received_bytes, method)
-    if call.sent_bytes:
-        cells.observe(SENT, call.sent_bytes, method)
-
-
-def _count_error(cells: Cells, call: Observed, failed: _Error) -> None:
-    """Count an error and add it to the notes."""
-    reason, limit = failed.reason_name, failed.facts.get("limit", "")
-    cells.values[place(ERRORS, _known(call.method), reason, limit)] += 1.0
-    cells.notes.error(
-        method=call.method,
-        operator=call.operator,
-        status=failed.status,
-        reason=reason,
-        message=failed.message,
-        request_id=failed.facts.get("request_id", call.request_id),
-        # Retry delays differ per caller, so such errors are grouped by limit.
-        alike="" if failed.retry_after_s is None else limit or reason,
-    )

@@ -25,9 +25,8 @@ from gradwire_server.scheduling import malloc, tasks
 from gradwire_server.scheduling.device_watch import LOST_STATUS, DeviceWatch
 from gradwire_server.scheduling.thread_pool import submit
 from gradwire_server.security.authorization import warn_if_open
-from gradwire_server.server import Server, choose_backend, device_watch
+from gradwire_server.server import Server, device_watch
 
-_log = logging.getLogger("gradwire_server")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Switch interval of Python's lock, which computing threads need a few times in each call. With the
 # default of 5 ms a busy event loop that refuses calls nearly stops them.
@@ -58,7 +57,7 @@ async def serve(
                 without being NOT_SERVING first; None for a single process, which ignores SIGUSR2
                 and which a second signal ends at once
     backend     None selects the one in the settings
-    cells       file descriptor of the memory for a worker's metrics, if they are collected
+    cells       file descriptor of the memory for a worker's metrics
     on_serving  called in the event loop once the server serves
 
     Raises ValueError if the backend cannot run.
@@ -74,7 +73,7 @@ async def serve(
     loop.add_signal_handler(signal.SIGUSR2, partial(_leave, worker, asked, relieved))
     startup.release()
     device = device_watch(settings)
-    start = _start(settings, backend, device, worker=worker, cells=cells)
+    start = _start(settings, backend, device, cells=cells)
     server = await _started(start, asked, device)
     if worker is None:
         warn_if_open(settings)
@@ -98,37 +97,19 @@ async def serve(
 
 
 async def _start(
-    settings: Settings,
-    backend: Backend | None,
-    device: DeviceWatch,
-    *,
-    worker: int | None,
-    cells: int | None,
+    settings: Settings, backend: Backend | None, device: DeviceWatch, *, cells: int | None
 ) -> Server:
     reason = ""
     if backend is None and settings.backend == "cuda":
-        backend, reason = await _open(settings, device)
-    server = Server(
-        settings,
-        backend=backend,
-        reason=reason,
-        shares_port=worker is not None,
-        cells=cells,
-        device=device,
-    )
+        # In a thread of its own: a driver may hang.
+        opener = ThreadPoolExecutor(1)
+        done, opened = submit(opener, settings.choose_backend)
+        chosen = await device.result(done, opened)
+        backend, reason = chosen
+        opener.shutdown()
+    server = Server(settings, backend=backend, reason=reason, cells=cells, device=device)
     await server.start()
     return server
-
-
-async def _open(settings: Settings, device: DeviceWatch) -> tuple[Backend, str]:
-    """Choose a backend and open its device, in a thread.
-
-    A driver may hang.
-    """
-    opener = ThreadPoolExecutor(1)
-    opened = await device.result(*submit(opener, partial(choose_backend, settings)))
-    opener.shutdown()
-    return opened
 
 
 async def _started(
@@ -143,7 +124,7 @@ async def _started(
     if device.lost.is_set():
         _end_without_device()
     if not starting.done():
-        _log.info("stopped while starting")
+        logs.info("stopped while starting")
         # A running compiler cannot be interrupted, and nothing else runs yet.
         os._exit(0)
     try:
@@ -177,7 +158,7 @@ async def _beat(patience_s: float) -> None:
 
 def _leave(worker: int | None, asked: asyncio.Event, relieved: asyncio.Event) -> None:
     if worker is None:
-        _log.warning("no rolling restart: that needs several workers")
+        logs.warning("no rolling restart: that needs several workers")
         return
     relieved.set()
     asked.set()

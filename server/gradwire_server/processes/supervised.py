@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import json
 import os
 import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
 
 from gradwire_server import backends
 from gradwire_server.config.settings import Settings
-from gradwire_server.observability import Cells, Ledger
-from gradwire_server.processes.worker_config import WorkerConfig
+from gradwire_server.observability import Cells, Ledger, logs
 from gradwire_server.scheduling import tasks
 from gradwire_server.scheduling.device_watch import LOST_STATUS
-
-_log = logging.getLogger("gradwire_server")
 
 _WORKER = "gradwire_server.processes.worker"
 # CUDA's variable with the GPUs that a process sees.
@@ -59,11 +56,11 @@ class WorkerProcess:
 
     @classmethod
     async def start(
-        cls, job: WorkerConfig, cells: Cells | None, *, device: str | None = None
+        cls, number: int, settings: Settings, cells: Cells, *, device: str | None = None
     ) -> WorkerProcess:
-        """Start a process, which prepares for its job and waits for go().
+        """Start the process of a worker; it prepares and waits for go().
 
-        cells   for its metrics; None if metrics are not collected
+        cells   for its metrics
         device  value of CUDA_VISIBLE_DEVICES for the process; None for all GPUs
         """
         # In a new session, so that Ctrl-C reaches only the parent, which stops all in order.
@@ -72,14 +69,15 @@ class WorkerProcess:
             stdin=PIPE,
             stdout=PIPE,
             start_new_session=True,
-            pass_fds=() if cells is None else (cells.fd,),
+            pass_fds=(cells.fd,),
             env=None if device is None else {**os.environ, VISIBLE_DEVICES: device},
         )
-        if cells is not None:
-            job = replace(job, cells=cells.fd)
-            cells.pid = process.pid
-        cast("asyncio.StreamWriter", process.stdin).write(job.dump() + b"\n")
-        return cls(process, stall_timeout_s=job.settings.stall_timeout_s)
+        cells.pid = process.pid
+        job = {"number": number, "parent": os.getpid(), "settings": asdict(settings)}
+        job |= {"cells": cells.fd, "devices": backends.DEVICES}
+        line = json.dumps(job).encode() + b"\n"
+        cast("asyncio.StreamWriter", process.stdin).write(line)
+        return cls(process, stall_timeout_s=settings.stall_timeout_s)
 
     def go(self) -> None:
         """Let the process begin its job."""
@@ -159,7 +157,7 @@ class WorkerProcess:
                     await asyncio.wait_for(self._process.wait(), _EXIT_S)
                     return
                 break
-        _log.error("worker hangs", extra={"facts": {"pid": self.pid, "silent_s": patience_s}})
+        logs.error("worker hangs", pid=self.pid, silent_s=patience_s)
         self.send(signal.SIGKILL)
 
 
@@ -245,7 +243,11 @@ class SupervisedWorker:
                 self._renewed.clear()
                 if self._process is process:
                     if self._stopping.is_set():
-                        self._check_stopped(status)
+                        # A process that does not serve yet is ended by SIGTERM.
+                        if status not in {0, -signal.SIGTERM}:
+                            raise RuntimeError(
+                                f"{self.name} ended with status {status}, told to stop"
+                            )
                         return
                     if not await self._recover(process, status):
                         return
@@ -268,7 +270,7 @@ class SupervisedWorker:
             if not await new.came_to_serve():
                 status = await new.ended_or_stuck()
                 if not self._stopping.is_set():
-                    self._log(logging.ERROR, "replacement failed", new, status=status)
+                    self._log(logs.error, "replacement failed", new, status=status)
                 return False
             self._process, self._quick_deaths = new, 0
             self._renewed.set()
@@ -278,7 +280,7 @@ class SupervisedWorker:
                 await asyncio.wait_for(old.ended_or_stuck(), patience_s)
             except TimeoutError:
                 old.send(signal.SIGKILL)
-            self._log(logging.INFO, "worker replaced", old, status=await old.ended_or_stuck())
+            self._log(logs.info, "worker replaced", old, status=await old.ended_or_stuck())
         return True
 
     def send(self, number: int) -> None:
@@ -300,10 +302,9 @@ class SupervisedWorker:
         return -signal.SIGKILL
 
     async def _start(self, settings: Settings) -> WorkerProcess:
-        job = WorkerConfig(self._number, os.getpid(), settings, devices=backends.DEVICES)
         with contextlib.ExitStack() as starting:
             cells = starting.enter_context(self._ledger.process())
-            process = await WorkerProcess.start(job, cells, device=self._device)
+            process = await WorkerProcess.start(self._number, settings, cells, device=self._device)
             counting = starting.pop_all()
         self._alive[process] = asyncio.create_task(self._watch(process, counting))
         if self._stopping.is_set():
@@ -316,11 +317,11 @@ class SupervisedWorker:
             process.go()
             if await process.came_to_serve():
                 self._failed_starts = 0
-                self._log(logging.INFO, "worker serves", process)
+                self._log(logs.info, "worker serves", process)
                 self.ready.set()
                 self.tried.set()
             if await process.ended_or_stuck() is None:
-                self._log(logging.ERROR, "worker ignores SIGKILL", process)
+                self._log(logs.error, "worker ignores SIGKILL", process)
             del self._alive[process]
 
     async def _recover(self, process: WorkerProcess, status: int) -> bool:
@@ -334,13 +335,12 @@ class SupervisedWorker:
             self._failed_starts += 1
             self._check_hope(status)
         self._quick_deaths = self._quick_deaths + 1 if process.served_s < _QUICK_S else 0
-        pause_s = 0.0
-        if self._quick_deaths:
-            pause_s = min(_FIRST_PAUSE_S * 2 ** (self._quick_deaths - 1), _LONGEST_PAUSE_S)
+        deaths = self._quick_deaths
+        pause_s = min(_FIRST_PAUSE_S * 2 ** (deaths - 1), _LONGEST_PAUSE_S) if deaths else 0.0
         self.restarts += 1
         self._ledger.note_restart()
         facts = {"status": status, "restarts": self.restarts, "pause_s": pause_s}
-        self._log(logging.WARNING, "worker ended", process, **facts)
+        self._log(logs.warning, "worker ended", process, **facts)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), pause_s)
         return not self._stopping.is_set()
@@ -358,12 +358,8 @@ class SupervisedWorker:
                 f"one serves; {why}"
             )
 
-    def _check_stopped(self, status: int) -> None:
-        # A process that does not serve yet is ended by SIGTERM.
-        if status not in (0, -signal.SIGTERM):
-            raise RuntimeError(f"{self.name} ended with status {status}, told to stop")
-
-    def _log(self, level: int, event: str, process: WorkerProcess, **facts: object) -> None:
+    def _log(
+        self, log: Callable[..., None], event: str, process: WorkerProcess, **facts: object
+    ) -> None:
         device = {} if self._device is None else {"device": self._device}
-        told = {"worker": self._number, "pid": process.pid, **device, **facts}
-        _log.log(level, event, extra={"facts": told})
+        log(event, worker=self._number, pid=process.pid, **device, **facts)

@@ -17,7 +17,7 @@ SERVING. If a new process fails to start, the restart stops.
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 import signal
 from collections.abc import Sequence
 
@@ -31,7 +31,6 @@ from gradwire_server.processes.worker_config import share
 from gradwire_server.scheduling import tasks
 from gradwire_server.security.authorization import warn_if_open
 
-_log = logging.getLogger("gradwire_server")
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 # Time for a worker to stop, beyond its drain delay and grace period.
@@ -50,8 +49,11 @@ async def supervise(settings: Settings, devices: Sequence[str] = ()) -> None:
     logs.configure(settings.log_format, settings.log_level)
     with (
         addresses.held(settings.address) as address,
-        exporters.collecting(settings, served=address) as ledgers,
+        contextlib.ExitStack() as stack,
     ):
+        ledgers = [Ledger(number) for number in range(settings.workers)]
+        if site := exporters.open_site(settings, ledgers, served=address):
+            stack.callback(site.close)
         warn_if_open(settings)
         await Crew(settings, address, ledgers, devices).run()
 
@@ -114,10 +116,10 @@ class Crew:
             signal.raise_signal(self._signals[-1])
         errors = [error for task in (*keeping, renewing) if (error := task.exception()) is not None]
         for error in errors[1:]:
-            _log.error(str(error))
+            logs.error(str(error))
         if errors:
             raise errors[0]
-        _log.info("all workers stopped")
+        logs.info("all workers stopped")
 
     async def _start(self) -> list[asyncio.Task[None]]:
         """Start all workers.
@@ -154,15 +156,15 @@ class Crew:
                 await self._renew()
 
     async def _renew(self) -> None:
-        _log.info("rolling restart")
+        logs.info("rolling restart")
         for place in self.workers:
             renewed = await place.renew(self._stop_s)
             if self._stopping.is_set():
                 return
             if not renewed:
-                _log.error("rolling restart stopped", extra={"facts": {"at": place.name}})
+                logs.error("rolling restart stopped", at=place.name)
                 return
-        _log.info("rolling restart done")
+        logs.info("rolling restart done")
 
     def _signal(self, number: int) -> None:
         self._signals.append(number)

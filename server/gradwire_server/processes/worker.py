@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import sys
 
 from gradwire_server import backends
+from gradwire_server.config.settings import Settings
 from gradwire_server.processes import serve
-from gradwire_server.processes.worker_config import WorkerConfig
 
 # prctl(2): the signal that this process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1
@@ -23,17 +24,17 @@ def main() -> None:
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     told = sys.stdin.buffer.readline()
-    job = WorkerConfig.load(told) if told else None
-    if job is not None:
-        backends.DEVICES = job.devices
-        wanted = job.settings.backend
-        if job.settings.wait_for_kernels or backends.meanwhile(wanted) is None:
-            backends.preload(wanted)
+    job = json.loads(told or "{}")
+    settings = Settings(**job.get("settings", {}))
+    if job:
+        backends.DEVICES = job["devices"]
+        if settings.wait_for_kernels or backends.meanwhile(settings.backend) is None:
+            backends.preload(settings.backend)
         sys.stdin.buffer.read()
-    if job is None or os.getppid() != job.parent:
+    if os.getppid() != job.get("parent"):
         sys.exit("gradwire-server: the process that watches the workers has ended")
     try:
-        serve.run(serve.serve(job.settings, worker=job.number, cells=job.cells))
+        serve.run(serve.serve(settings, worker=job["number"], cells=job["cells"]))
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         sys.exit(f"Error: {error}")
 

@@ -1,41 +1,10 @@
-"""Configuration of each worker, with its share of the machine's limits."""
+"""Each worker's share of the machine's limits."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, replace
-from typing import Self
+from dataclasses import replace
 
-from gradwire_server import backends
 from gradwire_server.config.settings import Settings
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerConfig:
-    """Configuration sent to a worker on its standard input.
-
-    number   of the worker, from 0
-    parent   pid of the supervisor
-    cells    file descriptor of the memory for its metrics, if they are collected
-    devices  the module of backends.DEVICES
-    """
-
-    number: int
-    parent: int
-    settings: Settings
-    cells: int | None = None
-    devices: str = backends.DEVICES
-
-    def dump(self) -> bytes:
-        """Encode it."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def load(cls, dumped: bytes) -> Self:
-        """Decode it."""
-        told = json.loads(dumped)
-        settings = Settings(**told.pop("settings"))
-        return cls(settings=settings, **told)
 
 
 def share(settings: Settings, address: str, *, devices: int = 0) -> Settings:

@@ -29,9 +29,9 @@ from gradwire_server.backends import Backend
 from gradwire_server.engine import Prepared, in_memory, together
 from gradwire_server.errors import InvalidDataError, StartingError
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import ActiveCall, Caller, Context, caller_of, claim_of
+from gradwire_server.rpc.call_context import ActiveCall, Caller, Context
 from gradwire_server.rpc.codec import Bytes, CheckedParts, NoMessageError
-from gradwire_server.rpc.service_context import ServiceContext, take_turn
+from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.rpc.status_map import failure
 from gradwire_server.rpc.streaming import ServedStream
 from gradwire_server.scheduling.admission import StreamMemory
@@ -106,11 +106,8 @@ def equal_requests(items: Sequence[BatchItem]) -> Iterator[list[BatchItem]]:
             yield group[first : first + most]
 
 
-def compute_items(items: Sequence[BatchItem], backend: Backend) -> codec.Bytes:
-    """Return the results of a group of equal requests, [item, byte].
-
-    Each item is one step.
-    """
+def _together(items: Sequence[BatchItem], backend: Backend) -> codec.Bytes:
+    """Return the results of equal requests, [item, byte], in one step."""
     return together(items[0].prepared, [each.data for each in items], backend)
 
 
@@ -123,17 +120,15 @@ async def compute_in_turn(
     """
     prepared, backend = items[0].prepared, service.backend
     # The server limits how many a caller sends: they wait, and are never refused.
-    claim = claim_of(call.context, len(items) * prepared.work, paced=True)
-    with service.turns(claim, call) as do:
-        if prepared.most_at_once:
-            return await do(partial(compute_items, items, backend))
-        # Kernels need aligned data; in the message it may lie at any offset.
-        data = np.frombuffer(bytes(items[0].data), np.uint8)
-        result = np.empty((1, prepared.output.wire_bytes), np.uint8)
-        steps = in_memory(prepared, result[0], data, backend)
-        while await do(partial(take_turn, steps)):
-            pass
-        return result
+    if prepared.most_at_once:
+        with service.turns(call, len(items) * prepared.work, paced=True) as do:
+            return await do(partial(_together, items, backend))
+    # Kernels need aligned data; in the message it may lie at any offset.
+    data = np.frombuffer(bytes(items[0].data), np.uint8)
+    result = np.empty((1, prepared.output.wire_bytes), np.uint8)
+    steps = in_memory(prepared, result[0], data, backend)
+    await service.compute_steps(steps, prepared, call, paced=True)
+    return result
 
 
 def _parse(message: bytes) -> Parts:
@@ -176,20 +171,8 @@ class ManyStream(ServedStream):
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self._input_ended = False
-        self._counts = {"items": 0, "items_failed": 0}
-
-    async def _run(self) -> None:
-        caller = caller_of(self._context)
-        with self._service.admission.stream(caller):
-            try:
-                await super()._run()
-            finally:
-                self._call.facts |= self._counts
-
-    async def _evaluate(self) -> None:
-        if self._writer is not None:
-            await asyncio.wait({self._writer})
-        self._done.set()
+        self._counts = self._call.facts
+        self._counts |= {"items": 0, "items_failed": 0}
 
     def _stop(self) -> None:
         self._news.set()
@@ -311,7 +294,7 @@ class ManyStream(ServedStream):
 
     def _compute(self, items: Sequence[BatchItem]) -> None:
         try:
-            compute = partial(compute_items, items, self._service.backend)
+            compute = partial(_together, items, self._service.backend)
             results = self._call.compute_inline(compute, self._service.inline)
         except Exception as error:  # noqa: BLE001 - likewise
             self._fail(items, error)
@@ -320,8 +303,10 @@ class ManyStream(ServedStream):
 
     def _finish(self, items: Sequence[BatchItem], results: Bytes) -> None:
         request = items[0].prepared.request
-        evaluated = request.operator, request.input.dtype
-        self._call.observer.items(self._call, evaluated, status="OK", count=len(items))
+        operator, dtype = request.operator, request.input.dtype
+        self._call.observer.items(
+            self._call, "OK", operator=operator, dtype=dtype, count=len(items)
+        )
         self._call.sent_bytes += results.size
         length = results.shape[1]
         data = results.reshape(-1).data
@@ -346,7 +331,7 @@ class ManyStream(ServedStream):
         if failed.code is grpc.StatusCode.INTERNAL:
             facts = {"request_id": request_id, "traceparent": self._call.traceparent}
             _log.error("item", extra={"facts": facts}, exc_info=error)
-        self._call.observer.items(self._call, None, status=failed.status, failed=failed)
+        self._call.observer.items(self._call, failed.status, failed=failed)
         response = v1.EvaluateManyResponse(request_id=request_id, error=failed.in_band())
         self._answers.append((name, response.SerializeToString(), held))
         self._counts["items_failed"] += 1

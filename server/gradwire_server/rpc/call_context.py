@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Never, Protocol, TypeAlias, TypeVar, cast
 
 import grpc
-import numpy as np
 
 from gradwire_server.engine import EvaluationRequest
 from gradwire_server.errors import (
@@ -23,8 +23,9 @@ from gradwire_server.errors import (
 )
 from gradwire_server.observability import Observer, logs
 from gradwire_server.observability.definitions import PHASES, Phase
-from gradwire_server.observability.recording import Phases
-from gradwire_server.rpc.status_map import ErrorStatus, failure
+from gradwire_server.observability.recording import CallRecord, Phases
+from gradwire_server.rpc import codec
+from gradwire_server.rpc.status_map import EncodedStatus, failure
 from gradwire_server.scheduling import tasks
 from gradwire_server.scheduling.admission import InlineWork
 from gradwire_server.scheduling.scheduler import Claim
@@ -78,6 +79,11 @@ class ActiveCalls:
         if not self._count:
             self.none_left.set()
 
+    async def ended(self, timeout_s: float) -> None:
+        """Wait until no call is left, for a time at most."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.none_left.wait(), timeout_s)
+
     def end_all(self, error: EvaluationError) -> None:
         """End every call in flight, and every later one, with an error."""
         self.end = error
@@ -104,71 +110,40 @@ class ActiveCalls:
             self._at_work.discard(task)
 
 
-class ActiveCall:
+class ActiveCall(CallRecord):
     """One call in flight.
 
     observer     of all calls
-    request_id   chosen by the caller, or generated
-    traceparent  the caller's trace, or a new one
     facts        further fields of the log line
     phases       time spent in each phase
-    operator     name of the operator, and dtype of the tensors, once they are known
-    received_bytes, sent_bytes  bytes of tensors so far
     checksum     of the request; None if it has none
     """
 
     checksum: int | None = None
+    _sizes: tuple[int, ...] = ()
 
     def __init__(
-        self,
-        method: str,
-        context: Context,
-        active: ActiveCalls,
-        *,
-        sent: Metadata | None = None,
+        self, method: str, context: Context, active: ActiveCalls, sent: Metadata | None = None
     ) -> None:
         """Begin a call.
 
         sent is its metadata, None to read them from the context.
         """
         self.method = method
-        self.context = context
-        self._request_id = ""
+        self.context: Context = context
         sent = context.invocation_metadata() or () if sent is None else sent
         self.traceparent = traceparent_of(sent)
-        self.facts: dict[str, object] = {}
+        self.facts: dict[str, Any] = {}
         self.phases = Phases(active.in_phase)
-        self.operator = ""
-        self._sizes: tuple[int, ...] = ()
-        self.dtype: np.dtype[Any] | None = None
-        self.received_bytes = 0
-        self.sent_bytes = 0
         self._active = active
         self._started = time.monotonic()
         self.observer = active.observer
-        self._begun = self.observer.begin(self)
+        self.observer.begin(self)
 
-    @property
-    def request_id(self) -> str:
-        """The request_id chosen by the caller, or a generated one."""
-        if not self._request_id:
-            self._request_id = _random_hex(128)
-        return self._request_id
-
-    @request_id.setter
-    def request_id(self, name: str) -> None:
-        self._request_id = name
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        """The text entries of the invocation metadata."""
-        sent = self.context.invocation_metadata() or ()
-        return {key: value for key, value in sent if isinstance(value, str)}
-
-    @property
-    def peer(self) -> str:
-        """The address of the caller, in grpc's form."""
-        return self.context.peer()
+    def take_id(self, request_id: str) -> None:
+        """Check the request_id that the caller chose; ignore an empty one."""
+        if request_id:
+            self.request_id = codec.read_request_id(request_id)
 
     def note_request(self, request: EvaluationRequest, *, received: int) -> None:
         """Note the request, and how many bytes of its tensor were received."""
@@ -193,7 +168,7 @@ class ActiveCall:
         self,
         work: Callable[[], Awaitable[Reply]],
         *,
-        in_band: Callable[[ErrorStatus], Awaitable[None]] | None = None,
+        in_band: Callable[[EncodedStatus], Awaitable[object]] | None = None,
     ) -> Reply:
         """Run the work, and turn its exception into a status.
 
@@ -209,16 +184,29 @@ class ActiveCall:
                 # A write that grpc could not carry out: the caller has gone, which it tells next.
                 self._finish(logging.INFO, "CANCELLED")
                 self.context.set_code(grpc.StatusCode.CANCELLED)
-                return cast("Reply", None)
             except Exception as error:  # noqa: BLE001 - any error becomes the caller's status
                 await self._fail(error, in_band)
-                # With any status but OK grpc sends no reply.
-                return cast("Reply", None)
-            self.succeed()
-            return reply
+            else:
+                self.succeed()
+                return reply
+            # With any status but OK grpc sends no reply.
+            return cast("Reply", None)
+
+    async def refuse(
+        self,
+        error: Exception,
+        *,
+        in_band: Callable[[EncodedStatus], Awaitable[object]] | None = None,
+    ) -> Any:
+        """End the call with an error, as answer() does."""
+
+        async def refuse() -> Never:
+            raise error
+
+        return await self.answer(refuse, in_band=in_band)
 
     async def _fail(
-        self, error: Exception, in_band: Callable[[ErrorStatus], Awaitable[None]] | None
+        self, error: Exception, in_band: Callable[[EncodedStatus], Awaitable[object]] | None
     ) -> None:
         failed = self._status(error).within(
             request_id=self.request_id, traceparent=self.traceparent
@@ -230,7 +218,7 @@ class ActiveCall:
             self._active.refusals.note(failed.facts.get("limit", ""))
         elif isinstance(error, UnauthenticatedError | MissingScopeError):
             level = logging.DEBUG
-            self._active.refusals.note(failed.reason_name.lower(), peer=self.peer)
+            self._active.refusals.note(failed.reason_name.lower(), peer=self.context.peer())
         self.facts |= {"reason": failed.reason_name, "error": failed.message}
         self._finish(level, failed.code.name, error if fault else None, failed=failed)
         if in_band is not None:
@@ -242,7 +230,7 @@ class ActiveCall:
         self.context.set_details(failed.message)
         self.context.set_trailing_metadata((*self._trailers(), details))
 
-    def _status(self, error: Exception) -> ErrorStatus:
+    def _status(self, error: Exception) -> EncodedStatus:
         """Return the status of an error.
 
         Other protocols may have other codes.
@@ -262,10 +250,10 @@ class ActiveCall:
         status: str,
         error: Exception | None = None,
         *,
-        failed: ErrorStatus | None = None,
+        failed: EncodedStatus | None = None,
     ) -> None:
         duration_s = time.monotonic() - self._started
-        self.observer.end(self._begun, self, status=status, duration_s=duration_s, failed=failed)
+        self.observer.end(self, status=status, duration_s=duration_s, failed=failed)
         if not _log.isEnabledFor(level):
             return
         facts = {
@@ -289,16 +277,8 @@ def traceparent_of(metadata: Metadata) -> str:
     for key, value in metadata:
         if key == "traceparent" and isinstance(value, str) and _TRACEPARENT.fullmatch(value):
             return value
-    digits = _random_hex(192)
+    digits = f"{random.getrandbits(192):048x}"
     return f"00-{digits[:32]}-{digits[32:]}-00"
-
-
-def _random_hex(bits: int) -> str:
-    """Return a random id.
-
-    It is no secret: os.urandom would take longer than a small call.
-    """
-    return f"{random.getrandbits(bits) or 1:0{bits // 4}x}"
 
 
 class Caller(Protocol):
@@ -329,13 +309,8 @@ def caller_of(context: Caller) -> Hashable:
     return context.peer().rpartition(":")[0]
 
 
-def deadline_of(context: Caller) -> float:
-    """Return the call's deadline on the monotonic clock; infinite for none."""
-    left_s = context.time_remaining()
-    return math.inf if left_s is None else time.monotonic() + left_s
-
-
 def claim_of(context: Caller, work: int, *, paced: bool = False) -> Claim:
     """Return the claim of a call; for the arguments see Claim."""
-    peer, deadline = caller_of(context), deadline_of(context)
+    left_s, peer = context.time_remaining(), caller_of(context)
+    deadline = math.inf if left_s is None else time.monotonic() + left_s
     return Claim(work=work, peer=peer, deadline=deadline, paced=paced)

@@ -11,7 +11,8 @@ bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -21,22 +22,14 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
 from gradwire import ops, v1
-from gradwire._wire import checksums
-from gradwire._wire.framing import (
-    Parts,
-    chunk_frame,
-    evaluation_frame,
-    read_chunk,
-    read_evaluation,
-    read_varint,
-)
+from gradwire._wire import checksums, framing
+from gradwire._wire.framing import Parts, read_varint
 from gradwire.errors import DataLossError, InvalidRequestError
 from gradwire.tensors import DTYPES, MAX_RANK, data_type_of
 from gradwire_server.config.settings import MAX_HEADER_BYTES
 from gradwire_server.engine import FILLED, EvaluationRequest, TensorSpec
 from gradwire_server.errors import (
     ChecksumError,
-    EvaluationError,
     InvalidDataError,
     InvalidFieldError,
     UnknownFieldError,
@@ -62,7 +55,11 @@ def read_request(header: Header) -> EvaluationRequest:
     result = None
     if header.HasField("output"):
         result = read_descriptor(header.output, "output")
-        _refuse_overlap(result)
+        for axis in result.broadcast:
+            raise InvalidFieldError(
+                f"output.strides[{axis}]",
+                "0; a result must not overlap itself: at least 1 is needed",
+            )
         if len(result.sizes) != len(source.sizes):
             raise InvalidFieldError(
                 "output.sizes",
@@ -188,13 +185,6 @@ def _read_strides(strides: tuple[int, ...], sizes: tuple[int, ...], path: str) -
     return strides
 
 
-def _refuse_overlap(result: TensorSpec) -> None:
-    for axis in result.broadcast:
-        raise InvalidFieldError(
-            f"output.strides[{axis}]", "0; a result must not overlap itself: at least 1 is needed"
-        )
-
-
 def write_descriptor(spec: TensorSpec) -> v1.TensorDescriptor:
     """Encode a descriptor; packed row-major strides are left out."""
     packed = spec.strides == TensorSpec.packed(spec.dtype, spec.sizes).strides
@@ -260,29 +250,11 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Malformed:
-    """A missing or refused message, or one of another type.
-
-    Bytes of another type do not parse as the expected message.
-
-    error  the reason
-    """
-
-    error: EvaluationError | MemoryError
-
-
-@dataclass(frozen=True, slots=True)
 class Chunk:
-    """Bytes of a tensor from an offset on.
-
-    frame   the message that carried them, which also serves as a response; None if there is none
-    sealed  whether the frame has a checksum, which is verified by open_chunk()
-    """
+    """Bytes of a tensor from an offset on."""
 
     offset: int
     data: Bytes
-    frame: bytes | None = None
-    sealed: bool = False
 
     def parts(self, size: int) -> Iterator[Chunk]:
         """Split the chunk into chunks of at most `size` bytes."""
@@ -295,7 +267,6 @@ class Chunk:
 
 # Parts of a request, and its checksum if it has one.
 CheckedParts = tuple[Parts, int | None]
-StreamRequest = Chunk | v1.EvaluateStreamRequest
 
 
 class NoMessageError(InvalidDataError):
@@ -331,77 +302,65 @@ def parse(kind: type[M], message: bytes, fields: DataFields = DATA) -> M:
         raise NoMessageError(message, kind) from error
 
 
-def _reader(kind: type[M], fields: DataFields = DATA) -> Callable[[bytes], M | Malformed]:
-    """Return a deserializer that leaves errors to the handler.
+def read_open(message: bytes) -> v1.Open:
+    """Decode the first message of a stream, and verify its checksum.
 
-    grpc would report INTERNAL.
+    Raises InvalidDataError, UnknownFieldError or ChecksumError.
     """
-
-    def read(message: bytes) -> M | Malformed:
-        try:
-            return parse(kind, message, fields)
-        except InvalidDataError as error:
-            return Malformed(error)
-
-    return read
-
-
-_parse_stream_request = _reader(
-    v1.EvaluateStreamRequest, {v1.EvaluateStreamRequest.CHUNK_FIELD_NUMBER: DATA}
-)
-
-
-def _read_stream_request(message: bytes) -> StreamRequest | Malformed:
-    chunk = read_chunk(message)
-    if chunk is not None:
-        offset, data = chunk
-        return Chunk(offset, np.frombuffer(data, np.uint8), message)
-    if checksums.is_chunk(message):
-        return Chunk(0, _NO_BYTES, message, sealed=True)
-    request = _parse_stream_request(message)
-    if not isinstance(request, v1.EvaluateStreamRequest):
-        return request
-    try:
-        _verify_open(request, message)
-    except (ChecksumError, UnknownFieldError) as error:
-        return Malformed(error)
-    return request
-
-
-_NO_BYTES = np.empty(0, np.uint8)
-
-
-def _verify_open(request: v1.EvaluateStreamRequest, message: bytes) -> None:
-    """Check the checksum of open, if it has one.
-
-    Raise ChecksumError if it does not match.
-    """
-    if request.WhichOneof("message") == "chunk" and request.chunk.HasField("checksum"):
-        raise _misplaced()
-    if request.WhichOneof("message") == "open" and request.open.HasField("checksum"):
+    request, came = None, "chunk"
+    if framing.read_chunk(message) is None and not checksums.is_chunk(message):
+        request, came = _read_stream_request(message)
+    if request is None or came != "open":
+        raise InvalidDataError("open", f"{came} came first; a stream starts with open")
+    if request.open.HasField("checksum"):
         _refuse_unavailable(request.open)
-        try:
+        with _checking():
             checksums.verify_sealed(message, request.open.checksum)
-        except DataLossError as error:
-            raise ChecksumError(str(error)) from error
+    return request.open
 
 
-def open_chunk(chunk: Chunk, after: int | None) -> Chunk:
-    """Check the checksum of a chunk.
+def read_chunk(message: bytes, after: int | None) -> Chunk:
+    """Decode a later message of a stream, and verify its checksum.
 
-    `after` is the checksum of the stream's open.
-
-    Raises ChecksumError if it does not match, and if either has one but not the other.
+    after  checksum of open, if it has one; each chunk has one then, and only then
     """
-    if after is None and not chunk.sealed:
-        return chunk
-    if after is None or chunk.frame is None or not chunk.sealed:
+    chunk = framing.read_chunk(message)
+    if (chunk is None and checksums.is_chunk(message)) != (after is not None):
         raise ChecksumError("chunk.checksum: each chunk has one if open has one, and only then")
+    if after is not None:
+        with _checking():
+            chunk = checksums.read_chunk(message, after=after)
+    else:
+        chunk = chunk or _parse_chunk(message)
+    return Chunk(chunk[0], np.frombuffer(chunk[1], np.uint8))
+
+
+def _parse_chunk(message: bytes) -> tuple[int, memoryview]:
+    """Parse a chunk whose encoding differs from the usual one."""
+    request, came = _read_stream_request(message)
+    if came != "chunk":
+        raise InvalidDataError("chunk", f"{came} came; only chunks follow open")
+    refuse_unknown_fields(request.chunk, "chunk")
+    return request.chunk.offset, memoryview(request.chunk.data)
+
+
+def _read_stream_request(message: bytes) -> tuple[v1.EvaluateStreamRequest, str]:
+    """Parse a message of a stream; return its field's name too."""
+    fields = {v1.EvaluateStreamRequest.CHUNK_FIELD_NUMBER: DATA}
+    request = parse(v1.EvaluateStreamRequest, message, fields)
+    refuse_unknown_fields(request, "")
+    if request.HasField("chunk") and request.chunk.HasField("checksum"):
+        raise _misplaced()
+    return request, request.WhichOneof("message") or "an empty message"
+
+
+@contextmanager
+def _checking() -> Generator[None]:
+    """Turn the error for a wrong checksum into the server's."""
     try:
-        offset, data = checksums.read_chunk(chunk.frame, after=after)
+        yield
     except DataLossError as error:
         raise ChecksumError(str(error)) from error
-    return Chunk(offset, np.frombuffer(data, np.uint8))
 
 
 def _refuse_unavailable(message: Message) -> None:
@@ -419,17 +378,11 @@ def _misplaced() -> ChecksumError:
     return ChecksumError("checksum: not directly before data, where it is looked for")
 
 
-def well_formed(message: T | Malformed) -> T:
-    """Return the message, or raise the error of a Malformed one."""
-    if isinstance(message, Malformed):
-        raise message.error
+def well_formed(message: T | Exception) -> T:
+    """Return the message, or raise the error in its place."""
+    if isinstance(message, Exception):
+        raise message
     return message
-
-
-# read_evaluate() and batch.py convert the messages of Evaluate and EvaluateMany.
-EVALUATE_STREAM = (_read_stream_request, None)
-LIST_OPERATORS = (_reader(v1.ListOperatorsRequest), v1.ListOperatorsResponse.SerializeToString)
-GET_SERVER_INFO = (_reader(v1.GetServerInfoRequest), v1.GetServerInfoResponse.SerializeToString)
 
 
 def read_evaluate(message: bytes) -> CheckedParts:
@@ -438,7 +391,7 @@ def read_evaluate(message: bytes) -> CheckedParts:
     Raises InvalidDataError if the message is not an EvaluateRequest, ChecksumError if its checksum
     does not match.
     """
-    parts = read_evaluation(message)
+    parts = framing.read_evaluation(message)
     if parts is not None:
         return parts, None
     checked = read_checked(checksums.read_evaluation, message)
@@ -456,10 +409,8 @@ def read_checked(
     """
     if not checksums.AVAILABLE:
         return None
-    try:
+    with _checking():
         return read(message)
-    except DataLossError as error:
-        raise ChecksumError(str(error)) from error
 
 
 def parts_of(request: v1.EvaluateRequest) -> Parts:
@@ -500,7 +451,7 @@ def response(
     """
     if after is not None:
         return checksums.evaluation_frame(request_id.encode("ascii"), header, data, after=after)[0]
-    return evaluation_frame(request_id.encode("ascii"), header, data)
+    return framing.evaluation_frame(request_id.encode("ascii"), header, data)
 
 
 def chunk_response(chunk: Chunk, *, after: int | None = None) -> bytes:
@@ -510,7 +461,7 @@ def chunk_response(chunk: Chunk, *, after: int | None = None) -> bytes:
     """
     if after is not None:
         return checksums.chunk_frame(chunk.offset, chunk.data.data, after=after)
-    return chunk_frame(chunk.offset, chunk.data.data) if chunk.frame is None else chunk.frame
+    return framing.chunk_frame(chunk.offset, chunk.data.data)
 
 
 def check_data_length(length: int, request: EvaluationRequest) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from functools import partial
 from typing import Any
@@ -11,111 +10,65 @@ import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from gradwire_server.config.settings import Settings
-from gradwire_server.rpc import codec
+from gradwire_server.observability import logs
 from gradwire_server.rpc.batch import ManyStream
-from gradwire_server.rpc.call_context import ActiveCalls
 from gradwire_server.rpc.health import HEALTH, Health
-from gradwire_server.rpc.interceptors import AuthorizingHandler
 from gradwire_server.rpc.message_budget import MessageBudget
 from gradwire_server.rpc.open_inference import descriptors
 from gradwire_server.rpc.open_inference.service import INFER, InferenceService
-from gradwire_server.rpc.segments import SegmentListener
+from gradwire_server.rpc.segments import Segments
 from gradwire_server.rpc.service_context import ServiceContext
-from gradwire_server.rpc.shared import SharedService
 from gradwire_server.rpc.stream import EvaluationStream
 from gradwire_server.rpc.unary import NAME, GradientService
-from gradwire_server.security.authorization import Authorizer
 from gradwire_server.security.certificates import Certificates, LoadedCertificates
 
-_EVALUATE = f"/{NAME}/Evaluate"
 
-
-class Handlers(grpc.GenericRpcHandler):
-    """Finds the handler and serializers of each RPC but health and reflection.
+class Handlers:
+    """Finds the handler of each RPC.
 
     Unary RPCs are registered as stream-unary: the same bytes on the wire, but the handlers read
     the request themselves.
     """
 
-    def __init__(self, service: ServiceContext, *, segments: SegmentListener | None = None) -> None:
-        self._segments = segments
-        self.serve(service)
-
-    def serve(self, service: ServiceContext) -> None:
-        """Serve all later calls with another service context."""
-        self._service = service
-        unary, stream = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
-        budget, segments = MessageBudget(service.admission, service.settings), self._segments
-        plain = GradientService(service, budget, shares_memory=segments is not None)
-        shared = SharedService(service, budget, segments.segments if segments else None)
+    def __init__(self, service: ServiceContext, segments: Segments, health: Health) -> None:
+        unary: Any = grpc.stream_unary_rpc_method_handler
+        stream: Any = grpc.stream_stream_rpc_method_handler
+        budget = MessageBudget(service.admission, service.settings)
+        plain = GradientService(service, budget, segments)
         # Metadata that grpc has already read: the context would read them again each time.
-        self._with_metadata: dict[str, Any] = {_EVALUATE: plain.evaluate}
-        evaluate_stream: Any = partial(EvaluationStream.serve, service)
-        evaluate_many: Any = partial(ManyStream.serve, service)
-        evaluate_shared: Any = shared.evaluate_shared
-        list_operators: Any = plain.list_operators
-        get_server_info: Any = plain.get_server_info
+        self._with_metadata: dict[str, Any] = {f"/{NAME}/Evaluate": plain.evaluate}
         self._others: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            f"/{NAME}/EvaluateStream": stream(evaluate_stream, *codec.EVALUATE_STREAM),
-            f"/{NAME}/EvaluateMany": stream(evaluate_many),
-            f"/{NAME}/EvaluateShared": unary(evaluate_shared),
-            f"/{NAME}/ListOperators": unary(list_operators, *codec.LIST_OPERATORS),
-            f"/{NAME}/GetServerInfo": unary(get_server_info, *codec.GET_SERVER_INFO),
+            f"/{NAME}/EvaluateStream": stream(partial(EvaluationStream.serve, service)),
+            f"/{NAME}/EvaluateMany": stream(partial(ManyStream.serve, service)),
+            f"/{NAME}/EvaluateShared": unary(plain.evaluate_shared),
+            f"/{NAME}/ListOperators": unary(plain.list_operators),
+            f"/{NAME}/GetServerInfo": unary(plain.get_server_info),
+            **health.handlers,
         }
+        names = [NAME, HEALTH, reflection.SERVICE_NAME]
         if service.settings.serves_open_inference:
             inference = InferenceService(service, budget)
             self._with_metadata[INFER] = inference.infer
             self._others |= inference.handlers()
+            names.append(descriptors.NAME)
+        schema: Any = reflection_pb2
+        reflecting: Any = reflection.aio.ReflectionServicer(names, descriptors.BothPools())
+        # Not by add_ServerReflectionServicer_to_server, which registers the method individually:
+        # after each call of any method, grpc.aio waits again for a call of each such method.
+        self._others[f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"] = stream(
+            reflecting.ServerReflectionInfo,
+            schema.ServerReflectionRequest.FromString,
+            schema.ServerReflectionResponse.SerializeToString,
+        )
 
-    @property
-    def serves_open_inference(self) -> bool:
-        """Whether the Open Inference Protocol is served."""
-        return INFER in self._with_metadata
-
-    def share_no_memory(self) -> None:
-        """Tell later callers that memory cannot be shared."""
-        self._segments = None
-        self.serve(self._service)
-
-    def service(
-        self, handler_call_details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+    def find(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Return the handler of a call, or None."""
-        evaluate = self._with_metadata.get(handler_call_details.method)
+        evaluate = self._with_metadata.get(details.method)
         if evaluate is not None:
-            evaluate = partial(evaluate, handler_call_details.invocation_metadata or ())
+            evaluate = partial(evaluate, details.invocation_metadata or ())
             return grpc.stream_unary_rpc_method_handler(evaluate)
-        return self._others.get(handler_call_details.method)
+        return self._others.get(details.method)
 
-
-def add_handlers(
-    server: grpc.aio.Server,
-    handlers: Handlers,
-    health: Health,
-    authorizer: Authorizer,
-    active: ActiveCalls,
-) -> None:
-    """Serve gradwire.v1.GradientService, health and reflection to authorized callers."""
-    untyped: Any = reflection_pb2
-    names = [NAME, HEALTH, reflection.SERVICE_NAME]
-    if handlers.serves_open_inference:
-        names.append(descriptors.NAME)
-    servicer: Any = reflection.aio.ReflectionServicer(names, descriptors.BothPools())
-    reflecting = grpc.stream_stream_rpc_method_handler(
-        servicer.ServerReflectionInfo,
-        untyped.ServerReflectionRequest.FromString,
-        untyped.ServerReflectionResponse.SerializeToString,
-    )
-    # Not by add_ServerReflectionServicer_to_server, which registers the method individually: after
-    # each call of any method, grpc.aio waits again for a call of each such method.
-    reflector = grpc.method_handlers_generic_handler(
-        reflection.SERVICE_NAME, {"ServerReflectionInfo": reflecting}
-    )
-    finders = (handlers, health, reflector)
-    server.add_generic_rpc_handlers((AuthorizingHandler(finders, authorizer, active),))
-
-
-_log = logging.getLogger("gradwire_server")
 
 # Time until a lost peer, or a connection dropped by the network, is detected.
 _KEEPALIVE_MS = 60_000
@@ -171,7 +124,7 @@ def credentials(settings: Settings) -> grpc.ServerCredentials:
         if loaded is shown:
             return None
         shown = loaded
-        _log.info("certificates reloaded")
+        logs.info("certificates reloaded")
         _warn_if_expired(loaded, settings)
         return _configuration(loaded)
 
@@ -184,8 +137,8 @@ def credentials(settings: Settings) -> grpc.ServerCredentials:
 
 def _warn_if_expired(loaded: LoadedCertificates, settings: Settings) -> None:
     if loaded.expired:
-        facts = {"tls_certificate": settings.tls_certificate, "clients": "refuse it"}
-        _log.warning("certificate has expired", extra={"facts": facts})
+        path = settings.tls_certificate
+        logs.warning("certificate has expired", tls_certificate=path, clients="refuse it")
 
 
 def _configuration(loaded: LoadedCertificates) -> grpc.ServerCertificateConfiguration:

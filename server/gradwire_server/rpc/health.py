@@ -37,10 +37,12 @@ def has_list() -> bool:
     return "List" in health_pb2.DESCRIPTOR.services_by_name["Health"].methods_by_name
 
 
-class Health(grpc.GenericRpcHandler):
+class Health:
     """Health of the server and its service.
 
     It is NOT_SERVING until tell() reports otherwise. Used from one event loop only.
+
+    handlers  of its RPCs, by path
     """
 
     def __init__(self) -> None:
@@ -50,18 +52,12 @@ class Health(grpc.GenericRpcHandler):
         one: Any = grpc.stream_unary_rpc_method_handler
         many: Any = grpc.stream_stream_rpc_method_handler
         # The wire format is the schema's; the handlers read the requests themselves.
-        self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        self.handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             f"/{HEALTH}/Check": one(self._check),
             f"/{HEALTH}/Watch": many(self._watch),
         }
         if has_list():
-            self._handlers[f"/{HEALTH}/List"] = one(self._list)
-
-    def service(
-        self, handler_call_details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Return the handler of a call, or None."""
-        return self._handlers.get(handler_call_details.method)
+            self.handlers[f"/{HEALTH}/List"] = one(self._list)
 
     def tell(self, *, serving: bool) -> None:
         """Report from now on that the server serves, or not."""

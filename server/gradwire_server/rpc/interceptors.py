@@ -8,9 +8,9 @@ handlers read the body themselves after the check.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Never, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import grpc
 
@@ -18,7 +18,7 @@ from gradwire_server.errors import MissingScopeError, UnauthenticatedError
 from gradwire_server.rpc.batch import ManyStream
 from gradwire_server.rpc.call_context import ActiveCall, ActiveCalls, Context, Metadata
 from gradwire_server.rpc.open_inference import descriptors
-from gradwire_server.rpc.status_map import ErrorStatus
+from gradwire_server.rpc.status_map import EncodedStatus
 from gradwire_server.rpc.stream import EvaluationStream
 from gradwire_server.rpc.streaming import ServedStream, write_last
 from gradwire_server.rpc.unary import NAME
@@ -44,15 +44,18 @@ _STREAMS: dict[str, type[ServedStream]] = {
 
 
 class AuthorizingHandler(grpc.GenericRpcHandler):
-    """Generic handler that checks authorization before it delegates to other generic handlers."""
+    """Generic handler that checks authorization before it delegates to other handlers.
+
+    find  returns the handler of a call, or None
+    """
 
     def __init__(
         self,
-        finders: Sequence[grpc.GenericRpcHandler],
+        find: Callable[[grpc.HandlerCallDetails], Handler | None],
         authorizer: Authorizer,
         active: ActiveCalls,
     ) -> None:
-        self._finders = finders
+        self._find = find
         self._authorizer = authorizer
         self._active = active
         # Methods open to every caller; checked first, since they are the most frequent.
@@ -77,13 +80,6 @@ class AuthorizingHandler(grpc.GenericRpcHandler):
         if refusal is None:
             return handler
         return _unread(partial(self._refuse, method, refusal), handler)
-
-    def _find(self, details: grpc.HandlerCallDetails) -> Handler | None:
-        for finder in self._finders:
-            handler = finder.service(details)
-            if handler is not None:
-                return handler
-        return None
 
     def _asking_whence(self, handler: Handler, method: str, scope: Scope) -> Handler:
         """Return a handler that first checks the peer's address and certificate."""
@@ -112,14 +108,11 @@ class AuthorizingHandler(grpc.GenericRpcHandler):
         call = ActiveCall(method.rpartition("/")[2], context, self._active)
         stream = _STREAMS.get(method)
 
-        async def refuse() -> Never:
-            raise kind(refusal.message)
-
-        async def send_error(failed: ErrorStatus) -> None:
+        async def send_error(failed: EncodedStatus) -> None:
             if stream is not None:
                 await write_last(context, stream.error_message(failed))
 
-        await call.answer(refuse, in_band=send_error)
+        await call.refuse(kind(refusal.message), in_band=send_error)
 
 
 async def _reply(answering: Any, context: Context) -> None:
@@ -158,10 +151,7 @@ def _authorization(metadata: Metadata | None) -> str | bytes | None:
 
     Returns None without such a header, and an empty string, which is no token, for several.
     """
-    found: str | bytes | None = None
-    for key, value in metadata or ():
-        if key == "authorization":
-            if found is not None:
-                return ""
-            found = value
-    return found
+    found = [value for key, value in metadata or () if key == "authorization"]
+    if len(found) > 1:
+        return ""
+    return found[0] if found else None

@@ -36,7 +36,7 @@ _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000
 
 
-def mapped(field: str, file: int, length: int, *, flags: int = 0) -> ctypes.Array[ctypes.c_char]:
+def mapped(field: str, file: int, length: int, flags: int = 0) -> ctypes.Array[ctypes.c_char]:
     """Map a file for reading and writing.
 
     Raises InvalidFieldError if it cannot be.

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,6 @@ import grpc
 from gradwire_server.config.settings import Settings
 from gradwire_server.errors import InvalidDataError, ServerFullError, StalledError
 from gradwire_server.rpc.call_context import CANCELLATION_S, Context, caller_of
-from gradwire_server.rpc.codec import Malformed
 from gradwire_server.scheduling.admission import Admission
 
 # A request that is incomplete after this time counts as slow.
@@ -50,32 +48,53 @@ class MessageBudget:
         self._leaving_bytes: Counter[Hashable] = Counter()
 
     async def receive(self, context: Context) -> Any:
-        """Return the request of a unary call, or a Malformed.
+        """Return the request of a unary call, or an error instead.
 
-        The request is returned as it was read; Malformed has the error. The error is StalledError
-        if the request does not arrive in time, ServerFullError if it is slow and there is no room
-        for it, InvalidDataError if the call has no request, MemoryError if grpc cannot allocate the
-        message.
+        The request is returned as it was read. The error is StalledError if the request does not
+        arrive in time, ServerFullError if it is slow and there is no room for it, InvalidDataError
+        if the call has no request, MemoryError if grpc cannot allocate the message.
         """
         task: Any = asyncio.current_task()
-        arrival = _Arrival(context, task)
-        arrival.timer = task.get_loop().call_later(_MOMENT_S, self._note_slow, arrival)
+        loop, caller = task.get_loop(), None
+        timer: asyncio.TimerHandle
+        refused: ServerFullError | StalledError | None = None
+
+        def end(error: ServerFullError | StalledError) -> None:
+            nonlocal refused
+            refused = error
+            task.cancel()
+
+        def note_slow() -> None:
+            """Reserve memory for a late request, or end its call."""
+            nonlocal caller, timer
+            try:
+                caller = self._reserve(context)
+            except ServerFullError as error:
+                end(error)
+                return
+            stalled = StalledError(
+                f"the request was not there after {self._timeout_s} s (GRADWIRE_STALL_TIMEOUT_S)",
+                timeout_s=self._timeout_s,
+            )
+            timer = loop.call_later(self._timeout_s - _MOMENT_S, end, stalled)
+
+        timer = loop.call_later(_MOMENT_S, note_slow)
         try:
             message = await context.read()
         except asyncio.CancelledError:
-            if arrival.refused is None or task.uncancel():
+            if refused is None or task.uncancel():
                 raise
-            return Malformed(arrival.refused)
+            return refused
         except MemoryError as error:
             # grpc could not allocate the message; raised outside answer(), it would be UNKNOWN.
-            return Malformed(error)
+            return error
         finally:
-            arrival.timer.cancel()
-            if arrival.caller is not None:
-                self._free(self._arriving_bytes, arrival.caller, self._message_bytes)
+            timer.cancel()
+            if caller is not None:
+                self._free(self._arriving_bytes, caller, self._message_bytes)
         if message is grpc.aio.EOF:
             await asyncio.sleep(CANCELLATION_S)
-            return Malformed(InvalidDataError("message", "none came; a call has one request"))
+            return InvalidDataError("message", "none came; a call has one request")
         return message
 
     def check(self, context: Context, needed: int) -> None:
@@ -124,20 +143,6 @@ class MessageBudget:
             context.add_done_callback(sent)
         self._admission.free_memory(held)
 
-    def _note_slow(self, arrival: _Arrival) -> None:
-        """Reserve memory for a late request, or end its call."""
-        try:
-            arrival.caller = self._reserve(arrival.context)
-        except ServerFullError as error:
-            arrival.end(error)
-            return
-        stalled = StalledError(
-            f"the request was not there after {self._timeout_s} s (GRADWIRE_STALL_TIMEOUT_S)",
-            timeout_s=self._timeout_s,
-        )
-        left_s, loop = self._timeout_s - _MOMENT_S, arrival.task.get_loop()
-        arrival.timer = loop.call_later(left_s, arrival.end, stalled)
-
     def _sent(self, caller: Hashable, size: int, _context: object) -> None:
         self._free(self._leaving_bytes, caller, size)
 
@@ -146,24 +151,3 @@ class MessageBudget:
         if not held[caller]:
             del held[caller]
         self._admission.free_memory(size)
-
-
-@dataclass(slots=True, eq=False)
-class _Arrival:
-    """An awaited request.
-
-    task     waits for it
-    caller   caller in whose share memory is reserved; None as long as the request is not slow
-    refused  error that ended the wait, or None
-    """
-
-    context: Context
-    task: asyncio.Task[Any]
-    timer: asyncio.TimerHandle = field(init=False)
-    caller: Hashable = None
-    refused: ServerFullError | StalledError | None = None
-
-    def end(self, refused: ServerFullError | StalledError) -> None:
-        """End the wait with an error."""
-        self.refused = refused
-        self.task.cancel()

@@ -24,7 +24,6 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import logging
 import mmap
 import os
 import secrets
@@ -34,7 +33,6 @@ import struct
 import weakref
 from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -47,12 +45,11 @@ from gradwire_server.errors import (
     InvalidFieldError,
     UnknownSegmentError,
 )
+from gradwire_server.observability import logs
 from gradwire_server.rpc.mapped_files import mapped
 from gradwire_server.scheduling.admission import Admission
 
 Bytes = NDArray[np.uint8]
-
-_log = logging.getLogger("gradwire_server")
 
 ALIGNMENT: Final = 64
 _REGISTER, _FORGET, _HANDLE, _ERROR = b"R", b"F", b"H", b"E"
@@ -65,6 +62,8 @@ _PAUSE_S: Final = 1.0
 # Segments take at most this part of the memory budget.
 _SHARE: Final = 1 / 2
 
+# Pages are present once a file is mapped.
+_PRESENT: Final = getattr(mmap, "MAP_POPULATE", 0)
 # linux/fcntl.h and linux/magic.h; Python names the first two from 3.13 on.
 _F_GET_SEALS: Final = 1034
 _SEALS: Final = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
@@ -72,25 +71,21 @@ _TMPFS_MAGIC: Final = 0x01021994
 _STATFS_BYTES: Final = 256
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Segment:
-    """Registered memory.
-
-    It stays mapped as long as a view of it exists.
-    """
-
-    memory: Bytes
-
-
 class Segments:
-    """All registered segments, by handle. Used from one event loop only."""
+    """All registered segments, by handle. Used from one event loop only.
+
+    nbytes     bytes of all segments
+    are_taken  whether a listener takes further ones
+    """
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._most_bytes = int(admission.max_memory_bytes * _SHARE)
-        self._all: dict[str, Segment] = {}
+        # Memory stays mapped as long as a view of it exists.
+        self._all: dict[str, Bytes] = {}
         self._handles: defaultdict[int, set[str]] = defaultdict(set)  # by connection
         self.nbytes = 0
+        self.are_taken = False
 
     def __len__(self) -> int:
         return len(self._all)
@@ -118,14 +113,14 @@ class Segments:
         admission.lasting_bytes += length
         self.nbytes += length
         try:
-            mapping = await asyncio.to_thread(_mapped_whole, file, length)
+            mapping = await asyncio.to_thread(mapped, "segment", file, length, _PRESENT)
         except BaseException:
             self._free(length)
             raise
         loop = asyncio.get_running_loop()
         weakref.finalize(mapping, self._unmapped, loop, length).atexit = False
         handle = secrets.token_hex(16)
-        self._all[handle] = Segment(np.frombuffer(memoryview(mapping), np.uint8))
+        self._all[handle] = np.frombuffer(memoryview(mapping), np.uint8)
         self._handles[connection].add(handle)
         return handle
 
@@ -147,24 +142,23 @@ class Segments:
 
         Raises InvalidFieldError, or UnknownSegmentError if the handle is not valid.
         """
-        segment = self._all.get(named.handle)
-        if segment is None:
+        memory = self._all.get(named.handle)
+        if memory is None:
             raise UnknownSegmentError(
                 f"{field}.handle: it is of no memory that is registered with this worker; register "
                 "it again, or send the bytes"
             )
-        size = len(segment.memory)
         if named.length != nbytes:
             raise InvalidFieldError(
                 f"{field}.length", f"{named.length} bytes; the descriptor takes {nbytes}"
             )
-        if named.offset < 0 or named.offset % ALIGNMENT or named.offset + nbytes > size:
+        if named.offset < 0 or named.offset % ALIGNMENT or named.offset + nbytes > len(memory):
             raise InvalidFieldError(
                 f"{field}.offset",
                 f"{named.offset}; a multiple of {ALIGNMENT} is needed, and {nbytes} bytes from "
-                f"there on, of the {size} of this memory",
+                f"there on, of the {len(memory)} of this memory",
             )
-        return segment.memory[named.offset : named.offset + nbytes]
+        return memory[named.offset : named.offset + nbytes]
 
     def _unmapped(self, loop: asyncio.AbstractEventLoop, length: int) -> None:
         """Free the budget of a mapping.
@@ -204,11 +198,6 @@ def _check_file(file: int, length: int) -> None:
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
-def _mapped_whole(file: int, length: int) -> ctypes.Array[ctypes.c_char]:
-    """Map a file, its pages present."""
-    return mapped("segment", file, length, flags=getattr(mmap, "MAP_POPULATE", 0))
-
-
 class SegmentListener:
     """The unix socket that takes segments.
 
@@ -238,6 +227,7 @@ class SegmentListener:
         self._listener.listen()
         self._place = _place(self.path)
         asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
+        self.segments.are_taken = True
 
     async def stop(self) -> None:
         """Close the socket and every connection."""
@@ -284,8 +274,8 @@ class SegmentListener:
         _, user, _ = credentials.unpack(found)
         if user not in self._users | self._refused_users:  # one line of each is enough
             self._refused_users.add(user)
-            facts = {"user": user, "setting": "shared_memory_users"}
-            _log.warning("shared memory refused: another user", extra={"facts": facts})
+            setting = "shared_memory_users"
+            logs.warning("shared memory refused: another user", user=user, setting=setting)
         return user in self._users
 
     async def _serve(self, connection: socket.socket) -> None:
@@ -300,8 +290,8 @@ class SegmentListener:
                         os.close(file)
                 if reply:
                     await loop.sock_sendall(connection, reply)
-        except OSError as error:  # the client has gone
-            _log.debug("shared memory: connection lost", extra={"facts": {"error": str(error)}})
+        except OSError:
+            pass  # the client has gone
         finally:
             self.segments.forget_all(number)
             connection.close()

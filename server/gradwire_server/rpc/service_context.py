@@ -33,7 +33,7 @@ from gradwire_server.rpc.call_context import (
 )
 from gradwire_server.scheduling.admission import TABLE_THREADS, Admission, InlineWork
 from gradwire_server.scheduling.device_watch import DeviceWatch
-from gradwire_server.scheduling.scheduler import TURN_S, Claim, Turns
+from gradwire_server.scheduling.scheduler import TURN_S, Turns
 from gradwire_server.scheduling.thread_pool import compute_pool, submit
 
 T = TypeVar("T")
@@ -164,8 +164,7 @@ class ServiceContext:
 
         left  part of the evaluation that is not done yet
         """
-        claim = claim_of(call.context, math.ceil(prepared.work * left), paced=True)
-        with self.turns(claim, call) as do:
+        with self.turns(call, math.ceil(prepared.work * left), paced=True) as do:
             yield partial(self._step, prepared, call, do)
 
     async def _step(
@@ -189,21 +188,20 @@ class ServiceContext:
         await do(measured)
 
     @contextmanager
-    def turns(self, claim: Claim, call: ActiveCall) -> Generator[Do]:
-        """Admit a claim; yield a Do that runs parts of work.
+    def turns(self, call: ActiveCall, work: int, *, paced: bool) -> Generator[Do]:
+        """Admit work of a call; yield what runs its parts.
 
-        Each part runs in a thread, in turn.
+        Each part runs in a thread, in turn. For paced see Claim.
         """
-        with self.admission.turns(claim) as turns:
+        with self.admission.turns(claim_of(call.context, work, paced=paced)) as turns:
             yield partial(self._in_turn, call.phases, turns, pool=self.pool)
 
     async def compute_steps(
-        self, steps: Iterator[object], prepared: Prepared, call: ActiveCall
+        self, steps: Iterator[object], prepared: Prepared, call: ActiveCall, *, paced: bool = False
     ) -> None:
         """Run the steps of an evaluation in a thread, in turns."""
-        claim = claim_of(call.context, prepared.work)
-        with self.turns(claim, call) as do:
-            while await do(partial(take_turn, steps)):
+        with self.turns(call, prepared.work, paced=paced) as do:
+            while await do(partial(_take_turn, steps)):
                 pass
 
     async def _in_turn(
@@ -243,7 +241,7 @@ def _timed(work: Callable[[], T], deadline: float) -> tuple[T, float]:
         return work(), time.perf_counter() - began
 
 
-def take_turn(steps: Iterator[object]) -> bool:
+def _take_turn(steps: Iterator[object]) -> bool:
     """Run steps for one turn; return whether there may be more.
 
     At least one step runs.

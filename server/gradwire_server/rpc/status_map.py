@@ -5,10 +5,6 @@ Statuses are chosen here only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-
-from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
@@ -16,6 +12,7 @@ from grpc import StatusCode
 
 from gradwire import v1
 from gradwire_server import errors
+from gradwire_server.observability.recording import ErrorStatus
 
 DOMAIN = "gradwire.v1"
 
@@ -50,29 +47,13 @@ STATUS: dict[type[BaseException], tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorStatus:
-    """An error in the form that is sent to a caller.
-
-    status       name of the status code
-    reason_name  name of the reason, without the prefix of the enum
-    """
-
-    status: str
-    reason_name: str
-    message: str
-    facts: Mapping[str, str] = field(default_factory=dict[str, str])
-    violations: tuple[tuple[str, str], ...] = ()
-    retry_after_s: float | None = None
+class EncodedStatus(ErrorStatus):
+    """An error in the forms that are sent to a caller."""
 
     @property
     def code(self) -> StatusCode:
         """The status code."""
         return StatusCode[self.status]
-
-    def within(self, **facts: str) -> ErrorStatus:
-        """Add facts about the call."""
-        return replace(self, facts={**self.facts, **facts})
 
     def in_band(self) -> v1.Error:
         """Encode the error as a stream's last message."""
@@ -87,7 +68,7 @@ class ErrorStatus:
             ],
         )
         if self.retry_after_s is not None:
-            error.retry_after.CopyFrom(_duration(self.retry_after_s))
+            error.retry_after.CopyFrom(duration(self.retry_after_s))
         return error
 
     def details(self) -> bytes:
@@ -101,16 +82,14 @@ class ErrorStatus:
                 request.field_violations.add(field=path, description=text)
             parts.append(request)
         if self.retry_after_s is not None:
-            parts.append(error_details_pb2.RetryInfo(retry_delay=_duration(self.retry_after_s)))
+            parts.append(error_details_pb2.RetryInfo(retry_delay=duration(self.retry_after_s)))
         status = status_pb2.Status(code=self.code.value[0], message=self.message)
         for part in parts:
-            packed = AnyMessage()
-            packed.Pack(part)
-            status.details.append(packed)
+            status.details.add().Pack(part)
         return status.SerializeToString()
 
 
-def failure(error: BaseException) -> ErrorStatus:
+def failure(error: BaseException) -> EncodedStatus:
     """Return the status of an exception.
 
     Exceptions outside the table are INTERNAL, without details.
@@ -118,17 +97,15 @@ def failure(error: BaseException) -> ErrorStatus:
     kind = next((kind for kind in type(error).__mro__ if kind in STATUS), None)
     if kind is None:
         words = "internal error; the server's log has more under this request_id"
-        return ErrorStatus("INTERNAL", "INTERNAL", words)
+        return EncodedStatus("INTERNAL", "INTERNAL", words)
     if not isinstance(error, errors.EvaluationError):
-        return ErrorStatus(*STATUS[kind], _OWN_WORDS[kind])
-    violations: tuple[tuple[str, str], ...] = ()
-    if isinstance(error, errors.InvalidFieldError):
-        violations = ((error.field, _short(error.description, _MAX_MESSAGE)),)
-    return ErrorStatus(
+        return EncodedStatus(*STATUS[kind], _OWN_WORDS[kind])
+    field = error if isinstance(error, errors.InvalidFieldError) else None
+    return EncodedStatus(
         *STATUS[kind],
         _short(error.message, _MAX_MESSAGE),
         {name: _short(fact, _MAX_FACT) for name, fact in error.facts.items()},
-        violations,
+        ((field.field, _short(field.description, _MAX_MESSAGE)),) if field else (),
         error.retry_after_s if isinstance(error, errors.RetryLaterError) else None,
     )
 
@@ -146,7 +123,6 @@ def _short(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
-def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromNanoseconds(int(seconds * 1e9))
-    return duration
+def duration(seconds: float) -> Duration:
+    """Return a Duration of so many seconds."""
+    return Duration(seconds=int(seconds), nanos=int(seconds % 1 * 1e9))

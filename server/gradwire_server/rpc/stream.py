@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any
 
 import grpc
 import numpy as np
@@ -26,12 +25,11 @@ from gradwire_server.engine import (
 )
 from gradwire_server.errors import (
     DigestMismatchError,
-    EvaluationError,
     InvalidDataError,
     InvalidFieldError,
 )
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import CANCELLATION_S, Context, caller_of
+from gradwire_server.rpc.call_context import CANCELLATION_S, Context
 from gradwire_server.rpc.service_context import DoStep, ServiceContext
 from gradwire_server.rpc.streaming import ServedStream
 
@@ -87,10 +85,9 @@ class EvaluationStream(ServedStream):
 
     def __init__(self, service: ServiceContext, context: Context) -> None:
         super().__init__(service, context)
-        self._first: asyncio.Future[codec.StreamRequest | None] = _future()
+        self._first = asyncio.get_running_loop().create_future()
         self._input_wanted = asyncio.Event()
         self._assembler: InputAssembler | None = None
-        self._wanted = range(0)
         self._steps: asyncio.Queue[tuple[Step, codec.Bytes] | None] = asyncio.Queue(1)
         self._responses: asyncio.Queue[codec.Chunk | bytes | None] = asyncio.Queue(1)
         self._chunk_bytes = service.settings.max_chunk_bytes
@@ -105,28 +102,18 @@ class EvaluationStream(ServedStream):
         self._responses.put_nowait(None)
         self._input_wanted.set()
 
-    async def _close(self, *others: asyncio.Task[None]) -> None:
-        await super()._close(*others)
-        if self._first.done() and not self._first.cancelled():
-            self._first.exception()  # retrieved, so that asyncio does not log it
-
     async def _evaluate(self) -> None:
         service = self._service
-        try:
-            caller = caller_of(self._context)
-            with service.admission.stream(caller):
-                header = await self._read_open()
-                request = self._note(header)
-                with self._call.phases.spending("queue"):
-                    prepared = await service.prepare(request, self._context)
-                # Besides the steps' memory, grpc holds one chunk each way, twice.
-                most = service.settings.max_chunk_bytes
-                ways = (prepared.input.wire_bytes, prepared.output.wire_bytes)
-                in_transit = sum(2 * min(most, each) for each in ways)
-                with service.admission.memory(prepared.memory_bytes + in_transit):
-                    await self._answer(header, prepared)
-        finally:
-            self._done.set()
+        header = await self._read_open()
+        request = self._note(header)
+        with self._call.phases.spending("queue"):
+            prepared = await service.prepare(request, self._context)
+        # Besides the steps' memory, grpc holds one chunk each way, twice.
+        most = service.settings.max_chunk_bytes
+        ways = (prepared.input.wire_bytes, prepared.output.wire_bytes)
+        in_transit = sum(2 * min(most, each) for each in ways)
+        with service.admission.memory(prepared.memory_bytes + in_transit):
+            await self._answer(header, prepared)
 
     def _note(self, header: v1.Open) -> EvaluationRequest:
         """Return the request, and note it for log and metrics.
@@ -145,17 +132,11 @@ class EvaluationStream(ServedStream):
         if message is None:
             await asyncio.sleep(CANCELLATION_S)
             raise InvalidDataError("open", "half-close came first; a stream starts with open")
-        if isinstance(message, codec.Chunk):
-            raise InvalidDataError("open", "chunk came first; a stream starts with open")
-        codec.refuse_unknown_fields(message, "")
-        if message.WhichOneof("message") != "open":
-            came = message.WhichOneof("message") or "an empty message"
-            raise InvalidDataError("open", f"{came} came first; a stream starts with open")
-        header = message.open
+        header = codec.read_open(message)
         if header.HasField("checksum"):
             self._open_checksum = header.checksum
             header.ClearField("checksum")
-        self._call.request_id = codec.read_request_id(header.request_id) or self._call.request_id
+        self._call.take_id(header.request_id)
         if header.max_chunk_bytes and header.max_chunk_bytes < LEAST_CHUNK_BYTES:
             raise InvalidFieldError(
                 "open.max_chunk_bytes",
@@ -167,54 +148,35 @@ class EvaluationStream(ServedStream):
         digest = await self._service.off_loop(lambda: prepared.digest)
         wanted = wanted_bytes(header, prepared, digest)
         assembler = InputAssembler(prepared, resume_from=wanted.start, stop_before=wanted.stop)
-        through = prepared.passes_through
         limit = self._service.settings.max_chunk_bytes
-        needed = wanted if through else range(assembler.position, assembler.stop)
+        needed = range(assembler.position, assembler.stop)
         output = codec.write_descriptor(prepared.output)
         reply = opened(output, needed, digest=digest, max_chunk_bytes=limit)
         if self._open_checksum is not None:
             self._opened_checksum = checksums.seal(reply.opened, after=self._open_checksum)
         self._chunk_bytes = min(header.max_chunk_bytes or limit, limit)
         await self._responses.put(reply.SerializeToString())
-        self._wanted, self._assembler = wanted, None if through else assembler
+        self._assembler = assembler
         self._input_wanted.set()
-        if not through:
-            left = len(wanted) / prepared.output.wire_bytes
-            with self._service.computing(prepared, self._call, left=left) as do:
-                await self._compute_steps(prepared, wanted, do)
+        left = len(wanted) / max(1, prepared.output.wire_bytes)
+        with self._service.computing(prepared, self._call, left=left) as do:
+            await self._compute_steps(prepared, wanted, do)
         if self._writer is not None:
             await asyncio.wait({self._writer})
-
-    async def _pass_on(self, position: int, total: int) -> None:
-        """Pass input bytes on to the writer as they arrive.
-
-        They begin at `position`.
-        """
-        while (message := await self._next()) is not None:
-            chunk = self._check_chunk(message, position, total)
-            self._call.received_bytes += len(chunk.data)
-            self._call.observer.step(2 * len(chunk.data))
-            await self._responses.put(chunk)
-            position += len(chunk.data)
-        if position != total:
-            raise await _cut_short(position, total)
-        await self._responses.put(None)
 
     async def _read_input(self, assembler: InputAssembler) -> None:
         for ready in assembler.feed(_NOTHING):
             await self._steps.put(ready)
         while (message := await self._next()) is not None:
-            chunk = self._check_chunk(message, assembler.position, assembler.stop)
-            self._call.received_bytes += len(chunk.data)
+            chunk = self._read_chunk(message, assembler.position, assembler.stop)
             for ready in assembler.feed(chunk.data):
                 await self._steps.put(ready)
         if not assembler.complete:
             raise await _cut_short(assembler.position, assembler.stop)
         await self._steps.put(None)
 
-    def _check_chunk(self, message: codec.StreamRequest, position: int, total: int) -> codec.Chunk:
-        chunk = message if isinstance(message, codec.Chunk) else _read_chunk(message)
-        chunk = codec.open_chunk(chunk, self._open_checksum)
+    def _read_chunk(self, message: bytes, position: int, total: int) -> codec.Chunk:
+        chunk = codec.read_chunk(message, self._open_checksum)
         data = chunk.data
         limit = self._service.settings.max_chunk_bytes
         if chunk.offset != position:
@@ -223,6 +185,7 @@ class EvaluationStream(ServedStream):
             raise InvalidDataError("chunk.data", f"{len(data)} bytes; 1 to {limit} are taken")
         if position + len(data) > total:
             raise InvalidDataError("chunk.data", f"ends at byte {position + len(data)} of {total}")
+        self._call.received_bytes += len(data)
         return chunk
 
     async def _compute_steps(self, prepared: Prepared, wanted: range, do: DoStep) -> None:
@@ -244,15 +207,10 @@ class EvaluationStream(ServedStream):
         await self._responses.put(None)
 
     async def _read(self) -> None:
-        try:
-            self._first.set_result(await self._next())
-        except EvaluationError as error:
-            self._first.set_exception(error)
+        self._first.set_result(await self._next())
         await self._input_wanted.wait()
-        if self._failed:
+        if self._failed or self._assembler is None:
             await self._discard_input()
-        elif self._assembler is None:
-            await self._pass_on(self._wanted.start, self._wanted.stop)
         else:
             await self._read_input(self._assembler)
 
@@ -260,14 +218,14 @@ class EvaluationStream(ServedStream):
         while await self._context.read() is not grpc.aio.EOF:
             pass
 
-    async def _next(self) -> codec.StreamRequest | None:
+    async def _next(self) -> bytes | None:
         with self._call.phases.spending("receive"):
             message = await self._context.read()
         if self._failed:
             await self._discard_input()
             return None
         self._progress = self._clock()
-        return None if message is grpc.aio.EOF else codec.well_formed(message)
+        return None if message is grpc.aio.EOF else message
 
     async def _write(self) -> None:
         while (response := await self._responses.get()) is not None:
@@ -287,20 +245,6 @@ class EvaluationStream(ServedStream):
 
 
 _NOTHING = np.empty(0, np.uint8)
-
-
-def _future() -> asyncio.Future[Any]:
-    return asyncio.get_running_loop().create_future()
-
-
-def _read_chunk(message: v1.EvaluateStreamRequest) -> codec.Chunk:
-    """Return the chunk of a message with an unusual encoding."""
-    codec.refuse_unknown_fields(message, "")
-    came = message.WhichOneof("message") or "an empty message"
-    if came != "chunk":
-        raise InvalidDataError("chunk", f"{came} came; only chunks follow open")
-    codec.refuse_unknown_fields(message.chunk, "chunk")
-    return codec.Chunk(message.chunk.offset, np.frombuffer(message.chunk.data, np.uint8))
 
 
 async def _cut_short(position: int, total: int) -> InvalidDataError:

@@ -16,9 +16,9 @@ import grpc
 from google.protobuf.message import Message
 
 from gradwire_server.errors import DrainingError, StalledError
-from gradwire_server.rpc.call_context import ActiveCall, Context
+from gradwire_server.rpc.call_context import ActiveCall, Context, caller_of
 from gradwire_server.rpc.service_context import ServiceContext
-from gradwire_server.rpc.status_map import ErrorStatus
+from gradwire_server.rpc.status_map import EncodedStatus
 from gradwire_server.scheduling import tasks
 
 # Time to write the error that ends a stream to a caller that does not read.
@@ -90,25 +90,33 @@ class ServedStream(ABC):
     async def _write(self) -> None:  # noqa: B027 - the task that reads may write
         """Write as long as the call lasts."""
 
-    @abstractmethod
     async def _evaluate(self) -> None:
-        """Do the stream's work, and set _done."""
+        """Do the stream's work; by default, wait for both tasks."""
+        await asyncio.wait({task for task in (self._reader, self._writer) if task is not None})
 
     def _stop(self) -> None:  # noqa: B027 - tasks may see it by themselves
         """Tell reading and writing tasks that the stream has failed."""
 
     async def _run(self) -> None:
-        """Serve the stream, and end it if it stalls."""
-        self._reader = asyncio.ensure_future(self._read())
-        self._writer = asyncio.ensure_future(self._write())
-        await tasks.together(self._evaluate(), self._watch(), beside=(self._reader, self._writer))
+        """Serve the stream if it has room, until it stalls."""
+        with self._service.admission.stream(caller_of(self._context)):
+            self._reader = asyncio.ensure_future(self._read())
+            self._writer = asyncio.ensure_future(self._write())
+            beside = (self._reader, self._writer)
+            await tasks.together(self._work(), self._watch(), beside=beside)
+
+    async def _work(self) -> None:
+        try:
+            await self._evaluate()
+        finally:
+            self._done.set()
 
     @classmethod
-    def error_message(cls, failed: ErrorStatus) -> Message:
+    def error_message(cls, failed: EncodedStatus) -> Message:
         """Return the last message of a stream that fails."""
         return cls.RESPONSE(error=failed.in_band())
 
-    async def _send_error(self, failed: ErrorStatus) -> None:
+    async def _send_error(self, failed: EncodedStatus) -> None:
         """Send an error as the last message.
 
         It is not sent if the caller does not read.

@@ -1,16 +1,15 @@
-"""Unary evaluations, and the unary RPCs Evaluate, ListOperators and GetServerInfo."""
+"""Unary evaluations, and the unary RPCs of gradwire.v1.GradientService."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from functools import partial
-from typing import Generic, Never, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
-from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 
 from gradwire import ops, v1
 from gradwire._wire import checksums
@@ -24,10 +23,13 @@ from gradwire_server.engine import (
     at_once,
     in_memory,
 )
+from gradwire_server.errors import InvalidDataError, InvalidFieldError
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import ActiveCall, Context, Metadata, Reply
+from gradwire_server.rpc.call_context import ActiveCall, Context, Metadata
 from gradwire_server.rpc.message_budget import MessageBudget
+from gradwire_server.rpc.segments import Segments
 from gradwire_server.rpc.service_context import ServiceContext
+from gradwire_server.rpc.status_map import duration
 
 NAME = "gradwire.v1.GradientService"
 
@@ -64,14 +66,15 @@ class UnaryEvaluator(ABC, Generic[Call]):
     def _reply(self, prepared: Prepared, result: memoryview, call: Call) -> bytes:
         """Return the message that carries a result."""
 
-    async def _answer(self, message: bytes | codec.Malformed, call: Call) -> bytes:
+    async def _answer(self, message: bytes | Exception, call: Call) -> bytes:
         """Evaluate one message, as received; the call ends with its status."""
         try:
             header, data = self._split(codec.well_formed(message), call)
             prepared = self._service.preparer.find(header)
             reply = None if prepared is None else self._evaluate_now(prepared, data, call)
         except Exception as error:  # noqa: BLE001 - the caller gets a status
-            return await call.answer(partial(_raise, error))
+            nothing: bytes = await call.refuse(error)
+            return nothing
         if reply is None:
             return await call.answer(partial(self._evaluate, header, data, prepared, call))
         call.succeed()
@@ -161,16 +164,11 @@ class UnaryEvaluator(ABC, Generic[Call]):
 
 
 class GradientService(UnaryEvaluator[ActiveCall]):
-    """The unary RPCs of gradwire.v1.GradientService, but EvaluateShared.
+    """The unary RPCs of gradwire.v1.GradientService."""
 
-    shares_memory  whether callers on a unix socket may share memory
-    """
-
-    def __init__(
-        self, service: ServiceContext, budget: MessageBudget, *, shares_memory: bool = False
-    ) -> None:
+    def __init__(self, service: ServiceContext, budget: MessageBudget, segments: Segments) -> None:
         super().__init__(service, budget)
-        self._shares_memory = shares_memory
+        self._segments = segments
         self._operators = v1.ListOperatorsResponse(
             operators=[ops.describe(operator) for operator in ops.OPERATORS.values()]
         )
@@ -183,7 +181,7 @@ class GradientService(UnaryEvaluator[ActiveCall]):
 
     def _split(self, message: bytes, call: ActiveCall) -> tuple[bytes, memoryview]:
         (request_id, header, data), call.checksum = codec.read_evaluate(message)
-        call.request_id = codec.read_request_id(request_id.decode())
+        call.take_id(request_id.decode())
         return header, data
 
     def _check_size(self, request: EvaluationRequest, call: ActiveCall) -> None:
@@ -193,37 +191,77 @@ class GradientService(UnaryEvaluator[ActiveCall]):
         header = prepared.response_header
         return codec.response(call.request_id, header, result, after=call.checksum)
 
-    async def list_operators(self, _requests: object, context: Context) -> v1.ListOperatorsResponse:
+    async def evaluate_shared(self, _requests: object, context: Context) -> bytes:
+        """Evaluate one operator on one tensor in shared memory."""
+        message = await self._budget.receive(context)
+        call = ActiveCall("EvaluateShared", context, self._service.active)
+        return await call.answer(partial(self._evaluate_shared, message, call))
+
+    async def _evaluate_shared(self, message: bytes | Exception, call: ActiveCall) -> bytes:
+        request = codec.parse(v1.EvaluateSharedRequest, codec.well_formed(message))
+        codec.refuse_unknown_fields(request, "")
+        for field in ("input", "output"):
+            codec.refuse_unknown_fields(getattr(request, field), field)
+        call.take_id(request.evaluation.request_id)
+        request.evaluation.ClearField("request_id")
+        if request.evaluation.data:
+            raise InvalidDataError("evaluation.data", "given; the input's range has the bytes")
+        prepared = await self._prepare_shared(request.evaluation, call)
+        data, result = self._views(request, prepared)
+        service = self._service
+        steps = in_memory(prepared, result, data, service.backend)
+        with service.admission.memory(prepared.memory_bytes):
+            await service.compute_steps(steps, prepared, call)
+        call.sent_bytes = len(result)
+        output = codec.write_descriptor(prepared.output)
+        reply = v1.EvaluateSharedResponse(request_id=call.request_id, output=output)
+        return reply.SerializeToString()
+
+    async def _prepare_shared(self, evaluation: v1.EvaluateRequest, call: ActiveCall) -> Prepared:
+        header = evaluation.SerializeToString(deterministic=True)
+        prepared = self._service.preparer.find(header)
+        if prepared is None:
+            with call.phases.spending("queue"):
+                decoded = codec.read_request(evaluation)
+                prepared = await self._service.prepare(decoded, call.context, header=header)
+        call.note_request(prepared.request, received=prepared.input.wire_bytes)
+        return prepared
+
+    def _views(
+        self, request: v1.EvaluateSharedRequest, prepared: Prepared
+    ) -> tuple[codec.Bytes, codec.Bytes]:
+        """Return the bytes of the input and of the result.
+
+        They must not overlap.
+        """
+        data = self._segments.view(request.input, "input", prepared.input.wire_bytes)
+        result = self._segments.view(request.output, "output", prepared.output.wire_bytes)
+        if np.may_share_memory(data, result):
+            raise InvalidFieldError("output.offset", "the result's range overlaps the input's")
+        return data, result
+
+    async def list_operators(self, _requests: object, context: Context) -> bytes:
         """List the operators."""
-        return await self._tell("ListOperators", context, lambda: self._operators)
+        return await self._tell("ListOperators", v1.ListOperatorsRequest, context, self._operators)
 
-    async def get_server_info(
-        self, _requests: object, context: Context
-    ) -> v1.GetServerInfoResponse:
+    async def get_server_info(self, _requests: object, context: Context) -> bytes:
         """Return version, backend and limits."""
+        service, in_use = self._service, self._service.in_use
+        told = server_info(service.settings, in_use.backend.name, in_use.reason)
+        told.backend_to_come = in_use.to_come
+        told.shared_memory = self._segments.are_taken and context.peer().startswith("unix:")
+        return await self._tell("GetServerInfo", v1.GetServerInfoRequest, context, told)
 
-        def info() -> v1.GetServerInfoResponse:
-            service = self._service
-            in_use = service.in_use
-            told = server_info(service.settings, in_use.backend.name, in_use.reason)
-            told.backend_to_come = in_use.to_come
-            told.shared_memory = self._shares_memory and context.peer().startswith("unix:")
-            return told
+    async def _tell(
+        self, method: str, kind: type[Message], context: Context, reply: Message
+    ) -> bytes:
+        message = await self._budget.receive(context)
 
-        return await self._tell("GetServerInfo", context, info)
-
-    async def _tell(self, method: str, context: Context, reply: Callable[[], Reply]) -> Reply:
-        request = await self._budget.receive(context)
-
-        async def answer() -> Reply:
-            codec.well_formed(request)
-            return reply()
+        async def answer() -> bytes:
+            codec.parse(kind, codec.well_formed(message))
+            return reply.SerializeToString()
 
         return await ActiveCall(method, context, self._service.active).answer(answer)
-
-
-async def _raise(error: Exception) -> Never:
-    raise error
 
 
 def server_info(settings: Settings, backend: str, backend_reason: str) -> v1.GetServerInfoResponse:
@@ -244,7 +282,5 @@ def _limits(settings: Settings) -> v1.Limits:
     for name in limits.DESCRIPTOR.fields_by_name:
         if hasattr(settings, name):
             setattr(limits, name, getattr(settings, name))
-    stall = Duration()
-    stall.FromNanoseconds(int(settings.stall_timeout_s * 1e9))
-    limits.stall_timeout.CopyFrom(stall)
+    limits.stall_timeout.CopyFrom(duration(settings.stall_timeout_s))
     return limits

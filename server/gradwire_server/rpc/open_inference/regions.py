@@ -28,15 +28,15 @@ _MOST_REGIONS = 256
 _MOST_NAME = 255
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Region:
+class Region(UnsealedFile):
     """A registered part of a file.
 
     told  name, key, offset and byte_size
     """
 
-    told: dict[str, Any]
-    file: UnsealedFile
+    def __init__(self, file: int, told: dict[str, Any]) -> None:
+        super().__init__(file, told["offset"] + told["byte_size"])
+        self.told = told
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +92,7 @@ class Regions:
                     "byte_size",
                     f"{request.byte_size} from offset {request.offset} on; the file has {size}",
                 )
-            self._all[request.name] = Region(told, UnsealedFile(file, end))
+            self._all[request.name] = Region(file, told)
         finally:
             os.close(file)
         return {}
@@ -152,8 +152,8 @@ class Regions:
                 f"{size}",
             )
         offset += region.told["offset"]
-        region.file.check(field)
-        return Range(region, region.file.memory[offset : offset + length])
+        region.check(field)
+        return Range(region, region.memory[offset : offset + length])
 
 
 def check_local(context: Context) -> None:

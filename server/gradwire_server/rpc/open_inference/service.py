@@ -23,14 +23,19 @@ from gradwire_server.errors import (
     UnsupportedCallError,
 )
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import ActiveCall, Context, Metadata, caller_of
+from gradwire_server.rpc.call_context import ActiveCall, Context, Metadata
 from gradwire_server.rpc.message_budget import MessageBudget
 from gradwire_server.rpc.open_inference.descriptors import NAME, SERVICE, message
-from gradwire_server.rpc.open_inference.models import PLATFORM, Models
 from gradwire_server.rpc.open_inference.regions import Range, Regions, check_local
-from gradwire_server.rpc.open_inference.requests import Inference, InferReader, renamed
+from gradwire_server.rpc.open_inference.requests import (
+    PLATFORM,
+    Inference,
+    InferReader,
+    Models,
+    renamed,
+)
 from gradwire_server.rpc.service_context import ServiceContext
-from gradwire_server.rpc.status_map import ErrorStatus
+from gradwire_server.rpc.status_map import EncodedStatus
 from gradwire_server.rpc.streaming import ServedStream
 from gradwire_server.rpc.unary import UnaryEvaluator
 
@@ -53,7 +58,7 @@ class InferCall(ActiveCall):
     source: Range | None = None
     sink: Range | None = None
 
-    def _status(self, error: Exception) -> ErrorStatus:
+    def _status(self, error: Exception) -> EncodedStatus:
         failed = super()._status(renamed(error))
         if isinstance(error, RequestLimitError | MessageTooLargeError | UnknownFieldError):
             return replace(failed, status="INVALID_ARGUMENT")
@@ -66,15 +71,14 @@ class InferCall(ActiveCall):
             self.inference.model.note(self.phases, duration_s, succeeded=status == "OK")
 
 
-class ModelInfer(UnaryEvaluator[InferCall]):
-    """The RPC ModelInfer, and each message of ModelStreamInfer."""
+class InferenceService(UnaryEvaluator[InferCall]):
+    """All handlers of the service, by path."""
 
-    def __init__(
-        self, service: ServiceContext, budget: MessageBudget, models: Models, regions: Regions
-    ) -> None:
+    def __init__(self, service: ServiceContext, budget: MessageBudget) -> None:
         super().__init__(service, budget)
-        self._reader = InferReader(models)
-        self._regions = regions
+        self._models = Models(service.settings.named_models)
+        self._reader = InferReader(self._models)
+        self._regions = Regions(service.settings)
 
     async def infer(self, metadata: Metadata, _requests: object, context: Context) -> bytes:
         """Evaluate one model on one tensor; metadata is the call's."""
@@ -104,7 +108,8 @@ class ModelInfer(UnaryEvaluator[InferCall]):
 
     def _split(self, message: bytes, call: InferCall) -> tuple[bytes, memoryview]:
         request_id, inference, data = self._reader.read(message)
-        call.request_id = call.given_id = codec.read_request_id(request_id)
+        call.take_id(request_id)
+        call.given_id = request_id
         call.inference = inference
         if inference.source or inference.sink:
             check_local(call.context)
@@ -134,70 +139,10 @@ class ModelInfer(UnaryEvaluator[InferCall]):
     def _reply(self, prepared: Prepared, result: memoryview, call: InferCall) -> bytes:
         if call.sink is not None:
             call.sink.store(result)
-            call.sink.region.file.check("outputs.y")
+            call.sink.region.check("outputs.y")
         if call.source is not None:
-            call.source.region.file.check("inputs.x")
+            call.source.region.check("inputs.x")
         return call.inference.reply(call.given_id, result)
-
-
-def _call_now(sent: Callable[[object], object]) -> None:
-    sent(None)
-
-
-def _ignore(_given: object) -> None:
-    """Leave a stream's own code and trailing metadata."""
-
-
-class InferStream(ServedStream):
-    """One ModelStreamInfer: messages are answered one after another."""
-
-    METHOD = "ModelStreamInfer"
-    RESPONSE = _StreamResponse
-    RESUME = "send the requests without an answer to another one"
-
-    def __init__(self, infer: ModelInfer, service: ServiceContext, context: Context) -> None:
-        super().__init__(service, context)
-        self._infer = infer
-
-    async def _run(self) -> None:
-        caller = caller_of(self._context)
-        with self._service.admission.stream(caller):
-            await super()._run()
-
-    async def _read(self) -> None:
-        while (received := await self._context.read()) is not grpc.aio.EOF:
-            self._progress = self._clock()
-            if self._failed:
-                continue
-            self._busy = 1
-            reply = await self._infer.infer_item(received, self._context)
-            self._busy = 0
-            if not self._failed:
-                self._writer = asyncio.ensure_future(self._context.write(reply))
-                await self._writer
-            self._progress = self._clock()
-        self._done.set()
-
-    async def _evaluate(self) -> None:
-        await self._done.wait()
-
-    @classmethod
-    def error_message(cls, failed: ErrorStatus) -> Message:
-        """Return the last message of a stream that fails."""
-        last: Message = _StreamResponse(error_message=failed.message)
-        return last
-
-
-class InferenceService:
-    """All handlers of the service, by path."""
-
-    def __init__(self, service: ServiceContext, budget: MessageBudget) -> None:
-        self._service = service
-        self._budget = budget
-        self._models = Models(service.settings.named_models)
-        self._regions = Regions(service.settings)
-        self._infer = ModelInfer(service, budget, self._models, self._regions)
-        self.infer = self._infer.infer
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """Return the handlers of all methods but ModelInfer."""
@@ -210,7 +155,7 @@ class InferenceService:
         return found | {STREAM_INFER: grpc.stream_stream_rpc_method_handler(stream)}
 
     async def _stream(self, _requests: object, context: Context) -> None:
-        await InferStream(self._infer, self._service, context).answer()
+        await InferStream(self, self._service, context).answer()
 
     async def _control(
         self, method: Any, answer: Any, _requests: object, context: Context
@@ -259,6 +204,45 @@ class InferenceService:
             # There are no regions to forget: perf_analyzer ends where this fails.
             "CudaSharedMemoryUnregister": lambda _r, _c: {},
         }
+
+
+def _call_now(sent: Callable[[object], object]) -> None:
+    sent(None)
+
+
+def _ignore(_given: object) -> None:
+    """Leave a stream's own code and trailing metadata."""
+
+
+class InferStream(ServedStream):
+    """One ModelStreamInfer: messages are answered one after another."""
+
+    METHOD = "ModelStreamInfer"
+    RESPONSE = _StreamResponse
+    RESUME = "send the requests without an answer to another one"
+
+    def __init__(self, infer: InferenceService, service: ServiceContext, context: Context) -> None:
+        super().__init__(service, context)
+        self._infer = infer
+
+    async def _read(self) -> None:
+        while (received := await self._context.read()) is not grpc.aio.EOF:
+            self._progress = self._clock()
+            if self._failed:
+                continue
+            self._busy = 1
+            reply = await self._infer.infer_item(received, self._context)
+            self._busy = 0
+            if not self._failed:
+                self._writer = asyncio.ensure_future(self._context.write(reply))
+                await self._writer
+            self._progress = self._clock()
+
+    @classmethod
+    def error_message(cls, failed: EncodedStatus) -> Message:
+        """Return the last message of a stream that fails."""
+        last: Message = _StreamResponse(error_message=failed.message)
+        return last
 
 
 def _refuse(request: Any, _context: Context) -> Never:
