@@ -32,9 +32,7 @@ from gradwire_server.config.tokens import Scope, add_token, revoke_token
 from support.certificates import Papers, impatient, pair, trusting
 from support.clients import (
     BILINEAR,
-    BRISK,
     CALLS,
-    ITEM,
     ONCE,
     PROMPT,
     SMALL,
@@ -467,35 +465,6 @@ def test_an_attempt_to_connect_takes_no_longer(face: Face) -> None:
         # By itself gRPC waits 20 s for a server that takes a connection and says nothing.
         error = error_of(face, target, connect_timeout_s=0.2, timeout_s=10, retry=POLICY)
     assert isinstance(error, UnavailableError)
-
-
-@either_size
-def test_tls_is_told_of_whichever_address_has_the_server(
-    face: Face, array: NDArray[Any], nobody: str, private: str
-) -> None:
-    # gRPC tells of the address of a name that failed last, which may be another one.
-    name = private.replace("127.0.0.1", "localhost")
-    for target in (name, f"{private},{nobody}", f"{nobody},{private}", f"ipv4:{private},{nobody}"):
-        error = error_of(face, target, array, retry=POLICY)
-        assert isinstance(error, UnavailableError)
-        assert "requires TLS" in str(error)
-    if array is SMALL:
-        for many in (f"{private},{nobody}", f"ipv4:{nobody},{private}"):
-            with (
-                face(many, retry=BRISK) as client,
-                pytest.raises(UnavailableError, match="requires TLS"),
-            ):
-                list(client.evaluate_many([ITEM]))
-
-
-def test_waiting_tells_of_tls_whichever_of_several_targets_answers_last(
-    nobody: str, face: Face, private: str
-) -> None:
-    with (
-        face(f"{private},{nobody}") as client,
-        pytest.raises(UnavailableError, match="requires TLS"),
-    ):
-        client.wait_ready(0.3)
 
 
 @either_size

@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
@@ -51,8 +52,6 @@ _HOST_PORT = re.compile(
     r"(?P<host>\[[^\[\]\s/\0-\x1f]+\]|[^\[\]:\s/\0-\x1f]+):(?P<port>[0-9]+)", re.ASCII
 )
 _MAX_PORT = 65535
-# Longest part of a host's name between dots (RFC 1035).
-_MAX_LABEL = 63
 
 Sent = tuple[tuple[str, str], ...]
 Bearer = Callable[[], Sent]
@@ -158,28 +157,20 @@ class Options:
     checking: Checking = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not _is_count(self.connections) or not 1 <= self.connections <= _MAX_CONNECTIONS:
-            raise ValueError(
-                f"connections is {self.connections!r}; give 1 to {_MAX_CONNECTIONS} for each server"
-            )
-        if not is_timeout(self.timeout_s):
-            raise ValueError(
-                f"timeout_s is {self.timeout_s!r}; give seconds above 0, at most {MAX_TIMEOUT_S}"
-            )
-        if self.connect_timeout_s is not None and not is_timeout(self.connect_timeout_s):
-            raise ValueError(
-                f"connect_timeout_s is {self.connect_timeout_s!r}; give seconds above 0, at most "
-                f"{MAX_TIMEOUT_S}, or None"
-            )
-        chunk = self.chunk_bytes
-        for name in ("stream_threshold_bytes", "split_threshold_bytes"):
-            threshold = getattr(self, name)
-            if not _is_count(threshold):
-                raise ValueError(f"{name} is {threshold!r}; give 0 or more bytes")
-        if not _is_count(chunk) or not LEAST_CHUNK_BYTES <= chunk <= _MAX_CHUNK_BYTES:
-            raise ValueError(
-                f"chunk_bytes is {chunk!r}; give {LEAST_CHUNK_BYTES} to {_MAX_CHUNK_BYTES} bytes"
-            )
+        for name, least, most in (
+            ("connections", 1, _MAX_CONNECTIONS),
+            ("stream_threshold_bytes", 0, sys.maxsize),
+            ("split_threshold_bytes", 0, sys.maxsize),
+            ("chunk_bytes", LEAST_CHUNK_BYTES, _MAX_CHUNK_BYTES),
+        ):
+            value = getattr(self, name)
+            if not (isinstance(value, int) and least <= value <= most):
+                raise ValueError(f"{name} is {value!r}; give an integer from {least} to {most}")
+        for name, also in (("timeout_s", ""), ("connect_timeout_s", ", or None")):
+            value = getattr(self, name)
+            if not (is_timeout(value) or (also and value is None)):
+                wanted = f"give seconds above 0, at most {MAX_TIMEOUT_S}{also}"
+                raise ValueError(f"{name} is {value!r}; {wanted}")
         secure = self.credentials is not None
         self.bearer = read_bearer(self.token, self.token_file, target=self.target, secure=secure)
         self.one_server = len(self.target) == 1 and not is_list(self.target[0])
@@ -241,10 +232,6 @@ class Checking:
         return True
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and value >= 0
-
-
 def read_target(target: object) -> tuple[str, ...]:
     """Return the addresses of `target`: comma-separated text, or a sequence of texts.
 
@@ -267,26 +254,11 @@ def read_target(target: object) -> tuple[str, ...]:
             'give a server\'s address, such as "127.0.0.1:50051", or several',
             field="target",
         )
-    lists = [address for address in addresses if address.startswith("replicas+")]
-    if lists and (len(addresses) > 1 or not is_list(lists[0])):
-        raise InvalidRequestError(
-            f"{name} is {target!r}; a list of replicas stands alone, as "
-            "replicas+http://HOST:PORT/NAME or replicas+https://HOST:PORT/NAME",
-            field="target",
-        )
-    for address in () if lists else addresses:
-        if (fault := _fault(address)) is not None:
+    for address in addresses:
+        if fault := _fault(address, alone=len(addresses) == 1):
             among = "" if address == target else f" of {target!r}"
             raise InvalidRequestError(f"{name} is {address!r}{among}; {fault}", field="target")
     return addresses
-
-
-def is_host_port(text: str) -> bool:
-    """Whether a text is HOST:PORT with a valid port.
-
-    An IPv6 address stands in brackets.
-    """
-    return _host_port_fault(text) is None
 
 
 def host_ports(address: str) -> list[str]:
@@ -301,42 +273,34 @@ def host_ports(address: str) -> list[str]:
     return [address]
 
 
-def host_and_port(text: str) -> tuple[str, int]:
-    """Return host and port of a valid HOST:PORT, the host without brackets."""
-    host, _, port = text.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
-def _fault(address: str) -> str | None:
+def _fault(address: str, *, alone: bool) -> str | None:
     """Return the remedy for a malformed address; None for a valid one."""
     scheme, _, rest = address.partition(":")
     if scheme in _OPAQUE:
         return None if rest.strip("/") else f"give {scheme}:NAME"
+    if address.startswith("replicas+"):
+        wanted = "replicas+http://HOST:PORT/NAME or replicas+https://HOST:PORT/NAME"
+        valid = alone and is_list(address)
+        return None if valid else f"a list of replicas stands alone, as {wanted}"
     if scheme != "dns" and _URL.match(address):
         return "give HOST:PORT without a scheme, or dns:///HOST:PORT"
-    places = host_ports(address)
-    if fault := next(filter(None, map(_host_port_fault, places)), None):
-        return fault
-    version = _NUMERIC.get(scheme)
+    places, version = host_ports(address), _NUMERIC.get(scheme)
+    if not all(map(is_host_port, places)):
+        return f"give HOST:PORT with a port from 1 to {_MAX_PORT}, such as {DEFAULT} or [::1]:50051"
     if version is not None and any(_version(each) != version for each in places):
         return f"give addresses of IPv{version} there, or a name without scheme"
     return None
 
 
-def _host_port_fault(text: str) -> str | None:
+def is_host_port(text: str) -> bool:
+    """Whether a text is HOST:PORT with a valid port.
+
+    An IPv6 address stands in brackets.
+    """
     found = _HOST_PORT.fullmatch(text)
-    if found is None:
-        bare = text.strip("[]")
-        host = f"[{bare}]" if _version(f"{bare}:1") == 6 else "HOST"  # noqa: PLR2004 - IPv6
-        return f'give {host}:PORT, such as "127.0.0.1:50051" or "[::1]:50051"'
-    if not 1 <= int(found["port"]) <= _MAX_PORT:
-        return f"give a port from 1 to {_MAX_PORT}"
-    if found["host"].startswith("[") and _version(text) != 6:  # noqa: PLR2004 - IPv6
-        return "give an address of IPv6 in brackets, or a name without"
-    labels = found["host"].removesuffix(".").split(".")
-    if not all(1 <= len(label) <= _MAX_LABEL for label in labels):
-        return f"give a host whose name has 1 to {_MAX_LABEL} characters between dots"
-    return None
+    if found is None or not 1 <= int(found["port"]) <= _MAX_PORT:
+        return False
+    return not text.startswith("[") or _version(text) == 6  # noqa: PLR2004 - IPv6
 
 
 def is_list(address: str) -> bool:

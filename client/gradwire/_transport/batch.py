@@ -30,7 +30,6 @@ from gradwire._transport.channels import (
     PooledChannel,
     ServiceChannel,
     from_rpc_error,
-    next_pause_s,
 )
 from gradwire._transport.streams import StreamRun
 from gradwire._transport.tracing import call_span
@@ -247,7 +246,7 @@ class BatchEngine:
         if self._ended.is_set():
             return
         try:
-            pause_s = next_pause_s(error, self._batch.broke, self._calls.channels.options)
+            pause_s = self._batch.broke(error)
         except GradwireError as last:
             self._batch.give_up(last)
         else:

@@ -20,7 +20,7 @@ from gradwire import v1
 from gradwire._core.evaluation import Evaluation, Shares, Transfer
 from gradwire._core.options import Sent
 from gradwire._core.retries import is_retryable
-from gradwire._transport.channels import ChannelPool, ClientChannels, from_rpc_error, next_pause_s
+from gradwire._transport.channels import ChannelPool, ClientChannels, from_rpc_error
 from gradwire._transport.tracing import call_span
 from gradwire._transport.unary import OnTrailers, Runtime
 from gradwire._wire import checksums
@@ -427,8 +427,7 @@ class StreamRun:
         while (error := await self._try()) is not None:
             if self._stopped.is_set():
                 raise error
-            pause = partial(next_pause_s, error, evaluation.recover, evaluation.options)
-            if await self._runtime.wait(self._stopped, await self._runtime.elsewhere(pause)):
+            if await self._runtime.wait(self._stopped, evaluation.recover(error)):
                 raise error
 
     def stop(self) -> None:

@@ -352,7 +352,9 @@ def load_function(name: str) -> Callable[[Any, Shape], Any]:
         raise InvalidUsage(message) from error
     function: Callable[[Any, Shape], Any] | None = names.get(attribute)
     if not callable(function):
-        raise InvalidUsage(f"{name}: {attribute} is {function!r:.40}; a function is needed")
+        raise InvalidUsage(
+            f"{name}: {attribute} is {type(function).__name__}; a function is needed"
+        )
     return function
 
 

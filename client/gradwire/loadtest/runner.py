@@ -203,8 +203,8 @@ def warnings(
 ) -> list[str]:
     """Return warnings about figures that may be less accurate than they look."""
     told: list[str] = []
-    busy = [one.cpu_cores for one in generators]
-    if max(busy, default=0.0) >= _BUSY:
+    busy = [0.0, *(one.cpu_cores for one in generators)]
+    if max(busy) >= _BUSY:
         told.append(
             f"a process that makes calls was busy for {max(busy):.2f} of one core: it may be the "
             "bottleneck, not the server; give more --processes, or another machine"
@@ -238,8 +238,9 @@ def _progress(tally: Tally) -> str:
 
 INTERVAL_S = 1.0
 _ANSWER_S = 2.0
-_SAMPLE = re.compile(
-    r"^process_(cpu_seconds_total|resident_memory_bytes)(?:\{[^}]*\})? (\S+)", re.MULTILINE
+_SAMPLES = (
+    r"^process_cpu_seconds_total(?:\{[^}]*\})? (\S+)",
+    r"^process_resident_memory_bytes(?:\{[^}]*\})? (\S+)",
 )
 
 
@@ -281,10 +282,10 @@ class MetricsEndpoint:
                 text = answer.read().decode(errors="replace")
         except HTTPException as error:
             raise OSError(f"the answer is not HTTP: {error}") from error
-        told: dict[str, list[float]] = {"cpu_seconds_total": [], "resident_memory_bytes": []}
-        for name, value in _SAMPLE.findall(text):
-            told[name].append(float(value))
-        cpu_s, rss = told.values()
+        cpu_s, rss = (
+            [float(value) for value in re.findall(pattern, text, re.MULTILINE)]
+            for pattern in _SAMPLES
+        )
         if not cpu_s:
             raise OSError(
                 "no processor time and memory is told there; give the /metrics of the server's "
