@@ -101,7 +101,6 @@ class WireView:
 
         None if the memory has another order.
         """
-        self._check_range(start, stop)
         return None if self._bytes is None else self._bytes[start:stop]
 
     def read(self, start: int, stop: int) -> memoryview:
@@ -110,7 +109,6 @@ class WireView:
         They are a view of the array's memory if that is in wire order; otherwise only these bytes
         are copied. The range may split elements.
         """
-        self._check_range(start, stop)
         if self._bytes is not None:
             return self._bytes[start:stop].data
         first, last = self._covering(start, stop)
@@ -128,15 +126,10 @@ class WireView:
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Store bytes offset..offset+len(data)-1; the range may split elements."""
         given = np.frombuffer(data, np.uint8)
-        self._check_range(offset, offset + given.size)
         if self._bytes is not None:
             self._bytes[offset : offset + given.size] = given
         elif given.size:
             self._scatter(*self._whole_elements(offset, given))
-
-    def _check_range(self, start: int, stop: int) -> None:
-        if not 0 <= start <= stop <= self.nbytes:
-            raise ValueError(f"bytes {start} to {stop} of an array of {self.nbytes}")
 
     def _covering(self, start: int, stop: int) -> tuple[int, int]:
         itemsize = self._wire.itemsize

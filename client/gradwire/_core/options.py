@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -75,28 +76,26 @@ def read_bearer(
     """
     if token is not None and token_file is not None:
         raise InvalidRequestError.of("token", "is given, and token_file is too; give one of them")
-    name, file_name = "token", "token_file"
+    names = "token", "token_file"
     if token is None and token_file is None:
-        token, token_file = os.environ.get(TOKEN_VARIABLE), os.environ.get(TOKEN_FILE_VARIABLE)
-        if not token and not token_file:
+        names = TOKEN_VARIABLE, TOKEN_FILE_VARIABLE
+        token, token_file = (os.environ.get(each) or None for each in names)
+        if token is None and token_file is None:
             return None
-        token = token or None
-        name, file_name = TOKEN_VARIABLE, TOKEN_FILE_VARIABLE
-    name = name if token is not None else file_name
-    distant = next((address for address in target if not is_local(address)), None)
-    if distant is not None and not secure:
-        raise InvalidRequestError.of(
-            name,
-            f"a token would go to {distant} in plain text, where others can read it; give "
-            "credentials for TLS (--tls-ca), or no token",
-        )
-    told = next((address for address in target if is_open_list(address)), None)
-    if told is not None:
-        raise InvalidRequestError.of(
-            name,
-            f"a token would go wherever {told} says, in plain text that others can change; "
-            "give replicas+https, or no token",
-        )
+    name = names[token is None]
+    for address in target:
+        if not (secure or is_local(address)):
+            raise InvalidRequestError.of(
+                name,
+                f"a token would go to {address} in plain text, where others can read it; give "
+                "credentials for TLS (--tls-ca), or no token",
+            )
+        if address.startswith("replicas+http:") and not is_local(urlsplit(address).netloc):
+            raise InvalidRequestError.of(
+                name,
+                f"a token would go wherever {address} says, in plain text that others can change; "
+                "give replicas+https, or no token",
+            )
     if token is None:
         return _of_file(token_file or "", name).get
     sent = _sent(token, name)
@@ -104,14 +103,11 @@ def read_bearer(
 
 
 def _of_file(path: str, name: str) -> Reloaded[Sent]:
-    def keep(error: Exception) -> None:
-        _log.warning("the token of before is kept: %s", error)
-
     try:
         return Reloaded(
             (path,),
             lambda contents: _sent(contents[0].decode("ascii", "replace").strip(), name, path),
-            on_error=keep,
+            on_error=partial(_log.warning, "the token of before is kept: %s"),
         )
     except OSError as error:
         raise InvalidRequestError.of(name, f"{path} cannot be read: {error.strerror}") from error
@@ -287,7 +283,7 @@ def _fault(address: str, *, alone: bool) -> str | None:
     places, version = host_ports(address), _NUMERIC.get(scheme)
     if not all(map(is_host_port, places)):
         return f"give HOST:PORT with a port from 1 to {_MAX_PORT}, such as {DEFAULT} or [::1]:50051"
-    if version is not None and any(_version(each) != version for each in places):
+    if version is not None and any(ip_version(each) != version for each in places):
         return f"give addresses of IPv{version} there, or a name without scheme"
     return None
 
@@ -300,7 +296,7 @@ def is_host_port(text: str) -> bool:
     found = _HOST_PORT.fullmatch(text)
     if found is None or not 1 <= int(found["port"]) <= _MAX_PORT:
         return False
-    return not text.startswith("[") or _version(text) == 6  # noqa: PLR2004 - IPv6
+    return not text.startswith("[") or ip_version(text) == 6  # noqa: PLR2004 - IPv6
 
 
 def is_list(address: str) -> bool:
@@ -314,11 +310,6 @@ def is_list(address: str) -> bool:
     return bool(separator) and scheme in _LISTS and told and "@" not in url.netloc
 
 
-def is_open_list(address: str) -> bool:
-    """Whether an address is a list in plain text on another machine."""
-    return address.startswith("replicas+http:") and not is_local(urlsplit(address).netloc)
-
-
 def channel_targets(addresses: Sequence[str], *, secure: bool) -> tuple[str, ...]:
     """Return the targets of channels that together reach all addresses.
 
@@ -326,7 +317,7 @@ def channel_targets(addresses: Sequence[str], *, secure: bool) -> tuple[str, ...
     so an address that does not answer delays no call. Names and servers with TLS cannot be joined:
     a channel expects one name of all its servers.
     """
-    versions = {_version(address) for address in addresses}
+    versions = {ip_version(address) for address in addresses}
     if len(addresses) < 2 or secure or len(versions) > 1 or None in versions:  # noqa: PLR2004
         return tuple(addresses)
     return (f"ipv{versions.pop()}:{','.join(addresses)}",)
@@ -334,7 +325,7 @@ def channel_targets(addresses: Sequence[str], *, secure: bool) -> tuple[str, ...
 
 def goes_round(target: str) -> bool:
     """Whether calls to a target may reach several servers in rotation."""
-    return _version(target) is None and not target.startswith("unix")
+    return ip_version(target) is None and not target.startswith("unix")
 
 
 def is_local(address: str) -> bool:
@@ -346,18 +337,21 @@ def is_local(address: str) -> bool:
 
 def _is_loopback(place: str) -> bool:
     """Whether HOST:PORT, or HOST alone, is a loopback address."""
+    host, number = _host(place)
+    return host == "localhost" if number is None else number.is_loopback
+
+
+def ip_version(address: str) -> int | None:
+    """Return the IP version of a numeric HOST:PORT, else None."""
+    _, number = _host(address)
+    return None if number is None else number.version
+
+
+def _host(place: str) -> tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address | None]:
+    """Return the host of HOST:PORT, and its address if it is numeric."""
     found = _HOST_PORT.fullmatch(place)
     host = (found["host"] if found else place).strip("[]")
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return host, ipaddress.ip_address(host)
     except ValueError:
-        return host == "localhost"
-
-
-def _version(address: str) -> int | None:
-    """Return the IP version of a numeric HOST:PORT, else None."""
-    host = address.rpartition(":")[0]
-    try:
-        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).version
-    except ValueError:
-        return None
+        return host, None

@@ -324,10 +324,16 @@ def channel_pool(
     )
 
 
+def start_thread(name: str, target: Callable[..., object], *arguments: Any) -> threading.Thread:
+    """Start a thread that does not keep the process alive."""
+    name = f"gradwire-{name}"
+    thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
 def _start_closing(channel: ServiceChannel) -> threading.Thread:
-    closing = threading.Thread(target=channel.channel.close, name="gradwire-closing", daemon=True)
-    closing.start()
-    return closing
+    return start_thread("closing", channel.channel.close)
 
 
 class ClientChannels:

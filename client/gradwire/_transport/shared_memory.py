@@ -221,12 +221,14 @@ class SegmentPool:
         """
         try:
             socket.send_fds(self._socket, [b"R" + _LENGTH.pack(size)], [file])
-            if answer := self._socket.recv(_ANSWER_BYTES):
-                return answer
-            raise SegmentRefusedError("the server closed the connection")
+            answer = self._socket.recv(_ANSWER_BYTES)
         except BaseException:
             self._hang_up()
             raise
+        if not answer:
+            self._hang_up()
+            raise SegmentRefusedError("the server closed the connection")
+        return answer
 
     def forget(self, handle: str) -> None:
         """Have the server forget a segment, whose memory lasts as long as its arrays."""

@@ -20,9 +20,14 @@ from gradwire import v1
 from gradwire._core.evaluation import Evaluation, Shares, Transfer
 from gradwire._core.options import Sent
 from gradwire._core.retries import is_retryable
-from gradwire._transport.channels import ChannelPool, ClientChannels, from_rpc_error
+from gradwire._transport.channels import (
+    ChannelPool,
+    ClientChannels,
+    from_rpc_error,
+    start_thread,
+)
 from gradwire._transport.tracing import call_span
-from gradwire._transport.unary import OnTrailers, Runtime
+from gradwire._transport.unary import Runtime
 from gradwire._wire import checksums
 from gradwire._wire.framing import Buffer, chunk_frame, parsed, read_chunk
 from gradwire._wire.statuses import from_in_band
@@ -37,39 +42,35 @@ class StreamTry:
             a local fault, such as an unreadable input
     opened  whether the server has answered the opening message
 
-    pool       gives the connection
-    eager      whether to send before the server has answered, where its limits are known
-    timeout_s  seconds from start() until the deadline; None without one
-    metadata   of the call; None for none
-    on_trailers
-               called with the trailing metadata if the try succeeds; None for nothing
+    pool      gives the connection
+    eager     whether to send before the server has answered, where its limits are known
+    metadata  of the call; None for none
     """
 
     def __init__(
         self,
         channels: ClientChannels,
+        evaluation: Evaluation,
         transfer: Transfer,
         *,
         pool: ChannelPool,
         eager: bool,
-        timeout_s: float | None,
         metadata: Sent | None,
-        on_trailers: OnTrailers = None,
-        ended: threading.Event | None = None,
+        ended: threading.Event,
     ) -> None:
         self._channels = channels
         self._pool = pool
         self._transfer = transfer
         self._request_id = transfer.request_id
-        self._timeout_s = timeout_s
+        self._timeout_s = evaluation.begin_stream()
         self._metadata = metadata
-        self._on_trailers = on_trailers
+        self._on_trailers = evaluation.on_trailers
         self._cancelled = self.opened = False
         limit = channels.max_chunk_bytes if eager else None
         self._sender = _Sender(transfer, limit=limit, checked=channels.options.checking.is_on)
         # Checksum that those of result chunks continue.
         self._opened_checksum: int | None = None
-        self.ended = ended or threading.Event()
+        self.ended = ended
         self.error: BaseException | None = None
         self._call: grpc.Call | None = None
 
@@ -93,9 +94,7 @@ class StreamTry:
             )
             if self._cancelled:
                 self.hang_up()
-            threading.Thread(
-                target=self._receive, args=(call,), name="gradwire-receiver", daemon=True
-            ).start()
+            start_thread("receiver", self._receive, call)
         except Exception as error:
             self.hang_up()
             self._sender.stop()
@@ -275,7 +274,7 @@ class SplitTry:
         shares: Shares,
         evaluation: Evaluation,
         ended: threading.Event,
-        start: Callable[[Transfer], StreamTry],
+        start: Callable[..., StreamTry],
     ) -> None:
         self._shares = shares
         self._start = start
@@ -294,7 +293,7 @@ class SplitTry:
     def start(self) -> None:
         """Begin, once, in any thread; a cancelled try ends at once."""
         try:
-            threading.Thread(target=self._run, name="gradwire-split", daemon=True).start()
+            start_thread("split", self._run)
         except Exception as error:  # noqa: BLE001 - the caller raises it
             self._fail(error)
             self.ended.set()
@@ -316,12 +315,7 @@ class SplitTry:
             if not self._stopping.is_set():
                 parts = self._shares.cut()
                 self._running = len(parts)
-                for part in parts:
-                    thread = threading.Thread(
-                        target=self._work, args=(part,), name="gradwire-share", daemon=True
-                    )
-                    thread.start()
-                    started.append(thread)
+                started.extend(start_thread("share", self._work, part) for part in parts)
         except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
             self._fail(error)
         for thread in started:
@@ -379,7 +373,7 @@ class SplitTry:
         with self._changed:
             if self._stopping.is_set():
                 return None
-            stream = self._start(share)
+            stream = self._start(share, ended=threading.Event())
             stream.start()
             self._streams.add(stream)
             return stream
@@ -456,19 +450,9 @@ class StreamRun:
     def _new(self, metadata: Sent | None) -> StreamTry | SplitTry:
         evaluation, channels = self._evaluation, self._channels
         shares, ended = evaluation.shares, self._runtime.event()
-        pool = channels.streams if shares.whole is not None else channels.shares
-
-        def start(transfer: Transfer, **options: Any) -> StreamTry:
-            return StreamTry(
-                channels,
-                transfer,
-                pool=pool,
-                timeout_s=evaluation.begin_stream(),
-                metadata=metadata,
-                on_trailers=evaluation.on_trailers,
-                **options,
-            )
-
+        begin = partial(StreamTry, channels, evaluation, metadata=metadata)
         if shares.whole is None:
-            return SplitTry(shares, evaluation, ended, partial(start, eager=False))
-        return start(shares.whole, eager=evaluation.eager, ended=ended)
+            begin = partial(begin, pool=channels.shares, eager=False)
+            return SplitTry(shares, evaluation, ended, begin)
+        pool, eager = channels.streams, evaluation.eager
+        return begin(shares.whole, pool=pool, eager=eager, ended=ended)

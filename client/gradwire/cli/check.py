@@ -24,7 +24,7 @@ from gradwire import Client
 from gradwire.cli import output
 from gradwire.cli.compare import Difference, difference, finfo
 from gradwire.cli.connection import Connection
-from gradwire.cli.explain import Call, lines_of, reasons, tables
+from gradwire.cli.explain import call, lines_of, reasons, tables
 from gradwire.cli.options import (
     dtype_option,
     json_option,
@@ -551,7 +551,7 @@ def _told(operator: Operator, failure: Failure, alike: int) -> tuple[dict[str, A
     lines = [f"{case.dtype} {shapes[0]} to {shapes[1]}{layout}{like}", f"given {values}"]
     if isinstance(came, str) or found is None:
         return {**facts, "error": came}, [*lines, str(came)]
-    (told,) = tables([Call(operator.for_output(shapes[1]), case.dtype, *shapes)])
+    (told,) = tables([call(operator.for_output(shapes[1]), case.dtype, *shapes)])
     element, finite = found.largest, math.isfinite(found.ulps)
     why = reasons([told], element)
     expected, wrong = failure.expected[element], came[element]

@@ -22,11 +22,11 @@ from gradwire.cli import output
 from gradwire.cli.connection import Connection
 from gradwire.cli.options import (
     INPUT_FILE,
-    SECONDS,
     OutputFile,
     json_option,
     operator_options,
     output_shape_option,
+    seconds_option,
     server_options,
 )
 from gradwire.cli.output import CommandError, InvalidUsage
@@ -54,10 +54,9 @@ Example:
     type=click.Choice(["bfloat16"]),
     help="Read the elements of INPUT.npy, 2 bytes each, as this type: .npy has no name for it.",
 )
-@click.option(
+@seconds_option(
     "--timeout",
     "timeout_s",
-    type=SECONDS,
     help="Time for the whole evaluation. Without it, 60 s without progress end it.",
 )
 @click.option(
@@ -87,10 +86,6 @@ def evaluate(
     if operator.output_required and output_shape is None:
         raise InvalidUsage(f"--output-shape is missing; no attribute of {operator.name} tells it")
     array = mapped(source, dtype)
-    # NumPy counts the bytes of a file in 64 bits.
-    if math.prod(output_shape or ()) * array.itemsize > sys.maxsize // 2:
-        message = f"--output-shape: {output_shape} of {array.dtype} is larger than files can be"
-        raise InvalidUsage(f"{message}; give shorter lengths")
     path = _regular(result)
     with server.client(split=split) as client, _complete(path) as part:
         start = time.monotonic()
@@ -203,7 +198,7 @@ def _allocated(part: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Arra
         if hasattr(os, "posix_fallocate"):
             with part.open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise InvalidUsage(f"--output-shape: {shape} is not possible: {error}") from None
     except OSError as error:
         size = f"{math.prod(shape) * dtype.itemsize / 1e6:.1f} MB"

@@ -40,10 +40,6 @@ _ENDING_S = 5.0
 _PROGRAM = "from gradwire.loadtest.generator import main; main()"
 
 
-class FleetError(RuntimeError):
-    """A process ended unexpectedly."""
-
-
 class Fleet(AbstractContextManager["Fleet"]):
     """Processes that make calls, which end with the block.
 
@@ -112,7 +108,7 @@ def _received(pipe: Pipe) -> Any:
     try:
         return pipe.recv()
     except (EOFError, ConnectionResetError):
-        raise FleetError("a process that makes calls has ended") from None
+        raise ChildProcessError("a process that makes calls has ended") from None
 
 
 # Seconds for finding the peak rate, of which an overload is a multiple.

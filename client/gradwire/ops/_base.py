@@ -36,6 +36,7 @@ from typing import (
 import numpy as np
 
 from gradwire.errors import InvalidRequestError
+from gradwire.tensors import MAX_RANK
 
 T = TypeVar("T")
 
@@ -45,6 +46,7 @@ _METADATA_KEY = "attribute"
 SLOPE_BITS = 120
 _FLOAT_TYPES = {32: "float", 64: "double"}
 _FORMATS = {32: "<f", 64: "<d"}
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +119,7 @@ class Choice(Attribute):
         synonyms = dict(self.synonyms)
         value = synonyms.get(value, value)
         if value not in self.allowed:
-            hint = did_you_mean(value, {**synonyms, **{each: each for each in self.allowed}})
+            hint = did_you_mean(value, self.allowed, synonyms)
             raise InvalidRequestError.of(path, f"is {value!r}; {self.wanted}{hint}")
         # An equal plain string: a subclass, such as an enum's member, would not survive pickling.
         return self.allowed[self.allowed.index(value)]
@@ -235,6 +237,13 @@ def attribute(description: str, *, default: Any = MISSING, **rule: Any) -> Any:
     return dataclasses.field(default=default, metadata={"description": description, **rule})
 
 
+def sequence(
+    description: str, *, most: int = MAX_RANK, default_text: str = "not given", **rule: Any
+) -> Any:
+    """Make the field of an attribute that is empty, or has numbers for axes."""
+    return attribute(description, default=(), most=most, default_text=default_text, **rule)
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(attribute,))
 def operator_class(kind: type[T]) -> type[T]:
     """Make the dataclass of an operator.
@@ -289,7 +298,7 @@ def is_default(field: Field[Any], value: object) -> bool:
 def unknown_name(path: str, name: str, known: Iterable[str]) -> InvalidRequestError:
     """Make the error for an attribute that an operator does not have."""
     names = tuple(known)
-    hint = did_you_mean(name, {each: each for each in names})
+    hint = did_you_mean(name, names)
     return InvalidRequestError.of(
         f"{path}.{name}",
         f"is not an attribute; {path.rpartition('.')[2]} has {', '.join(names)}{hint}",
@@ -441,11 +450,12 @@ def shown(value: object) -> str:
     return text if value is None else f"{text} ({type(value).__name__})"
 
 
-def did_you_mean(name: str, known: Mapping[str, str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], synonyms: Mapping[str, str] = _NONE) -> str:
     """Return a hint at a similar valid name, or nothing.
 
-    known  by each accepted word, the one to suggest: a synonym suggests its meaning
+    synonyms  other accepted words, by which one of the known is meant
     """
-    by_lower = {word.lower(): given for word, given in known.items()}
+    by_lower = {word.lower(): word for word in (*known, *synonyms)}
     close = get_close_matches(name.lower().replace("-", "_"), by_lower, n=1)
-    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
+    word = by_lower[close[0]] if close else ""
+    return f"; did you mean {synonyms.get(word, word)!r}?" if close else ""
