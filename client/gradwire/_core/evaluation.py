@@ -305,8 +305,7 @@ class ResultBuffer:
         with self._lock:
             if self.digest and opened.evaluation_digest != self.digest:
                 raise EvaluationChangedError(
-                    f"the server computes {opened.evaluation_digest}; {self.digest} was asked for",
-                    request_id=self._request.request_id,
+                    f"the server computes {opened.evaluation_digest}; {self.digest} was asked for"
                 )
             if self.view is None:
                 self.array = self._request.result_as(opened.output)
@@ -433,7 +432,7 @@ class Transfer:
             raise self._nonsense(f"ended the stream after {self.received} bytes; more are due")
 
     def _nonsense(self, what: str) -> ServerError:
-        return ServerError(f"the server {what}", request_id=self.request_id)
+        return ServerError(f"the server {what}")
 
 
 class Shares:

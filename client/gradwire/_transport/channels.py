@@ -402,15 +402,11 @@ class ClientChannels:
             closing.join(max(0.0, until - time.monotonic()))
 
 
-def from_rpc_error(error: grpc.RpcError, *, request_id: str | None = None) -> GradwireError:
+def from_rpc_error(error: grpc.RpcError) -> GradwireError:
     """Convert an error of grpc or grpc.aio to one of this package."""
     status: Any = error
-    details = None
-    for key, value in status.trailing_metadata() or ():
-        if key == STATUS_DETAILS_KEY and isinstance(value, bytes):
-            details = value
-    code = status.code()
-    return from_status(code.name, status.details() or "", details, request_id=request_id)
+    details: Any = dict(status.trailing_metadata() or ()).get(STATUS_DETAILS_KEY)
+    return from_status(status.code().name, status.details() or "", details)
 
 
 class PerProcess(Generic[T]):

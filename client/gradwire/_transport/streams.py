@@ -61,7 +61,6 @@ class StreamTry:
         self._channels = channels
         self._pool = pool
         self._transfer = transfer
-        self._request_id = transfer.request_id
         self._timeout_s = evaluation.begin_stream()
         self._metadata = metadata
         self._on_trailers = evaluation.on_trailers
@@ -86,7 +85,7 @@ class StreamTry:
 
     def _begin(self) -> None:
         if self._cancelled:
-            raise CallCancelledError("cancelled before it began", request_id=self._request_id)
+            raise CallCancelledError("cancelled before it began")
         self._taken, channel = self._pool.take()
         try:
             self._call = call = channel.stream(
@@ -101,7 +100,7 @@ class StreamTry:
             self._pool.give_back(self._taken, failed=False)
             if isinstance(error, ValueError):
                 # grpc raises this for a closed channel.
-                raise CallCancelledError(str(error), request_id=self._request_id) from error
+                raise CallCancelledError(str(error)) from error
             raise
 
     def cancel(self) -> None:
@@ -120,14 +119,12 @@ class StreamTry:
                 self._take(message)
             self._transfer.end()
         except grpc.RpcError as error:
-            self.error = from_rpc_error(error, request_id=self._request_id)
+            self.error = from_rpc_error(error)
         except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
             self.error = error
         self.hang_up()
         self._sender.stop()
         failure = self._sender.error or self.error
-        if isinstance(failure, GradwireError):
-            failure.checked = self._sender.checksum is not None
         broken = isinstance(failure, GradwireError) and is_retryable(failure, streamed=True)
         self._pool.give_back(self._taken, failed=broken and not self._cancelled)
         if self._transfer.complete and broken:
@@ -137,6 +134,9 @@ class StreamTry:
         self._end(failure)
 
     def _end(self, error: BaseException | None) -> None:
+        if isinstance(error, GradwireError):
+            error.checked = self._sender.checksum is not None
+            error.request_id = error.request_id or self._transfer.request_id
         self.error = error
         self.ended.set()
 
@@ -148,7 +148,7 @@ class StreamTry:
         if chunk is not None:
             self._store(*chunk)
             return
-        response = parsed(v1.EvaluateStreamResponse, message, request_id=self._request_id)
+        response = parsed(v1.EvaluateStreamResponse, message)
         match response.WhichOneof("message"):
             case "opened":
                 self._verify(response.opened, message)
@@ -159,14 +159,14 @@ class StreamTry:
             case "chunk":
                 self._store(response.chunk.offset, response.chunk.data)
             case "error":
-                raise from_in_band(response.error, request_id=self._request_id)
+                raise from_in_band(response.error)
             case None:
                 return
 
     def _store(self, offset: int, data: bytes | memoryview) -> None:
         """Store a chunk without a checksum."""
         if self._sender.checksum is not None:
-            raise DataLossError("a chunk came before opened", request_id=self._request_id)
+            raise DataLossError("a chunk came before opened")
         self._transfer.store(offset, data)
 
     def _verify(self, opened: v1.Opened, message: bytes) -> None:
@@ -174,7 +174,7 @@ class StreamTry:
         if checksum is None:
             return
         if not opened.HasField("checksum"):
-            raise DataLossError("opened came without its checksum", request_id=self._request_id)
+            raise DataLossError("opened came without its checksum")
         checksums.verify_sealed(message, opened.checksum, after=checksum)
         self._opened_checksum = opened.checksum
 

@@ -267,22 +267,23 @@ class UnaryCalls(Generic[Channels]):
                 # The pool knows no server.
                 reply = error
             except grpc.RpcError as error:
-                reply = from_rpc_error(error, request_id=request_id)
+                reply = from_rpc_error(error)
                 failed = is_retryable(reply, streamed=False)
             except (ValueError, grpc.aio.UsageError) as error:
                 # The channel is closed.
-                reply = CallCancelledError(str(error), request_id=request_id)
+                reply = CallCancelledError(str(error))
             except asyncio.CancelledError:
                 if not self._is_cancelled_by_closing():
                     raise
-                reply = CallCancelledError("the client was closed", request_id=request_id)
+                reply = CallCancelledError("the client was closed")
             finally:
                 if taken is not None:
                     pool.give_back(taken, failed=failed)
             if reply is None:
                 # A server of another kind may answer OK without a message.
-                why = "the server answered OK without a message"
-                reply = ServerError(why, request_id=request_id)
+                reply = ServerError("the server answered OK without a message")
+            if isinstance(reply, GradwireError):
+                reply.request_id = reply.request_id or request_id
             span.answer = reply
         return reply
 

@@ -45,14 +45,13 @@ _MOST_FIELDS = 8
 LENGTH_BYTES, OFFSET_BYTES = 4, 9
 
 
-def parsed(kind: type[M], message: bytes, *, request_id: str | None = None) -> M:
+def parsed(kind: type[M], message: bytes) -> M:
     """Decode a server's message; raise ServerError for malformed bytes."""
     try:
         return kind.FromString(message)
     except DecodeError as error:
         raise ServerError(
-            f"the server sent {len(message)} bytes that are not a valid message",
-            request_id=request_id,
+            f"the server sent {len(message)} bytes that are not a valid message"
         ) from error
 
 

@@ -115,10 +115,11 @@ def from_status(
 
 def from_in_band(error: v1.Error, *, request_id: str | None = None) -> GradwireError:
     """Turn the error message of a stream into an exception."""
+    reason = _name(v1.ErrorReason, error.reason, "").removeprefix("ERROR_REASON_")
     return _exception(
         error.code,
         error.message,
-        reason=_reason_name(error.reason),
+        reason=reason if error.reason else "",
         metadata=error.metadata,
         violations=error.field_violations,
         retry_after=error.retry_after if error.HasField("retry_after") else None,
@@ -141,7 +142,7 @@ def _exception(
     reason       name of v1.ErrorReason without its prefix; empty if missing
     retry_after  None if a retry does not help
     """
-    status = _code_name(code)
+    status = code if isinstance(code, str) else _name(code_pb2.Code, code, f"status {code}")
     kind = BY_REASON.get(reason) or BY_CODE.get(status, ServerError)
     if kind is OverloadedError and retry_after is None:
         kind = LimitExceededError
@@ -163,18 +164,9 @@ def _exception(
     return error
 
 
-def _code_name(code: int | str) -> str:
-    if isinstance(code, str):
-        return code
-    known = code_pb2.Code.DESCRIPTOR.values_by_number.get(code)
-    return known.name if known is not None else f"status {code}"
-
-
-def _reason_name(reason: v1.ErrorReason.ValueType) -> str:
-    known = v1.ErrorReason.DESCRIPTOR.values_by_number.get(reason)
-    if known is None or known.number == v1.ErrorReason.ERROR_REASON_UNSPECIFIED:
-        return ""
-    return known.name.removeprefix("ERROR_REASON_")
+def _name(enum: Any, number: int, unknown: str) -> str:
+    known = enum.DESCRIPTOR.values_by_number.get(number)
+    return unknown if known is None else known.name
 
 
 _NO_SERVER = "no server listens at target"

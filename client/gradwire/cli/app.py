@@ -25,7 +25,7 @@ from gradwire.cli.explain import explain
 from gradwire.cli.options import json_option, seconds_option, server_options
 from gradwire.cli.output import UNAVAILABLE, UNKNOWN, CommandError, tell
 from gradwire.health import SERVING
-from gradwire.ops import OPERATORS
+from gradwire.ops import OPERATORS, Operator
 from gradwire.ops._base import Choice, did_you_mean, rule_of
 
 WIDTH = 96
@@ -155,14 +155,16 @@ def _words(operator: str, attribute: AttributeInfo) -> tuple[str, str]:
 
     An attribute unknown to this SDK keeps the server's words.
     """
-    values, default = "|".join(attribute.allowed_values) or attribute.type, attribute.default_value
-    kind = OPERATORS.get(operator)
-    for field in dataclasses.fields(kind) if kind is not None else ():
+    values, default = attribute.allowed_values, attribute.default_value
+    kind = OPERATORS.get(operator, Operator)
+    for field in dataclasses.fields(kind):
         rule = rule_of(field)
         if field.name == attribute.name and isinstance(rule, Choice):
-            values = "|".join(rule.allowed)
+            values = rule.allowed
             default = field.default if isinstance(field.default, str) else default
-    return values, "Required." if attribute.required else f"Default: {default}."
+    return "|".join(
+        values
+    ) or attribute.type, "Required." if attribute.required else f"Default: {default}."
 
 
 for command in (

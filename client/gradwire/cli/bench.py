@@ -20,6 +20,7 @@ from gradwire.cli.connection import Connection, local_server
 from gradwire.cli.options import (
     INPUT_FILE,
     OutputFile,
+    Positive,
     json_option,
     seconds_option,
     server_options,
@@ -81,7 +82,7 @@ _SCENARIOS = "\n".join(f"  {scenario.name:16}{scenario.summary}" for scenario in
 )
 @click.option(
     "--rate",
-    type=click.FloatRange(min=0, max=1e6, min_open=True),
+    type=Positive(1e6),
     metavar="CALLS",
     help="Calls per second that are due, whether or not those before have ended (open loop).",
 )
@@ -262,19 +263,13 @@ def _compare(before: Path, after: Path) -> int:
             click.echo(
                 f"{name}  {path}: {one.when}, {one.server.backend or '?'}, {one.machine.cpu}"
             )
-        except UnicodeDecodeError:
-            raise _no_result(path, "it is not text") from None
         except (ValueError, AttributeError) as error:
-            raise _no_result(path, str(error)) from None
+            wanted = "give a file that `gradwire bench --output` has written"
+            raise InvalidUsage(f"--compare {path}: {error}; {wanted}") from None
         documents.append(one)
     rows, notes = comparison(*documents)
     click.echo("\n".join(["", *table(TITLES, rows), "", *notes]))
     return 0
-
-
-def _no_result(path: Path, reason: str) -> InvalidUsage:
-    wanted = "give a file that `gradwire bench --output` has written"
-    return InvalidUsage(f"--compare {path}: {reason}; {wanted}")
 
 
 @contextmanager
@@ -354,14 +349,14 @@ def _told(result: ScenarioResult) -> list[str]:
 
 
 def _row(flow: FlowResult) -> tuple[str, ...]:
-    corrected = flow.corrected
-    times = (corrected.p50_ms, corrected.p99_ms, corrected.p999_ms, corrected.max_ms)
+    one = flow.corrected
+    times = (one.p50_ms, one.p99_ms, one.p999_ms, one.max_ms, flow.uncorrected.p99_ms)
     return (
         flow.name,
         f"{flow.callers} callers" if flow.rate is None else f"{flow.rate:.4g}/s",
         f"{flow.calls_per_s:.1f}",
         f"{flow.megabytes_per_s:.1f}",
-        *(f"{time:.2f}" if flow.ok else "-" for time in (*times, flow.uncorrected.p99_ms)),
+        *(f"{time:.2f}" if flow.ok else "-" for time in times),
     )
 
 

@@ -8,10 +8,10 @@ import runpy
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -365,12 +365,10 @@ def shrunk(trial: Trial, failure: Failure) -> Failure:
     def first(cases: Iterable[Case]) -> Failure | None:
         """Return the first similar failure among some cases."""
         for case, _ in zip(cases, budget, strict=False):
-            try:
+            with suppress(Unfit):
                 found = trial(case)
-            except Unfit:
-                continue
-            if found is not None and found.kind == failure.kind:
-                return found
+                if found is not None and found.kind == failure.kind:
+                    return found
         return None
 
     while found := first(_simpler(failure.case)):
@@ -379,7 +377,7 @@ def shrunk(trial: Trial, failure: Failure) -> Failure:
     if len(given) > FEW:
         return failure
     # Try one element that is not 0; it becomes 1 if that suffices.
-    alone = chain(enumerate([1.0] * len(given)), enumerate(given))
+    alone = (*enumerate([1.0] * len(given)), *enumerate(given))
     return first(replace(failure.case, alone=each) for each in alone) or failure
 
 

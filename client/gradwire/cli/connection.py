@@ -142,18 +142,12 @@ class Connection:
     def _credentials(self) -> grpc.ChannelCredentials | None:
         if not self.tls and self.tls_ca is None:
             return None
-        # Without a file for the system's authorities, grpc uses its own list.
-        authorities = self.tls_ca or _system_authorities()
+        # That of SSL_CERT_FILE if it is set. Without one, grpc uses its own list.
+        authorities = self.tls_ca or ssl.get_default_verify_paths().cafile
         files = (authorities, self.tls_key, self.tls_certificate)
         return grpc.ssl_channel_credentials(
-            *(None if file is None else file.read_bytes() for file in files)
+            *(None if file is None else Path(file).read_bytes() for file in files)
         )
-
-
-def _system_authorities() -> Path | None:
-    """Return the file of the system's authorities, or of SSL_CERT_FILE."""
-    file = ssl.get_default_verify_paths().cafile
-    return Path(file) if file else None
 
 
 @contextmanager

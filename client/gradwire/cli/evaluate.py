@@ -86,6 +86,10 @@ def evaluate(
     if operator.output_required and output_shape is None:
         raise InvalidUsage(f"--output-shape is missing; no attribute of {operator.name} tells it")
     array = mapped(source, dtype)
+    # NumPy counts the bytes of a file in 64 bits.
+    if math.prod(output_shape or ()) * array.itemsize > sys.maxsize // 2:
+        message = f"--output-shape: {output_shape} of {array.dtype} is larger than files can be"
+        raise InvalidUsage(f"{message}; give shorter lengths")
     path = _regular(result)
     with server.client(split=split) as client, _complete(path) as part:
         start = time.monotonic()
@@ -198,7 +202,7 @@ def _allocated(part: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Arra
         if hasattr(os, "posix_fallocate"):
             with part.open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
-    except (ValueError, OverflowError) as error:
+    except ValueError as error:
         raise InvalidUsage(f"--output-shape: {shape} is not possible: {error}") from None
     except OSError as error:
         size = f"{math.prod(shape) * dtype.itemsize / 1e6:.1f} MB"
@@ -213,8 +217,8 @@ def _facts(
     return {
         "operator": operator.name,
         "dtype": str(array.dtype),
-        "input_shape": list(array.shape),
-        "output_shape": list(shape),
+        "input_shape": array.shape,
+        "output_shape": shape,
         "bytes_up": array.nbytes,
         "bytes_down": received,
         "seconds": round(seconds, 6),
@@ -224,10 +228,8 @@ def _facts(
 
 
 def _sentence(facts: dict[str, Any]) -> str:
-    up, down = (
-        f"{facts[f'bytes_{way}']} bytes {way} at {facts[f'mb_per_s_{way}']:.1f} MB/s"
-        for way in ("up", "down")
-    )
-    shapes = f"{tuple(facts['input_shape'])} to {tuple(facts['output_shape'])}"
-    spent = f"in {facts['seconds']:.3f} s"
-    return f"{facts['operator']}: {facts['dtype']} {shapes} {spent}, {up}, {down}"
+    return (
+        "{operator}: {dtype} {input_shape} to {output_shape} in {seconds:.3f} s, "
+        "{bytes_up} bytes up at {mb_per_s_up:.1f} MB/s, "
+        "{bytes_down} bytes down at {mb_per_s_down:.1f} MB/s"
+    ).format_map(facts)

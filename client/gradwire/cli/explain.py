@@ -221,15 +221,16 @@ class Reason:
     @property
     def differ(self) -> list[str]:
         """Differences between the operators, of "coordinates", "taps" and "weights"."""
-        rows = self.rows.values()
-        kinds: list[str] = []
-        if any(len({known for known, _ in row}) > 1 for row in rows):
-            kinds.append("coordinates")
-        if any(len({bool(weight) for _, weight in row}) > 1 for row in rows):
-            kinds.append("taps")
-        elif any(len({weight for _, weight in row}) > 1 for row in rows):
-            kinds.append("weights")
-        return kinds
+        coordinates = [{known for known, _ in row} for row in self.rows.values()]
+        weights = [{weight for _, weight in row} for row in self.rows.values()]
+        taps = [set(map(bool, each)) for each in weights]
+        kinds: dict[str, list[set[Any]]] = {
+            "coordinates": coordinates,
+            "taps": taps,
+            "weights": weights,
+        }
+        differ = [kind for kind, rows in kinds.items() if any(len(row) > 1 for row in rows)]
+        return [kind for kind in differ if kind != "weights" or "taps" not in differ]
 
     def words(self, names: Sequence[str]) -> list[str]:
         """Return a table as text, with two columns for each operator."""
@@ -249,18 +250,12 @@ class Reason:
 
     def facts(self) -> dict[str, Any]:
         """Return the same as a JSON object."""
-        sides = [
-            [
-                {
-                    "given": given,
-                    "coordinate": None if row[side][0] is None else json_number(row[side][0]),
-                    "weight": row[side][1],
-                }
-                for given, row in self.rows.items()
-                if row[side][1] is not None
-            ]
-            for side in range(len(self.operators))
-        ]
+        sides: list[list[dict[str, Any]]] = [[] for _ in self.operators]
+        for given, row in self.rows.items():
+            for side, (known, weight) in zip(sides, row, strict=True):
+                if weight is not None:
+                    coordinate = None if known is None else json_number(known)
+                    side.append({"given": given, "coordinate": coordinate, "weight": weight})
         return {"axis": self.axis, "element": self.element, "differ": self.differ, "sides": sides}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -60,8 +61,21 @@ def _read_shape(text: str) -> tuple[int, ...]:
     return lengths
 
 
-POSITIVE = click.FloatRange(min=0, min_open=True)
-seconds_option = functools.partial(click.option, type=POSITIVE, metavar="SECONDS")
+class Positive(click.FloatRange):
+    """Numbers above 0; click takes a NaN for within any range."""
+
+    def __init__(self, most: float | None = None) -> None:
+        super().__init__(min=0, min_open=True, max=most)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number above 0", param, ctx)
+        return number
+
+
+seconds_option = functools.partial(click.option, type=Positive(), metavar="SECONDS")
 # Element types by their names.
 DTYPE = click.Choice(list(DTYPES.values()))
 

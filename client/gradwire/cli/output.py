@@ -227,12 +227,13 @@ def table(
     return [line(titles), *(f"  {row}" if isinstance(row, str) else line(row) for row in listed)]
 
 
+_NONFINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
 def json_number(value: Any) -> float | str:
     """Return a number for JSON; non-finite numbers as protobuf writes them."""
     wide = float(value)
-    if math.isfinite(wide):
-        return wide
-    return "NaN" if math.isnan(wide) else "Infinity" if wide > 0 else "-Infinity"
+    return wide if math.isfinite(wide) else _NONFINITE[str(wide)]
 
 
 def load_pictures() -> ModuleType:

@@ -57,10 +57,12 @@ def _charts(scenario: ScenarioResult) -> Iterator[tuple[str, Markup]]:
     ends: list[ChartLine] = []
     slowest: list[ChartLine] = []
     for color, flow in enumerate(scenario.flows):
-        for name, latency in (("corrected", flow.corrected), ("uncorrected", flow.uncorrected)):
-            points = [(2 - math.log10(100 - percent), time) for percent, time in latency.curve]
-            dashed = name == "uncorrected"
-            latencies.append(ChartLine(f"{flow.name}, {name}", points, color, dashed))
+        for name in ("corrected", "uncorrected"):
+            curve = getattr(flow, name).curve
+            points = [(2 - math.log10(100 - percent), time) for percent, time in curve]
+            latencies.append(
+                ChartLine(f"{flow.name}, {name}", points, color, name == "uncorrected")
+            )
         # Seconds that were measured completely.
         whole = [one for one in flow.seconds if one.second + 1 <= scenario.duration_s]
         right = [one for one in whole if one.ok]
