@@ -198,7 +198,8 @@ class UnaryCalls(Generic[Channels]):
             if isinstance(reply, CallCancelledError):
                 raise reply
             last = reply if isinstance(reply, GradwireError) else read_status(reply)
-            if not (isinstance(last, DeadlineExceededError) or getattr(last, "unreachable", False)):
+            unreachable = getattr(last, "unreachable", False)
+            if not (unreachable or isinstance(last, DeadlineExceededError)):
                 self._options.budget.reached = True
             if last == SERVING:
                 return
@@ -208,7 +209,7 @@ class UnaryCalls(Generic[Channels]):
                     raise last
             if time.monotonic() + _PAUSE_S >= until:
                 late = UnavailableError(f"no server was ready within {timeout_s} s: {last}")
-                late.unreachable = isinstance(last, UnavailableError) and last.unreachable
+                late.unreachable = unreachable
                 raise late
             await self._runtime.sleep(_PAUSE_S)
 
