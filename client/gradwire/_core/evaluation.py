@@ -475,8 +475,8 @@ class Shares:
     def moved_at(self) -> float:
         """Time of the last progress of the share that has waited longest."""
         parts = self._parts
-        open_parts = [part.moved_at for part in parts if not part.complete]
-        return min(open_parts, default=max(part.moved_at for part in parts))
+        last = max(part.moved_at for part in parts)
+        return min((part.moved_at for part in parts if not part.complete), default=last)
 
     def note_begin(self) -> None:
         """Count the time without progress from now, before any share begins."""

@@ -383,18 +383,15 @@ class SplitTry:
 
         Cancels the stream if no server answers in time.
         """
-        silent = False
-        if not stream.ended.wait(self._patience_s):
-            silent = not stream.opened
-            if silent:
-                stream.hang_up()
-            stream.ended.wait()
+        silent = not (stream.ended.wait(self._patience_s) or stream.opened)
+        if silent:
+            stream.hang_up()
+        stream.ended.wait()
         error = _returned(stream.error)
         if silent and error is not None:
             why = f"no answer from a server within {self._patience_s} s"
             return UnavailableError(why, request_id=error.request_id)
-        if error is None and not share.complete:
-            raise AssertionError("a share has ended without all of its bytes")
+        assert error is not None or share.complete  # noqa: S101
         return error
 
     def _fail(self, error: BaseException) -> None:

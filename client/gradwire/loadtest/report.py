@@ -53,9 +53,7 @@ def _charts(scenario: ScenarioResult) -> Iterator[tuple[str, Markup]]:
     """Yield titles and charts of a scenario; none without matplotlib."""
     if find_spec("matplotlib") is None:
         return
-    latencies: list[ChartLine] = []
-    ends: list[ChartLine] = []
-    slowest: list[ChartLine] = []
+    latencies, ends, slowest = (list[ChartLine]() for _ in range(3))
     for color, flow in enumerate(scenario.flows):
         for name in ("corrected", "uncorrected"):
             curve = getattr(flow, name).curve

@@ -49,12 +49,8 @@ class Fleet(AbstractContextManager["Fleet"]):
     def __init__(self, connect: Connect, *, processes: int) -> None:
         self._pipes: list[Pipe] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        try:
-            for _ in range(processes):
-                self._start(connect)
-        except BaseException:
-            self.__exit__()
-            raise
+        for _ in range(processes):
+            self._start(connect)
 
     def _start(self, connect: Connect) -> None:
         ours, theirs = connection.Pipe()

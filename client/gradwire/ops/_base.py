@@ -14,6 +14,7 @@ import struct
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -27,6 +28,7 @@ from typing import (
     Self,
     TypeVar,
     Union,
+    cast,
     dataclass_transform,
     get_args,
     get_origin,
@@ -189,21 +191,18 @@ class Number(Attribute):
         is_number = hasattr(bare, "__index__" if self.integer else "__float__")
         if self.single and is_number and not hasattr(bare, "__iter__"):
             return (self._one(path, value),)
-        items = self._items(path, value, self.most)
-        return tuple(self._one(f"{path}[{i}]", item) for i, item in enumerate(items))
-
-    def _items(self, path: str, value: Any, most: int) -> list[object]:
-        unfit = isinstance(value, (str, bytes, Mapping, AbstractSet))
-        try:
-            items: list[object] = [] if unfit else list(islice(iter(value), most + 1))
-        except TypeError:
-            unfit, items = True, []
-        if unfit:
+        items: list[object] | None = None
+        if not isinstance(value, (str, bytes, Mapping, AbstractSet)):
+            with suppress(TypeError):
+                items = list(islice(iter(cast("Any", value)), self.most + 1))
+        if items is None:
             wanted = f"{self.wanted}, in a sequence"
             raise InvalidRequestError.of(path, f"is {shown(value)}; {wanted}")
-        if len(items) > most:
-            raise InvalidRequestError.of(path, f"has more than {most} values; give one per axis")
-        return items
+        if len(items) > self.most:
+            raise InvalidRequestError.of(
+                path, f"has more than {self.most} values; give one per axis"
+            )
+        return tuple(self._one(f"{path}[{i}]", item) for i, item in enumerate(items))
 
     def _one(self, path: str, value: object) -> float:
         bare = plain(value)
