@@ -131,7 +131,10 @@ class WireView:
             self._scatter(*self._whole_elements(offset, given))
 
     def _covering(self, start: int, stop: int) -> tuple[int, int, int]:
-        """Return the elements that hold some bytes, and the bytes before these in them."""
+        """Return the first element of some bytes, and the end of their elements.
+
+        The third number counts the bytes of the first element that are not among them.
+        """
         first, skipped = divmod(start, self._wire.itemsize)
         return first, -(-stop // self._wire.itemsize), skipped
 
@@ -155,7 +158,7 @@ class WireView:
             part[...] = given
 
     def _parts(self, first: int, flat: NDArray[Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """Pair parts of the elements from one on with those of a contiguous array."""
+        """Pair parts of the elements with those of a contiguous array."""
         done = 0
         for box in _boxes(self._elements.shape, first, first + flat.size):
             part = self._elements[box]

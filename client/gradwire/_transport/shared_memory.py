@@ -231,7 +231,10 @@ class SegmentPool:
         return answer
 
     def forget(self, handle: str) -> None:
-        """Have the server forget a segment, whose memory lasts as long as its arrays."""
+        """Have the server forget a segment.
+
+        Its memory lasts as long as its arrays.
+        """
         # No lock: there is no answer to wait for, and a garbage collection may call this.
         if os.getpid() == self._process:
             with contextlib.suppress(OSError):

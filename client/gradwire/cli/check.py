@@ -292,7 +292,7 @@ class Trial:
         return array.copy()
 
     def run(self, cases: Iterable[Case]) -> bool:
-        """Run cases and count them; return whether a length changes in some valid case.
+        """Run cases; return whether a length changes in some valid case.
 
         A case is valid if the operator takes it.
         """

@@ -239,7 +239,7 @@ def attribute(description: str, *, default: Any = MISSING, **rule: Any) -> Any:
 def sequence(
     description: str, *, most: int = MAX_RANK, default_text: str = "not given", **rule: Any
 ) -> Any:
-    """Make the field of an attribute that is empty, or has numbers for axes."""
+    """Make the field of an attribute with numbers for axes, or none."""
     return attribute(description, default=(), most=most, default_text=default_text, **rule)
 
 
