@@ -131,7 +131,7 @@ class WireView:
             self._scatter(*self._whole_elements(offset, given))
 
     def _covering(self, start: int, stop: int) -> tuple[int, int, int]:
-        """Return the first element of some bytes, and the end of their elements.
+        """Return the first element of some bytes, and their end.
 
         The third number counts the bytes of the first element that are not among them.
         """

@@ -405,7 +405,8 @@ class ClientChannels:
 def from_rpc_error(error: grpc.RpcError) -> GradwireError:
     """Convert an error of grpc or grpc.aio to one of this package."""
     status: Any = error
-    details: Any = dict(status.trailing_metadata() or ()).get(STATUS_DETAILS_KEY)
+    trailers: dict[str, Any] = dict(status.trailing_metadata() or ())
+    details = trailers.get(STATUS_DETAILS_KEY)
     return from_status(status.code().name, status.details() or "", details)
 
 

@@ -52,7 +52,7 @@ def resolve(target: str, *, timeout_s: float = _PATIENCE_S) -> tuple[str, ...]:
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Refuses redirections, which could lead to a list in plain text."""
 
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, *_: Any, **__: Any) -> None:
         """Return no other request."""
 
 

@@ -45,7 +45,7 @@ def as_item(given: Any) -> Item:
     if isinstance(given, Item):
         return given
     came = f"a {type(given).__name__}"
-    if isinstance(given, tuple):
+    if tuple in type(given).__mro__:
         with contextlib.suppress(TypeError):
             return Item(*given)
         came += f" of {len(given)}"

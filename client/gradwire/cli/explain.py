@@ -210,7 +210,7 @@ class Reason:
             dict(zip(*axis.taps(self.element, of_input=gradient), strict=True))
             for axis, gradient in self.operators
         ]
-        for given in sorted(set().union(*weights)):
+        for given in sorted(set[int]().union(*weights)):
             for (axis, gradient), each in zip(self.operators, weights, strict=True):
                 known = axis.coordinates
                 output = given if gradient else self.element

@@ -28,7 +28,6 @@ from typing import (
     Self,
     TypeVar,
     Union,
-    cast,
     dataclass_transform,
     get_args,
     get_origin,
@@ -183,7 +182,7 @@ class Number(Attribute):
         bound = "" if most is None else f", from -2**{most} to 2**{most}"
         return f"give a number, {sign} in float{self.bits}{bound}"
 
-    def _normalize(self, path: str, value: object) -> Any:
+    def _normalize(self, path: str, value: Any) -> Any:
         if self.most is None:
             return self._one(path, value)
         bare = plain(value)
@@ -192,9 +191,10 @@ class Number(Attribute):
         if self.single and is_number and not hasattr(bare, "__iter__"):
             return (self._one(path, value),)
         items: list[object] | None = None
-        if not isinstance(value, (str, bytes, Mapping, AbstractSet)):
+        unfit = isinstance(value, (str, bytes, Mapping, AbstractSet))
+        if not unfit:
             with suppress(TypeError):
-                items = list(islice(iter(cast("Any", value)), self.most + 1))
+                items = list(islice(iter(value), self.most + 1))
         if items is None:
             wanted = f"{self.wanted}, in a sequence"
             raise InvalidRequestError.of(path, f"is {shown(value)}; {wanted}")
