@@ -30,17 +30,20 @@ from typing import Any, Final, Self
 _PLURALS: Final = {"axis": "axes"}
 
 # Paths on the wire, and the corresponding arguments of the SDK.
-_ARGUMENTS: Final = (
-    (re.compile(r"\boperator\.\w+\.(?=\w)"), ""),
-    (re.compile(r"\boperator\.(?=\w)"), ""),
-    (re.compile(r"\binput\.sizes\b"), "array.shape"),
-    (re.compile(r"\binput\.data_type\b"), "array.dtype"),
-    (re.compile(r"\binput\.strides\b"), "array.strides"),
-    (re.compile(r"\boutput\.sizes\b"), "output_shape"),
-    (re.compile(r"\boutput\.data_type\b"), "out.dtype"),
-    (re.compile(r"\boutput\.strides\b"), "out.strides"),
-    (re.compile(r"^(?:input|data)(?=:|$)"), "array"),
-    (re.compile(r"^output(?=:|$)"), "output_shape"),
+_ARGUMENTS: Final = {
+    "input.sizes": "array.shape",
+    "input.data_type": "array.dtype",
+    "input.strides": "array.strides",
+    "output.sizes": "output_shape",
+    "output.data_type": "out.dtype",
+    "output.strides": "out.strides",
+    "input": "array",
+    "data": "array",
+    "output": "output_shape",
+}
+_PATHS: Final = re.compile(
+    r"\boperator\.(?:\w+\.)?(?=\w)|\b(?:in|out)put\.(?:sizes|data_type|strides)\b"
+    r"|^(?:input|data|output)(?=:|$)"
 )
 
 
@@ -59,9 +62,7 @@ def counted(amount: int, noun: str) -> str:
 
 def named_as_arguments(text: str) -> str:
     """Replace wire paths by the SDK's names of arguments and attributes."""
-    for path, name in _ARGUMENTS:
-        text = path.sub(name, text)
-    return text
+    return _PATHS.sub(lambda path: _ARGUMENTS.get(path[0], ""), text)
 
 
 class GradwireError(Exception):

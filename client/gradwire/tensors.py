@@ -101,7 +101,6 @@ class WireView:
 
         None if the memory has another order.
         """
-        self._check_range(start, stop)
         return None if self._bytes is None else self._bytes[start:stop]
 
     def read(self, start: int, stop: int) -> memoryview:
@@ -110,11 +109,9 @@ class WireView:
         They are a view of the array's memory if that is in wire order; otherwise only these bytes
         are copied. The range may split elements.
         """
-        self._check_range(start, stop)
         if self._bytes is not None:
             return self._bytes[start:stop].data
-        first, last = self._covering(start, stop)
-        skipped = start - first * self._wire.itemsize
+        first, last, skipped = self._covering(start, stop)
         gathered = self._gather(first, last).view(np.uint8)
         return gathered[skipped : skipped + stop - start].data
 
@@ -128,45 +125,44 @@ class WireView:
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Store bytes offset..offset+len(data)-1; the range may split elements."""
         given = np.frombuffer(data, np.uint8)
-        self._check_range(offset, offset + given.size)
         if self._bytes is not None:
             self._bytes[offset : offset + given.size] = given
         elif given.size:
             self._scatter(*self._whole_elements(offset, given))
 
-    def _check_range(self, start: int, stop: int) -> None:
-        if not 0 <= start <= stop <= self.nbytes:
-            raise ValueError(f"bytes {start} to {stop} of an array of {self.nbytes}")
+    def _covering(self, start: int, stop: int) -> tuple[int, int, int]:
+        """Return the first element of some bytes, and their end.
 
-    def _covering(self, start: int, stop: int) -> tuple[int, int]:
-        itemsize = self._wire.itemsize
-        return start // itemsize, -(-stop // itemsize)
+        The third number counts the bytes of the first element that are not among them.
+        """
+        first, skipped = divmod(start, self._wire.itemsize)
+        return first, -(-stop // self._wire.itemsize), skipped
 
     def _whole_elements(self, offset: int, given: NDArray[np.uint8]) -> tuple[int, NDArray[Any]]:
         """Complete split elements with the array's present bytes."""
-        itemsize = self._wire.itemsize
-        first, last = self._covering(offset, offset + given.size)
-        if offset % itemsize == 0 and given.size % itemsize == 0:
+        first, last, skipped = self._covering(offset, offset + given.size)
+        if given.size == (last - first) * self._wire.itemsize:
             return first, given.view(self._wire)
         whole = self._gather(first, last)
-        skipped = offset - first * itemsize
         whole.view(np.uint8)[skipped : skipped + given.size] = given
         return first, whole
 
     def _gather(self, first: int, last: int) -> NDArray[Any]:
         result = np.empty(last - first, self._wire)
-        done = 0
-        for box in _boxes(self._elements.shape, first, last):
-            part = self._elements[box]
-            result[done : done + part.size].reshape(part.shape)[...] = part
-            done += part.size
+        for part, values in self._parts(first, result):
+            values[...] = part
         return result
 
     def _scatter(self, first: int, values: NDArray[Any]) -> None:
+        for part, given in self._parts(first, values):
+            part[...] = given
+
+    def _parts(self, first: int, flat: NDArray[Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """Pair parts of the elements with those of a contiguous array."""
         done = 0
-        for box in _boxes(self._elements.shape, first, first + values.size):
+        for box in _boxes(self._elements.shape, first, first + flat.size):
             part = self._elements[box]
-            part[...] = values[done : done + part.size].reshape(part.shape)
+            yield part, flat[done : done + part.size].reshape(part.shape)
             done += part.size
 
 
@@ -246,7 +242,7 @@ def describe(array: NDArray[Any]) -> v1.TensorDescriptor:
     if not array.size:
         return v1.TensorDescriptor(data_type=data_type, sizes=array.shape)
     order = nested_axes(array)
-    broadcast = [a for a, n in enumerate(array.shape) if n > 1 and array.strides[a] == 0]
+    broadcast = _broadcast_axes(array)
     if order is None:
         order = tuple(a for a, n in enumerate(array.shape) if n > 1 and a not in broadcast)
     return _descriptor(data_type, array.shape, order, broadcast)
@@ -304,10 +300,7 @@ def check_out(
         )
     if not array.flags.writeable:
         raise InvalidRequestError.of("out", "is read-only; give a writable array")
-    repeats = any(
-        n > 1 and stride == 0 for n, stride in zip(array.shape, array.strides, strict=True)
-    )
-    if array.size and (repeats or nested_axes(array) is None):
+    if array.size and (_broadcast_axes(array) or nested_axes(array) is None):
         raise InvalidRequestError.of(
             "out", f"has strides {array.strides} that overlap or interleave; give a plain array"
         )
@@ -440,6 +433,10 @@ def _boxes(shape: tuple[int, ...], first: int, last: int) -> Iterator[tuple[int 
     if row < end_row:
         yield (slice(row, end_row),)
     yield from ((end_row, *box) for box in _boxes(shape[1:], 0, beyond))
+
+
+def _broadcast_axes(array: NDArray[Any]) -> list[int]:
+    return [a for a, n in enumerate(array.shape) if n > 1 and array.strides[a] == 0]
 
 
 def nested_axes(array: NDArray[Any]) -> tuple[int, ...] | None:

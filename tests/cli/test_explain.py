@@ -13,7 +13,7 @@ import pytest
 from dialect_tables import EXAMPLES
 from gradwire import ops
 from gradwire.cli import pictures
-from gradwire.cli.explain import AxisTable, Call, tables
+from gradwire.cli.explain import AxisTable, call, tables
 from support.command_line import run_here
 from support.oracles.dialect_oracles import lowered
 
@@ -66,20 +66,18 @@ def test_limits_are_raised_by_the_variables_that_a_refusal_names(
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_tables_are_those_that_evaluations_use_for_every_operator(dtype: type) -> None:
-    calls = [
-        Call(each.operator, np.dtype(dtype), each.source, each.result) for each in EXAMPLES.values()
-    ]
-    for call, told in zip(calls, tables(calls), strict=True):
-        assert call.output_shape is not None
-        plan = lowered(call.operator, call.input_shape, call.output_shape, dtype)
-        matrices = {each.axis: each.map.dense() for each in plan.passes}
-        gradient = ops.OPERATORS[call.operator.name].gradient
+    examples = [*EXAMPLES.values()]
+    calls = [call(each.operator, np.dtype(dtype), each.source, each.result) for each in examples]
+    for each, told in zip(examples, tables(calls), strict=True):
+        plan = lowered(each.operator, each.source, each.result, dtype)
+        matrices = {one.axis: one.map.dense() for one in plan.passes}
+        gradient = each.operator.gradient
         for number, axis in enumerate(told.axes):
             matrix = dense(axis)
-            expected = matrices.get(number, np.eye(call.output_shape[number]))
+            expected = matrices.get(number, np.eye(each.result[number]))
             np.testing.assert_array_equal(matrix.T if gradient else matrix, expected)
             np.testing.assert_allclose(axis.totals, matrix.sum(axis=0))
-            check_coordinates(call.operator, axis)
+            check_coordinates(each.operator, axis)
             for place in range(axis.inputs):
                 outputs, weights = axis.taps(place, of_input=True)
                 np.testing.assert_array_equal(matrix[outputs, place], weights)

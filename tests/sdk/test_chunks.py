@@ -143,9 +143,8 @@ def test_bytes_of_another_evaluation_are_not_joined() -> None:
 )
 def test_an_answer_that_makes_no_sense_is_the_servers_fault(changes: dict[str, Any]) -> None:
     fields = {name: value for name, value in changes.items() if name != "part"}
-    with pytest.raises(ServerError) as caught:
+    with pytest.raises(ServerError):
         begun(part=changes.get("part")).accept(opened(**fields))
-    assert caught.value.request_id
 
 
 def test_too_little_is_the_servers_fault_too() -> None:

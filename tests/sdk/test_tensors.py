@@ -481,16 +481,6 @@ def test_signalling_nans_keep_their_bits() -> None:
     assert out.view(np.uint32).tolist() == bits[:, ::-1].tolist()
 
 
-@pytest.mark.parametrize(
-    ("words", "call"),
-    [
-        ("bytes -1 to 4 of an array of 16", lambda view: view.read(-1, 4)),
-        ("bytes 0 to 17 of an array of 16", lambda view: view.read(0, 17)),
-        ("bytes 8 to 4 of an array of 16", lambda view: view.read(8, 4)),
-        ("bytes 15 to 17 of an array of 16", lambda view: view.write(15, b"ab")),
-        (r"sizes \[3\], array \(4,\)", lambda _: WireView(ZEROS, v1.TensorDescriptor(sizes=[3]))),
-    ],
-)
-def test_a_range_outside_the_array_is_refused(words: str, call: Callable[[WireView], Any]) -> None:
-    with pytest.raises(ValueError, match=words):
-        call(WireView(ZEROS))
+def test_a_descriptor_of_other_sizes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"sizes \[3\], array \(4,\)"):
+        WireView(ZEROS, v1.TensorDescriptor(sizes=[3]))

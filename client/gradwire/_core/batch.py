@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
@@ -54,21 +54,19 @@ class PendingItem:
 
     index     its place in the iterable
     name      name of its request
-    template  of its evaluation
+    template  of its evaluation, once it has been checked
     out       where the result is stored; None where an array is made for it
     frame     the request; empty where it does not go by the stream
     checksum  of the request; None where it has none
-    alone     the item where it goes by a call of its own
     settled   whether there is an outcome: an error, else the result
     """
 
     index: int
     name: bytes
-    template: RequestTemplate | None = None
+    template: RequestTemplate = field(init=False)
     out: NDArray[Any] | None = None
     frame: bytes = b""
     checksum: int | None = None
-    alone: Item | None = None
     settled: bool = False
     result: NDArray[Any] | None = None
     error: BaseException | None = None
@@ -82,7 +80,7 @@ class ItemBatch:
     `cancel` and `close`. The same thread or a second one does the rest; both use `lock`.
 
     lock       held while items come into flight, until they are sent
-    alone      items that need calls of their own
+    alone      items that need calls of their own, with the evaluations
     timeout_s  seconds that a stream may go without an answer
     """
 
@@ -94,7 +92,7 @@ class ItemBatch:
         max_in_flight: int,
         timeout_s: float | None,
     ) -> None:
-        self.alone: deque[PendingItem] = deque()
+        self.alone: deque[tuple[PendingItem, Item]] = deque()
         # Garbage collection may close a batch within its own locked sections.
         self.lock = threading.RLock()
         self.timeout_s = check_timeout(timeout_s) or options.timeout_s
@@ -172,7 +170,7 @@ class ItemBatch:
             self.end(copy.copy(error))
         with self.lock:
             self._in_flight |= {pending.name: pending for *_, pending in self._later}
-            self._in_flight |= {pending.name: pending for pending in self.alone}
+            self._in_flight |= {pending.name: pending for pending, _ in self.alone}
             self._later.clear()
             self.alone.clear()
             self.give_up(error)
@@ -307,15 +305,14 @@ class ItemBatch:
 
     def _leave_alone(self, pending: PendingItem, item: Item | None = None) -> None:
         """Have an item evaluated by a call of its own."""
-        template = pending.template
-        if item is None and template is not None:
-            array = template.array(_data_of(pending))
-            output = template.output
+        if item is None:
+            template = pending.template
+            array, output = template.array(_data_of(pending)), template.output
             shape = None if output is None else tuple(output.sizes)
             item = Item(template.op, array, shape, pending.out)
-        pending.alone, pending.frame = item, b""
+        pending.frame = b""
         self._open_alone.add(pending.index)
-        self.alone.append(pending)
+        self.alone.append((pending, item))
 
     def _encode(self, pending: PendingItem, header: bytes, data: memoryview) -> None:
         if self._options.checking.is_on:
@@ -326,8 +323,7 @@ class ItemBatch:
 
     def _repeat_bare(self, pending: PendingItem) -> None:
         """Encode an item's request anew, without a checksum."""
-        if pending.template is not None:
-            self._encode(pending, pending.template.header, _data_of(pending))
+        self._encode(pending, pending.template.header, _data_of(pending))
 
     def _checksum_of(self, name: bytes) -> int | None:
         """Return the checksum of the request with a name; None without one."""
@@ -350,8 +346,6 @@ class ItemBatch:
         return pending
 
     def _receive(self, pending: PendingItem, header: bytes, data: memoryview) -> None:
-        if pending.template is None:
-            raise AssertionError("an item in flight has a template")
         try:
             self.settle(pending, result=pending.template.result(header, data, out=pending.out))
         except Exception as error:  # noqa: BLE001 - it is raised in the item's place

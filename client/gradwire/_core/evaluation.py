@@ -169,7 +169,9 @@ class Evaluation:
 
         Raise the error if there is none.
         """
-        too_large = not self.streams and _is_too_large(error)
+        # A message over grpc's own limit has no reason of the service.
+        too_large = isinstance(error, LimitExceededError) and error.reason in {"USE_STREAM", ""}
+        too_large &= not self.streams
         self.streams |= too_large
         if too_large or self.options.checking.refused(error):
             return 0.0
@@ -180,7 +182,9 @@ class Evaluation:
                 return 0.0
         transfer = None if self._shares is None else self._shares.whole
         if self._shares is not None and transfer is None:
-            if not needs_one_server(error):
+            # Results of the servers differ, as during the rollout of a release, or one does not
+            # support shares.
+            if not isinstance(error, EvaluationChangedError) and error.reason != "UNKNOWN_FIELD":
                 raise error
             self._splits, self._shares = False, None
             return 0.0
@@ -234,8 +238,7 @@ class Evaluation:
     def result(self) -> NDArray[Any]:
         """Return the result, once a try has succeeded."""
         result = self.shares.result if self.streams else self._result
-        if result is None:
-            raise AssertionError("a try without a result fails")
+        assert result is not None  # noqa: S101 - a try without a result fails
         self._tries.succeed()
         self._progress.finish(self._request.input_bytes, result.nbytes)
         if self._on_timing is not None:
@@ -260,11 +263,6 @@ class Evaluation:
         return self._shares
 
 
-def _is_too_large(error: GradwireError) -> bool:
-    # A message over grpc's own limit has no reason of the service.
-    return isinstance(error, LimitExceededError) and error.reason in {"USE_STREAM", ""}
-
-
 def share_count(bulk_bytes: int, *, servers: int, threshold_bytes: int) -> int:
     """Return the number of shares; 1 for a single server.
 
@@ -274,15 +272,6 @@ def share_count(bulk_bytes: int, *, servers: int, threshold_bytes: int) -> int:
     if bulk_bytes <= threshold_bytes:
         return 1
     return min(servers, math.ceil(bulk_bytes / max(1, threshold_bytes)))
-
-
-def needs_one_server(error: GradwireError) -> bool:
-    """Whether only a single server can compute the evaluation.
-
-    Results of the servers differ, as during the rollout of a release, or one does not support
-    shares.
-    """
-    return isinstance(error, EvaluationChangedError) or error.reason == "UNKNOWN_FIELD"
 
 
 def in_order(request: ArrayRequest) -> ArrayRequest:
@@ -316,8 +305,7 @@ class ResultBuffer:
         with self._lock:
             if self.digest and opened.evaluation_digest != self.digest:
                 raise EvaluationChangedError(
-                    f"the server computes {opened.evaluation_digest}; {self.digest} was asked for",
-                    request_id=self._request.request_id,
+                    f"the server computes {opened.evaluation_digest}; {self.digest} was asked for"
                 )
             if self.view is None:
                 self.array = self._request.result_as(opened.output)
@@ -444,7 +432,7 @@ class Transfer:
             raise self._nonsense(f"ended the stream after {self.received} bytes; more are due")
 
     def _nonsense(self, what: str) -> ServerError:
-        return ServerError(f"the server {what}", request_id=self.request_id)
+        return ServerError(f"the server {what}")
 
 
 class Shares:
@@ -487,8 +475,8 @@ class Shares:
     def moved_at(self) -> float:
         """Time of the last progress of the share that has waited longest."""
         parts = self._parts
-        open_parts = [part.moved_at for part in parts if not part.complete]
-        return min(open_parts, default=max(part.moved_at for part in parts))
+        last = max(part.moved_at for part in parts)
+        return min((part.moved_at for part in parts if not part.complete), default=last)
 
     def note_begin(self) -> None:
         """Count the time without progress from now, before any share begins."""
@@ -501,8 +489,7 @@ class Shares:
     def cut(self) -> tuple[Transfer, ...]:
         """Cut the result into shares, at whole elements; return their transfers."""
         total = self._result_bytes()
-        if total is None:
-            raise AssertionError("a result of unknown size was to be cut")
+        assert total is not None  # noqa: S101 - ask() has asked for it
         size = self._request.source.dtype.itemsize
         elements = total // size
         ends = sorted({size * (elements * part // self.count) for part in range(self.count + 1)})

@@ -6,8 +6,10 @@ import ipaddress
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -51,8 +53,6 @@ _HOST_PORT = re.compile(
     r"(?P<host>\[[^\[\]\s/\0-\x1f]+\]|[^\[\]:\s/\0-\x1f]+):(?P<port>[0-9]+)", re.ASCII
 )
 _MAX_PORT = 65535
-# Longest part of a host's name between dots (RFC 1035).
-_MAX_LABEL = 63
 
 Sent = tuple[tuple[str, str], ...]
 Bearer = Callable[[], Sent]
@@ -76,28 +76,26 @@ def read_bearer(
     """
     if token is not None and token_file is not None:
         raise InvalidRequestError.of("token", "is given, and token_file is too; give one of them")
-    name, file_name = "token", "token_file"
+    names = "token", "token_file"
     if token is None and token_file is None:
-        token, token_file = os.environ.get(TOKEN_VARIABLE), os.environ.get(TOKEN_FILE_VARIABLE)
-        if not token and not token_file:
+        names = TOKEN_VARIABLE, TOKEN_FILE_VARIABLE
+        token, token_file = (os.environ.get(each) or None for each in names)
+        if token is None and token_file is None:
             return None
-        token = token or None
-        name, file_name = TOKEN_VARIABLE, TOKEN_FILE_VARIABLE
-    name = name if token is not None else file_name
-    distant = next((address for address in target if not is_local(address)), None)
-    if distant is not None and not secure:
-        raise InvalidRequestError.of(
-            name,
-            f"a token would go to {distant} in plain text, where others can read it; give "
-            "credentials for TLS (--tls-ca), or no token",
-        )
-    told = next((address for address in target if is_open_list(address)), None)
-    if told is not None:
-        raise InvalidRequestError.of(
-            name,
-            f"a token would go wherever {told} says, in plain text that others can change; "
-            "give replicas+https, or no token",
-        )
+    name = names[token is None]
+    for address in target:
+        if not (secure or is_local(address)):
+            raise InvalidRequestError.of(
+                name,
+                f"a token would go to {address} in plain text, where others can read it; give "
+                "credentials for TLS (--tls-ca), or no token",
+            )
+        if address.startswith("replicas+http:") and not is_local(urlsplit(address).netloc):
+            raise InvalidRequestError.of(
+                name,
+                f"a token would go wherever {address} says, in plain text that others can change; "
+                "give replicas+https, or no token",
+            )
     if token is None:
         return _of_file(token_file or "", name).get
     sent = _sent(token, name)
@@ -105,14 +103,11 @@ def read_bearer(
 
 
 def _of_file(path: str, name: str) -> Reloaded[Sent]:
-    def keep(error: Exception) -> None:
-        _log.warning("the token of before is kept: %s", error)
-
     try:
         return Reloaded(
             (path,),
             lambda contents: _sent(contents[0].decode("ascii", "replace").strip(), name, path),
-            on_error=keep,
+            on_error=partial(_log.warning, "the token of before is kept: %s"),
         )
     except OSError as error:
         raise InvalidRequestError.of(name, f"{path} cannot be read: {error.strerror}") from error
@@ -158,28 +153,20 @@ class Options:
     checking: Checking = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not _is_count(self.connections) or not 1 <= self.connections <= _MAX_CONNECTIONS:
-            raise ValueError(
-                f"connections is {self.connections!r}; give 1 to {_MAX_CONNECTIONS} for each server"
-            )
-        if not is_timeout(self.timeout_s):
-            raise ValueError(
-                f"timeout_s is {self.timeout_s!r}; give seconds above 0, at most {MAX_TIMEOUT_S}"
-            )
-        if self.connect_timeout_s is not None and not is_timeout(self.connect_timeout_s):
-            raise ValueError(
-                f"connect_timeout_s is {self.connect_timeout_s!r}; give seconds above 0, at most "
-                f"{MAX_TIMEOUT_S}, or None"
-            )
-        chunk = self.chunk_bytes
-        for name in ("stream_threshold_bytes", "split_threshold_bytes"):
-            threshold = getattr(self, name)
-            if not _is_count(threshold):
-                raise ValueError(f"{name} is {threshold!r}; give 0 or more bytes")
-        if not _is_count(chunk) or not LEAST_CHUNK_BYTES <= chunk <= _MAX_CHUNK_BYTES:
-            raise ValueError(
-                f"chunk_bytes is {chunk!r}; give {LEAST_CHUNK_BYTES} to {_MAX_CHUNK_BYTES} bytes"
-            )
+        for name, least, most in (
+            ("connections", 1, _MAX_CONNECTIONS),
+            ("stream_threshold_bytes", 0, sys.maxsize),
+            ("split_threshold_bytes", 0, sys.maxsize),
+            ("chunk_bytes", LEAST_CHUNK_BYTES, _MAX_CHUNK_BYTES),
+        ):
+            value = getattr(self, name)
+            if not (isinstance(value, int) and least <= value <= most):
+                raise ValueError(f"{name} is {value!r}; give an integer from {least} to {most}")
+        for name, also in (("timeout_s", ""), ("connect_timeout_s", ", or None")):
+            value = getattr(self, name)
+            if not (is_timeout(value) or (also and value is None)):
+                wanted = f"give seconds above 0, at most {MAX_TIMEOUT_S}{also}"
+                raise ValueError(f"{name} is {value!r}; {wanted}")
         secure = self.credentials is not None
         self.bearer = read_bearer(self.token, self.token_file, target=self.target, secure=secure)
         self.one_server = len(self.target) == 1 and not is_list(self.target[0])
@@ -241,10 +228,6 @@ class Checking:
         return True
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and value >= 0
-
-
 def read_target(target: object) -> tuple[str, ...]:
     """Return the addresses of `target`: comma-separated text, or a sequence of texts.
 
@@ -267,26 +250,11 @@ def read_target(target: object) -> tuple[str, ...]:
             'give a server\'s address, such as "127.0.0.1:50051", or several',
             field="target",
         )
-    lists = [address for address in addresses if address.startswith("replicas+")]
-    if lists and (len(addresses) > 1 or not is_list(lists[0])):
-        raise InvalidRequestError(
-            f"{name} is {target!r}; a list of replicas stands alone, as "
-            "replicas+http://HOST:PORT/NAME or replicas+https://HOST:PORT/NAME",
-            field="target",
-        )
-    for address in () if lists else addresses:
-        if (fault := _fault(address)) is not None:
+    for address in addresses:
+        if fault := _fault(address, alone=len(addresses) == 1):
             among = "" if address == target else f" of {target!r}"
             raise InvalidRequestError(f"{name} is {address!r}{among}; {fault}", field="target")
     return addresses
-
-
-def is_host_port(text: str) -> bool:
-    """Whether a text is HOST:PORT with a valid port.
-
-    An IPv6 address stands in brackets.
-    """
-    return _host_port_fault(text) is None
 
 
 def host_ports(address: str) -> list[str]:
@@ -301,42 +269,34 @@ def host_ports(address: str) -> list[str]:
     return [address]
 
 
-def host_and_port(text: str) -> tuple[str, int]:
-    """Return host and port of a valid HOST:PORT, the host without brackets."""
-    host, _, port = text.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
-def _fault(address: str) -> str | None:
+def _fault(address: str, *, alone: bool) -> str | None:
     """Return the remedy for a malformed address; None for a valid one."""
     scheme, _, rest = address.partition(":")
     if scheme in _OPAQUE:
         return None if rest.strip("/") else f"give {scheme}:NAME"
+    if address.startswith("replicas+"):
+        wanted = "replicas+http://HOST:PORT/NAME or replicas+https://HOST:PORT/NAME"
+        valid = alone and is_list(address)
+        return None if valid else f"a list of replicas stands alone, as {wanted}"
     if scheme != "dns" and _URL.match(address):
         return "give HOST:PORT without a scheme, or dns:///HOST:PORT"
-    places = host_ports(address)
-    if fault := next(filter(None, map(_host_port_fault, places)), None):
-        return fault
-    version = _NUMERIC.get(scheme)
-    if version is not None and any(_version(each) != version for each in places):
+    places, version = host_ports(address), _NUMERIC.get(scheme)
+    if not all(map(is_host_port, places)):
+        return f"give HOST:PORT with a port from 1 to {_MAX_PORT}, such as {DEFAULT} or [::1]:50051"
+    if version is not None and any(ip_version(each) != version for each in places):
         return f"give addresses of IPv{version} there, or a name without scheme"
     return None
 
 
-def _host_port_fault(text: str) -> str | None:
+def is_host_port(text: str) -> bool:
+    """Whether a text is HOST:PORT with a valid port.
+
+    An IPv6 address stands in brackets.
+    """
     found = _HOST_PORT.fullmatch(text)
-    if found is None:
-        bare = text.strip("[]")
-        host = f"[{bare}]" if _version(f"{bare}:1") == 6 else "HOST"  # noqa: PLR2004 - IPv6
-        return f'give {host}:PORT, such as "127.0.0.1:50051" or "[::1]:50051"'
-    if not 1 <= int(found["port"]) <= _MAX_PORT:
-        return f"give a port from 1 to {_MAX_PORT}"
-    if found["host"].startswith("[") and _version(text) != 6:  # noqa: PLR2004 - IPv6
-        return "give an address of IPv6 in brackets, or a name without"
-    labels = found["host"].removesuffix(".").split(".")
-    if not all(1 <= len(label) <= _MAX_LABEL for label in labels):
-        return f"give a host whose name has 1 to {_MAX_LABEL} characters between dots"
-    return None
+    if found is None or not 1 <= int(found["port"]) <= _MAX_PORT:
+        return False
+    return not text.startswith("[") or ip_version(text) == 6  # noqa: PLR2004 - IPv6
 
 
 def is_list(address: str) -> bool:
@@ -350,11 +310,6 @@ def is_list(address: str) -> bool:
     return bool(separator) and scheme in _LISTS and told and "@" not in url.netloc
 
 
-def is_open_list(address: str) -> bool:
-    """Whether an address is a list in plain text on another machine."""
-    return address.startswith("replicas+http:") and not is_local(urlsplit(address).netloc)
-
-
 def channel_targets(addresses: Sequence[str], *, secure: bool) -> tuple[str, ...]:
     """Return the targets of channels that together reach all addresses.
 
@@ -362,7 +317,7 @@ def channel_targets(addresses: Sequence[str], *, secure: bool) -> tuple[str, ...
     so an address that does not answer delays no call. Names and servers with TLS cannot be joined:
     a channel expects one name of all its servers.
     """
-    versions = {_version(address) for address in addresses}
+    versions = {ip_version(address) for address in addresses}
     if len(addresses) < 2 or secure or len(versions) > 1 or None in versions:  # noqa: PLR2004
         return tuple(addresses)
     return (f"ipv{versions.pop()}:{','.join(addresses)}",)
@@ -370,7 +325,7 @@ def channel_targets(addresses: Sequence[str], *, secure: bool) -> tuple[str, ...
 
 def goes_round(target: str) -> bool:
     """Whether calls to a target may reach several servers in rotation."""
-    return _version(target) is None and not target.startswith("unix")
+    return ip_version(target) is None and not target.startswith("unix")
 
 
 def is_local(address: str) -> bool:
@@ -382,18 +337,21 @@ def is_local(address: str) -> bool:
 
 def _is_loopback(place: str) -> bool:
     """Whether HOST:PORT, or HOST alone, is a loopback address."""
+    host, number = _host(place)
+    return host == "localhost" if number is None else number.is_loopback
+
+
+def ip_version(address: str) -> int | None:
+    """Return the IP version of a numeric HOST:PORT, else None."""
+    _, number = _host(address)
+    return None if number is None else number.version
+
+
+def _host(place: str) -> tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address | None]:
+    """Return the host of HOST:PORT, and its address if it is numeric."""
     found = _HOST_PORT.fullmatch(place)
     host = (found["host"] if found else place).strip("[]")
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return host, ipaddress.ip_address(host)
     except ValueError:
-        return host == "localhost"
-
-
-def _version(address: str) -> int | None:
-    """Return the IP version of a numeric HOST:PORT, else None."""
-    host = address.rpartition(":")[0]
-    try:
-        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).version
-    except ValueError:
-        return None
+        return host, None

@@ -169,10 +169,11 @@ class Tries:
         if progressed:
             self._failures = 0
         else:
-            self._budget.fail(_REFUSAL if _is_refusal(error) else 1.0)
+            # A running server turned it away before any work.
+            refused = isinstance(error, OverloadedError) and error.retry_after_s > 0
+            self._budget.fail(_REFUSAL if refused else 1.0)
         self._failures += 1
-        if draw is None:
-            draw = random.random()  # noqa: S311 - jitter
+        draw = random.random() if draw is None else draw  # noqa: S311 - jitter
         pause = self._policy.backoff_s(self._failures, draw=draw)
         if isinstance(error, OverloadedError | UnavailableError):
             pause = max(pause, error.retry_after_s)
@@ -204,11 +205,6 @@ class Tries:
     def succeed(self) -> None:
         """Note that the call succeeded."""
         self._budget.succeed()
-
-
-def _is_refusal(error: GradwireError) -> bool:
-    """Whether a running server turned the call away before any work."""
-    return isinstance(error, OverloadedError) and error.retry_after_s > 0
 
 
 def is_retryable(error: GradwireError, *, streamed: bool) -> bool:

@@ -30,7 +30,7 @@ from gradwire._transport.channels import (
     PooledChannel,
     ServiceChannel,
     from_rpc_error,
-    next_pause_s,
+    start_thread,
 )
 from gradwire._transport.streams import StreamRun
 from gradwire._transport.tracing import call_span
@@ -118,7 +118,7 @@ class BatchEngine:
         """
         run = partial(self._context.run, self._run_steps)
         try:
-            threading.Thread(target=run, name="gradwire-receiver", daemon=True).start()
+            start_thread("receiver", run)
         except RuntimeError as error:
             self._fault = error
             self._notify()
@@ -151,9 +151,9 @@ class BatchEngine:
         if batch.in_flight and stream is None:
             self.connect()
         elif batch.in_flight and stream is not None:
-            self._receive(stream)
+            self._in_stream(lambda: batch.take(stream.receive()))
         elif batch.alone:
-            self._call(batch.alone.popleft())
+            self._call(*batch.alone.popleft())
         elif batch.due_in_s is not None:
             self._ended.wait(batch.due_in_s)
 
@@ -193,10 +193,6 @@ class BatchEngine:
         if self._stream is not None:
             self._stream.send(request)
 
-    def _receive(self, stream: BatchStream) -> None:
-        """Take the next message."""
-        self._in_stream(lambda: self._batch.take(stream.receive()))
-
     def _in_stream(self, action: Callable[[], object]) -> None:
         """Act on the stream; end it after an error."""
         try:
@@ -210,7 +206,7 @@ class BatchEngine:
             self._hang_up()
             raise
 
-    def _call(self, pending: PendingItem) -> None:
+    def _call(self, pending: PendingItem, item: Item) -> None:
         """Evaluate an item by a separate call.
 
         A server may need the stream's place for it.
@@ -219,13 +215,11 @@ class BatchEngine:
             self._stream.finish()
             self._hang_up()
         try:
-            self._batch.settle(pending, result=self._evaluate(pending.alone))
+            self._batch.settle(pending, result=self._evaluate(item))
         except Exception as error:  # noqa: BLE001 - it is raised in the item's place
             self._batch.settle(pending, error=error)
 
-    def _evaluate(self, item: Item | None) -> NDArray[Any]:
-        if item is None:
-            raise AssertionError("it goes by the stream")
+    def _evaluate(self, item: Item) -> NDArray[Any]:
         channels = self._calls.channels
         evaluation = channels.evaluation(
             item.op,
@@ -247,7 +241,7 @@ class BatchEngine:
         if self._ended.is_set():
             return
         try:
-            pause_s = next_pause_s(error, self._batch.broke, self._calls.channels.options)
+            pause_s = self._batch.broke(error)
         except GradwireError as last:
             self._batch.give_up(last)
         else:
@@ -423,15 +417,12 @@ class BatchStream:
             self._taken, channel = self._pool.take()
             stream = channel.channel.stream_stream(f"{SERVICE_PATH}EvaluateMany")
             self._call = stream(iter(self._requests.get, None), metadata=self._span.metadata)
-            threading.Thread(target=self._watch, name="gradwire-watch", daemon=True).start()
-        except GradwireError as error:
-            self._end(error)
-            raise
-        except ValueError as error:
-            # The channel is closed.
-            closed = CallCancelledError(str(error))
-            self._end(closed)
-            raise closed from error
+            start_thread("watch", self._watch)
+        except (GradwireError, ValueError) as error:
+            # grpc raises a ValueError for a closed channel.
+            failure = error if isinstance(error, GradwireError) else CallCancelledError(str(error))
+            self._end(failure)
+            raise failure from None
         if self._over.is_set():
             self.cancel()
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from operator import itemgetter
-from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 from weakref import WeakSet
 
 import grpc
@@ -31,8 +30,6 @@ from gradwire._core.options import (
     Options,
     channel_targets,
     goes_round,
-    host_and_port,
-    host_ports,
     is_list,
     is_local,
     read_target,
@@ -41,8 +38,8 @@ from gradwire._core.retries import RetryPolicy
 from gradwire._transport.replicas import Replicas
 from gradwire._transport.shared_memory import SharedMemory
 from gradwire._wire.environment import VERSION
-from gradwire._wire.statuses import STATUS_DETAILS_KEY, from_status, is_refused
-from gradwire.errors import CallCancelledError, GradwireError, InvalidRequestError, UnavailableError
+from gradwire._wire.statuses import STATUS_DETAILS_KEY, from_status
+from gradwire.errors import CallCancelledError, GradwireError, InvalidRequestError
 
 T = TypeVar("T")
 
@@ -119,17 +116,13 @@ def open_channel(
     credentials: grpc.ChannelCredentials | None,
     *,
     connect_timeout_s: float | None = None,
-    certified: str | None = None,
     api: Any = grpc,
 ) -> Any:
     """Open a channel, which connects with the first call.
 
-    certified  host that the server's certificate names; None for the target's
-    api        grpc, or grpc.aio for a channel that belongs to the running event loop
+    api  grpc, or grpc.aio for a channel that belongs to the running event loop
     """
     options = channel_options(target, connect_timeout_s=connect_timeout_s)
-    if certified is not None:
-        options.append(("grpc.ssl_target_name_override", certified))
     if credentials is None:
         return api.insecure_channel(target, options=options)
     return api.secure_channel(target, credentials, options=options)
@@ -331,18 +324,16 @@ def channel_pool(
     )
 
 
+def start_thread(name: str, target: Callable[..., object], *arguments: Any) -> threading.Thread:
+    """Start a thread that does not keep the process alive."""
+    name = f"gradwire-{name}"
+    thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
 def _start_closing(channel: ServiceChannel) -> threading.Thread:
-    closing = threading.Thread(target=channel.channel.close, name="gradwire-closing", daemon=True)
-    closing.start()
-    return closing
-
-
-class Stoppable(Protocol):
-    """Something that makes calls until it is stopped."""
-
-    def stop(self) -> None:
-        """Make no more calls."""
-        ...
+    return start_thread("closing", channel.channel.close)
 
 
 class ClientChannels:
@@ -373,7 +364,7 @@ class ClientChannels:
         self.max_chunk_bytes: int | None = None
         self._lock = threading.Lock()
         self.closed = False
-        self._running: WeakSet[Stoppable] = WeakSet()
+        self._running: WeakSet[Any] = WeakSet()
         if waits and self.replicas is not None:
             self.replicas.wait()
 
@@ -387,8 +378,8 @@ class ClientChannels:
             servers=self.shares.sound_targets,
         )
 
-    def register(self, each: Stoppable) -> None:
-        """Have close() stop an object."""
+    def register(self, each: Any) -> None:
+        """Have close() call stop() of an object."""
         with self._lock:
             self._running.add(each)
             closed = self.closed
@@ -404,74 +395,19 @@ class ClientChannels:
             each.stop()
         self.shared_memory.close()
         # Closing waits until the peer has read outgoing data, so threads do it.
-        channels = {*self.unary.close(), *self.streams.close(), *self.shares.close()}
-        threads = [_start_closing(each) for each in channels]
+        pools = {self.unary, self.streams, self.shares}
+        threads = [_start_closing(each) for pool in pools for each in pool.close()]
         until = time.monotonic() + _CLOSING_S
         for closing in threads:
             closing.join(max(0.0, until - time.monotonic()))
 
 
-def from_rpc_error(error: grpc.RpcError, *, request_id: str | None = None) -> GradwireError:
+def from_rpc_error(error: grpc.RpcError) -> GradwireError:
     """Convert an error of grpc or grpc.aio to one of this package."""
     status: Any = error
-    details = None
-    for key, value in status.trailing_metadata() or ():
-        if key == STATUS_DETAILS_KEY and isinstance(value, bytes):
-            details = value
-    code = status.code()
-    return from_status(code.name, status.details() or "", details, request_id=request_id)
-
-
-# Seconds for one address.
-_ASKING_S = 1.0
-
-
-def next_pause_s(
-    error: GradwireError, recover: Callable[[GradwireError], float], options: Options
-) -> float:
-    """Return the pause before the next try, or raise an explained error."""
-    try:
-        return recover(error)
-    except UnavailableError as last:
-        raise explained(last, options) from None
-
-
-def explained(error: UnavailableError, options: Options) -> UnavailableError:
-    """Replace a refusal by the error of an address that takes connections.
-
-    gRPC reports the error of one address, and a name such as localhost stands for several: one may
-    refuse a connection while the server at another one requires TLS.
-    """
-    if is_refused(error):
-        for found in _failures(options):
-            if found.unreachable and not is_refused(found):
-                found.request_id = error.request_id
-                return found
-    return error
-
-
-def _failures(options: Options) -> Iterator[UnavailableError]:
-    """Call each numeric address of the targets; yield the errors."""
-    for place in (each for target in options.target for each in host_ports(target)):
-        host, port = host_and_port(place)
-        found: list[Any] = []
-        # UnicodeError: a name that DNS cannot hold.
-        with contextlib.suppress(OSError, UnicodeError):
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        for address in (where[0] for *_, where in found):
-            channel = open_channel(
-                f"ipv6:[{address}]:{port}" if ":" in address else f"ipv4:{address}:{port}",
-                options.credentials,
-                connect_timeout_s=_ASKING_S,
-                certified=host,
-            )
-            try:
-                with channel:
-                    channel.unary_unary(HEALTH_METHOD)(b"", timeout=_ASKING_S)
-            except grpc.RpcError as error:
-                failure = from_rpc_error(error)
-                if isinstance(failure, UnavailableError):
-                    yield failure
+    trailers: dict[str, Any] = dict(status.trailing_metadata() or ())
+    details = trailers.get(STATUS_DETAILS_KEY)
+    return from_status(status.code().name, status.details() or "", details)
 
 
 class PerProcess(Generic[T]):

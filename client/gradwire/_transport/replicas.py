@@ -10,18 +10,15 @@ before in use: its source may be gone while the replicas serve.
 
 from __future__ import annotations
 
-import http.client
-import ipaddress
 import json
-import re
-import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+import urllib.request
+from collections.abc import Callable, Sequence
+from http.client import HTTPException
 from typing import Any, cast
-from urllib.parse import urlsplit
 
-from gradwire._core.options import is_host_port, is_list
+from gradwire._core.options import ip_version, is_host_port, is_list
 from gradwire.errors import UnavailableError
 
 Listener = Callable[[Sequence[str]], object]
@@ -32,7 +29,6 @@ _SOON_S = 0.25
 # Timeout of one request, in seconds.
 _PATIENCE_S = 2.0
 _MOST_BYTES = 1 << 20
-_ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 
 
 def resolve(target: str, *, timeout_s: float = _PATIENCE_S) -> tuple[str, ...]:
@@ -43,33 +39,24 @@ def resolve(target: str, *, timeout_s: float = _PATIENCE_S) -> tuple[str, ...]:
     if not is_list(target):
         return (target,)
     try:
-        return _read(_ask(target.removeprefix("replicas+"), timeout_s))
-    except http.client.HTTPException as error:
-        raise UnavailableError(
-            f"no replicas are known from {target}: it answers with no HTTP, or cuts it off"
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise UnavailableError(f"no replicas are known from {target}: {error}") from error
-
-
-def _ask(url: str, timeout_s: float) -> bytes:
-    parts = urlsplit(url)
-    host, port = cast("str", parts.hostname), parts.port
-    connection = (
-        http.client.HTTPSConnection(
-            host, port, timeout=timeout_s, context=ssl.create_default_context()
+        request = urllib.request.Request(  # noqa: S310 - http or https
+            target.removeprefix("replicas+"), headers={"Accept": "application/json"}
         )
-        if parts.scheme == "https"
-        else http.client.HTTPConnection(host, port, timeout=timeout_s)
-    )
-    try:
-        connection.request("GET", parts.path or "/", headers={"Accept": "application/json"})
-        response = connection.getresponse()
-        if response.status != http.client.OK:
-            raise ValueError(f"it answers {response.status} {response.reason}")
-        return response.read(_MOST_BYTES)
-    finally:
-        connection.close()
+        with _OPENER.open(request, timeout=timeout_s) as response:
+            return _read(response.read(_MOST_BYTES))
+    except (OSError, ValueError, RecursionError, HTTPException) as error:
+        reason = "it answers with no HTTP" if isinstance(error, HTTPException) else error
+        raise UnavailableError(f"no replicas are known from {target}: {reason}") from error
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Refuses redirections, which could lead to a list in plain text."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """Return no other request."""
+
+
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
 
 
 def _read(body: bytes) -> tuple[str, ...]:
@@ -79,21 +66,15 @@ def _read(body: bytes) -> tuple[str, ...]:
         raise ValueError("the answer is not a list of replicas")  # noqa: TRY004 - of its content
     if not replicas:
         raise ValueError("it lists none now")
-    each = cast("Iterable[object]", replicas)
-    return tuple(dict.fromkeys(map(_target, each)))
+    return tuple(dict.fromkeys(map(_target, cast("list[object]", replicas))))
 
 
 def _target(value: object) -> str:
     """Return gRPC's target for HOST:PORT; raise ValueError for other values."""
-    found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
-    if found is None or not is_host_port(found[0]):
+    if not (isinstance(value, str) and is_host_port(value)):
         raise ValueError("the answer is not a list of HOST:PORT")
-    try:
-        ipaddress.ip_address(found[1].strip("[]"))
-    except ValueError:
-        # A name may equal a scheme, such as unix, and would then lead elsewhere.
-        return f"dns:///{found[0]}"
-    return found[0]
+    # A name may equal a scheme, such as unix, and would then lead elsewhere.
+    return value if ip_version(value) else f"dns:///{value}"
 
 
 class Replicas:

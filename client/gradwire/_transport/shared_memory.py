@@ -47,8 +47,6 @@ _STEPS: Final = 8
 _PAUSE_S: Final = 1.0
 # Unused segments that the pool keeps.
 _MOST_UNUSED: Final = 16
-# Size of a block of a result that is copied while its caller may be cancelled.
-_PIECE_BYTES: Final = 1 << 20
 
 
 class SegmentRefusedError(Exception):
@@ -125,12 +123,10 @@ class SegmentPool:
                 self._socket.settimeout(wait_s)
             while self._returned:
                 self._unused.append(self._returned.popleft())
+            del self._unused[:-_MOST_UNUSED]
             for index, one in enumerate(self._unused):
                 if one.nbytes == size:
-                    found = self._unused.pop(index)
-                    del self._unused[:-_MOST_UNUSED]
-                    return found
-            del self._unused[:-_MOST_UNUSED]
+                    return self._unused.pop(index)
             try:
                 return self._register(size)
             except SegmentRefusedError:
@@ -138,7 +134,7 @@ class SegmentPool:
                     raise
             # The server counts unused segments too.
             for one in self._unused:
-                self._forget(one.handle)
+                self.forget(one.handle)
             self._unused.clear()
             return self._register(size)
         finally:
@@ -171,10 +167,6 @@ class SegmentPool:
             if 0 <= offset <= segment.nbytes - array.nbytes and not offset % _ALIGNMENT:
                 return v1.SharedRange(handle=segment.handle, offset=offset, length=array.nbytes)
         return None
-
-    def drop(self, segment: PooledSegment) -> None:
-        """Forget a segment, whose memory lasts as long as its arrays."""
-        self._forget(segment.handle)
 
     def keep(self, segment: PooledSegment) -> None:
         """Take back a segment without arrays."""
@@ -219,7 +211,7 @@ class SegmentPool:
         if answer[:1] != b"H":
             raise SegmentRefusedError(answer[1:].decode(errors="replace"))
         segment = PooledSegment(answer[1:].decode(), mapping, size)
-        weakref.finalize(segment, self._forget, segment.handle).atexit = False
+        weakref.finalize(segment, self.forget, segment.handle).atexit = False
         return segment
 
     def _ask(self, size: int, file: int) -> bytes:
@@ -227,18 +219,22 @@ class SegmentPool:
 
         A late answer would be taken for the answer to the next file.
         """
-        answer = b""
         try:
             socket.send_fds(self._socket, [b"R" + _LENGTH.pack(size)], [file])
             answer = self._socket.recv(_ANSWER_BYTES)
-        finally:
-            if not answer:
-                self._hang_up()
+        except BaseException:
+            self._hang_up()
+            raise
         if not answer:
+            self._hang_up()
             raise SegmentRefusedError("the server closed the connection")
         return answer
 
-    def _forget(self, handle: str) -> None:
+    def forget(self, handle: str) -> None:
+        """Have the server forget a segment.
+
+        Its memory lasts as long as its arrays.
+        """
         # No lock: there is no answer to wait for, and a garbage collection may call this.
         if os.getpid() == self._process:
             with contextlib.suppress(OSError):
@@ -299,12 +295,9 @@ class SharedTry:
         memory, out = self._pool.memory(self._output, self._output_bytes), self._request.out
         if out is None:
             return tensors.empty_result(output, memory)
-        view = tensors.WireView(out, output)
-        for start in range(0, view.nbytes, _PIECE_BYTES):
-            with self._writing:
-                if self._is_over:
-                    break
-                view.write(start, memory[start : start + _PIECE_BYTES].data)
+        with self._writing:
+            if not self._is_over:
+                tensors.WireView(out, output).write(0, memory.data)
         return out
 
     def abandon(self) -> None:
@@ -315,7 +308,7 @@ class SharedTry:
         with self._writing:
             self._is_over = True
         if self._is_late:
-            self._pool.drop(self._output)
+            self._pool.forget(self._output.handle)
             self._free_input()
 
     def _free_input(self) -> None:

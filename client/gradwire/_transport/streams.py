@@ -20,9 +20,14 @@ from gradwire import v1
 from gradwire._core.evaluation import Evaluation, Shares, Transfer
 from gradwire._core.options import Sent
 from gradwire._core.retries import is_retryable
-from gradwire._transport.channels import ChannelPool, ClientChannels, from_rpc_error, next_pause_s
+from gradwire._transport.channels import (
+    ChannelPool,
+    ClientChannels,
+    from_rpc_error,
+    start_thread,
+)
 from gradwire._transport.tracing import call_span
-from gradwire._transport.unary import OnTrailers, Runtime
+from gradwire._transport.unary import Runtime
 from gradwire._wire import checksums
 from gradwire._wire.framing import Buffer, chunk_frame, parsed, read_chunk
 from gradwire._wire.statuses import from_in_band
@@ -37,39 +42,34 @@ class StreamTry:
             a local fault, such as an unreadable input
     opened  whether the server has answered the opening message
 
-    pool       gives the connection
-    eager      whether to send before the server has answered, where its limits are known
-    timeout_s  seconds from start() until the deadline; None without one
-    metadata   of the call; None for none
-    on_trailers
-               called with the trailing metadata if the try succeeds; None for nothing
+    pool      gives the connection
+    eager     whether to send before the server has answered, where its limits are known
+    metadata  of the call; None for none
     """
 
     def __init__(
         self,
         channels: ClientChannels,
+        evaluation: Evaluation,
         transfer: Transfer,
         *,
         pool: ChannelPool,
         eager: bool,
-        timeout_s: float | None,
         metadata: Sent | None,
-        on_trailers: OnTrailers = None,
-        ended: threading.Event | None = None,
+        ended: threading.Event,
     ) -> None:
         self._channels = channels
         self._pool = pool
         self._transfer = transfer
-        self._request_id = transfer.request_id
-        self._timeout_s = timeout_s
+        self._timeout_s = evaluation.begin_stream()
         self._metadata = metadata
-        self._on_trailers = on_trailers
+        self._on_trailers = evaluation.on_trailers
         self._cancelled = self.opened = False
         limit = channels.max_chunk_bytes if eager else None
         self._sender = _Sender(transfer, limit=limit, checked=channels.options.checking.is_on)
         # Checksum that those of result chunks continue.
         self._opened_checksum: int | None = None
-        self.ended = ended or threading.Event()
+        self.ended = ended
         self.error: BaseException | None = None
         self._call: grpc.Call | None = None
 
@@ -85,7 +85,7 @@ class StreamTry:
 
     def _begin(self) -> None:
         if self._cancelled:
-            raise CallCancelledError("cancelled before it began", request_id=self._request_id)
+            raise CallCancelledError("cancelled before it began")
         self._taken, channel = self._pool.take()
         try:
             self._call = call = channel.stream(
@@ -93,16 +93,14 @@ class StreamTry:
             )
             if self._cancelled:
                 self.hang_up()
-            threading.Thread(
-                target=self._receive, args=(call,), name="gradwire-receiver", daemon=True
-            ).start()
+            start_thread("receiver", self._receive, call)
         except Exception as error:
             self.hang_up()
             self._sender.stop()
             self._pool.give_back(self._taken, failed=False)
             if isinstance(error, ValueError):
                 # grpc raises this for a closed channel.
-                raise CallCancelledError(str(error), request_id=self._request_id) from error
+                raise CallCancelledError(str(error)) from error
             raise
 
     def cancel(self) -> None:
@@ -121,14 +119,12 @@ class StreamTry:
                 self._take(message)
             self._transfer.end()
         except grpc.RpcError as error:
-            self.error = from_rpc_error(error, request_id=self._request_id)
+            self.error = from_rpc_error(error)
         except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
             self.error = error
         self.hang_up()
         self._sender.stop()
         failure = self._sender.error or self.error
-        if isinstance(failure, GradwireError):
-            failure.checked = self._sender.checksum is not None
         broken = isinstance(failure, GradwireError) and is_retryable(failure, streamed=True)
         self._pool.give_back(self._taken, failed=broken and not self._cancelled)
         if self._transfer.complete and broken:
@@ -138,6 +134,9 @@ class StreamTry:
         self._end(failure)
 
     def _end(self, error: BaseException | None) -> None:
+        if isinstance(error, GradwireError):
+            error.checked = self._sender.checksum is not None
+            error.request_id = error.request_id or self._transfer.request_id
         self.error = error
         self.ended.set()
 
@@ -149,7 +148,7 @@ class StreamTry:
         if chunk is not None:
             self._store(*chunk)
             return
-        response = parsed(v1.EvaluateStreamResponse, message, request_id=self._request_id)
+        response = parsed(v1.EvaluateStreamResponse, message)
         match response.WhichOneof("message"):
             case "opened":
                 self._verify(response.opened, message)
@@ -160,14 +159,14 @@ class StreamTry:
             case "chunk":
                 self._store(response.chunk.offset, response.chunk.data)
             case "error":
-                raise from_in_band(response.error, request_id=self._request_id)
+                raise from_in_band(response.error)
             case None:
                 return
 
     def _store(self, offset: int, data: bytes | memoryview) -> None:
         """Store a chunk without a checksum."""
         if self._sender.checksum is not None:
-            raise DataLossError("a chunk came before opened", request_id=self._request_id)
+            raise DataLossError("a chunk came before opened")
         self._transfer.store(offset, data)
 
     def _verify(self, opened: v1.Opened, message: bytes) -> None:
@@ -175,7 +174,7 @@ class StreamTry:
         if checksum is None:
             return
         if not opened.HasField("checksum"):
-            raise DataLossError("opened came without its checksum", request_id=self._request_id)
+            raise DataLossError("opened came without its checksum")
         checksums.verify_sealed(message, opened.checksum, after=checksum)
         self._opened_checksum = opened.checksum
 
@@ -275,7 +274,7 @@ class SplitTry:
         shares: Shares,
         evaluation: Evaluation,
         ended: threading.Event,
-        start: Callable[[Transfer], StreamTry],
+        start: Callable[..., StreamTry],
     ) -> None:
         self._shares = shares
         self._start = start
@@ -294,7 +293,7 @@ class SplitTry:
     def start(self) -> None:
         """Begin, once, in any thread; a cancelled try ends at once."""
         try:
-            threading.Thread(target=self._run, name="gradwire-split", daemon=True).start()
+            start_thread("split", self._run)
         except Exception as error:  # noqa: BLE001 - the caller raises it
             self._fail(error)
             self.ended.set()
@@ -316,12 +315,7 @@ class SplitTry:
             if not self._stopping.is_set():
                 parts = self._shares.cut()
                 self._running = len(parts)
-                for part in parts:
-                    thread = threading.Thread(
-                        target=self._work, args=(part,), name="gradwire-share", daemon=True
-                    )
-                    thread.start()
-                    started.append(thread)
+                started.extend(start_thread("share", self._work, part) for part in parts)
         except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
             self._fail(error)
         for thread in started:
@@ -379,7 +373,7 @@ class SplitTry:
         with self._changed:
             if self._stopping.is_set():
                 return None
-            stream = self._start(share)
+            stream = self._start(share, ended=threading.Event())
             stream.start()
             self._streams.add(stream)
             return stream
@@ -389,18 +383,15 @@ class SplitTry:
 
         Cancels the stream if no server answers in time.
         """
-        silent = False
-        if not stream.ended.wait(self._patience_s):
-            silent = not stream.opened
-            if silent:
-                stream.hang_up()
-            stream.ended.wait()
+        silent = not (stream.ended.wait(self._patience_s) or stream.opened)
+        if silent:
+            stream.hang_up()
+        stream.ended.wait()
         error = _returned(stream.error)
         if silent and error is not None:
             why = f"no answer from a server within {self._patience_s} s"
             return UnavailableError(why, request_id=error.request_id)
-        if error is None and not share.complete:
-            raise AssertionError("a share has ended without all of its bytes")
+        assert error is not None or share.complete  # noqa: S101
         return error
 
     def _fail(self, error: BaseException) -> None:
@@ -427,8 +418,7 @@ class StreamRun:
         while (error := await self._try()) is not None:
             if self._stopped.is_set():
                 raise error
-            pause = partial(next_pause_s, error, evaluation.recover, evaluation.options)
-            if await self._runtime.wait(self._stopped, await self._runtime.elsewhere(pause)):
+            if await self._runtime.wait(self._stopped, evaluation.recover(error)):
                 raise error
 
     def stop(self) -> None:
@@ -457,19 +447,9 @@ class StreamRun:
     def _new(self, metadata: Sent | None) -> StreamTry | SplitTry:
         evaluation, channels = self._evaluation, self._channels
         shares, ended = evaluation.shares, self._runtime.event()
-        pool = channels.streams if shares.whole is not None else channels.shares
-
-        def start(transfer: Transfer, **options: Any) -> StreamTry:
-            return StreamTry(
-                channels,
-                transfer,
-                pool=pool,
-                timeout_s=evaluation.begin_stream(),
-                metadata=metadata,
-                on_trailers=evaluation.on_trailers,
-                **options,
-            )
-
+        begin = partial(StreamTry, channels, evaluation, metadata=metadata)
         if shares.whole is None:
-            return SplitTry(shares, evaluation, ended, partial(start, eager=False))
-        return start(shares.whole, eager=evaluation.eager, ended=ended)
+            begin = partial(begin, pool=channels.shares, eager=False)
+            return SplitTry(shares, evaluation, ended, begin)
+        pool, eager = channels.streams, evaluation.eager
+        return begin(shares.whole, pool=pool, eager=eager, ended=ended)

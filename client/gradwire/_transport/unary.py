@@ -34,9 +34,7 @@ from gradwire._transport.channels import (
     HEALTH_METHOD,
     SERVICE_PATH,
     Pool,
-    explained,
     from_rpc_error,
-    next_pause_s,
 )
 from gradwire._transport.shared_memory import SegmentRefusedError, SharedMemory
 from gradwire._transport.tracing import call_span
@@ -200,7 +198,8 @@ class UnaryCalls(Generic[Channels]):
             if isinstance(reply, CallCancelledError):
                 raise reply
             last = reply if isinstance(reply, GradwireError) else read_status(reply)
-            if not (isinstance(last, DeadlineExceededError) or getattr(last, "unreachable", False)):
+            unreachable = getattr(last, "unreachable", False)
+            if not (unreachable or isinstance(last, DeadlineExceededError)):
                 self._options.budget.reached = True
             if last == SERVING:
                 return
@@ -210,8 +209,8 @@ class UnaryCalls(Generic[Channels]):
                     raise last
             if time.monotonic() + _PAUSE_S >= until:
                 late = UnavailableError(f"no server was ready within {timeout_s} s: {last}")
-                late.unreachable = isinstance(last, UnavailableError) and last.unreachable
-                raise await self._runtime.elsewhere(partial(explained, late, self._options))
+                late.unreachable = unreachable
+                raise late
             await self._runtime.sleep(_PAUSE_S)
 
     async def _call(self, method: str, kind: type[Reply]) -> Reply:
@@ -235,8 +234,7 @@ class UnaryCalls(Generic[Channels]):
     async def _pause(self, error: GradwireError, recover: Callable[[GradwireError], float]) -> None:
         if self.channels.closed:
             raise error
-        pause = partial(next_pause_s, error, recover, self._options)
-        await self._runtime.sleep(await self._runtime.elsewhere(pause))
+        await self._runtime.sleep(recover(error))
 
     async def _ask(
         self,
@@ -270,22 +268,23 @@ class UnaryCalls(Generic[Channels]):
                 # The pool knows no server.
                 reply = error
             except grpc.RpcError as error:
-                reply = from_rpc_error(error, request_id=request_id)
+                reply = from_rpc_error(error)
                 failed = is_retryable(reply, streamed=False)
             except (ValueError, grpc.aio.UsageError) as error:
                 # The channel is closed.
-                reply = CallCancelledError(str(error), request_id=request_id)
+                reply = CallCancelledError(str(error))
             except asyncio.CancelledError:
                 if not self._is_cancelled_by_closing():
                     raise
-                reply = CallCancelledError("the client was closed", request_id=request_id)
+                reply = CallCancelledError("the client was closed")
             finally:
                 if taken is not None:
                     pool.give_back(taken, failed=failed)
             if reply is None:
                 # A server of another kind may answer OK without a message.
-                why = "the server answered OK without a message"
-                reply = ServerError(why, request_id=request_id)
+                reply = ServerError("the server answered OK without a message")
+            if isinstance(reply, GradwireError):
+                reply.request_id = reply.request_id or request_id
             span.answer = reply
         return reply
 

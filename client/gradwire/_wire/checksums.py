@@ -115,10 +115,9 @@ def verify_sealed(message: bytes, checksum: int, *, after: int = 0) -> None:
 
     Raises DataLossError.
     """
-    start = _enclosed(message, 0, _ENCLOSED)
-    if start is None or message[-_FIELD_BYTES:] != b"\x75%b" % checksum.to_bytes(4, "little"):
-        raise _mismatch()
-    if crc32c(memoryview(message)[start:-_FIELD_BYTES], after) != checksum:
+    start, last = _enclosed(message, 0, _ENCLOSED), b"\x75%b" % checksum.to_bytes(4, "little")
+    covered = memoryview(message)[start:-_FIELD_BYTES]
+    if start is None or not message.endswith(last) or crc32c(covered, after) != checksum:
         raise _mismatch()
 
 

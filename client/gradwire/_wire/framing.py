@@ -26,7 +26,6 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from gradwire import v1
 from gradwire.errors import ServerError
 
 M = TypeVar("M", bound=Message)
@@ -35,43 +34,24 @@ Buffer = bytes | bytearray | memoryview
 # request_id, header and bulk bytes; the last by reference
 Parts = tuple[bytes, bytes, memoryview]
 
-_VARINT, _LENGTH_DELIMITED = 0, 2
-
-
-def _tag(number: int, wire_type: int) -> int:
-    return number << 3 | wire_type
-
-
-_REQUEST_ID = _tag(v1.EvaluateRequest.REQUEST_ID_FIELD_NUMBER, _LENGTH_DELIMITED)
-_HEADER = frozenset(
-    _tag(number, _LENGTH_DELIMITED)
-    for number in (
-        v1.EvaluateRequest.OPERATOR_FIELD_NUMBER,
-        v1.EvaluateRequest.INPUT_FIELD_NUMBER,
-        v1.EvaluateRequest.OUTPUT_FIELD_NUMBER,
-        v1.EvaluateRequest.OPTIONS_FIELD_NUMBER,
-        v1.EvaluateResponse.OUTPUT_FIELD_NUMBER,
-    )
-)
-_BULK = _tag(v1.EvaluateRequest.DATA_FIELD_NUMBER, _LENGTH_DELIMITED)
-_CHUNK = _tag(v1.EvaluateStreamResponse.CHUNK_FIELD_NUMBER, _LENGTH_DELIMITED)
-_OFFSET = _tag(v1.Chunk.OFFSET_FIELD_NUMBER, _VARINT)
-_AMONG_MANY = _tag(v1.EvaluateManyRequest.EVALUATION_FIELD_NUMBER, _LENGTH_DELIMITED)
-_RESULT = _tag(v1.EvaluateManyResponse.RESULT_FIELD_NUMBER, _LENGTH_DELIMITED)
+# Tags: the number of a field << 3, and 2 for bytes and messages.
+_REQUEST_ID, _BULK = 0x0A, 0x7A
+_HEADER = frozenset((0x12, 0x1A, 0x22, 0x2A))
+_CHUNK, _OFFSET = 0x12, 0x08
+_AMONG_MANY, _RESULT = 0x0A, 0x12
 
 _MOST_FIELDS = 8
 # Bytes that a length may take, below protobuf's 2 GiB, and an offset, below 2**63.
 LENGTH_BYTES, OFFSET_BYTES = 4, 9
 
 
-def parsed(kind: type[M], message: bytes, *, request_id: str | None = None) -> M:
+def parsed(kind: type[M], message: bytes) -> M:
     """Decode a server's message; raise ServerError for malformed bytes."""
     try:
         return kind.FromString(message)
     except DecodeError as error:
         raise ServerError(
-            f"the server sent {len(message)} bytes that are not a valid message",
-            request_id=request_id,
+            f"the server sent {len(message)} bytes that are not a valid message"
         ) from error
 
 

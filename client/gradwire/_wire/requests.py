@@ -209,11 +209,7 @@ class ArrayRequest:
 
     def result_as(self, output: v1.TensorDescriptor) -> NDArray[Any]:
         """Return the array for a result with this descriptor."""
-        try:
-            self.template.check_result(output)
-        except ServerError as error:
-            error.request_id = self.request_id
-            raise
+        self.template.check_result(output)
         return self.out if self.out is not None else tensors.empty_result(output)
 
 
@@ -254,28 +250,20 @@ def find_template(
         return template, np.asarray(array)
     source = tensors.to_array(array)
     described = tensors.describe(source)
-    output = _described_output(source, described, output_shape=output_shape, out=out)
+    output = None
+    if out is not None:
+        shape = np.shape(out) if output_shape is None else output_shape
+        shape = tensors.check_sizes("output", shape)
+        dtype = tensors.DTYPES[described.data_type]
+        output = tensors.describe(tensors.check_out(out, dtype=dtype, shape=shape, source=source))
+    elif output_shape is not None:
+        output = tensors.result_descriptor(described, output_shape)
     template = RequestTemplate(checked, ops.to_message(checked), described, output)
     if key is not None:
         if len(_TEMPLATES) >= _MOST_TEMPLATES:
             _TEMPLATES.clear()
         _TEMPLATES[key] = template
     return template, source
-
-
-def _described_output(
-    source: NDArray[Any],
-    described: v1.TensorDescriptor,
-    *,
-    output_shape: Sequence[int] | None,
-    out: NDArray[Any] | None,
-) -> v1.TensorDescriptor | None:
-    if out is not None:
-        shape = np.shape(out) if output_shape is None else output_shape
-        dtype = tensors.DTYPES[described.data_type]
-        shape = tensors.check_sizes("output", shape)
-        return tensors.describe(tensors.check_out(out, dtype=dtype, shape=shape, source=source))
-    return None if output_shape is None else tensors.result_descriptor(described, output_shape)
 
 
 def _checked(response: bytes, after: int) -> Parts:

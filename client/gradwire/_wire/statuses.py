@@ -115,10 +115,11 @@ def from_status(
 
 def from_in_band(error: v1.Error, *, request_id: str | None = None) -> GradwireError:
     """Turn the error message of a stream into an exception."""
+    reason = _name(v1.ErrorReason, error.reason, "").removeprefix("ERROR_REASON_")
     return _exception(
         error.code,
         error.message,
-        reason=_reason_name(error.reason),
+        reason=reason if error.reason else "",
         metadata=error.metadata,
         violations=error.field_violations,
         retry_after=error.retry_after if error.HasField("retry_after") else None,
@@ -141,7 +142,7 @@ def _exception(
     reason       name of v1.ErrorReason without its prefix; empty if missing
     retry_after  None if a retry does not help
     """
-    status = _code_name(code)
+    status = code if isinstance(code, str) else _name(code_pb2.Code, code, f"status {code}")
     kind = BY_REASON.get(reason) or BY_CODE.get(status, ServerError)
     if kind is OverloadedError and retry_after is None:
         kind = LimitExceededError
@@ -159,101 +160,70 @@ def _exception(
         error.field = violations[0].field if violations else metadata.get("field")
     if isinstance(error, UnavailableError) and not reason:
         error.lasting = is_lasting(message)
-        error.unreachable = any(words in message for words in _UNREACHABLE)
+        error.unreachable = _UNREACHABLE.search(message) is not None
     return error
 
 
-def _code_name(code: int | str) -> str:
-    if isinstance(code, str):
-        return code
-    known = code_pb2.Code.DESCRIPTOR.values_by_number.get(code)
-    return known.name if known is not None else f"status {code}"
+def _name(enum: Any, number: int, unknown: str) -> str:
+    known = enum.DESCRIPTOR.values_by_number.get(number)
+    return unknown if known is None else known.name
 
 
-def _reason_name(reason: v1.ErrorReason.ValueType) -> str:
-    known = v1.ErrorReason.DESCRIPTOR.values_by_number.get(reason)
-    if known is None or known.number == v1.ErrorReason.ERROR_REASON_UNSPECIFIED:
-        return ""
-    return known.name.removeprefix("ERROR_REASON_")
-
-
-_CLOSED = (
-    "the server closed the connection; it probably requires TLS (credentials, --tls-ca) or a "
-    "client certificate (--tls-certificate, --tls-key)"
-)
-_UNTRUSTED = "the server's certificate is not signed by a trusted authority (credentials, --tls-ca)"
-_OTHER_NAMES = "the server's certificate does not name the host in target"
-_NO_NAME = "the host name in target cannot be resolved; give another name, or its IP address"
-_REFUSED = "Connection refused"
 _NO_SERVER = "no server listens at target"
-_NOT_GRPC = (
-    "the server at this port does not speak gRPC; it may be an HTTP server, such as the one of "
-    "--http-port: give the gRPC port"
-)
 
-# The first entry whose words all occur applies.
-_HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (
-        ("WRONG_VERSION_NUMBER",),
-        "the server does not use TLS; leave out credentials (--tls-ca), or enable its TLS",
+# Hints at the causes of grpc's messages; the first pattern that matches applies.
+_HINTS = {
+    "WRONG_VERSION_NUMBER": (
+        "the server does not use TLS; leave out credentials (--tls-ca), or enable its TLS"
     ),
-    (("CERTIFICATE_VERIFY_FAILED", "has expired"), "the server's certificate has expired"),
-    (("CERTIFICATE_VERIFY_FAILED", "not yet valid"), "the server's certificate is not valid yet"),
-    (("CERTIFICATE_VERIFY_FAILED",), _UNTRUSTED),
-    # The authority has the name of a trusted one, and another key.
-    (("certificate signature failure",), _UNTRUSTED),
-    (("Hostname Verification Check failed",), _OTHER_NAMES),
-    # The same in the words of older releases.
-    (("is not in peer certificate",), _OTHER_NAMES),
-    (("failed to connect", "Socket closed"), _CLOSED),
-    (("failed to connect", "Connection reset"), _CLOSED),
-    # The same of a name with several addresses.
-    (("all backends failing", "Socket closed"), _CLOSED),
-    (("all backends failing", "Connection reset"), _CLOSED),
-    ((_REFUSED,), _NO_SERVER),
-    # A unix socket.
-    (("connect failed", "No such file or directory"), _NO_SERVER),
-    (("failed to connect", "No such file or directory"), _NO_SERVER),
-    (("Failed parsing HTTP/2",), _NOT_GRPC),
-    (("missing selected ALPN",), _NOT_GRPC),
-    (("DNS resolution failed",), _NO_NAME),
-    (("errors resolving", "Domain name not found"), _NO_NAME),
-)
+    "CERTIFICATE_VERIFY_FAILED.*has expired": "the server's certificate has expired",
+    "CERTIFICATE_VERIFY_FAILED.*not yet valid": "the server's certificate is not valid yet",
+    # A signature failure: the authority has the name of a trusted one, and another key.
+    "CERTIFICATE_VERIFY_FAILED|certificate signature failure": (
+        "the server's certificate is not signed by a trusted authority (credentials, --tls-ca)"
+    ),
+    # The second one of older releases.
+    "Hostname Verification Check failed|is not in peer certificate": (
+        "the server's certificate does not name the host in target"
+    ),
+    # The second beginning for a name with several addresses.
+    "(failed to connect|all backends failing).*(Socket closed|Connection reset)": (
+        "the server closed the connection; it probably requires TLS (credentials, --tls-ca) or a "
+        "client certificate (--tls-certificate, --tls-key)"
+    ),
+    # A file is a unix socket.
+    "Connection refused|(connect failed|failed to connect).*No such file or directory": _NO_SERVER,
+    "Failed parsing HTTP/2|missing selected ALPN": (
+        "the server at this port does not speak gRPC; it may be an HTTP server, such as the one of "
+        "--http-port: give the gRPC port"
+    ),
+    "DNS resolution failed|errors resolving.*Domain name not found": (
+        "the host name in target cannot be resolved; give another name, or its IP address"
+    ),
+}
 
 # Failures that persist however long a client waits: it keeps its authorities, and the server its
 # certificate. Expired and future dates are not among them, since certificates are renewed.
-_LASTING = (
-    ("WRONG_VERSION_NUMBER",),
-    ("CERTIFICATE_VERIFY_FAILED", "unable to get local issuer certificate"),
-    ("CERTIFICATE_VERIFY_FAILED", "self signed certificate"),
-    ("certificate signature failure",),
+_LASTING = re.compile(
+    "WRONG_VERSION_NUMBER|certificate signature failure|"
+    "CERTIFICATE_VERIFY_FAILED.*(unable to get local issuer certificate|self signed certificate)",
+    re.DOTALL,
 )
-
-
-_UNREACHABLE = (
-    "failed to connect to all addresses",
-    "connections to all backends failing",
-    "Failed to connect to remote host",
-    "DNS resolution failed",
-    "errors resolving",
-    "DNS query cancelled",
+_UNREACHABLE = re.compile(
+    "failed to connect to all addresses|connections to all backends failing|"
+    "Failed to connect to remote host|DNS resolution failed|errors resolving|DNS query cancelled"
 )
-
-
-def is_refused(error: UnavailableError) -> bool:
-    """Whether grpc reports that nothing listens at an address."""
-    return error.unreachable and _REFUSED in str(error)
 
 
 def is_lasting(message: str) -> bool:
     """Whether a message of grpc reports a failure that persists."""
-    return any(all(word in message for word in words) for words in _LASTING)
+    return _LASTING.search(message) is not None
 
 
 def with_hint(message: str) -> str:
     """Prefix a message of grpc with its cause, if known."""
-    for words, hint in _HINTS:
-        if all(word in message for word in words):
+    for pattern, hint in _HINTS.items():
+        if re.search(pattern, message, re.DOTALL):
             if hint is _NO_SERVER and (found := _ADDRESS.search(message)):
                 hint = no_server(unquote(found[1] or found[2]))  # noqa: PLW2901
             return f"{hint}: {message}"

@@ -22,11 +22,11 @@ from gradwire.cli.connection import Connection
 from gradwire.cli.demo import demo
 from gradwire.cli.evaluate import evaluate
 from gradwire.cli.explain import explain
-from gradwire.cli.options import SECONDS, json_option, nearest_operator, server_options
+from gradwire.cli.options import json_option, seconds_option, server_options
 from gradwire.cli.output import UNAVAILABLE, UNKNOWN, CommandError, tell
 from gradwire.health import SERVING
-from gradwire.ops import OPERATORS
-from gradwire.ops._base import Choice, rule_of
+from gradwire.ops import OPERATORS, Operator
+from gradwire.ops._base import Choice, did_you_mean, rule_of
 
 WIDTH = 96
 
@@ -78,7 +78,7 @@ def operators(*, name: str | None, server: Connection, as_json: bool) -> None:
     if name is not None and name not in known:
         raise CommandError(
             f"the server has no operator {name!r}; it has {', '.join(known)}"
-            f"{nearest_operator(name, known)}",
+            f"{did_you_mean(name, known)}",
             code=UNKNOWN,
         )
     chosen = list(known.values()) if name is None else [known[name]]
@@ -113,19 +113,8 @@ def info(*, server: Connection, as_json: bool) -> None:
 
 @click.command(short_help="Ask a running server for its health.")
 @server_options(default=DEFAULT)
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=SECONDS,
-    default=5.0,
-    help="Time to wait for the answer.",
-)
-@click.option(
-    "--wait",
-    "wait_s",
-    type=SECONDS,
-    help="Time to wait for a server that is starting.",
-)
+@seconds_option("--timeout", "timeout_s", default=5.0, help="Time to wait for the answer.")
+@seconds_option("--wait", "wait_s", help="Time to wait for a server that is starting.")
 @json_option
 def health(*, server: Connection, timeout_s: float, wait_s: float | None, as_json: bool) -> None:
     """Report a running server's health; exit with 0 only if SERVING."""
@@ -166,14 +155,16 @@ def _words(operator: str, attribute: AttributeInfo) -> tuple[str, str]:
 
     An attribute unknown to this SDK keeps the server's words.
     """
-    values, default = "|".join(attribute.allowed_values) or attribute.type, attribute.default_value
-    kind = OPERATORS.get(operator)
-    for field in dataclasses.fields(kind) if kind is not None else ():
+    values, default = attribute.allowed_values, attribute.default_value
+    kind = OPERATORS.get(operator, Operator)
+    for field in dataclasses.fields(kind):
         rule = rule_of(field)
         if field.name == attribute.name and isinstance(rule, Choice):
-            values = "|".join(rule.allowed)
+            values = rule.allowed
             default = field.default if isinstance(field.default, str) else default
-    return values, "Required." if attribute.required else f"Default: {default}."
+    return "|".join(
+        values
+    ) or attribute.type, "Required." if attribute.required else f"Default: {default}."
 
 
 for command in (

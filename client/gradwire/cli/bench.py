@@ -7,7 +7,7 @@ import datetime as dt
 import os
 import shlex
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ import click
 from gradwire.cli import output
 from gradwire.cli.connection import Connection, local_server
 from gradwire.cli.options import (
-    CALLS_PER_S,
     INPUT_FILE,
-    SECONDS,
     OutputFile,
+    Positive,
     json_option,
+    seconds_option,
     server_options,
 )
 from gradwire.cli.output import CommandError, InvalidUsage, status_line, table
@@ -41,7 +41,7 @@ from gradwire.loadtest.result import (
     from_json,
     to_json,
 )
-from gradwire.loadtest.runner import Fleet, FleetError, MetricsEndpoint, Runner, machine
+from gradwire.loadtest.runner import Fleet, MetricsEndpoint, Runner, machine
 from gradwire.loadtest.scenarios import SCENARIOS, Scenario, changed
 
 EXAMPLE = """\b
@@ -66,10 +66,9 @@ _SCENARIOS = "\n".join(f"  {scenario.name:16}{scenario.summary}" for scenario in
     multiple=True,
     help="Which calls are made; once for each. Without it, all scenarios in turn.",
 )
-@click.option(
+@seconds_option(
     "--duration",
     "duration_s",
-    type=SECONDS,
     default=10.0,
     help="How long calls are made in each scenario, and count.",
 )
@@ -83,7 +82,8 @@ _SCENARIOS = "\n".join(f"  {scenario.name:16}{scenario.summary}" for scenario in
 )
 @click.option(
     "--rate",
-    type=CALLS_PER_S,
+    type=Positive(1e6),
+    metavar="CALLS",
     help="Calls per second that are due, whether or not those before have ended (open loop).",
 )
 @click.option(
@@ -105,13 +105,7 @@ _SCENARIOS = "\n".join(f"  {scenario.name:16}{scenario.summary}" for scenario in
     show_default="a quarter of the cores",
     help="That make the calls.",
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=SECONDS,
-    default=10.0,
-    help="What a call may take.",
-)
+@seconds_option("--timeout", "timeout_s", default=10.0, help="What a call may take.")
 @click.option(
     "--output",
     "output_file",
@@ -192,8 +186,6 @@ OWN_PATIENCE_S = 600.0
 TARGET_PATIENCE_S = 30.0
 # Seconds that a server has to answer after a scenario in which it was not available.
 _PRESENCE_S = 5.0
-# Bytes shown of an endpoint's refusal.
-_MOST_SAID = 1000
 
 
 def _page_writer() -> Callable[[Document], str]:
@@ -217,7 +209,7 @@ def _run(
     when = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     here = machine()
     results: list[ScenarioResult] = []
-    ended: KeyboardInterrupt | CommandError | None = None
+    ended: BaseException | None = None
     with status_line() as show, _subject(connection, metrics_url) as (subject, probe):
         own = connection.target is None
         server = _server(subject, own=own)
@@ -236,7 +228,7 @@ def _run(
                 show("")
                 if not as_json:
                     click.echo("\n".join(_told(result)))
-        except (KeyboardInterrupt, CommandError) as error:
+        except (KeyboardInterrupt, UnavailableError, ChildProcessError) as error:
             ended = error
     if ended is not None and not results:
         raise ended
@@ -255,10 +247,10 @@ def _run(
     for path, writer in writers.items():
         path.write_text(writer(document), encoding="utf-8")
         click.echo(f"Wrote {path}", err=as_json)
-    if isinstance(ended, CommandError):
-        raise ended
-    if ended is not None:
+    if isinstance(ended, KeyboardInterrupt):
         return output.code_of_interruption(ended)
+    if ended is not None:
+        raise ended
     return output.OTHER if any(map(failures, results)) else 0
 
 
@@ -271,19 +263,13 @@ def _compare(before: Path, after: Path) -> int:
             click.echo(
                 f"{name}  {path}: {one.when}, {one.server.backend or '?'}, {one.machine.cpu}"
             )
-        except UnicodeDecodeError:
-            raise _no_result(path, "it is not text") from None
         except (ValueError, AttributeError) as error:
-            raise _no_result(path, str(error)) from None
+            wanted = "give a file that `gradwire bench --output` has written"
+            raise InvalidUsage(f"--compare {path}: {error}; {wanted}") from None
         documents.append(one)
     rows, notes = comparison(*documents)
     click.echo("\n".join(["", *table(TITLES, rows), "", *notes]))
     return 0
-
-
-def _no_result(path: Path, reason: str) -> InvalidUsage:
-    wanted = "give a file that `gradwire bench --output` has written"
-    return InvalidUsage(f"--compare {path}: {reason}; {wanted}")
 
 
 @contextmanager
@@ -309,13 +295,10 @@ def _check_endpoint(endpoint: MetricsEndpoint, option: str) -> None:
     """Refuse an endpoint that lacks the needed metrics, before the load."""
     try:
         endpoint()
-    except HTTPError as error:
-        with error:
-            said = error.read(_MOST_SAID).decode(errors="replace").strip()
-        code = output.REFUSED if error.code in {401, 403} else output.OTHER
-        raise CommandError(f"{option}: {said or error}", code=code) from None
     except OSError as error:
-        raise CommandError(f"{option}: {error}") from None
+        refused = isinstance(error, HTTPError) and error.code in {401, 403}
+        code = output.REFUSED if refused else output.OTHER
+        raise CommandError(f"{option}: {error}", code=code) from None
 
 
 def _server(connection: Connection, *, own: bool) -> ServerFacts:
@@ -341,32 +324,16 @@ def _results(
 
     Raises if the user ends the test, or if the server is gone.
     """
-    try:
-        with fleet:
-            for number, scenario in enumerate(scenarios, 1):
-                result = runner.run(scenario)
-                # A scenario without counted calls has no result.
-                if runner.interrupted is None or any(flow.sent for flow in result.flows):
-                    yield result
-                if runner.interrupted is not None:
-                    raise runner.interrupted
-                _check_presence(connection, result, scenarios[number:])
-    except FleetError as error:
-        raise CommandError(str(error)) from None
-
-
-def _check_presence(
-    connection: Connection, result: ScenarioResult, left: Sequence[Scenario]
-) -> None:
-    """Raise CommandError if the server is gone; name the scenarios left."""
-    if any(end.status == "UNAVAILABLE" for flow in result.flows for end in flow.outcomes):
-        try:
-            connection.health(timeout_s=_PRESENCE_S)
-        except (UnavailableError, CommandError) as error:
-            message = f"after {result.name}: {error}"
-            if left:
-                message += f"; not run: {', '.join(one.name for one in left)}"
-            raise CommandError(message, code=output.UNAVAILABLE) from None
+    with fleet:
+        for scenario in scenarios:
+            result = runner.run(scenario)
+            # A scenario without counted calls has no result.
+            if runner.interrupted is None or any(flow.sent for flow in result.flows):
+                yield result
+            if runner.interrupted is not None:
+                raise runner.interrupted
+            if any(end.status == "UNAVAILABLE" for flow in result.flows for end in flow.outcomes):
+                connection.health(timeout_s=_PRESENCE_S)
 
 
 _TITLES = ("", "loop", "right/s", "MB/s", "p50 ms", "p99 ms", "p99.9", "max", "uncorrected p99")
@@ -382,14 +349,14 @@ def _told(result: ScenarioResult) -> list[str]:
 
 
 def _row(flow: FlowResult) -> tuple[str, ...]:
-    corrected = flow.corrected
-    times = (corrected.p50_ms, corrected.p99_ms, corrected.p999_ms, corrected.max_ms)
+    one = flow.corrected
+    times = (one.p50_ms, one.p99_ms, one.p999_ms, one.max_ms, flow.uncorrected.p99_ms)
     return (
         flow.name,
         f"{flow.callers} callers" if flow.rate is None else f"{flow.rate:.4g}/s",
         f"{flow.calls_per_s:.1f}",
         f"{flow.megabytes_per_s:.1f}",
-        *(f"{time:.2f}" if flow.ok else "-" for time in (*times, flow.uncorrected.p99_ms)),
+        *(f"{time:.2f}" if flow.ok else "-" for time in times),
     )
 
 

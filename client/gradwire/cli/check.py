@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
 import runpy
 import sys
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
-from itertools import chain
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from gradwire import Client
 from gradwire.cli import output
 from gradwire.cli.compare import Difference, difference, finfo
 from gradwire.cli.connection import Connection
-from gradwire.cli.explain import Call, lines_of, reasons, tables
+from gradwire.cli.explain import call, lines_of, reasons, tables
 from gradwire.cli.options import (
     dtype_option,
     json_option,
@@ -43,7 +42,7 @@ from gradwire.cli.output import (
     tell,
 )
 from gradwire.errors import InvalidRequestError, LimitExceededError, counted
-from gradwire.ops import OPERATORS, Operator
+from gradwire.ops import Operator
 from gradwire.tensors import to_array
 
 Array = NDArray[Any]
@@ -182,51 +181,49 @@ def _spatial(axes: int) -> list[tuple[Pair, ...]]:
 class Failure:
     """One failure of a case.
 
-    given     arguments of the function
-    words     description of a failure that is not a wrong number
-    expected  the result of the operator; came: that of the function
+    given     argument of the function
+    expected  the result of the operator
+    came      that of the function, or a description of a failure that is not a wrong number
     found     their difference, in ulps of the same sum over magnitudes, the unit of a tolerance;
               None without a result to compare
     """
 
     case: Case
-    input_shape: Shape
-    output_shape: Shape
     given: Array
-    words: str = ""
-    expected: Any = None
-    came: Any = None
-    found: Difference | None = None
+    expected: Array
+    came: Array | str
+    found: Difference | None
 
     @property
     def kind(self) -> str:
         """Key that differs between failures of different causes."""
-        if self.found is None:
-            return " ".join(self.words.split()[:3])
-        ulps = self.found.ulps
+        if isinstance(self.came, str):
+            return " ".join(self.came.split()[:3])
+        ulps = self.ulps
         return "not finite" if math.isinf(ulps) else "value" if ulps else "sign of zero"
 
     @property
-    def is_rounding(self) -> bool:
-        """Whether rounding or the sign of a zero explains it."""
-        return self.found is not None and self.found.ulps <= ROUNDING
+    def ulps(self) -> float:
+        """Largest difference; infinite without a result to compare."""
+        return self.found.ulps if self.found else math.inf
 
     @property
     def weight(self) -> tuple[bool, int]:
-        """Sort key: failures within a rounding tolerance last, smallest first."""
-        return self.is_rounding, math.prod(self.input_shape) + math.prod(self.output_shape)
+        """Sort key: failures that rounding explains last, smallest first."""
+        return self.ulps <= ROUNDING, self.given.size + self.expected.size
 
 
 class Unfit(Exception):  # noqa: N818 (no fault)
     """Raised for a case that the operator does not take."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Trial:
-    """Parts of a check that do not change from case to case.
+    """A check: its constant parts, and counts of the cases' outcomes.
 
     function   (gradient, output_shape) -> result, of NumPy arrays
     tolerance  allowed error of a result, in ulps of the sum of magnitudes
+    reason     why the operator refused the last case that does not fit
     """
 
     client: Client
@@ -234,6 +231,10 @@ class Trial:
     function: Callable[[Any, Shape], Any]
     tolerance: int
     seed: int
+    ran: int = 0
+    unfit: int = 0
+    reason: str = ""
+    failures: list[Failure] = field(default_factory=list[Failure])
 
     def __call__(self, case: Case) -> Failure | None:
         """Run a case; return its failure, or None if it passes.
@@ -241,23 +242,23 @@ class Trial:
         Raises Unfit if the operator does not take the case.
         """
         given_shape, output_shape = zip(*case.pairs, strict=True)
-        if OPERATORS[self.operator.name].gradient:
+        if self.operator.gradient:
             given_shape, output_shape = output_shape, given_shape
         given = case.array(given_shape, seed=self.seed)
-        about = (case, given_shape, output_shape, given.copy())
-        expected = self._evaluate(given, output_shape)
-        came = self._result(given, output_shape)
-        if isinstance(came, str):
-            return Failure(*about, words=came)
-        found = difference(
-            expected,
-            came,
-            lambda: self._evaluate(np.abs(given), output_shape),
-            tolerance=self.tolerance,
-        )
-        if found is None:
-            return None
-        return Failure(*about, expected=expected, came=came, found=found)
+        kept = given.copy()
+        expected = self._evaluate(kept, output_shape)
+        came = self._result(given, expected)
+        found = None
+        if not isinstance(came, str):
+            found = difference(
+                expected,
+                came,
+                lambda: self._evaluate(np.abs(kept), output_shape),
+                tolerance=self.tolerance,
+            )
+            if found is None:
+                return None
+        return Failure(case, kept, expected, came, found)
 
     def _evaluate(self, given: Array, output_shape: Shape) -> Array:
         try:
@@ -266,7 +267,7 @@ class Trial:
         except (InvalidRequestError, LimitExceededError) as error:
             raise Unfit(str(error)) from error
 
-    def _result(self, given: Array, output_shape: Shape) -> Array | str:
+    def _result(self, given: Array, expected: Array) -> Array | str:
         """Return the function's result, or a text that names its fault.
 
         A function that writes to its argument is at fault.
@@ -275,7 +276,7 @@ class Trial:
         try:
             # Infinities and NaN are part of the cases, and no reason for warnings.
             with np.errstate(all="ignore"):
-                result = self.function(given, output_shape)
+                result = self.function(given, expected.shape)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the finding
             return f"it raised {type(error).__name__}: {' '.join(str(error).split())}"
         if given.tobytes() != before:
@@ -283,14 +284,49 @@ class Trial:
         try:
             array = to_array(result)
         except (TypeError, InvalidRequestError):
-            array = np.array(None)
-        if array.dtype == object:
             return f"it returned {type(result).__name__}, not an array of numbers"
-        if array.shape != output_shape:
-            return f"it returned shape {array.shape}; {output_shape} was asked for"
+        if array.shape != expected.shape:
+            return f"it returned shape {array.shape}; {expected.shape} was asked for"
         if array.dtype != given.dtype:
             return f"it returned {array.dtype}; {given.dtype} was given"
         return array.copy()
+
+    def run(self, cases: Iterable[Case]) -> bool:
+        """Run cases; return whether a length changes in some valid case.
+
+        A case is valid if the operator takes it.
+        """
+        resampled = False
+        for case in cases:
+            try:
+                failure = self(case)
+            except Unfit as unfit:
+                self.unfit += 1
+                self.reason = str(unfit)
+                continue
+            self.ran += 1
+            resampled |= any(one != other for one, other in case.pairs)
+            if failure is not None:
+                self.failures.append(failure)
+        return resampled
+
+    def lines(self) -> list[str]:
+        """Report the number of failed cases, and those due to rounding."""
+        ulps = counted(self.tolerance, "ulp")
+        verdict = f"all agree{f' within {ulps}' if self.tolerance else ''}"
+        if self.failures:
+            verdict = (
+                f"{len(self.failures)} differ{f' by more than {ulps}' if self.tolerance else ''}"
+            )
+        unfit = f"; {self.unfit} more do not fit these attributes" if self.unfit else ""
+        lines = [f"{self.ran} cases: {verdict}{unfit}"]
+        rounded = [each.ulps for each in self.failures if each.ulps <= ROUNDING]
+        if rounded:
+            lines.append(
+                f"{len(rounded)} of these by rounding or a zero's sign alone, which "
+                f"--tolerance {math.ceil(max(1, *rounded))} lets pass"
+            )
+        return lines
 
 
 def _tensor(array: Array) -> Any:
@@ -307,23 +343,19 @@ def load_function(name: str) -> Callable[[Any, Shape], Any]:
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
         raise InvalidUsage(f"{name!r} is not a function; give module:function, or file.py:function")
-    is_file = place.endswith(".py")
-    if is_file and not Path(place).is_file():
-        raise InvalidUsage(f"there is no file {place}; give the name of one, or module:function")
     sys.path.insert(0, str(Path.cwd()))
     try:
+        is_file = place.endswith(".py")
         names = runpy.run_path(place) if is_file else vars(importlib.import_module(place))
     except (Exception, SystemExit) as error:
         message = f"{place} cannot be imported: {type(error).__name__}: {error}"
         raise InvalidUsage(message) from error
-    finally:
-        sys.path.remove(str(Path.cwd()))
-    function = names.get(attribute)
+    function: Callable[[Any, Shape], Any] | None = names.get(attribute)
     if not callable(function):
-        kind = "nothing" if function is None else type(function).__name__
-        raise InvalidUsage(f"{name}: {attribute} is {kind}; a function is needed")
-    found: Callable[[Any, Shape], Any] = function
-    return found
+        raise InvalidUsage(
+            f"{name}: {attribute} is {type(function).__name__}; a function is needed"
+        )
+    return function
 
 
 def shrunk(trial: Trial, failure: Failure) -> Failure:
@@ -333,12 +365,10 @@ def shrunk(trial: Trial, failure: Failure) -> Failure:
     def first(cases: Iterable[Case]) -> Failure | None:
         """Return the first similar failure among some cases."""
         for case, _ in zip(cases, budget, strict=False):
-            try:
+            with suppress(Unfit):
                 found = trial(case)
-            except Unfit:
-                continue
-            if found is not None and found.kind == failure.kind:
-                return found
+                if found is not None and found.kind == failure.kind:
+                    return found
         return None
 
     while found := first(_simpler(failure.case)):
@@ -347,7 +377,7 @@ def shrunk(trial: Trial, failure: Failure) -> Failure:
     if len(given) > FEW:
         return failure
     # Try one element that is not 0; it becomes 1 if that suffices.
-    alone = chain(enumerate([1.0] * len(given)), enumerate(given))
+    alone = (*enumerate([1.0] * len(given)), *enumerate(given))
     return first(replace(failure.case, alone=each) for each in alone) or failure
 
 
@@ -437,14 +467,12 @@ def check(
     Each failure is shrunk to the smallest similar case. Exit with 0 if no case fails, with 9
     otherwise.
     """
-    if torch and importlib.util.find_spec("torch") is None:
+    if torch and find_spec("torch") is None:
         raise CommandError("--torch: PyTorch is not installed here: pip install torch")
     function = load_function(name)
-    kind = OPERATORS[operator.name]
-    fitting = [rank for rank in ranks or RANKS if kind.min_rank <= rank <= kind.max_rank]
+    fitting = [rank for rank in ranks or RANKS if operator.min_rank <= rank <= operator.max_rank]
     if not fitting:
-        raise InvalidUsage(f"--rank: {operator.name} takes tensors of {kind.ranks()} axes")
-    tally = _Tally()
+        raise InvalidUsage(f"--rank: {operator.name} takes tensors of {operator.ranks()} axes")
     with server.client(backend="numpy_cpu") as client:
         trial = Trial(
             client=client,
@@ -457,101 +485,53 @@ def check(
             # The channel is tried before the spatial axes, then behind them.
             for last in sorted({False, rank > 2}):  # noqa: PLR2004
                 cases = all_cases(dict.fromkeys(dtypes), values, rank=rank, channels_last=last)
-                if tally.run(trial, cases):
+                if trial.run(cases):
                     break
-            if tally.ran and not ranks:
+            if trial.ran and not ranks:
                 break
-        if not tally.ran:
-            message = f"no case fits the operator with these attributes: {tally.reason}"
+        if not trial.ran:
+            message = f"no case fits the operator with these attributes: {trial.reason}"
             pinned = " and ".join(size for size in SIZES if getattr(operator, size, ()))
             hint = f"; each case has its own sizes: leave {pinned} out, or give scales"
             raise InvalidUsage(message + (hint if pinned else ""))
-        findings = [_told(operator, *one) for one in smallest(trial, tally.failures, most)]
+        findings = [_told(operator, *one) for one in smallest(trial, most)]
     facts = {
         "function": name,
         "operator": operator.name,
         "tolerance": tolerance,
-        "cases": tally.ran,
-        "equal": tally.ran - len(tally.failures),
-        "different": len(tally.failures),
-        "unfit": tally.unfit,
+        "cases": trial.ran,
+        "equal": trial.ran - len(trial.failures),
+        "different": len(trial.failures),
+        "unfit": trial.unfit,
         "failures": [facts_ for facts_, _ in findings],
     }
-    lines = [f"{name} against {operator!r}", *tally.lines(tolerance)]
+    lines = [f"{name} against {operator!r}", *trial.lines()]
     for number_, (_, (first, *others)) in enumerate(findings, 1):
         lines += ["", f"{number_}. {first}", *(f"   {line}" for line in others)]
     tell(facts, lines, as_json=as_json)
-    return DIFFERENT if tally.failures else 0
+    return DIFFERENT if trial.failures else 0
 
 
-@dataclass(slots=True)
-class _Tally:
-    """Counts of the cases' outcomes.
-
-    reason  why the operator refused the last case that does not fit
-    """
-
-    ran: int = 0
-    unfit: int = 0
-    reason: str = ""
-    failures: list[Failure] = field(default_factory=list[Failure])
-
-    def run(self, trial: Trial, cases: Iterable[Case]) -> bool:
-        """Run cases; return whether a length changes in some valid case.
-
-        A case is valid if the operator takes it.
-        """
-        resampled = False
-        for case in cases:
-            try:
-                failure = trial(case)
-            except Unfit as unfit:
-                self.unfit += 1
-                self.reason = str(unfit)
-                continue
-            self.ran += 1
-            resampled |= any(one != other for one, other in case.pairs)
-            if failure is not None:
-                self.failures.append(failure)
-        return resampled
-
-    def lines(self, tolerance: int) -> list[str]:
-        """Report the number of failed cases, and those due to rounding."""
-        ulps = counted(tolerance, "ulp")
-        verdict = f"all agree{f' within {ulps}' if tolerance else ''}"
-        if self.failures:
-            verdict = f"{len(self.failures)} differ{f' by more than {ulps}' if tolerance else ''}"
-        unfit = f"; {self.unfit} more do not fit these attributes" if self.unfit else ""
-        lines = [f"{self.ran} cases: {verdict}{unfit}"]
-        rounded = [each.found.ulps for each in self.failures if each.found and each.is_rounding]
-        if rounded:
-            lines.append(
-                f"{len(rounded)} of these by rounding or a zero's sign alone, which "
-                f"--tolerance {math.ceil(max(1, *rounded))} lets pass"
-            )
-        return lines
-
-
-def smallest(trial: Trial, failures: Iterable[Failure], most: int) -> list[tuple[Failure, int]]:
+def smallest(trial: Trial, most: int) -> Iterable[tuple[Failure, int]]:
     """Return shrunk failures, smallest first, and the number like each."""
     groups: dict[object, list[Failure]] = {}
-    for failure in sorted(failures, key=lambda each: each.weight):
+    for failure in sorted(trial.failures, key=lambda each: each.weight):
         case = failure.case
         groups.setdefault((failure.kind, case.dtype, case.values, case.layout), []).append(failure)
-    found: dict[object, Failure] = {}
-    alike = Counter[object]()
+    found: dict[object, tuple[Failure, int]] = {}
     for members in groups.values():
         if len(found) < most:
             small = shrunk(trial, members[0])
             key = (small.kind, tuple(sorted(small.case.pairs)), small.case.layout)
-            found.setdefault(key, small)
-            alike[key] += len(members)
-    return [(failure, alike[key]) for key, failure in found.items()]
+            first, alike = found.get(key, (small, 0))
+            found[key] = (first, alike + len(members))
+    return found.values()
 
 
 def _told(operator: Operator, failure: Failure, alike: int) -> tuple[dict[str, Any], list[str]]:
     """Describe a failure as a JSON object and as lines."""
-    case, shapes, given = failure.case, (failure.input_shape, failure.output_shape), failure.given
+    case, given, came, found = failure.case, failure.given, failure.came, failure.found
+    shapes = given.shape, failure.expected.shape
     facts: dict[str, Any] = {
         "dtype": str(case.dtype),
         "input_shape": shapes[0],
@@ -567,25 +547,23 @@ def _told(operator: Operator, failure: Failure, alike: int) -> tuple[dict[str, A
     layout = "" if case.layout == "contiguous" else f", {case.layout} in memory"
     like = "" if alike == 1 else f" (the smallest of {alike} like it)"
     lines = [f"{case.dtype} {shapes[0]} to {shapes[1]}{layout}{like}", f"given {values}"]
-    found = failure.found
-    if found is None:
-        return {**facts, "error": failure.words}, [*lines, failure.words]
-    (told,) = tables([Call(operator.for_output(shapes[1]), case.dtype, *shapes)])
+    if isinstance(came, str) or found is None:
+        return {**facts, "error": came}, [*lines, str(came)]
+    (told,) = tables([call(operator.for_output(shapes[1]), case.dtype, *shapes)])
     element, finite = found.largest, math.isfinite(found.ulps)
     why = reasons([told], element)
-    expected, came = failure.expected[element], failure.came[element]
+    expected, wrong = failure.expected[element], came[element]
     facts |= {
         "element": element,
         "expected": json_number(expected),
-        "came": json_number(came),
+        "came": json_number(wrong),
         "ulps": found.ulps if finite else None,
         "wrong": found.count,
         "why": [reason.facts() for reason in why],
     }
-    values = f"expected {number(expected)}, came {number(came)}"
+    values = f"expected {number(expected)}, came {number(wrong)}"
     if finite and found.ulps:
         # Rounded up, so that it is visibly above a tolerance.
         values += f", {math.ceil(found.ulps * 100) / 100:.12g} ulps off"
-    wrong = f"{found.count} of {math.prod(shapes[1])} elements wrong"
-    lines.append(f"at {index(element)}: {values}; {wrong}")
+    lines.append(f"at {index(element)}: {values}; {found.count} of {came.size} elements wrong")
     return facts, [*lines, *lines_of(told, why)]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gradwire.cli import output
 from gradwire.cli.connection import Connection
 from gradwire.cli.evaluate import mapped
-from gradwire.cli.explain import Call, Reason, Tables, lines_of, reasons, tables
+from gradwire.cli.explain import Reason, Tables, call, lines_of, reasons, tables
 from gradwire.cli.options import (
     INPUT_FILE,
     attribute_option,
@@ -109,14 +109,12 @@ def compare(
         )
     if (source is None) is (input_shape is None):
         raise InvalidUsage("give one of --input and --input-shape")
-    # A .npy file has no name for this type.
-    unnamed = "bfloat16" if str(dtype) == "bfloat16" else None
     if source is None:
         x = np.random.default_rng(seed).standard_normal(input_shape).astype(dtype)
     else:
-        x = mapped(source, unnamed)
-    other = None if against is None else mapped(against, unnamed)
-    told = tables([Call(each, x.dtype, x.shape, output_shape) for each in operators])
+        x = mapped(source, str(dtype))
+    other = None if against is None else mapped(against, str(dtype))
+    told = tables([call(each, x.dtype, x.shape, output_shape) for each in operators])
     shapes = [each.output_shape for each in told]
     if len(set(shapes)) > 1:
         message = f"the results are of two shapes, {shapes[0]} and {shapes[1]}"

@@ -26,8 +26,7 @@ import grpc
 
 from gradwire import AsyncClient, Client, RetryPolicy, health
 from gradwire._core.options import read_bearer
-from gradwire._wire.statuses import is_refused, no_server
-from gradwire.cli.output import UNAVAILABLE, CommandError, InvalidUsage
+from gradwire.cli.output import CommandError, InvalidUsage
 from gradwire.errors import UnavailableError, installing
 
 # Seconds for which a command retries connecting while its user waits.
@@ -83,7 +82,7 @@ class Connection:
             client = Client(
                 self.target, **self._secrets(), connect_timeout_s=_CONNECT_S, split=split
             )
-            with client, self._reaching():
+            with client:
                 yield client
             return
         if split:
@@ -132,20 +131,7 @@ class Connection:
 
     def health(self, *, timeout_s: float) -> str:
         """Return the health of the server at target, such as "SERVING"."""
-        with self._reaching():
-            return health.health(
-                self.target or "", timeout_s=timeout_s, credentials=self._credentials()
-            )
-
-    @contextmanager
-    def _reaching(self) -> Generator[None]:
-        """Explain a refused connection to target."""
-        try:
-            yield
-        except UnavailableError as error:
-            if not is_refused(error):
-                raise
-            raise CommandError(no_server(str(self.target)), code=UNAVAILABLE) from error
+        return health.health(self.target, timeout_s=timeout_s, credentials=self._credentials())
 
     def _token_file(self) -> str | None:
         return None if self.token_file is None else str(self.token_file)
@@ -156,18 +142,12 @@ class Connection:
     def _credentials(self) -> grpc.ChannelCredentials | None:
         if not self.tls and self.tls_ca is None:
             return None
-        # Without a file for the system's authorities, grpc uses its own list.
-        authorities = self.tls_ca or _system_authorities()
+        # That of SSL_CERT_FILE if it is set. Without one, grpc uses its own list.
+        authorities = self.tls_ca or ssl.get_default_verify_paths().cafile
         files = (authorities, self.tls_key, self.tls_certificate)
         return grpc.ssl_channel_credentials(
-            *(None if file is None else file.read_bytes() for file in files)
+            *(None if file is None else Path(file).read_bytes() for file in files)
         )
-
-
-def _system_authorities() -> Path | None:
-    """Return the file of the system's authorities, or of SSL_CERT_FILE."""
-    file = ssl.get_default_verify_paths().cafile
-    return Path(file) if file else None
 
 
 @contextmanager

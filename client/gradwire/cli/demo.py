@@ -84,8 +84,10 @@ def demo(*, output: Path, iterations: int, server: Connection, as_json: bool) ->
     calls = 2 * iterations + 1
     say(f"\n{calls} calls in {seconds:.1f} s, gradients and forwards alike")
     before, after = (psnr_db(image, truth) for image in (bilinear, rebuilt))
-    gain = f"{after - before:+.2f} dB"
-    say(f"Bilinear enlargement {before:.2f} dB, reconstruction {after:.2f} dB: {gain}")
+    say(
+        f"Bilinear enlargement {before:.2f} dB, reconstruction {after:.2f} dB: "
+        f"{after - before:+.2f} dB"
+    )
     images = {
         f"given: {_size(small)}": small,
         f"bilinear enlargement, {before:.2f} dB": bilinear,

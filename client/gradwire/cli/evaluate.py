@@ -22,11 +22,11 @@ from gradwire.cli import output
 from gradwire.cli.connection import Connection
 from gradwire.cli.options import (
     INPUT_FILE,
-    SECONDS,
     OutputFile,
     json_option,
     operator_options,
     output_shape_option,
+    seconds_option,
     server_options,
 )
 from gradwire.cli.output import CommandError, InvalidUsage
@@ -54,10 +54,9 @@ Example:
     type=click.Choice(["bfloat16"]),
     help="Read the elements of INPUT.npy, 2 bytes each, as this type: .npy has no name for it.",
 )
-@click.option(
+@seconds_option(
     "--timeout",
     "timeout_s",
-    type=SECONDS,
     help="Time for the whole evaluation. Without it, 60 s without progress end it.",
 )
 @click.option(
@@ -218,8 +217,8 @@ def _facts(
     return {
         "operator": operator.name,
         "dtype": str(array.dtype),
-        "input_shape": list(array.shape),
-        "output_shape": list(shape),
+        "input_shape": array.shape,
+        "output_shape": shape,
         "bytes_up": array.nbytes,
         "bytes_down": received,
         "seconds": round(seconds, 6),
@@ -229,10 +228,8 @@ def _facts(
 
 
 def _sentence(facts: dict[str, Any]) -> str:
-    up, down = (
-        f"{facts[f'bytes_{way}']} bytes {way} at {facts[f'mb_per_s_{way}']:.1f} MB/s"
-        for way in ("up", "down")
-    )
-    shapes = f"{tuple(facts['input_shape'])} to {tuple(facts['output_shape'])}"
-    spent = f"in {facts['seconds']:.3f} s"
-    return f"{facts['operator']}: {facts['dtype']} {shapes} {spent}, {up}, {down}"
+    return (
+        "{operator}: {dtype} {input_shape} to {output_shape} in {seconds:.3f} s, "
+        "{bytes_up} bytes up at {mb_per_s_up:.1f} MB/s, "
+        "{bytes_down} bytes down at {mb_per_s_down:.1f} MB/s"
+    ).format_map(facts)

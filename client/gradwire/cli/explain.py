@@ -11,9 +11,10 @@ import io
 import json
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire import v1
+from gradwire._wire.requests import RequestTemplate
 from gradwire._wire.statuses import from_in_band
 from gradwire.cli import output
 from gradwire.cli.connection import INSTALL
@@ -47,7 +49,7 @@ from gradwire.cli.output import (
     tell,
 )
 from gradwire.errors import counted
-from gradwire.ops import OPERATORS, Operator, to_message
+from gradwire.ops import Operator, to_message
 from gradwire.tensors import data_type_of
 
 PACKAGE = "gradwire_server"
@@ -89,10 +91,6 @@ class AxisTable:
         chosen = own == place
         return others[chosen], self.weight[chosen]
 
-    def coordinate(self, output: int) -> float | None:
-        """Return where an output reads; None if the dialect does not tell."""
-        return None if self.coordinates is None else float(self.coordinates[output])
-
     @cached_property
     def rows(self) -> Indices:
         """Output of each weight: int64[nnz]."""
@@ -120,26 +118,16 @@ class AxisTable:
         return whole and bool((self.columns == self.rows).all() and (self.weight == 1).all())
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call without its data; output_shape is None if attributes determine it."""
-
-    operator: Operator
-    dtype: np.dtype[Any]
-    input_shape: tuple[int, ...]
-    output_shape: tuple[int, ...] | None
-
-    def header(self) -> bytes:
-        """Return the request, serialized."""
-        data_type = data_type_of(self.dtype)
-        request = v1.EvaluateRequest(
-            operator=to_message(self.operator),
-            input=v1.TensorDescriptor(data_type=data_type, sizes=self.input_shape),
-        )
-        if self.output_shape is not None:
-            request.output.data_type = data_type
-            request.output.sizes.extend(self.output_shape)
-        return request.SerializeToString()
+def call(
+    operator: Operator,
+    dtype: np.dtype[Any],
+    input_shape: tuple[int, ...],
+    output_shape: tuple[int, ...] | None,
+) -> RequestTemplate:
+    """Return a call without its data; no output_shape if attributes determine it."""
+    describe = partial(v1.TensorDescriptor, data_type=data_type_of(dtype))
+    output = None if output_shape is None else describe(sizes=output_shape)
+    return RequestTemplate(operator, to_message(operator), describe(sizes=input_shape), output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +146,14 @@ class Tables:
     axes: tuple[AxisTable, ...]
 
 
-def tables(calls: Sequence[Call]) -> list[Tables]:
+def tables(calls: Sequence[RequestTemplate]) -> list[Tables]:
     """Return the tables of calls.
 
     Raises the first invalid call's error, as evaluating it would.
     """
     if find_spec(PACKAGE) is None:
         raise CommandError(f"the tables of an operator need the package {PACKAGE}: {INSTALL}")
-    headers = [base64.b64encode(call.header()).decode() for call in calls]
+    headers = [base64.b64encode(one.header).decode() for one in calls]
     done = subprocess.run(  # noqa: S603 (our own program)
         [sys.executable, "-m", MODULE],
         input=json.dumps(headers).encode(),
@@ -181,7 +169,7 @@ def tables(calls: Sequence[Call]) -> list[Tables]:
             raise from_in_band(v1.Error.FromString(arrays["error"].tobytes()))
         told: list[Tables] = []
         answers = json.loads(arrays["facts"].tobytes())
-        for number_, (call, answer) in enumerate(zip(calls, answers, strict=True)):
+        for number_, (one, answer) in enumerate(zip(calls, answers, strict=True)):
             axes = tuple(
                 AxisTable(
                     **lengths,
@@ -189,8 +177,8 @@ def tables(calls: Sequence[Call]) -> list[Tables]:
                 )
                 for axis, lengths in enumerate(answer["axes"])
             )
-            gradient = OPERATORS[call.operator.name].gradient
-            told.append(Tables(gradient, tuple(answer["output_shape"]), answer["fill"], axes))
+            shape = tuple(answer["output_shape"])
+            told.append(Tables(one.op.gradient, shape, answer["fill"], axes))
         return told
 
 
@@ -217,30 +205,32 @@ class Reason:
 
         None for a coordinate that the dialect lacks, and for an element that is not read.
         """
-        weights: list[dict[int, float]] = []
-        for axis, gradient in self.operators:
-            taps, values = axis.taps(self.element, of_input=gradient)
-            weights.append(dict(zip(taps.tolist(), values.tolist(), strict=True)))
-        return {
-            given: [
-                (axis.coordinate(given if gradient else self.element), each.get(given))
-                for (axis, gradient), each in zip(self.operators, weights, strict=True)
-            ]
-            for given in sorted({given for each in weights for given in each})
-        }
+        rows = defaultdict[int, list[tuple[float | None, float | None]]](list)
+        weights = [
+            dict(zip(*axis.taps(self.element, of_input=gradient), strict=True))
+            for axis, gradient in self.operators
+        ]
+        for given in sorted(set[int]().union(*weights)):
+            for (axis, gradient), each in zip(self.operators, weights, strict=True):
+                known = axis.coordinates
+                output = given if gradient else self.element
+                coordinate = None if known is None else float(known[output])
+                rows[int(given)].append((coordinate, each.get(given)))
+        return rows
 
     @property
     def differ(self) -> list[str]:
         """Differences between the operators, of "coordinates", "taps" and "weights"."""
-        rows = self.rows.values()
-        kinds: list[str] = []
-        if any(len({known for known, _ in row}) > 1 for row in rows):
-            kinds.append("coordinates")
-        if any(len({bool(weight) for _, weight in row}) > 1 for row in rows):
-            kinds.append("taps")
-        elif any(len({weight for _, weight in row}) > 1 for row in rows):
-            kinds.append("weights")
-        return kinds
+        coordinates = [{known for known, _ in row} for row in self.rows.values()]
+        weights = [{weight for _, weight in row} for row in self.rows.values()]
+        taps = [set(map(bool, each)) for each in weights]
+        kinds: dict[str, list[set[Any]]] = {
+            "coordinates": coordinates,
+            "taps": taps,
+            "weights": weights,
+        }
+        differ = [kind for kind, rows in kinds.items() if any(len(row) > 1 for row in rows)]
+        return [kind for kind in differ if kind != "weights" or "taps" not in differ]
 
     def words(self, names: Sequence[str]) -> list[str]:
         """Return a table as text, with two columns for each operator."""
@@ -260,18 +250,12 @@ class Reason:
 
     def facts(self) -> dict[str, Any]:
         """Return the same as a JSON object."""
-        sides = [
-            [
-                {
-                    "given": given,
-                    "coordinate": None if row[side][0] is None else json_number(row[side][0]),
-                    "weight": row[side][1],
-                }
-                for given, row in self.rows.items()
-                if row[side][1] is not None
-            ]
-            for side in range(len(self.operators))
-        ]
+        sides: list[list[dict[str, Any]]] = [[] for _ in self.operators]
+        for given, row in self.rows.items():
+            for side, (known, weight) in zip(sides, row, strict=True):
+                if weight is not None:
+                    coordinate = None if known is None else json_number(known)
+                    side.append({"given": given, "coordinate": coordinate, "weight": weight})
         return {"axis": self.axis, "element": self.element, "differ": self.differ, "sides": sides}
 
 
@@ -342,16 +326,15 @@ def explain(
     if only is not None and only >= rank:
         raise InvalidUsage(f"--axis: {only} is not one of the axes 0 to {rank - 1}")
     drawing = None if picture is None else load_pictures()
-    (told,) = tables([Call(operator, dtype, input_shape, output_shape)])
-    kind = OPERATORS[operator.name]
-    forward = kind.counterpart if kind.gradient else kind.name
+    (told,) = tables([call(operator, dtype, input_shape, output_shape)])
+    forward = operator.counterpart if operator.gradient else operator.name
     title = [f"{operator!r}", f"{operator.name}: {dtype} {input_shape} to {told.output_shape}"]
     axes = range(rank) if only is None else (only,)
     whole = [axis for axis in axes if not told.axes[axis].is_identity] or axes[-1:]
     facts = {
         "operator": operator.name,
         "attributes": operator.shown(),
-        "gradient": kind.gradient,
+        "gradient": operator.gradient,
         "forward": forward,
         "dtype": str(dtype),
         "input_shape": input_shape,
@@ -364,7 +347,7 @@ def explain(
         "its inputs."
     )
     blocks = [line for axis in axes for line in _axis(told, axis, rows, whole=axis in whole)]
-    tell(facts, [*title, *([note] if kind.gradient else []), *blocks], as_json=as_json)
+    tell(facts, [*title, *([note] if operator.gradient else []), *blocks], as_json=as_json)
     if drawing is not None:
         drawing.draw(
             {f"{_sides(told, axis)} of {forward}": told.axes[axis] for axis in whole},

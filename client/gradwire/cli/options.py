@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from gradwire._wire.environment import TARGET_VARIABLE, TLS_VARIABLE
 from gradwire.cli.connection import Connection
 from gradwire.cli.output import UNKNOWN, CommandError, InvalidUsage
 from gradwire.ops import OPERATORS, Operator
-from gradwire.ops._base import rule_of, unknown_name
+from gradwire.ops._base import did_you_mean, rule_of, unknown_name
 from gradwire.tensors import DTYPES
 
 Decorated = Callable[..., Any]
@@ -52,23 +50,6 @@ class OutputFile(click.Path):
         return super().convert(value, param, ctx)
 
 
-def _positive(name: str, most: float = math.inf) -> Callable[[Any], float]:
-    """Return a reader of numbers above 0, with the name in help."""
-
-    def read(text: Any) -> float:
-        with suppress(ValueError):
-            number = float(text)
-            if 0 < number <= most:
-                return number
-        fault = "is not a number above 0"
-        if not math.isinf(most):
-            fault = f"is not valid; give a number above 0, at most {most:g}"
-        raise click.BadParameter(f"{text!r} {fault}")
-
-    read.__name__ = name
-    return read
-
-
 def _read_shape(text: str) -> tuple[int, ...]:
     """Turn "8,64,56,56" into axis lengths."""
     try:
@@ -80,8 +61,21 @@ def _read_shape(text: str) -> tuple[int, ...]:
     return lengths
 
 
-SECONDS = _positive("seconds")
-CALLS_PER_S = _positive("calls", 1e6)
+class Positive(click.FloatRange):
+    """Numbers above 0; click takes a NaN for within any range."""
+
+    def __init__(self, most: float | None = None) -> None:
+        super().__init__(min=0, min_open=True, max=most)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number above 0", param, ctx)
+        return number
+
+
+seconds_option = functools.partial(click.option, type=Positive(), metavar="SECONDS")
 # Element types by their names.
 DTYPE = click.Choice(list(DTYPES.values()))
 
@@ -176,15 +170,9 @@ def read_operator(name: str, assignments: Iterable[str]) -> Operator:
         return operator_from(OPERATORS[name], assignments)
     raise CommandError(
         f"--op: {name!r} is not an operator; give one of {', '.join(OPERATORS)}"
-        f"{nearest_operator(name, OPERATORS)}",
+        f"{did_you_mean(name, OPERATORS)}",
         code=UNKNOWN,
     )
-
-
-def nearest_operator(name: str, known: Iterable[str]) -> str:
-    """Return a hint at the operator with the nearest name, or nothing."""
-    close = get_close_matches(name.lower().replace("-", "_"), list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def operator_options(command: Decorated) -> Decorated:
@@ -205,9 +193,8 @@ def operator_from(kind: type[Operator], assignments: Iterable[str]) -> Operator:
     given: dict[str, object] = {}
     for assignment in assignments:
         name, separator, text = assignment.partition("=")
-        lacking = "no '='" if not separator else "no name before '='" if not name else None
-        if lacking:
-            raise InvalidUsage(f"--attr: {assignment!r} has {lacking}; give NAME=VALUE")
+        if not (name and separator):
+            raise InvalidUsage(f"--attr: is {assignment!r}; give NAME=VALUE")
         if name in given:
             raise InvalidUsage(f"--attr: {name} is given twice; give it once")
         given[name] = _value(kind, name, text)

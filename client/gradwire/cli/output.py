@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import signal
 import sys
@@ -125,7 +126,12 @@ _FLAGS = {
     "output_shape": "--output-shape",
     "timeout_s": "--timeout",
     "token_file": "--token-file",
+    "within timeout_s,": "within",
 }
+# Shapes are also named within a text, which compares one argument with another.
+_NAMES = re.compile(
+    r"array\.shape|output_shape|within timeout_s,|^(?:array|timeout_s|token_file)(?=:)"
+)
 
 
 def report(error: Exception) -> None:
@@ -134,20 +140,13 @@ def report(error: Exception) -> None:
     Fields and arguments have their names on the command line.
     """
     text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+    if isinstance(error, GradwireError):
+        text = _NAMES.sub(lambda name: _FLAGS[name[0]], text)
     if isinstance(error, errors.InvalidRequestError):
-        field = error.field or ""
-        name, separator, rest = text.partition(": ")
-        if field.startswith("operator.") and separator:
-            name = f"--attr {name}"
-        named, bracket, index = name.partition("[")
-        text = f"{_FLAGS.get(named, named)}{bracket}{index}{separator}{rest}"
+        if (error.field or "").startswith("operator.") and ": " in text:
+            text = f"--attr {text}"
     elif isinstance(error, (errors.AuthenticationError, errors.PermissionDeniedError)):
         text = f"{text}; tokens come from --token-file or GRADWIRE_TOKEN"
-    if isinstance(error, GradwireError):
-        text = text.replace("within timeout_s,", "within")
-        # Names are also replaced within the text, which compares one argument with another.
-        for argument in ("array.shape", "output_shape"):
-            text = text.replace(argument, _FLAGS[argument])
     if isinstance(error, click.UsageError) and error.ctx is not None:
         text = f"{text.rstrip('.')}; see {error.ctx.command_path} --help"
     click.echo(f"gradwire: error: {' '.join(text.split())}", file=sys.stderr)
@@ -227,12 +226,13 @@ def table(
     return [line(titles), *(f"  {row}" if isinstance(row, str) else line(row) for row in listed)]
 
 
+_NONFINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
 def json_number(value: Any) -> float | str:
     """Return a number for JSON; non-finite numbers as protobuf writes them."""
     wide = float(value)
-    if math.isfinite(wide):
-        return wide
-    return "NaN" if math.isnan(wide) else "Infinity" if wide > 0 else "-Infinity"
+    return wide if math.isfinite(wide) else _NONFINITE[str(wide)]
 
 
 def load_pictures() -> ModuleType:

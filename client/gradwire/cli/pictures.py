@@ -21,7 +21,6 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.image import imread
-from matplotlib.ticker import MaxNLocator
 
 from gradwire.cli.explain import AxisTable
 
@@ -86,8 +85,7 @@ def _draw_matrix(plot: Axes, axis: AxisTable) -> LineCollection:
     plot.set(xlim=(-0.5, axis.outputs - 0.5), ylim=(axis.inputs - 0.5, -0.5), facecolor="0.965")
     plot.set(xlabel=label, ylabel="input")
     plot.set_title("weights", fontsize=10)
-    for ruler in (plot.xaxis, plot.yaxis):
-        ruler.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
+    plot.locator_params(nbins=10, integer=True, min_n_ticks=1)
     return cells
 
 
@@ -102,11 +100,9 @@ def _draw_totals(plot: Axes, axis: AxisTable) -> None:
     plot.plot(unread * 0, unread, "x", color=VERMILION, ms=6 if axis.inputs <= FEW else 1.5)
     plot.set(ylim=(axis.inputs - 0.5, -0.5), ylabel="input")
     plot.set_xlabel("total weight; dashed: outputs / inputs")
-    plot.yaxis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
-    words, color = "total weight of each input", "black"
-    if len(unread):
-        words, color = f"no output reads {len(unread)} of {axis.inputs} inputs", VERMILION
-    plot.set_title(words, fontsize=10, color=color)
+    plot.locator_params("y", nbins=10, integer=True, min_n_ticks=1)
+    words = f"; no output reads {len(unread)} of them" if len(unread) else ""
+    plot.set_title(f"total weight of each input{words}", fontsize=10)
 
 
 Pixels = npt.NDArray[np.floating[Any]]

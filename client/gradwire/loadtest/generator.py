@@ -52,14 +52,6 @@ class Outcome(NamedTuple):
     reason: str = ""
     retryable: bool = False
 
-    @property
-    def is_unanswered(self) -> bool:
-        """Whether no server took part in the call.
-
-        gRPC found no server or lost it; a server of this service gives a reason.
-        """
-        return self.status == "UNAVAILABLE" and not self.reason
-
 
 OK = Outcome("OK")
 WRONG = Outcome("WRONG_RESULT")
@@ -108,10 +100,9 @@ class Maker:
         call = self._client.evaluate(
             what.operator, self._input, output_shape=what.received, timeout_s=self._timeout_s
         )
-        if flow.manner != "cancelled":
-            return await call
+        limit_s = self._chance.uniform(0, flow.within_s) if flow.manner == "cancelled" else None
         try:
-            async with asyncio.timeout(self._chance.uniform(0, flow.within_s)):
+            async with asyncio.timeout(limit_s):
                 return await call
         except TimeoutError as error:
             # An error of the service may also be a TimeoutError.
@@ -143,11 +134,8 @@ class Maker:
         return evaluation.result()
 
 
-def now() -> float:
-    """Return the seconds on a clock shared by all local processes."""
-    return time.monotonic()
-
-
+# Seconds on a clock shared by all local processes.
+now = time.monotonic
 REPORT_S = 0.25
 # Pause of a closed loop's caller after an unanswered call, which fails at once.
 _PAUSE_S = 0.25
@@ -293,7 +281,9 @@ class _Load:
         await asyncio.sleep(max(0.0, self._begin - self._phase.settings.warm_up_s - now()))
         end = self._begin + self._phase.settings.duration_s
         while (due := now()) < end:
-            if (await self._call(index, due)).is_unanswered:
+            outcome = await self._call(index, due)
+            # gRPC found no server or lost it; a server of this service gives a reason.
+            if outcome.status == "UNAVAILABLE" and not outcome.reason:
                 await asyncio.sleep(min(_PAUSE_S, max(0.0, end - now())))
 
     async def _call(self, index: int, due: float) -> Outcome:

@@ -11,10 +11,9 @@ import io
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.resources import files
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -32,8 +31,7 @@ _COLORS = {
 Points = list[tuple[float, float]]
 
 
-@dataclass(frozen=True, slots=True)
-class ChartLine:
+class ChartLine(NamedTuple):
     """One line of a chart.
 
     color   number of the page's color, from 0
@@ -45,13 +43,6 @@ class ChartLine:
     color: int = 0
     dashed: bool = False
 
-    def draw(self, plot: Any) -> None:
-        """Draw the line; one of a single point would be invisible."""
-        x, y = zip(*self.points, self.points[-1], strict=True)
-        style = (0, (1, 2)) if self.dashed else "-"
-        color = _LINES[self.color % len(_LINES)]
-        plot.plot(x, y, color=color, linestyle=style, label=self.label)
-
 
 def to_html(document: Document) -> str:
     """Return the page."""
@@ -62,14 +53,14 @@ def _charts(scenario: ScenarioResult) -> Iterator[tuple[str, Markup]]:
     """Yield titles and charts of a scenario; none without matplotlib."""
     if find_spec("matplotlib") is None:
         return
-    latencies: list[ChartLine] = []
-    ends: list[ChartLine] = []
-    slowest: list[ChartLine] = []
+    latencies, ends, slowest = (list[ChartLine]() for _ in range(3))
     for color, flow in enumerate(scenario.flows):
-        for name, latency in (("corrected", flow.corrected), ("uncorrected", flow.uncorrected)):
-            points = [(2 - math.log10(100 - percent), time) for percent, time in latency.curve]
-            dashed = name == "uncorrected"
-            latencies.append(ChartLine(f"{flow.name}, {name}", points, color, dashed))
+        for name in ("corrected", "uncorrected"):
+            curve = getattr(flow, name).curve
+            points = [(2 - math.log10(100 - percent), time) for percent, time in curve]
+            latencies.append(
+                ChartLine(f"{flow.name}, {name}", points, color, name == "uncorrected")
+            )
         # Seconds that were measured completely.
         whole = [one for one in flow.seconds if one.second + 1 <= scenario.duration_s]
         right = [one for one in whole if one.ok]
@@ -110,7 +101,11 @@ def _svg(plots: dict[str, list[ChartLine]], end: float, *, by_nines: bool = Fals
         for plot, (label, lines) in zip(axes, plots.items(), strict=True):
             for line in lines:
                 if line.points:
-                    line.draw(plot)
+                    # A line of a single point would be invisible.
+                    x, y = zip(*line.points, line.points[-1], strict=True)
+                    style_ = (0, (1, 2)) if line.dashed else "-"
+                    color = _LINES[line.color % len(_LINES)]
+                    plot.plot(x, y, color=color, linestyle=style_, label=line.label)
             plot.set(ylabel=label, xlim=(0, end))
             if label == "ms":
                 plot.set_yscale("log", subs=())

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import operator
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -268,7 +269,7 @@ def comparison(before: Any, after: Any) -> tuple[list[tuple[str, ...]], list[str
     ]
     settings = [f"settings.{one.name}" for one in dataclasses.fields(LoadSettings)]
     for path in (*_CIRCUMSTANCES, *settings):
-        one, other = map(operator.attrgetter(path), (before, after))
+        one, other = map(attrgetter(path), (before, after))
         if one != other:
             notes.append(f"{path} differs: {one} and {other}")
     for key in first.keys() ^ second.keys():
@@ -278,7 +279,7 @@ def comparison(before: Any, after: Any) -> tuple[list[tuple[str, ...]], list[str
 
 def _ratios(before: Any, after: Any) -> Iterator[str]:
     for path in ("calls_per_s", "corrected.p50_ms", "corrected.p99_ms", "corrected.p999_ms"):
-        early, late = map(operator.attrgetter(path), (before, after))
+        early, late = map(attrgetter(path), (before, after))
         # A time of 0 means that there were no calls.
         yield f"{late / early:.2f}" if early and late else "-"
 
@@ -320,31 +321,29 @@ class Tally:
         """Count a process's report."""
         self._batches.append(batch)
         for (_, outcome), times in batch.ended.items():
-            if outcome == OK:
-                self.right += len(times)
-            else:
-                self.other += len(times)
+            self.right += len(times) * (outcome == OK)
+            self.other += len(times) * (outcome != OK)
 
     def results(self) -> list[FlowResult]:
         """Return the results of the flows."""
-        return [self._result(index, flow) for index, flow in enumerate(self._flows)]
-
-    def _result(self, index: int, flow: Flow) -> FlowResult:
-        parts: dict[Outcome, list[Times]] = {}
+        parts: list[dict[Outcome, list[Times]]] = [defaultdict(list) for _ in self._flows]
         for batch in self._batches:
-            for (of, outcome), times in batch.ended.items():
-                if of == index:
-                    parts.setdefault(outcome, []).append(times - self.begin)
-        ends = {outcome: np.concatenate(times) for outcome, times in parts.items()}
+            for (index, outcome), times in batch.ended.items():
+                parts[index][outcome].append(times - self.begin)
+        return [
+            self._result(flow, {outcome: np.concatenate(times) for outcome, times in part.items()})
+            for flow, part in zip(self._flows, parts, strict=True)
+        ]
+
+    def _result(self, flow: Flow, ends: dict[Outcome, Times]) -> FlowResult:
         right = ends.get(OK, np.empty((0, 3)))
         due, made, over = right.T
         uncorrected, from_due = over - made, over - due
         interval_s = None if flow.is_open else percentile(uncorrected, 50)
         times = from_due if interval_s is None else corrected(uncorrected, interval_s)
         per_s = len(right) / self.duration_s
-        sent_bytes, received_bytes = (
-            flow.items * size for size in (flow.what.sent_bytes, flow.what.received_bytes)
-        )
+        sent_bytes = flow.items * flow.what.sent_bytes
+        received_bytes = flow.items * flow.what.received_bytes
         return FlowResult(
             name=flow.name,
             problem=flow.problem,
@@ -367,24 +366,21 @@ class Tally:
 
     def generators(self) -> list[GeneratorUsage]:
         """Return the usage of the processes."""
-        return [self._generator(number) for number in sorted({one.number for one in self._batches})]
-
-    def _generator(self, number: int) -> GeneratorUsage:
-        batches = [batch for batch in self._batches if batch.number == number]
-        end = self.begin + self.duration_s
-        within = [(one.time, one.cpu_s) for one in batches if self.begin <= one.time <= end]
-        time, cpu_s = np.ptp(within, axis=0) if within else (0.0, 0.0)
-        late = [
-            times[:, 1] - times[:, 0]
-            for batch in batches
-            for (index, _), times in batch.ended.items()
-            if self._flows[index].is_open
-        ]
-        delays = np.concatenate([np.empty(0), *late])
-        return GeneratorUsage(
-            round(float(cpu_s / time), 3) if time else 0.0,
-            *(_ms(percentile(delays, percent)) for percent in (50, 99, 100)),
-        )
+        usages: list[GeneratorUsage] = []
+        for number in sorted({one.number for one in self._batches}):
+            late, used = [np.empty(0)], list[tuple[float, float]]()
+            for batch in self._batches:
+                if batch.number == number:
+                    if 0 <= batch.time - self.begin <= self.duration_s:
+                        used.append((batch.time, batch.cpu_s))
+                    for (index, _), times in batch.ended.items():
+                        if self._flows[index].is_open:
+                            late.append(times[:, 1] - times[:, 0])
+            time, cpu_s = np.ptp(used or [(0.0, 0.0)], axis=0)
+            cores = round(float(cpu_s / time), 3) if time else 0.0
+            delays = (percentile(np.concatenate(late), percent) for percent in (50, 99, 100))
+            usages.append(GeneratorUsage(cores, *map(_ms, delays)))
+        return usages
 
 
 def percentile(times: Times, percent: float) -> float:
@@ -417,19 +413,19 @@ def nines(count: int) -> int:
 
 def _outcomes(flow: Flow, ends: dict[Outcome, Times]) -> list[OutcomeResult]:
     """Return right results first, then other outcomes, most frequent first."""
-    results: list[OutcomeResult] = []
-    for outcome, ended in sorted(ends.items(), key=lambda end: (end[0] != OK, -len(end[1]))):
-        times = ended[:, 2] - ended[:, 1]
-        results.append(
-            OutcomeResult(
-                **outcome._asdict(),
-                expected=outcome == OK or outcome.status in flow.expected,
-                count=len(times),
-                p50_ms=_ms(percentile(times, 50)),
-                p99_ms=_ms(percentile(times, 99)),
-            )
+    return [
+        OutcomeResult(
+            *outcome,
+            outcome == OK or outcome.status in flow.expected,
+            len(ended),
+            *_middle_and_tail(ended[:, 2] - ended[:, 1]),
         )
-    return results
+        for outcome, ended in sorted(ends.items(), key=lambda end: (end[0] != OK, -len(end[1])))
+    ]
+
+
+def _middle_and_tail(times: Times) -> tuple[float, float]:
+    return _ms(percentile(times, 50)), _ms(percentile(times, 99))
 
 
 def _seconds(ends: dict[Outcome, Times], right: Times, latencies: Times) -> list[Second]:
@@ -441,20 +437,11 @@ def _seconds(ends: dict[Outcome, Times], right: Times, latencies: Times) -> list
     count = int(every.max(initial=-1)) + 1
     made, over = (np.bincount(column, minlength=count).tolist() for column in every.T)
     within = right[:, 2].astype(int)
-    seconds: list[Second] = []
-    for second in range(count):
-        times = latencies[within == second]
-        seconds.append(
-            Second(
-                second=second,
-                made=made[second],
-                ok=len(times),
-                errors=over[second] - len(times),
-                p50_ms=_ms(percentile(times, 50)),
-                p99_ms=_ms(percentile(times, 99)),
-            )
-        )
-    return seconds
+    each = (latencies[within == second] for second in range(count))
+    return [
+        Second(second, made[second], ok := len(times), over[second] - ok, *_middle_and_tail(times))
+        for second, times in enumerate(each)
+    ]
 
 
 def _latency(times: Times) -> Latency:
@@ -468,7 +455,7 @@ def _latency(times: Times) -> Latency:
     figures = {"p50_ms": 50, "p90_ms": 90, "p99_ms": 99, "p999_ms": 99.9, "max_ms": 100}
     return Latency(
         count=len(times),
-        mean_ms=_ms(float(times.mean()) if len(times) else 0.0),
+        mean_ms=_ms(float(times.sum()) / max(1, len(times))),
         **{name: _ms(percentile(times, percent)) for name, percent in figures.items()},
         curve=curve,
     )

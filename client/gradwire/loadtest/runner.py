@@ -40,10 +40,6 @@ _ENDING_S = 5.0
 _PROGRAM = "from gradwire.loadtest.generator import main; main()"
 
 
-class FleetError(RuntimeError):
-    """A process ended unexpectedly."""
-
-
 class Fleet(AbstractContextManager["Fleet"]):
     """Processes that make calls, which end with the block.
 
@@ -53,12 +49,8 @@ class Fleet(AbstractContextManager["Fleet"]):
     def __init__(self, connect: Connect, *, processes: int) -> None:
         self._pipes: list[Pipe] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        try:
-            for _ in range(processes):
-                self._start(connect)
-        except BaseException:
-            self.__exit__()
-            raise
+        for _ in range(processes):
+            self._start(connect)
 
     def _start(self, connect: Connect) -> None:
         ours, theirs = connection.Pipe()
@@ -112,7 +104,7 @@ def _received(pipe: Pipe) -> Any:
     try:
         return pipe.recv()
     except (EOFError, ConnectionResetError):
-        raise FleetError("a process that makes calls has ended") from None
+        raise ChildProcessError("a process that makes calls has ended") from None
 
 
 # Seconds for finding the peak rate, of which an overload is a multiple.
@@ -203,8 +195,8 @@ def warnings(
 ) -> list[str]:
     """Return warnings about figures that may be less accurate than they look."""
     told: list[str] = []
-    busy = [one.cpu_cores for one in generators]
-    if max(busy, default=0.0) >= _BUSY:
+    busy = [0.0, *(one.cpu_cores for one in generators)]
+    if max(busy) >= _BUSY:
         told.append(
             f"a process that makes calls was busy for {max(busy):.2f} of one core: it may be the "
             "bottleneck, not the server; give more --processes, or another machine"
@@ -238,8 +230,9 @@ def _progress(tally: Tally) -> str:
 
 INTERVAL_S = 1.0
 _ANSWER_S = 2.0
-_SAMPLE = re.compile(
-    r"^process_(cpu_seconds_total|resident_memory_bytes)(?:\{[^}]*\})? (\S+)", re.MULTILINE
+_SAMPLES = (
+    r"^process_cpu_seconds_total(?:\{[^}]*\})? (\S+)",
+    r"^process_resident_memory_bytes(?:\{[^}]*\})? (\S+)",
 )
 
 
@@ -281,10 +274,10 @@ class MetricsEndpoint:
                 text = answer.read().decode(errors="replace")
         except HTTPException as error:
             raise OSError(f"the answer is not HTTP: {error}") from error
-        told: dict[str, list[float]] = {"cpu_seconds_total": [], "resident_memory_bytes": []}
-        for name, value in _SAMPLE.findall(text):
-            told[name].append(float(value))
-        cpu_s, rss = told.values()
+        cpu_s, rss = (
+            [float(value) for value in re.findall(pattern, text, re.MULTILINE)]
+            for pattern in _SAMPLES
+        )
         if not cpu_s:
             raise OSError(
                 "no processor time and memory is told there; give the /metrics of the server's "

@@ -74,11 +74,10 @@ _TABLES = tomllib.loads(files("gradwire.loadtest").joinpath("scenarios.toml").re
 PROBLEMS = {
     name: Problem(
         name,
-        OPERATORS[fields["operator"]](**fields["attributes"]),
-        tuple(fields["sent"]),
-        tuple(fields["received"]),
-        fields["digest"],
-        fields.get("broadcast", False),
+        OPERATORS[fields.pop("operator")](**fields.pop("attributes")),
+        tuple(fields.pop("sent")),
+        tuple(fields.pop("received")),
+        **fields,
     )
     for name, fields in _TABLES["problems"].items()
 }
@@ -185,12 +184,12 @@ def changed(
     whole = sum(flow.callers or flow.rate for flow in scenario.flows if not flow.background)
 
     def change(flow: Flow) -> Flow:
-        share = (flow.callers or flow.rate) / whole
         if flow.background:
             return flow
-        if callers is None:
-            return replace(flow, callers=0, rate=(rate or 0.0) * share)
-        return replace(flow, callers=max(1, round(callers * share)), rate=0.0, burst=1)
+        share = (flow.callers or flow.rate) / whole
+        if rate is not None:
+            return replace(flow, callers=0, rate=rate * share)
+        return replace(flow, callers=max(1, round((callers or 0) * share)), rate=0.0, burst=1)
 
     of_peak = 0.0 if callers is None else scenario.of_peak
     return replace(scenario, flows=tuple(map(change, scenario.flows)), of_peak=of_peak)

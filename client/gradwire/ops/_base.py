@@ -14,6 +14,7 @@ import struct
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -36,6 +37,7 @@ from typing import (
 import numpy as np
 
 from gradwire.errors import InvalidRequestError
+from gradwire.tensors import MAX_RANK
 
 T = TypeVar("T")
 
@@ -45,6 +47,7 @@ _METADATA_KEY = "attribute"
 SLOPE_BITS = 120
 _FLOAT_TYPES = {32: "float", 64: "double"}
 _FORMATS = {32: "<f", 64: "<d"}
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +120,7 @@ class Choice(Attribute):
         synonyms = dict(self.synonyms)
         value = synonyms.get(value, value)
         if value not in self.allowed:
-            hint = did_you_mean(value, {**synonyms, **{each: each for each in self.allowed}})
+            hint = did_you_mean(value, self.allowed, synonyms)
             raise InvalidRequestError.of(path, f"is {value!r}; {self.wanted}{hint}")
         # An equal plain string: a subclass, such as an enum's member, would not survive pickling.
         return self.allowed[self.allowed.index(value)]
@@ -179,7 +182,7 @@ class Number(Attribute):
         bound = "" if most is None else f", from -2**{most} to 2**{most}"
         return f"give a number, {sign} in float{self.bits}{bound}"
 
-    def _normalize(self, path: str, value: object) -> Any:
+    def _normalize(self, path: str, value: Any) -> Any:
         if self.most is None:
             return self._one(path, value)
         bare = plain(value)
@@ -187,21 +190,19 @@ class Number(Attribute):
         is_number = hasattr(bare, "__index__" if self.integer else "__float__")
         if self.single and is_number and not hasattr(bare, "__iter__"):
             return (self._one(path, value),)
-        items = self._items(path, value, self.most)
-        return tuple(self._one(f"{path}[{i}]", item) for i, item in enumerate(items))
-
-    def _items(self, path: str, value: Any, most: int) -> list[object]:
+        items: list[object] | None = None
         unfit = isinstance(value, (str, bytes, Mapping, AbstractSet))
-        try:
-            items: list[object] = [] if unfit else list(islice(iter(value), most + 1))
-        except TypeError:
-            unfit, items = True, []
-        if unfit:
+        if not unfit:
+            with suppress(TypeError):
+                items = list(islice(iter(value), self.most + 1))
+        if items is None:
             wanted = f"{self.wanted}, in a sequence"
             raise InvalidRequestError.of(path, f"is {shown(value)}; {wanted}")
-        if len(items) > most:
-            raise InvalidRequestError.of(path, f"has more than {most} values; give one per axis")
-        return items
+        if len(items) > self.most:
+            raise InvalidRequestError.of(
+                path, f"has more than {self.most} values; give one per axis"
+            )
+        return tuple(self._one(f"{path}[{i}]", item) for i, item in enumerate(items))
 
     def _one(self, path: str, value: object) -> float:
         bare = plain(value)
@@ -233,6 +234,13 @@ def attribute(description: str, *, default: Any = MISSING, **rule: Any) -> Any:
     rule  fields of its Attribute that the annotation does not determine
     """
     return dataclasses.field(default=default, metadata={"description": description, **rule})
+
+
+def sequence(
+    description: str, *, most: int = MAX_RANK, default_text: str = "not given", **rule: Any
+) -> Any:
+    """Make the field of an attribute with numbers for axes, or none."""
+    return attribute(description, default=(), most=most, default_text=default_text, **rule)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(attribute,))
@@ -289,7 +297,7 @@ def is_default(field: Field[Any], value: object) -> bool:
 def unknown_name(path: str, name: str, known: Iterable[str]) -> InvalidRequestError:
     """Make the error for an attribute that an operator does not have."""
     names = tuple(known)
-    hint = did_you_mean(name, {each: each for each in names})
+    hint = did_you_mean(name, names)
     return InvalidRequestError.of(
         f"{path}.{name}",
         f"is not an attribute; {path.rpartition('.')[2]} has {', '.join(names)}{hint}",
@@ -441,11 +449,12 @@ def shown(value: object) -> str:
     return text if value is None else f"{text} ({type(value).__name__})"
 
 
-def did_you_mean(name: str, known: Mapping[str, str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], synonyms: Mapping[str, str] = _NONE) -> str:
     """Return a hint at a similar valid name, or nothing.
 
-    known  by each accepted word, the one to suggest: a synonym suggests its meaning
+    synonyms  other accepted words, by which one of the known is meant
     """
-    by_lower = {word.lower(): given for word, given in known.items()}
+    by_lower = {word.lower(): word for word in (*known, *synonyms)}
     close = get_close_matches(name.lower().replace("-", "_"), by_lower, n=1)
-    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
+    word = by_lower[close[0]] if close else ""
+    return f"; did you mean {synonyms.get(word, word)!r}?" if close else ""

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._base import Operator, attribute, operator_class
+from gradwire.ops._base import Operator, attribute, operator_class, sequence
 
 InterpolationMode = Literal["nearest_neighbor", "linear"]
 NearestRounding = Literal["half_down", "half_up"]
@@ -46,23 +46,17 @@ class _Resample(Operator):
         "How an output element of the forward reads the input.",
         synonyms=(("nearest", "nearest_neighbor"),),
     )
-    scales: Sequence[float] = attribute(
+    scales: Sequence[float] = sequence(
         "Forward scale of each axis, output over input, finite and above 0; one per axis.",
-        default=(),
-        most=MAX_RANK,
         positive=True,
         default_text="the forward's output size over its input size, in float32",
     )
-    input_pixel_offsets: Sequence[float] = attribute(
+    input_pixel_offsets: Sequence[float] = sequence(
         "Added to an input coordinate before scaling, in elements, finite; one per axis.",
-        default=(),
-        most=MAX_RANK,
         default_text="0.5 on each axis",
     )
-    output_pixel_offsets: Sequence[float] = attribute(
+    output_pixel_offsets: Sequence[float] = sequence(
         "Added to an output coordinate after scaling, in elements, finite; one per axis.",
-        default=(),
-        most=MAX_RANK,
         default_text="-0.5 on each axis",
     )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from gradwire.ops._base import Operator, attribute, operator_class
+from gradwire.ops._base import Operator, attribute, operator_class, sequence
 
 Method = Literal["nearest", "linear", "cubic", "lanczos3", "lanczos5"]
 
@@ -35,13 +35,10 @@ class _JaxResize(Operator):
             ("tricubic", "cubic"),
         ),
     )
-    shape: Sequence[int] = attribute(
+    shape: Sequence[int] = sequence(
         "Shape of the forward's output, in elements, each at least 1, one per "
         "axis; it must equal that tensor's.",
-        default=(),
-        most=MAX_AXES,
         bits=64,
-        default_text="not given",
     )
     antialias: bool = attribute(
         "Whether the kernel is stretched where an axis shrinks; nearest has none.", default=True

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._base import Operator, attribute, operator_class
+from gradwire.ops._base import Operator, attribute, operator_class, sequence
 
 Mode = Literal["nearest", "linear", "bilinear", "trilinear"]
 CoordinateTransformationMode = Literal["half_pixel", "align_corners"]
@@ -42,34 +42,28 @@ class _OnednnInterpolate(Operator):
     coordinate_transformation_mode: CoordinateTransformationMode = attribute(
         "How coordinates correspond.", default="half_pixel"
     )
-    sizes: Sequence[int] = attribute(
+    sizes: Sequence[int] = sequence(
         "Spatial sizes of the forward's output, in elements, each at least 1, "
         "one per spatial axis; they must equal that tensor's.",
-        default=(),
         most=MAX_SPATIAL_AXES,
         bits=64,
-        default_text="not given",
     )
-    scales: Sequence[float] = attribute(
+    scales: Sequence[float] = sequence(
         "Spatial scales, dst over src, finite and above 0, one per spatial "
         "axis; one agrees with the shapes where abs(float32(src) * scale - dst) < 1.",
-        default=(),
         most=MAX_SPATIAL_AXES,
         positive=True,
-        default_text="not given",
     )
     data_format: DataFormat = attribute(
         "The order of axes: NXC is batch, spatial axes, channel; NCX is "
         "batch, channel, spatial axes.",
         default="NXC",
     )
-    sizes_tensor: Sequence[int] = attribute(
+    sizes_tensor: Sequence[int] = sequence(
         "Values of the optional third input, the 1-D s32 tensor sizes; where "
         "the attribute sizes is given too, both must agree.",
-        default=(),
         most=MAX_SPATIAL_AXES,
         bits=32,
-        default_text="not given",
     )
 
     def _check_together(self) -> None:

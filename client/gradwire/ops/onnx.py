@@ -18,6 +18,7 @@ from gradwire.ops._base import (
     Operator,
     attribute,
     operator_class,
+    sequence,
 )
 from gradwire.tensors import MAX_RANK
 
@@ -64,11 +65,9 @@ class _OnnxResize(Operator):
         "Whether the filter is stretched where an axis shrinks; with modes linear and cubic.",
         default=False,
     )
-    axes: Sequence[int] = attribute(
+    axes: Sequence[int] = sequence(
         "Axes that are resized, each once, from -rank to rank - 1; scales, "
         "sizes and roi have one value per axis named here.",
-        default=(),
-        most=MAX_RANK,
         bits=64,
         least=-MAX_RANK,
         default_text="all axes in order",
@@ -76,25 +75,18 @@ class _OnnxResize(Operator):
     keep_aspect_ratio_policy: KeepAspectRatioPolicy = attribute(
         "What sizes ask for; scales do not read it.", default="stretch"
     )
-    scales: Sequence[float] = attribute(
+    scales: Sequence[float] = sequence(
         "Lengths of the forward's output over its input's, finite and above "
         "0; the output has floor(scale * input) elements. Not together with sizes.",
-        default=(),
-        most=MAX_RANK,
         positive=True,
-        default_text="not given",
     )
-    sizes: Sequence[int] = attribute(
+    sizes: Sequence[int] = sequence(
         "Lengths of the forward's output, in elements, each at least 1.",
-        default=(),
-        most=MAX_RANK,
         bits=64,
-        default_text="not given",
     )
-    roi: Sequence[float] = attribute(
+    roi: Sequence[float] = sequence(
         "Where tf_crop_and_resize begins to read along each axis, then where "
         "it ends, finite, 0 being the first element and 1 the last one.",
-        default=(),
         most=2 * MAX_RANK,
         default_text="0 to 1 along each axis",
     )

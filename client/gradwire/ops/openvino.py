@@ -18,6 +18,7 @@ from gradwire.ops._base import (
     Operator,
     attribute,
     operator_class,
+    sequence,
 )
 
 Mode = Literal["nearest", "linear", "linear_onnx", "cubic", "bilinear_pillow", "bicubic_pillow"]
@@ -42,26 +43,18 @@ class _OpenvinoInterpolate(Operator):
     shape_calculation_mode: ShapeCalculationMode = attribute(
         "Whether sizes or scales tell the lengths of the forward's output.", default="sizes"
     )
-    sizes: Sequence[int] = attribute(
+    sizes: Sequence[int] = sequence(
         "Lengths of the forward's output, in elements, each at least 1, one "
         "per entry of axes; with shape_calculation_mode sizes.",
-        default=(),
-        most=MAX_AXES,
         bits=64,
-        default_text="not given",
     )
-    scales: Sequence[float] = attribute(
+    scales: Sequence[float] = sequence(
         "Lengths of the forward's output over those of its padded input, "
         "finite and above 0, one per entry of axes; with shape_calculation_mode scales.",
-        default=(),
-        most=MAX_AXES,
         positive=True,
-        default_text="not given",
     )
-    axes: Sequence[int] = attribute(
+    axes: Sequence[int] = sequence(
         "Axes that are resampled, each once, in the order of sizes or scales.",
-        default=(),
-        most=MAX_AXES,
         bits=32,
         least=0,
         default_text="all",
@@ -75,18 +68,14 @@ class _OpenvinoInterpolate(Operator):
     antialias: bool = attribute(
         "Whether the triangle of linear is stretched where an axis shrinks.", default=False
     )
-    pads_begin: Sequence[int] = attribute(
+    pads_begin: Sequence[int] = sequence(
         "Elements of 0 put before each axis; what is not given is 0.",
-        default=(),
-        most=MAX_AXES,
         bits=32,
         least=0,
         default_text="0 on each axis",
     )
-    pads_end: Sequence[int] = attribute(
+    pads_end: Sequence[int] = sequence(
         "Elements of 0 put after each axis; what is not given is 0.",
-        default=(),
-        most=MAX_AXES,
         bits=32,
         least=0,
         default_text="0 on each axis",

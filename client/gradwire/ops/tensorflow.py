@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._base import Operator, attribute, operator_class
+from gradwire.ops._base import Operator, attribute, operator_class, sequence
 
 Kind = Literal["bilinear", "nearest_neighbor", "bicubic"]
 
@@ -29,13 +29,11 @@ class _TensorflowResize(Operator):
         "The raw op: ResizeBilinear, ResizeNearestNeighbor or ResizeBicubic.",
         synonyms=(("nearest", "nearest_neighbor"),),
     )
-    size: Sequence[int] = attribute(
+    size: Sequence[int] = sequence(
         "Height and width of the forward's output, in elements, each at least "
         "1; they must equal that tensor's.",
-        default=(),
         most=SPATIAL_AXES,
         bits=32,
-        default_text="not given",
     )
     align_corners: bool = attribute(
         "Whether the corner elements of both correspond.", default=False

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from gradwire.errors import InvalidRequestError
-from gradwire.ops._base import Operator, attribute, operator_class
+from gradwire.ops._base import Operator, attribute, operator_class, sequence
 
 Mode = Literal[
     "nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic", "area", "lanczos"
@@ -33,23 +33,19 @@ class _TorchInterpolate(Operator):
     min_rank = 3
     max_rank = 2 + MAX_SPATIAL_AXES
 
-    size: int | Sequence[int] = attribute(
+    size: int | Sequence[int] = sequence(
         "Spatial sizes of the forward's output, in elements, each at least 1, "
         "one per spatial axis, or one for all; they must equal that tensor's.",
-        default=(),
         most=MAX_SPATIAL_AXES,
         bits=64,
-        default_text="not given",
     )
-    scale_factor: float | Sequence[float] = attribute(
+    scale_factor: float | Sequence[float] = sequence(
         "Spatial sizes of the forward's output over its input's, finite and "
         "above 0, one per spatial axis, or one for all; the output has "
         "trunc(input * scale_factor) elements. Not together with size.",
-        default=(),
         most=MAX_SPATIAL_AXES,
         bits=64,
         positive=True,
-        default_text="not given",
     )
     mode: Mode = attribute(
         "How an output element of the forward reads the input: linear on 1 "
