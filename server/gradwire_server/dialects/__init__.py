@@ -31,7 +31,7 @@ from gradwire_server.errors import (
 )
 from gradwire_server.plans import BandedMap, Plan
 
-__all__ = ["DIALECTS", "Dialect", "Forward", "forward", "output_shape", "table_type"]
+__all__ = ["DIALECTS", "Dialect", "Forward", "forward", "output_shape"]
 
 DIALECTS: Final[dict[str, Dialect]] = {
     dialect.name: dialect
@@ -64,16 +64,6 @@ def output_shape(name: str, attributes: object, input_shape: Shape) -> Shape | N
     if dialect.gradient or dialect.output_shape is None:
         return None
     return dialect.output_shape(attributes, input_shape)
-
-
-def table_type(name: str, compute: np.dtype[np.floating]) -> np.dtype[np.floating] | None:
-    """Return the type of computation if tables depend on it.
-
-    None if the operator's tables do not.
-
-    Raises UnknownOperatorError.
-    """
-    return compute if _dialect(name).by_compute else None
 
 
 @dataclass(frozen=True, slots=True)
