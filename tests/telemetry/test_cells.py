@@ -26,7 +26,6 @@ from gradwire_server.observability.cells import (
     width,
 )
 from gradwire_server.observability.definitions import COUNTS, ERRORS, METHOD, METRICS, STATES, STEP
-from gradwire_server.observability.exposition import families
 
 STORED = (*COUNTS, *STATES)
 
@@ -76,14 +75,6 @@ def test_values_fall_into_the_buckets_that_prometheus_client_puts_them_in(
     assert counts == np.cumsum(ours[1:]).tolist()
 
 
-def test_shared_cells_are_read_where_they_are_not_written() -> None:
-    cells = Cells.shared()
-    other = Cells.attached(cells.fd)
-    assert other is not None
-    other.values[place(STEP)] += 7
-    assert cells.array[place(STEP)] == 7
-
-
 @pytest.mark.parametrize("size", [0, 8, TOTAL * 8])
 def test_cells_of_another_layout_are_left_alone(size: int) -> None:
     fd = os.memfd_create("other")
@@ -118,29 +109,6 @@ def test_counts_never_fall_and_none_is_lost_when_processes_come_and_go(
         before = now[:COUNTED].copy()
     for stack, _ in running:
         stack.close()
-
-
-def test_a_worker_whose_metrics_nobody_wants_inherits_nothing() -> None:
-    ledger = Ledger(1, wanted=False)
-    with ledger.process() as cells:
-        assert cells is None
-    assert not ledger.read().values.any()
-
-
-def test_workers_are_added_up_where_they_are_not_told_apart() -> None:
-    ledgers = Ledger(0), Ledger(1)
-    with ledgers[0].process() as first, ledgers[1].process() as second:
-        for cells, amount in ((first, 2.0), (second, 3.0)):
-            assert cells is not None
-            cells.values[place(ERRORS, "Evaluate", "INTERNAL", "")] = amount
-            cells.values[place(STATES[0], "Evaluate")] = amount
-        told = families([ledger.read() for ledger in ledgers])
-    (errors,) = told[ERRORS]
-    assert errors.labels == {"method": "Evaluate", "reason": "INTERNAL", "limit": ""}
-    assert errors.value == 5.0
-    states = {tuple(sample.labels.values()): sample.value for sample in told[STATES[0]]}
-    assert states["0", "Evaluate"] == 2.0
-    assert states["1", "Evaluate"] == 3.0
 
 
 HOSTILE = '<script>alert("1")</script> \\ " \x00\ud800 é'
@@ -191,14 +159,6 @@ def test_any_text_fits_or_is_cut(texts: list[str], fact: str) -> None:
     assert made.read()[0] == {"backend": fact}
 
 
-def test_the_longest_notes_fit() -> None:
-    made, long = notes(), "\U0001f600" * 600
-    for number in range(MOST):
-        texts = dict.fromkeys(("method", "operator", "status", "reason", "request_id"), long)
-        made.error(**texts, message=f"{number}{long}")
-    assert len(messages(made)) == MOST
-
-
 def test_another_process_reads_what_is_whole() -> None:
     memory = bytearray(NOTES_BYTES)
     writer, reader = Notes(memoryview(memory)), Notes(memoryview(memory))
@@ -211,17 +171,3 @@ def test_another_process_reads_what_is_whole() -> None:
     assert reader.read() == ({}, [])
     memory[:8] = b"\xff" * 8
     assert reader.read() == ({}, [])
-
-
-def test_errors_outlive_the_process_that_noted_them() -> None:
-    ledger = Ledger(0)
-    with ledger.process() as cells:
-        assert cells is not None
-        theirs = Cells.attached(os.dup(cells.fd))
-        assert theirs is not None
-        theirs.notes.description = {"backend": "numpy_cpu"}
-        note(theirs.notes, "before its end")
-        theirs.notes.write()
-        assert ledger.notes()[0] == {"backend": "numpy_cpu"}
-    description, (error,) = ledger.notes()
-    assert (description, error["message"]) == ({}, "before its end")
