@@ -24,14 +24,16 @@ from support import relay
 from support.raw_calls import (
     PATIENCE_S,
     PUBLISHED_RESULT,
+    Answer,
     ManyCall,
     RawClient,
     as_stream,
     chunk,
     opening,
     published_request,
+    refused,
 )
-from support.refusals import Refusal, check_in_band, check_refusal
+from support.refusals import Refusal
 from support.servers import ServerThread, serving
 
 HALVE = ops.InterpolateBackward(mode="linear", data_format="NCX")
@@ -201,8 +203,9 @@ def merged(message: Any, more: bytes) -> Any:
     return message
 
 
-def unimplemented(refusal: Refusal | None, reason: str = "UNKNOWN_FIELD") -> Refusal:
-    return check_refusal(refusal, grpc.StatusCode.UNIMPLEMENTED, reason)
+def unimplemented(answer: Answer, how: str, reason: str = "UNKNOWN_FIELD") -> Refusal:
+    """Assert that a call was refused for what only a newer schema has, a stream in-band too."""
+    return refused(answer, reason, in_band=how == "EvaluateStream")
 
 
 def operator_request(member: str) -> v1.EvaluateRequest:
@@ -230,16 +233,14 @@ def test_a_field_of_a_newer_schema_is_refused_by_message_and_number(
     client: RawClient, path: str, how: str
 ) -> None:
     make, name = NEWER_FIELDS[path]
-    refusal = unimplemented(client.ask(with_newer_field(make(), path), how).refusal)
+    refusal = unimplemented(client.ask(with_newer_field(make(), path), how), how)
     assert f"field {NEW_FIELDS[name]} of gradwire.v1.{name} at {path} " in refusal.message
     assert refusal.info.metadata["message_type"] == f"gradwire.v1.{name}"
     assert refusal.info.metadata["field_number"] == str(NEW_FIELDS[name])
-    if how == "EvaluateStream":
-        check_in_band(refusal)
 
 
 def test_a_newer_field_of_a_unary_header_is_refused(client: RawClient) -> None:
-    refusal = unimplemented(client.evaluate(with_newer_field(published_request())).refusal)
+    refusal = unimplemented(client.evaluate(with_newer_field(published_request())), "Evaluate")
     assert "field 6 of gradwire.v1.EvaluateRequest " in refusal.message
 
 
@@ -266,19 +267,16 @@ STREAMS: dict[str, tuple[list[v1.EvaluateStreamRequest], str]] = {
 def test_newer_parts_of_a_stream_are_refused(
     client: RawClient, messages: list[v1.EvaluateStreamRequest], words: str
 ) -> None:
-    refusal = unimplemented(client.stream(messages).refusal)
+    refusal = unimplemented(client.stream(messages), "EvaluateStream")
     assert words in refusal.message
-    check_in_band(refusal)
 
 
 @every_way
 def test_an_operator_of_a_newer_schema_is_an_unknown_operator(client: RawClient, how: str) -> None:
     request = newer(published_request())
     request.operator.newer_resize.mode = v1.Interpolate.MODE_LINEAR
-    refusal = unimplemented(client.ask(older(request), how).refusal, "UNKNOWN_OPERATOR")
+    refusal = unimplemented(client.ask(older(request), how), how, "UNKNOWN_OPERATOR")
     assert str(OPERATOR_NUMBER) in refusal.message
-    if how == "EvaluateStream":
-        check_in_band(refusal)
 
 
 @every_way
@@ -286,7 +284,7 @@ def test_an_operator_with_a_newer_field_beside_it_is_refused(client: RawClient, 
     request, number = published_request(), OPERATOR_NUMBER + 1
     # A field of no oneof, a varint.
     merged(request.operator, varint(number << 3) + b"\x01")
-    refusal = unimplemented(client.ask(request, how).refusal)
+    refusal = unimplemented(client.ask(request, how), how)
     assert f"field {number} of gradwire.v1.Operator at operator " in refusal.message
 
 
@@ -297,12 +295,7 @@ def test_an_operator_that_is_not_set_at_all_is_an_invalid_field(
     request = published_request()
     request.ClearField("operator")
     for message in (request, older(newer(request))):
-        check_refusal(
-            client.ask(message, how).refusal,
-            grpc.StatusCode.INVALID_ARGUMENT,
-            "INVALID_FIELD",
-            field="operator",
-        )
+        refused(client.ask(message, how), "INVALID_FIELD", field="operator")
 
 
 @every_way
