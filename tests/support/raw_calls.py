@@ -250,15 +250,6 @@ def rows(length: int) -> v1.EvaluateRequest:
     return request
 
 
-class Responses(Protocol):
-    """A running call of grpc."""
-
-    def __iter__(self) -> Iterator[v1.EvaluateManyResponse]: ...
-    def __next__(self) -> v1.EvaluateManyResponse: ...
-    def cancel(self) -> bool: ...
-    def code(self) -> grpc.StatusCode: ...
-
-
 class ManyCall:
     """A running EvaluateMany; what is sent and when it ends is up to the test.
 
@@ -269,7 +260,7 @@ class ManyCall:
         self._requests: SimpleQueue[v1.EvaluateManyRequest | None] = SimpleQueue()
         self._in_band: v1.Error | None = None
         self.answered = 0
-        self.call: Responses = client.stub.EvaluateMany(
+        self.call: Any = client.stub.EvaluateMany(
             iter(self._requests.get, None),
             timeout=timeout_s,
             metadata=(("traceparent", TRACEPARENT),),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import product
 
@@ -30,22 +29,15 @@ from gradwire_server.observability.definitions import COUNTS, ERRORS, METHOD, ME
 STORED = (*COUNTS, *STATES)
 
 
-def places() -> Iterator[int]:
-    """Yield every cell of every time series."""
+def test_every_time_series_has_cells_of_its_own_and_a_name_of_its_kind() -> None:
+    cells: list[int] = []
     for metric in STORED:
         for values in product(*(label.values for label in metric.labels)):
             first = place(metric, *values)
-            yield from range(first, first + width(metric))
-
-
-def test_every_time_series_has_cells_of_its_own() -> None:
-    assert sorted(places()) == list(range(1, TOTAL - 1))
+            cells += range(first, first + width(metric))
+    assert sorted(cells) == list(range(1, TOTAL - 1))
     assert max(span(metric).stop for metric in COUNTS) == COUNTED
-
-
-def test_names_are_unique_and_say_unit_and_kind() -> None:
-    names = [metric.name for metric in METRICS]
-    assert len(set(names)) == len(names)
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
     for metric in METRICS:
         assert metric.name.endswith("_total") == (metric.kind == "counter")
         assert bool(metric.buckets) == (metric.kind == "histogram")
@@ -119,8 +111,8 @@ def notes() -> Notes:
 
 
 def note(made: Notes, message: str, *, alike: str = "") -> None:
-    texts = {"method": "Evaluate", "operator": "interpolate", "status": "INTERNAL", "reason": "R"}
-    made.error(**texts, message=message, request_id="r", alike=alike)
+    texts = dict.fromkeys(("method", "operator", "status", "reason", "request_id"), "text")
+    made.error(**texts, message=message, alike=alike)
 
 
 def messages(made: Notes) -> list[str]:
