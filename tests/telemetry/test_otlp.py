@@ -51,16 +51,22 @@ def test_a_call_is_a_span_in_the_callers_trace_with_a_span_for_each_phase(
         span = seen.span
         assert (span.trace_id.hex(), span.parent_span_id.hex()) == (trace, parent)
         assert reply.trailers["traceparent"] == f"00-{trace}-{span.span_id.hex()}-01"
-        assert seen.told["rpc.system"] == "grpc"
-        assert seen.told["rpc.service"] == "gradwire.v1.GradientService"
-        assert seen.told["rpc.method"] == name.rpartition("/")[2]
-        assert seen.told["rpc.grpc.status_code"] == 0
-        assert seen.told["server.address"] == seen.told["client.address"] == "127.0.0.1"
         assert f"127.0.0.1:{seen.told['server.port']}" == server.address
-        assert seen.told["gradwire.operator"] == "dml_resample_grad"
-        assert seen.told["gradwire.dtype"] == "float32"
-        assert seen.told["gradwire.received_bytes"] == 12
-        assert seen.told["gradwire.sent_bytes"] == 16
+        assert (
+            seen.told.items()
+            >= {
+                "rpc.system": "grpc",
+                "rpc.service": "gradwire.v1.GradientService",
+                "rpc.method": name.rpartition("/")[2],
+                "rpc.grpc.status_code": 0,
+                "server.address": "127.0.0.1",
+                "client.address": "127.0.0.1",
+                "gradwire.operator": "dml_resample_grad",
+                "gradwire.dtype": "float32",
+                "gradwire.received_bytes": 12,
+                "gradwire.sent_bytes": 16,
+            }.items()
+        )
         assert seen.resource["service.name"] == "gradwire-server"
         phases = [child.span for child in collector.children(seen)]
         assert {phase.name for phase in phases} <= set(PHASES)
