@@ -9,9 +9,11 @@ blocks it carries, in both directions. Ends with status 1 if a result is wrong o
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import sys
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -91,31 +93,19 @@ _WAYS = (_flip, _flip, _flip, _swap, _swap, _swap, _repeat, _drop)
 
 @dataclass
 class Outcome:
-    """What was counted.
-
-    failed    calls that ended with an error
-    hung      calls that did not end
-    damaged   blocks of bytes
-    errors    failed calls by error
-    """
+    """Counts of calls, of those that failed or did not end, and of damaged blocks of bytes."""
 
     calls: int = 0
     wrong: int = 0
     failed: int = 0
     hung: int = 0
     damaged: int = 0
-    errors: dict[str, int] = field(default_factory=dict[str, int])
+    errors: Counter[str] = field(default_factory=Counter[str])
 
     @property
     def right(self) -> bool:
         """Whether no result is wrong and no call hangs."""
         return not (self.wrong or self.hung)
-
-    def fail(self, error: GradwireError) -> None:
-        """Count a failed call."""
-        self.failed += 1
-        name = f"{type(error).__name__} {error.reason}".strip()
-        self.errors[name] = self.errors.get(name, 0) + 1
 
 
 def _result_shape(array: Array) -> tuple[int, ...]:
@@ -123,57 +113,49 @@ def _result_shape(array: Array) -> tuple[int, ...]:
     return batch, channels, height // 2, width // 2
 
 
-def _call(client: Any, array: Array) -> list[Array]:
-    """Evaluate an array, or several at once by evaluate_many; return the results."""
-    if array.ndim == len(SMALL):
-        return [client.evaluate(LINEAR, array, output_shape=_result_shape(array))]
-    items = [Item(LINEAR, each, _result_shape(each)) for each in array]
-    return list(client.evaluate_many(items))
-
-
 def run(calls: int, *, seed: int = 0, checksums: bool = True, one_in: int = _ONE_IN) -> Outcome:
     """Make so many calls through a damaging relay; count what came of them."""
     outcome, lock = Outcome(), threading.Lock()
     down, up = Damage(seed, one_in=one_in), Damage(seed + 1, one_in=one_in)
-    with serving() as server, relaying(server.address) as relay, LocalClient() as local:
+    options: dict[str, Any] = {"timeout_s": _TIMEOUT_S, "retry": _PROMPT, "chunk_bytes": 64 << 10}
+    options["checksums"] = checksums
+    with (
+        serving() as server,
+        relaying(server.address) as relay,
+        LocalClient() as local,
+        Client(relay.address, **options) as client,
+        AWAITED(relay.address, **options) as other,
+        ThreadPoolExecutor(_AT_ONCE) as at,
+    ):
         relay.alter, relay.alter_up = down, up
-        options: dict[str, Any] = {
-            "timeout_s": _TIMEOUT_S,
-            "retry": _PROMPT,
-            "chunk_bytes": 64 << 10,
-        }
-        with (
-            Client(relay.address, checksums=checksums, **options) as client,
-            AWAITED(relay.address, checksums=checksums, **options) as other,
-            ThreadPoolExecutor(_AT_ONCE) as at,
-        ):
-            shapes = (SMALL, LARGE, (ITEMS, *SMALL))
-            ways = [(each, shape) for shape in shapes for each in (client, other)]
+        ways = list(itertools.product((SMALL, LARGE, (ITEMS, *SMALL)), (client, other)))
 
-            def one(number: int) -> None:
-                caller, shape = ways[number % len(ways)]
-                array = np.random.default_rng((seed, number)).normal(size=shape).astype(np.float32)
-                each = array[None] if array.ndim == len(SMALL) else array
-                expected = [
-                    local.evaluate(LINEAR, item, output_shape=_result_shape(item)).tobytes()
-                    for item in each
-                ]
-                try:
-                    found = _call(caller, array)
-                except GradwireError as error:
-                    with lock:
-                        outcome.fail(error)
-                    return
+        def one(number: int) -> None:
+            shape, caller = ways[number % len(ways)]
+            array = np.random.default_rng((seed, number)).normal(size=shape).astype(np.float32)
+            many = array.ndim > len(SMALL)
+            each = array if many else array[None]
+            shape = _result_shape(each[0])
+            expected = [local.evaluate(LINEAR, x, output_shape=shape).tobytes() for x in each]
+            try:
+                if many:
+                    found = list(caller.evaluate_many(Item(LINEAR, x, shape) for x in each))
+                else:
+                    found = [caller.evaluate(LINEAR, array, output_shape=shape)]
+            except GradwireError as error:
                 with lock:
-                    outcome.wrong += [item.tobytes() for item in found] != expected
+                    outcome.failed += 1
+                    outcome.errors[f"{type(error).__name__} {error.reason}".strip()] += 1
+                return
+            with lock:
+                outcome.wrong += [x.tobytes() for x in found] != expected
 
-            waiting = [at.submit(one, number) for number in range(calls)]
-            for future in waiting:
-                try:
-                    future.result(_PATIENCE_S)
-                except TimeoutError:
-                    outcome.hung += 1
-                outcome.calls += 1
+        for future in [at.submit(one, number) for number in range(calls)]:
+            try:
+                future.result(_PATIENCE_S)
+            except TimeoutError:
+                outcome.hung += 1
+            outcome.calls += 1
     outcome.damaged = down.done + up.done
     return outcome
 

@@ -15,7 +15,6 @@ import json
 import os
 import random
 import selectors
-import shutil
 import socket
 import struct
 import subprocess
@@ -24,7 +23,6 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from functools import cache
 from itertools import count
 from typing import Any
 
@@ -56,19 +54,11 @@ def device(name: str, address: str) -> int:
     return end
 
 
-@cache
 def may_link() -> bool:
     """Whether a process may have networks of its own, joined by devices that it speaks for."""
     words = "ip link set lo up && ip tuntap add dev t0 mode tun && ip addr add 10.0.0.1 dev t0"
-    return _works("unshare", "-rn", "sh", "-c", words)
-
-
-def _works(program: str, *arguments: str) -> bool:
-    found = shutil.which(program)
-    if found is None:
-        return False
-    tried = subprocess.run([found, *arguments], capture_output=True, check=False)  # noqa: S603
-    return tried.returncode == 0
+    command = ["/usr/bin/env", "unshare", "-rn", "sh", "-c", words]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0  # noqa: S603
 
 
 class Line:
@@ -172,39 +162,32 @@ def loss(line: Line) -> dict[str, Any]:
 
 def vanish(line: Line) -> dict[str, Any]:
     """Call when the other end has vanished without a word, and when it is there again."""
-    small, large = np.ones((4, 4), np.float32), np.ones((512, 512), np.float32)
     once = RetryPolicy(max_attempts=1)
-    ended: dict[str, str] = {}
 
-    def call(client: Client, name: str, timeout_s: float) -> None:
-        array = large if name == "stream" else small
-        try:
-            if name == "many":
-                next(client.evaluate_many([Item(COPY, array, array.shape)], timeout_s=timeout_s))
-            else:
-                client.evaluate(COPY, array, output_shape=array.shape, timeout_s=timeout_s)
-        except GradwireError as error:
-            ended[name] = type(error).__name__
-        else:
-            ended[name] = "a result"
+    def called(client: Client, timeout_s: float) -> dict[str, tuple[str, float]]:
+        """Return how each kind of call ended, and after how many seconds."""
+        ended: dict[str, tuple[str, float]] = {}
+        for name, size in (("unary", 4), ("many", 4), ("stream", 512)):
+            array, began = np.ones((size, size), np.float32), time.monotonic()
+            end = "a result"
+            try:
+                if name == "many":
+                    item = Item(COPY, array, array.shape)
+                    next(client.evaluate_many([item], timeout_s=timeout_s))
+                else:
+                    client.evaluate(COPY, array, output_shape=array.shape, timeout_s=timeout_s)
+            except GradwireError as error:
+                end = type(error).__name__
+            ended[name] = end, time.monotonic() - began
+        return ended
 
-    seconds: dict[str, float] = {}
-    names = ("unary", "many", "stream")
     with Client(ADDRESS, retry=once, stream_threshold_bytes=1 << 12) as client:
-        for name in names:
-            call(client, name, 30.0)
-        first = dict(ended)
+        first = called(client, 30.0)
         line.up = False
-        for name in names:
-            began = time.monotonic()
-            call(client, name, TIMEOUT_S)
-            seconds[name] = time.monotonic() - began
-        gone = dict(ended)
+        gone = called(client, TIMEOUT_S)
         line.up = True
     with Client(ADDRESS, stream_threshold_bytes=1 << 12) as client:
-        for name in names:
-            call(client, name, 30.0)
-    return {"first": first, "gone": gone, "seconds": seconds, "again": ended}
+        return {"first": first, "gone": gone, "again": called(client, 30.0)}
 
 
 SCENARIOS = {each.__name__: each for each in (loss, vanish)}

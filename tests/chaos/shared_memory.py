@@ -11,11 +11,11 @@ import argparse
 import contextlib
 import os
 import random
-import re
 import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -74,18 +74,15 @@ def client(address: str, seed: int) -> None:
 def held(pid: int) -> tuple[int, int]:
     """Count the shared mappings and the open file descriptors of a process."""
     maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
-    return len(re.findall(r"/memfd:gradwire", maps)), len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    return maps.count("/memfd:gradwire"), len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-def _settled(pid: int, files: int) -> int:
-    """Wait until a server holds nothing of its clients; return what is left."""
+def _settled(left: Callable[[], int]) -> int:
+    """Wait until nothing is left; return what is."""
     until = time.monotonic() + _PATIENCE_S
-    while True:
-        mappings, now = held(pid)
-        left = mappings + max(0, now - files)
-        if not left or time.monotonic() > until:
-            return left
+    while (now := left()) and time.monotonic() < until:
         time.sleep(0.05)
+    return now
 
 
 def run(clients: int, servers: int, *, seed: int = 0) -> Outcome:
@@ -114,13 +111,11 @@ def run(clients: int, servers: int, *, seed: int = 0) -> Outcome:
                 server.kill()
                 server.start()
             time.sleep(0.005)
-        outcome.left = _settled(server.process.pid, files)
+        pid = server.process.pid
+        outcome.left = _settled(lambda: held(pid)[0] + max(0, held(pid)[1] - files))
         server.kill()
     # Those of other programs on the machine come and go.
-    until = time.monotonic() + _PATIENCE_S
-    while (new := set(_NAMES.iterdir()) - names) and time.monotonic() < until:
-        time.sleep(0.05)
-    outcome.names = len(new)
+    outcome.names = _settled(lambda: len(set(_NAMES.iterdir()) - names))
     return outcome
 
 

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,8 @@ from gradwire import Client, DeadlineExceededError, RetryPolicy, UnavailableErro
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from support.clients import CALLS, ONCE
 from support.load import Callers
-from support.processes import EAGER, Command, environment, memory_kib, running_command
+from support.processes import EAGER, Command, environment, memory_kib, run_command, running_command
 from support.raw_calls import PATIENCE_S, RawClient, identity_request, wait_until
-from support.refusals import Refusal
 from support.relay import drawn_cuts, relaying
 from support.servers import commanded, serving, wait_idle
 
@@ -74,12 +73,6 @@ def test_a_disk_that_has_room_again_is_told_how_many_lines_it_lacks(tmp_path: Pa
         command.wait_for_log(" lines lost lines=")
 
 
-def mapped_after(seconds: float, pid: int) -> int:
-    """Return the bytes of address space that a process has in a moment."""
-    time.sleep(seconds)
-    return memory_kib(pid, "VmSize") * 1024
-
-
 @pytest.mark.slow
 def test_calls_that_find_no_memory_end_and_the_server_goes_on(tmp_path: Path) -> None:
     request = identity_request(512 * 1024, data=bytes(2 * MIB))
@@ -87,15 +80,16 @@ def test_calls_that_find_no_memory_end_and_the_server_goes_on(tmp_path: Path) ->
         assert client.evaluate(request).refusal is None
         _, hard = resource.prlimit(command.pid, resource.RLIMIT_AS)
         # The least of a while: what the call before had is given back, or grpc would find it.
-        mapped = min(mapped_after(0.05, command.pid) for _ in range(8))
+        mapped = 1 << 62
+        for _ in range(8):
+            time.sleep(0.05)
+            mapped = min(mapped, memory_kib(command.pid, "VmSize") * 1024)
         # Too little for a result and its message.
         resource.prlimit(command.pid, resource.RLIMIT_AS, (mapped + MIB, hard))
-        refusals: list[Refusal] = []
-        for _ in range(20):
-            answer = client.evaluate(request)
-            assert answer.refusal is not None or answer.data == request.data
-            refusals += [answer.refusal] if answer.refusal else []
-        assert {each.info.reason for each in refusals} == {"OUT_OF_MEMORY"}, refusals
+        answers = [client.evaluate(request) for _ in range(20)]
+        assert {each.data for each in answers if each.refusal is None} <= {request.data}
+        reasons = {each.refusal.info.reason for each in answers if each.refusal}
+        assert reasons == {"OUT_OF_MEMORY"}
         resource.prlimit(command.pid, resource.RLIMIT_AS, (hard, hard))
         client.check_alive()
         assert "Traceback" not in command.log
@@ -158,29 +152,33 @@ def test_a_call_ends_at_both_ends_where_the_line_between_is_dead(call: str) -> N
 
 
 TESTS = Path(__file__).parents[1]
-
-
 in_networks = pytest.mark.skipif(not may_link(), reason="no networks of one's own may be made here")
 
 
-def play(scenario: str) -> Any:
-    """Play a scenario in networks of its own; return what callers saw."""
-    paths = [str(TESTS), *(path for path in sys.path if path)]
+def play(*words: str, before: Sequence[str] = ()) -> str:
+    """Run a program of this folder; return what it prints."""
+    paths = os.pathsep.join([str(TESTS), *filter(None, sys.path)])
     done = subprocess.run(  # noqa: S603 - our own program
-        ["/usr/bin/env", "unshare", "-rn", sys.executable, "-m", "chaos.link", scenario],
-        env=environment({"PYTHONPATH": ":".join(paths)}),
-        stdout=subprocess.PIPE,
+        ["/usr/bin/env", *before, sys.executable, "-m", *words],
+        env=environment({"PYTHONPATH": paths}),
+        capture_output=True,
         text=True,
-        check=True,
+        check=False,
         timeout=300,
     )
-    return json.loads(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def linked(scenario: str) -> Any:
+    """Play a scenario in networks of its own; return what callers saw."""
+    return json.loads(play("chaos.link", scenario, before=("unshare", "-rn")))
 
 
 @in_networks
 @pytest.mark.slow
 def test_no_call_is_lost_over_a_line_that_loses_packets_and_stops() -> None:
-    seen = play("loss")
+    seen = linked("loss")
     assert seen["calls"]
     assert seen["packets_lost"]
     assert (seen["wrong"], seen["lost"]) == (0, [])
@@ -189,20 +187,15 @@ def test_no_call_is_lost_over_a_line_that_loses_packets_and_stops() -> None:
 @in_networks
 @pytest.mark.slow
 def test_calls_to_an_end_that_has_vanished_end_and_later_ones_succeed() -> None:
-    seen = play("vanish")
-    assert set(seen["first"].values()) == {"a result"}
-    assert set(seen["gone"].values()) <= {"DeadlineExceededError", "UnavailableError"}
-    assert max(seen["seconds"].values()) < PATIENCE_S
-    assert set(seen["again"].values()) == {"a result"}
+    seen = linked("vanish")
+    ends = {when: {end for end, _ in calls.values()} for when, calls in seen.items()}
+    assert ends["first"] == ends["again"] == {"a result"}
+    assert set() < ends["gone"] <= {"DeadlineExceededError", "UnavailableError"}
+    assert max(seconds for _, seconds in seen["gone"].values()) < PATIENCE_S
 
 
 STALL_S = 2.0
-FLAGS = (
-    *("--workers", "2"),
-    *("--backend", "numpy_cpu"),
-    *("--compute-threads", "1"),
-    *("--stall-timeout-s", str(STALL_S)),
-)
+FLAGS = ("--workers", "2", "--compute-threads", "1", "--stall-timeout-s", str(STALL_S))
 
 
 @pytest.mark.slow
@@ -233,73 +226,30 @@ def test_a_parent_that_was_stopped_takes_nobody_for_dead(tmp_path: Path) -> None
         assert "hangs" not in command.log
 
 
-ROOT = TESTS.parent
 DAY_S = 86_400
-SOURCES = [
-    path
-    for folder in ("client", "server")
-    for path in (ROOT / folder).rglob("*.py")
-    if not path.name.endswith(("_pb2.py", "_pb2_grpc.py"))
-]
-# Moments that are told, or compared with those of files and the last days of tokens and
-# certificates: never what lasts.
-MAY_ASK = {
-    *("authorization.py", "certificates.py", "cache_files.py", "cells.py"),
-    *("cluster.py", "logs.py", "models.py", "otlp.py", "status.py", "token_command.py"),
-}
-CLOCK = TESTS / "clock.c"
 
 
-def asked(path: Path) -> Iterator[str]:
-    """Yield what a module asks for the time of day."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            name = f"{node.value.id}.{node.attr}"
-            if name in {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow"}:
-                yield name
-        if isinstance(node, ast.ImportFrom) and node.module == "time":
-            yield from (f"time.{each.name}" for each in node.names)
-
-
-def test_nobody_asks_for_the_time_of_day_who_need_not() -> None:
-    who = {path.name for path in SOURCES if any(asked(path))}
-    assert who == MAY_ASK
-
-
-@pytest.fixture(scope="module")
-def clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def test_a_clock_that_is_set_costs_no_call(tmp_path: Path) -> None:
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler")
-    made = tmp_path_factory.mktemp("clock") / "clock.so"
-    command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(made), str(CLOCK)]
+    clock, offset = tmp_path / "clock.so", tmp_path / "offset"
+    command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(clock), str(TESTS / "clock.c")]
     subprocess.run(command, check=True)  # noqa: S603 - our own source
-    return made
-
-
-def test_a_clock_that_is_set_costs_no_call(clock: Path, tmp_path: Path) -> None:
-    offset = tmp_path / "offset"
     offset.write_text(str(DAY_S))
     variables = {"LD_PRELOAD": str(clock), "CLOCK_OFFSET": str(offset)}
-    said = subprocess.run(
-        [sys.executable, "-c", "import time; print(time.time())"],
-        env=environment(variables),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    said = run_command("-c", "import time; print(time.time())", env=variables, program=())
     assert float(said.stdout) > time.time() + DAY_S / 2
     offset.write_text("0")
-    with running_command(
-        "--backend", "numpy_cpu", "--workers", "2", log=tmp_path / "log", env=variables
-    ) as command:
-        with Callers(command.address, "unary", "async unary", "stream", "many") as callers:
+    log = tmp_path / "log"
+    with running_command("--workers", "2", log=log, env=variables) as server:
+        with Callers(server.address, "unary", "async unary", "stream", "many") as callers:
             for seconds in (DAY_S, -DAY_S, 400 * DAY_S, 0):
                 offset.write_text(str(seconds))
                 callers.wait_for_more()
         callers.check()
-        assert all(tally.retried == 0 for tally in callers.tallies)
-        assert "hangs" not in command.log
+        assert [tally.retried for tally in callers.tallies] == [0] * 4
+        assert "hangs" not in server.log
 
 
 @pytest.mark.parametrize(
@@ -319,15 +269,7 @@ def test_no_damaged_result_is_taken(calls: int) -> None:
 )
 def test_the_killed_leave_nothing(clients: int, servers: int) -> None:
     # A process of its own: clients are forked.
-    counts = [f"--clients={clients}", f"--servers={servers}"]
-    done = subprocess.run(  # noqa: S603 - our own program
-        [sys.executable, "-m", "chaos.shared_memory", *counts],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment({"PYTHONPATH": str(TESTS)}),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    outcome = ast.literal_eval(done.stdout)
+    said = play("chaos.shared_memory", f"--clients={clients}", f"--servers={servers}")
+    outcome = ast.literal_eval(said)
     assert outcome["clients"] == outcome["killed"] == clients
     assert outcome["servers_killed"] == servers

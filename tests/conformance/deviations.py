@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 LIST = Path(__file__).with_name("deviations.toml")
-# To import PyTorch takes 3 s.
-_FORKS = """
-import json, os, sys, tempfile, traceback
-import torch
-
-def printed(code):
-    with tempfile.TemporaryFile("w+") as out:
-        if not (child := os.fork()):
-            os.dup2(out.fileno(), 1)
-            try:
-                exec(code, {"__name__": "__main__"})
-            except BaseException:
-                print(traceback.format_exc())
-            sys.stdout.flush()
-            os._exit(0)
-        status = os.waitpid(child, 0)[1]
-        out.seek(0)
-        return out.read() + f"exit status {status}" * (status != 0)
-
-print(json.dumps([printed(code) for code in json.load(sys.stdin)]))
-"""
 _PATH = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
 
 
@@ -60,26 +37,12 @@ def listed() -> list[Deviation]:
 
 def printed(deviation: Deviation) -> str:
     """Run the framework's own code in a process of its own and return what it prints."""
-    return _all_printed(deviation.framework)[deviation.code]
-
-
-@cache
-def _all_printed(framework: str) -> dict[str, str]:
-    """Run all code of one framework: of PyTorch in copies of one process, which has imported it."""
-    codes = [each.code for each in listed() if each.framework == framework]
-    if framework == "torch":
-        return dict(zip(codes, json.loads(_output(_FORKS, json.dumps(codes))), strict=True))
-    return {code: _output(code) for code in codes}
-
-
-def _output(code: str, given: str = "") -> str:
     child = subprocess.run(  # noqa: S603 - this interpreter
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", deviation.code],
         # The tests' own modules, and no greetings of TensorFlow.
         env={**os.environ, "PYTHONPATH": _PATH, "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         check=False,
         text=True,
-        input=given,
     )
     return child.stdout if child.returncode == 0 else child.stderr

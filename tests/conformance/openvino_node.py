@@ -60,8 +60,9 @@ def _case(generator: np.random.Generator, mode: str) -> AxisCase:
     return AxisCase(attributes, inputs, told)
 
 
-def _node(opset: Any, operator: ops.OpenvinoInterpolate, shape: tuple[int, ...]) -> Any:
+def _node(operator: ops.OpenvinoInterpolate, shape: tuple[int, ...]) -> Any:
     """Return a parameter, the operation on it, and its two further inputs."""
+    opset = importlib.import_module("openvino.opset11")
     scales = operator.shape_calculation_mode == "scales"
     told = np.array(operator.scales, np.float32) if scales else np.array(operator.sizes, np.int64)
     axes = np.array(operator.axes or range(len(shape)), np.int64)
@@ -76,8 +77,7 @@ def _node(opset: Any, operator: ops.OpenvinoInterpolate, shape: tuple[int, ...])
 
 def reference(operator: ops.OpenvinoInterpolate, x: Any) -> Any:
     runtime = importlib.import_module("openvino")
-    opset = importlib.import_module("openvino.opset11")
-    _, node, others = _node(opset, operator, x.shape)
+    _, node, others = _node(operator, x.shape)
     result = runtime.Tensor(runtime.Type.f32, node.get_output_shape(0))
     given = [runtime.Tensor(np.ascontiguousarray(each)) for each in (x, *others)]
     assert node.evaluate([result], given)
@@ -86,8 +86,7 @@ def reference(operator: ops.OpenvinoInterpolate, x: Any) -> Any:
 
 def plugin(operator: ops.OpenvinoInterpolate, x: Any) -> Any:
     runtime = importlib.import_module("openvino")
-    opset = importlib.import_module("openvino.opset11")
-    image, node, _ = _node(opset, operator, x.shape)
+    image, node, _ = _node(operator, x.shape)
     model = runtime.Model([node], [image])
     compiled = runtime.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     return compiled(np.ascontiguousarray(x))[0].copy()

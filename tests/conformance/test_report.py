@@ -9,10 +9,11 @@ import pytest
 
 from conformance import deviations, directml, report
 from conformance.deviations import Deviation
-from conformance.rows import version
+from conformance.rows import Section, version
 from support.oracles import live_onednn
 
-PAGE = (Path(__file__).parents[2] / "docs/conformance.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/conformance.md").read_text()
 
 
 def test_the_page_begins_as_it_is_generated() -> None:
@@ -22,16 +23,14 @@ def test_the_page_begins_as_it_is_generated() -> None:
     assert PAGE.startswith(re.sub(facts, next(iter(re.findall(given, PAGE))), made))
 
 
-def test_what_each_section_says_of_itself_is_on_the_page() -> None:
-    for section in report.SECTIONS:
-        assert f"\n## {section.title}\n\n{section.about} The dialect: " in PAGE
-
-
-def test_no_figures_stand_beside_a_framework_of_which_nothing_ran() -> None:
-    for section in report.SECTIONS:
-        (row,) = re.findall(rf"^\| {section.title} \|.*$", PAGE, re.MULTILINE)
-        assert ("formula only" in row) == (not section.packages)
-        assert section.packages or not re.search(r"[1-9]", row)
+@pytest.mark.parametrize("section", report.SECTIONS, ids=lambda section: section.title)
+def test_a_section_says_what_was_compared_and_has_no_figures_where_nothing_ran(
+    section: Section,
+) -> None:
+    assert f"\n## {section.title}\n\n{section.about} The dialect: " in PAGE
+    (row,) = re.findall(rf"^\| {section.title} \|.*$", PAGE, re.MULTILINE)
+    assert ("formula only" in row) == (not section.packages)
+    assert section.packages or not re.search(r"[1-9]", row)
 
 
 @pytest.mark.heavy
@@ -43,11 +42,6 @@ def test_the_section_of_a_formula_is_made_again_to_the_byte() -> None:
 
 
 LISTED = deviations.listed()
-ROOT = Path(__file__).parents[2]
-# Too large for CI: their results are stored, and `make conformance` runs them.
-NOT_IN_CI = {"tensorflow", "openvino"}
-FRAMEWORK = r"(torch|jax|onnx\w*|tensorflow|openvino)\b"
-NEEDS = re.compile(r'(?:importorskip|find_spec|installed)\("' + FRAMEWORK)
 
 
 @pytest.mark.parametrize("deviation", LISTED, ids=str)
@@ -63,12 +57,3 @@ def test_the_framework_s_own_code_shows_its_deviation(deviation: Deviation) -> N
     if deviation.needs_avx512 and not live_onednn.has_avx512():
         pytest.skip("oneDNN deviates in its code for AVX-512 alone, which this processor has not")
     assert deviations.printed(deviation) == deviation.prints
-
-
-def test_what_needs_a_framework_runs_in_ci() -> None:
-    oracles = (ROOT / ".ci/oracles").read_text()
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        frameworks = set(NEEDS.findall(path.read_text())) - NOT_IN_CI
-        name = path.relative_to(ROOT).as_posix()
-        folder = path.parent.relative_to(ROOT).as_posix()
-        assert not frameworks or name in oracles or f" {folder} " in oracles, name

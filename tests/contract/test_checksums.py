@@ -86,10 +86,10 @@ def test_open_and_chunks_are_messages_of_the_schema() -> None:
 def test_requests_and_results_among_many_are_messages_of_the_schema() -> None:
     frame, checksum = checksums.many_request_frame(b"a", HEADER, DATA)
     request = v1.EvaluateManyRequest.FromString(frame)
-    assert request.SerializeToString() == frame
-    assert checksum == covered(request.evaluation)
     answer = checksums.many_result_frame(b"a", HEADER, DATA, after=checksum)
-    assert v1.EvaluateManyResponse.FromString(answer).SerializeToString() == answer
+    result = v1.EvaluateManyResponse.FromString(answer)
+    assert (request.SerializeToString(), result.SerializeToString()) == (frame, answer)
+    assert checksum == covered(request.evaluation)
     parts = checksums.read_many_result(answer, {b"a": checksum}.get)
     assert parts == (b"a", HEADER, memoryview(DATA))
 

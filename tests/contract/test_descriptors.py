@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import pkgutil
 import typing
+from collections.abc import Iterator
+from importlib import import_module
 
 import numpy as np
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from contract.schema import FILES, MESSAGES
 from dialect_tables import TABLES
 from gradwire import ops, v1
 from gradwire._wire.framing import (
@@ -28,6 +30,22 @@ from gradwire.tensors import DTYPES, MAX_RANK
 from gradwire.v1 import gradient_service_pb2, gradient_service_pb2_grpc
 from gradwire_server.rpc import codec
 from support.oracles.golden_bytes import GOLDEN, OPERATOR, OPERATOR_HEX, TENSOR, TENSOR_HEX, of_hex
+
+FILES: list[typing.Any] = [
+    import_module(f"gradwire.v1.{each.name}")
+    for each in pkgutil.iter_modules(v1.__path__)
+    if each.name.endswith("_pb2")
+]
+
+
+def messages(container: typing.Any) -> Iterator[Descriptor]:
+    for message in container.values():
+        if not message.GetOptions().map_entry:
+            yield message
+            yield from messages(message.nested_types_by_name)
+
+
+MESSAGES = [each for file in FILES for each in messages(file.DESCRIPTOR.message_types_by_name)]
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda each: each.name)
@@ -49,28 +67,11 @@ ENUMS = {
     "Interpolate.CoordinateTransformationMode": ["UNSPECIFIED", "HALF_PIXEL", "ALIGN_CORNERS"],
     "Interpolate.DataFormat": ["UNSPECIFIED", "NCX", "NXC"],
     "ErrorReason": [
-        "UNSPECIFIED",
-        "INVALID_FIELD",
-        "INVALID_DATA",
-        "UNKNOWN_FIELD",
-        "UNKNOWN_OPERATOR",
-        "USE_STREAM",
-        "LIMIT_EXCEEDED",
-        "TABLE_TOO_LARGE",
-        "LAYOUT_NOT_STREAMABLE",
-        "OVERLOADED",
-        "OUT_OF_MEMORY",
-        "DEADLINE_EXCEEDED",
-        "STALLED",
-        "DRAINING",
-        "EVALUATION_CHANGED",
-        "INTERNAL",
-        "STARTING",
-        "DEVICE_LOST",
-        "UNAUTHENTICATED",
-        "PERMISSION_DENIED",
-        "UNKNOWN_SEGMENT",
-        "CHECKSUM_MISMATCH",
+        *("UNSPECIFIED", "INVALID_FIELD", "INVALID_DATA", "UNKNOWN_FIELD", "UNKNOWN_OPERATOR"),
+        *("USE_STREAM", "LIMIT_EXCEEDED", "TABLE_TOO_LARGE", "LAYOUT_NOT_STREAMABLE", "OVERLOADED"),
+        *("OUT_OF_MEMORY", "DEADLINE_EXCEEDED", "STALLED", "DRAINING", "EVALUATION_CHANGED"),
+        *("INTERNAL", "STARTING", "DEVICE_LOST", "UNAUTHENTICATED", "PERMISSION_DENIED"),
+        *("UNKNOWN_SEGMENT", "CHECKSUM_MISMATCH"),
     ],
     **{name: values for table in TABLES.values() for name, values in table.enums.items()},
 }
@@ -87,29 +88,27 @@ def test_every_enum_has_its_numbers_in_this_order() -> None:
         for enum in enums
     }
     assert seen == ENUMS
-    assert all(value.number == i for enum in enums for i, value in enumerate(enum.values))
+    for enum in enums:
+        assert [value.number for value in enum.values] == [*range(len(enum.values))]
 
 
 def test_the_methods_have_their_paths_types_and_directions() -> None:
     service = gradient_service_pb2.DESCRIPTOR.services_by_name["GradientService"]
     assert service.full_name == "gradwire.v1.GradientService"
-    assert [
-        (
-            each.name,
-            each.input_type.name,
-            each.client_streaming,
-            each.output_type.name,
-            each.server_streaming,
-        )
-        for each in service.methods
-    ] == [
-        ("Evaluate", "EvaluateRequest", False, "EvaluateResponse", False),
-        ("EvaluateStream", "EvaluateStreamRequest", True, "EvaluateStreamResponse", True),
-        ("EvaluateMany", "EvaluateManyRequest", True, "EvaluateManyResponse", True),
-        ("EvaluateShared", "EvaluateSharedRequest", False, "EvaluateSharedResponse", False),
-        ("ListOperators", "ListOperatorsRequest", False, "ListOperatorsResponse", False),
-        ("GetServerInfo", "GetServerInfoRequest", False, "GetServerInfoResponse", False),
-    ]
+    streaming = {
+        each.name: (each.client_streaming, each.server_streaming) for each in service.methods
+    }
+    assert streaming == {
+        "Evaluate": (False, False),
+        "EvaluateStream": (True, True),
+        "EvaluateMany": (True, True),
+        "EvaluateShared": (False, False),
+        "ListOperators": (False, False),
+        "GetServerInfo": (False, False),
+    }
+    for each in service.methods:
+        types = each.input_type.name, each.output_type.name
+        assert types == (f"{each.name}Request", f"{each.name}Response")
 
 
 MEMBERS = list(v1.Operator.DESCRIPTOR.oneofs_by_name["operator"].fields)
@@ -145,9 +144,6 @@ def test_every_member_of_operator_has_one_class_in_its_order() -> None:
     assert [member.name for member in MEMBERS] == list(ops.OPERATORS)
     assert [kind.name for kind in KINDS] == list(ops.OPERATORS)
     assert [member.number for member in MEMBERS] == sorted(member.number for member in MEMBERS)
-
-
-def test_ops_exports_every_operator() -> None:
     for kind in KINDS:
         assert getattr(ops, kind.__name__) is kind
         assert kind.__name__ in ops.__all__
@@ -179,7 +175,7 @@ def schema_words(field: typing.Any) -> list[str]:
 
 
 @pytest.mark.parametrize(("kind", "field"), enum_fields(), ids=lambda each: each.name)
-def test_the_words_of_an_attribute_are_the_values_of_its_enum(
+def test_the_words_of_an_eachare_the_values_of_its_enum(
     kind: type[ops.Operator], field: typing.Any
 ) -> None:
     only = dict(kind.fixed).get(field.name)
@@ -202,22 +198,14 @@ def flat_literals(hint: typing.Any) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_a_gradient_and_its_forward_name_each_other(kind: type[ops.Operator]) -> None:
-    counterpart = ops.OPERATORS[kind.counterpart]
-    assert counterpart.counterpart == kind.name
-    assert counterpart.gradient is not kind.gradient
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_a_description_states_each_attribute_as_the_schema_has_it(
+def test_a_description_states_each_eachas_the_schema_has_it(
     kind: type[ops.Operator],
 ) -> None:
-    info = ops.describe(kind)
-    assert (info.name, info.gradient, info.counterpart) == (
-        kind.name,
-        kind.gradient,
-        kind.counterpart,
-    )
+    info, counterpart = ops.describe(kind), ops.OPERATORS[kind.counterpart]
+    assert (info.name, info.gradient) == (kind.name, kind.gradient)
+    # A gradient and its forward name each other.
+    assert (info.counterpart, counterpart.counterpart) == (counterpart.name, kind.name)
+    assert counterpart.gradient is not kind.gradient
     assert info.summary.endswith(".")
     assert "https://" in info.source
     assert list(info.data_types) == list(v1.DataType.values())[1:]
@@ -233,24 +221,13 @@ def test_a_description_states_each_attribute_as_the_schema_has_it(
             assert list(attribute.allowed_values) == schema_words(field)
         assert attribute.description.endswith(".")
         assert attribute.required == (attribute.default_value == "")
-        known = attribute.allowed_values
-        assert (
-            not known
-            or attribute.required
-            or attribute.default_value.startswith((*known, "not given"))
-        )
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_absent_is_told_from_zero_exactly_where_the_default_is_another(
-    kind: type[ops.Operator],
-) -> None:
-    message = v1.Operator.DESCRIPTOR.fields_by_name[kind.name].message_type
-    assert message is not None
-    for field in dataclasses.fields(kind):
-        schema = message.fields_by_name[field.name]
+        if attribute.allowed_values and not attribute.required:
+            assert attribute.default_value.startswith((*attribute.allowed_values, "not given"))
+    # Absent is told from zero exactly where the default is another.
+    for each in dataclasses.fields(kind):
+        schema = message.fields_by_name[each.name]
         if schema.enum_type is None and not is_repeated(schema):
-            assert schema.has_presence == (field.default != 0)
+            assert schema.has_presence == (each.default != 0)
 
 
 def test_ranks_and_needs_are_those_of_the_frameworks() -> None:
@@ -271,7 +248,8 @@ def test_ranks_and_needs_are_those_of_the_frameworks() -> None:
 def test_every_element_type_of_the_schema_has_a_dtype_of_its_width() -> None:
     assert list(DTYPES) == list(v1.DataType.values())[1:]
     widths = {v1.DataType.Name(number): dtype.itemsize * 8 for number, dtype in DTYPES.items()}
-    assert all(name.endswith(str(width)) for name, width in widths.items())
+    for name, width in widths.items():
+        assert name.endswith(str(width))
     assert len({dtype.name for dtype in DTYPES.values()}) == len(DTYPES)
 
 

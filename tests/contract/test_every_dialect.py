@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +11,14 @@ import numpy as np
 import pytest
 
 from dialect_tables import EXAMPLES
-from gradwire import AsyncClient, Client, ops
+from gradwire import Client, ops
 from gradwire.ops._base import is_default
 from gradwire_server import LocalClient
+from support.clients import AWAITED
 from support.command_line import run_here
-from support.oracles.dialect_oracles import DTYPES, Matrix, Tensor, evaluate, lowered
+from support.oracles.dialect_oracles import DTYPES, Matrix, evaluate, lowered
 from support.oracles.dialect_table import Example
-from support.servers import serving
+from support.servers import same_bits, serving
 
 every_example = pytest.mark.parametrize("example", EXAMPLES.values(), ids=list(EXAMPLES))
 every_type = pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
@@ -42,11 +42,6 @@ def local() -> Iterator[LocalClient]:
         yield local
 
 
-def same_bits(result: Tensor, expected: Tensor) -> None:
-    assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
-    assert result.tobytes() == expected.tobytes()
-
-
 def test_every_operator_has_an_example() -> None:
     assert {example.operator.name for example in EXAMPLES.values()} == set(ops.OPERATORS)
 
@@ -65,14 +60,10 @@ def test_both_clients_and_no_socket_give_the_same_bits(
 ) -> None:
     given = example.given(dtype)
     expected = evaluate(example.operator, given, example.result)
-
-    async def awaited() -> Tensor:
-        async with AsyncClient(target) as other:
-            return await other.evaluate(example.operator, given, output_shape=example.result)
-
-    same_bits(client.evaluate(example.operator, given, output_shape=example.result), expected)
-    same_bits(local.evaluate(example.operator, given, output_shape=example.result), expected)
-    same_bits(asyncio.run(awaited()), expected)
+    with AWAITED(target) as awaited:
+        for one in (client, local, awaited):
+            result = one.evaluate(example.operator, given, output_shape=example.result)
+            same_bits(result, expected)
     (many,) = client.evaluate_many([(example.operator, given, example.result)])
     same_bits(many, expected)
     if not example.operator.output_required:

@@ -85,16 +85,9 @@ def test_numbers_are_kept_exactly_as_float32_or_refused(number: float, name: str
         assert caught.value.field == f"operator.dml_resample_grad.{name}[0]"
 
 
-def test_the_name_of_torch_and_onnx_stands_for_nearest_neighbor() -> None:
-    assert ops.DmlResampleGrad(interpolation_mode="nearest") == ops.DmlResampleGrad(
-        interpolation_mode="nearest_neighbor"
-    )
-
-
-def test_defaults_are_those_of_the_schema() -> None:
-    assert ops.from_message(
-        v1.Operator(dml_resample_grad=v1.DmlResample(interpolation_mode=LINEAR))
-    ) == ops.DmlResampleGrad(
+def test_defaults_are_those_of_the_schema_and_do_not_travel() -> None:
+    dml = v1.DmlResample(interpolation_mode=LINEAR)
+    assert ops.from_message(v1.Operator(dml_resample_grad=dml)) == ops.DmlResampleGrad(
         interpolation_mode="linear",
         scales=(),
         input_pixel_offsets=(),
@@ -102,20 +95,17 @@ def test_defaults_are_those_of_the_schema() -> None:
         nearest_rounding="half_down",
         offset_convention="forward",
     )
-    assert ops.from_message(
-        v1.Operator(interpolate=v1.Interpolate(mode=v1.Interpolate.MODE_LINEAR))
-    ) == ops.Interpolate(
-        mode="linear", coordinate_transformation_mode="half_pixel", data_format="NXC"
-    )
-
-
-def test_attributes_at_their_default_do_not_travel() -> None:
     explicit = ops.InterpolateBackward(
-        mode="nearest", coordinate_transformation_mode="half_pixel", data_format="NXC", sizes=()
+        mode="linear", coordinate_transformation_mode="half_pixel", data_format="NXC", sizes=()
     )
-    assert ops.to_message(explicit) == v1.Operator(
-        interpolate_backward=v1.Interpolate(mode=v1.Interpolate.MODE_NEAREST)
+    sent = v1.Operator(interpolate_backward=v1.Interpolate(mode=v1.Interpolate.MODE_LINEAR))
+    assert ops.from_message(sent) == explicit
+    assert ops.to_message(explicit) == sent
+    # The name of PyTorch and ONNX stands for nearest neighbor.
+    assert ops.DmlResample(interpolation_mode="nearest") == ops.DmlResample(
+        interpolation_mode="nearest_neighbor"
     )
+    assert ops.DmlResample2(interpolation_mode="linear").rounding_direction is None
 
 
 def numbers() -> list[Any]:
@@ -158,168 +148,151 @@ def test_help_describes_every_attribute(kind: type[ops.Operator]) -> None:
             assert repr(word) in told
 
 
-def test_an_operator_cannot_be_changed() -> None:
+def test_an_operator_cannot_be_changed_and_its_attributes_have_names() -> None:
     operator = ops.Interpolate(mode="linear")
     with pytest.raises(dataclasses.FrozenInstanceError):
         operator.mode = "nearest"  # type: ignore[misc]
     assert dataclasses.replace(operator, mode="nearest").mode == "nearest"
     with pytest.raises(InvalidRequestError, match="did you mean 'nearest'"):
         dataclasses.replace(operator, mode="nearst")  # type: ignore[arg-type]
-
-
-def test_attributes_are_given_by_name() -> None:
     with pytest.raises(TypeError, match="positional"):
         ops.Interpolate("linear")  # type: ignore[call-arg]
 
 
-def test_linear_does_not_read_the_rounding_direction() -> None:
-    assert ops.DmlResample2(interpolation_mode="linear").rounding_direction is None
+Made = tuple[str, Callable[[], ops.Operator]]
 
 
-def test_offset_convention_forward_is_fine_in_a_forward_message() -> None:
-    forward = v1.DmlOffsetConvention.DML_OFFSET_CONVENTION_FORWARD
-    given = v1.DmlResample(interpolation_mode=LINEAR, offset_convention=forward)
-    assert ops.from_message(v1.Operator(dml_resample=given)) == ops.DmlResample(
-        interpolation_mode="linear"
+def dml(interpolation_mode: Any = "linear", **attributes: Any) -> Made:
+    return "dml_resample_grad", lambda: ops.DmlResampleGrad(
+        interpolation_mode=interpolation_mode, **attributes
     )
 
 
-def dml(interpolation_mode: Any = "linear", **attributes: Any) -> Callable[[], ops.Operator]:
-    return lambda: ops.DmlResampleGrad(interpolation_mode=interpolation_mode, **attributes)
+def interpolate(mode: Any = "linear", **attributes: Any) -> Made:
+    return "interpolate", lambda: ops.Interpolate(mode=mode, **attributes)
 
 
-def interpolate(mode: Any = "linear", **attributes: Any) -> Callable[[], ops.Operator]:
-    return lambda: ops.Interpolate(mode=mode, **attributes)
+def message(**member: Any) -> Made:
+    return next(iter(member), ""), lambda: ops.from_message(v1.Operator(**member))
 
 
-def message(**member: Any) -> Callable[[], ops.Operator]:
-    return lambda: ops.from_message(v1.Operator(**member))
-
-
-REFUSALS: dict[str, tuple[Callable[[], ops.Operator], str, list[str]]] = {
+# What is made, the attribute that is refused, and words of the refusal.
+REFUSALS: dict[str, tuple[Made, str, list[str]]] = {
     "missing": (
-        ops.OPERATORS["dml_resample_grad"],
-        "dml_resample_grad.interpolation_mode",
+        ("dml_resample_grad", ops.OPERATORS["dml_resample_grad"]),
+        "interpolation_mode",
         ["is missing", "'linear'"],
     ),
-    "unknown name": (dml(scale=[1]), "dml_resample_grad.scale", ["did you mean 'scales'?"]),
+    "unknown name": (dml(scale=[1]), "scale", ["did you mean 'scales'?"]),
     "unknown word": (
         dml(interpolation_mode="cubic"),
-        "dml_resample_grad.interpolation_mode",
+        "interpolation_mode",
         ["is 'cubic'", "'nearest_neighbor' (also 'nearest') or 'linear'"],
     ),
     "misspelt word": (
         interpolate(coordinate_transformation_mode="align-corner"),
-        "interpolate.coordinate_transformation_mode",
+        "coordinate_transformation_mode",
         ["is 'align-corner'", "'half_pixel' or 'align_corners'", "did you mean 'align_corners'?"],
     ),
     "misspelt synonym": (
         dml(interpolation_mode="nearst"),
-        "dml_resample_grad.interpolation_mode",
+        "interpolation_mode",
         ["is 'nearst'", "(also 'nearest') or", "did you mean 'nearest_neighbor'?"],
     ),
-    "wrong case": (
-        interpolate(data_format="ncx"),
-        "interpolate.data_format",
-        ["did you mean 'NCX'?"],
-    ),
-    "number for a word": (interpolate(mode=2), "interpolate.mode", ["is 2 (int)", "'bilinear'"]),
-    "none for a word": (interpolate(mode=None), "interpolate.mode", ["is None", "'bilinear'"]),
-    "zero scale": (dml(scales=[1, 0]), "dml_resample_grad.scales[1]", ["is 0 (int)", "above 0"]),
-    "negative scale": (dml(scales=[-1.5]), "dml_resample_grad.scales[0]", ["is -1.5", "above 0"]),
-    "nan": (dml(scales=[float("nan")]), "dml_resample_grad.scales[0]", ["is nan", "finite"]),
+    "wrong case": (interpolate(data_format="ncx"), "data_format", ["did you mean 'NCX'?"]),
+    "number for a word": (interpolate(mode=2), "mode", ["is 2 (int)", "'bilinear'"]),
+    "none for a word": (interpolate(mode=None), "mode", ["is None", "'bilinear'"]),
+    "zero scale": (dml(scales=[1, 0]), "scales[1]", ["is 0 (int)", "above 0"]),
+    "negative scale": (dml(scales=[-1.5]), "scales[0]", ["is -1.5", "above 0"]),
+    "nan": (dml(scales=[float("nan")]), "scales[0]", ["is nan", "finite"]),
     "infinity": (
         dml(output_pixel_offsets=[0, 0, -np.inf]),
-        "dml_resample_grad.output_pixel_offsets[2]",
+        "output_pixel_offsets[2]",
         ["is -inf", "finite"],
     ),
-    "beyond float32": (dml(scales=[FLOAT32_MAX * 2]), "dml_resample_grad.scales[0]", ["float32"]),
-    "beyond float64": (dml(scales=[10**400]), "dml_resample_grad.scales[0]", ["(int)", "float32"]),
-    "beyond print": (dml(scales=[10**5000]), "dml_resample_grad.scales[0]", ["too long to show"]),
-    "rounds to zero": (dml(scales=[1e-60]), "dml_resample_grad.scales[0]", ["is 1e-60", "above 0"]),
-    "boolean": (dml(scales=[True]), "dml_resample_grad.scales[0]", ["is True (bool)", "numbers"]),
-    "numpy boolean": (dml(scales=np.array([True])), "dml_resample_grad.scales[0]", ["bool"]),
-    "complex": (dml(scales=[1j]), "dml_resample_grad.scales[0]", ["is 1j (complex)", "numbers"]),
-    "text in a sequence": (dml(scales=["2"]), "dml_resample_grad.scales[0]", ["is '2' (str)"]),
-    "text": (dml(scales="2"), "dml_resample_grad.scales", ["is '2' (str)", "in a sequence"]),
-    "one number": (dml(scales=2.0), "dml_resample_grad.scales", ["is 2.0", "in a sequence"]),
-    "no axes": (dml(scales=np.array(2.0)), "dml_resample_grad.scales", ["in a sequence"]),
-    "no order": (dml(scales={2.0, 3.0}), "dml_resample_grad.scales", ["(set)", "in a sequence"]),
-    "none": (dml(scales=None), "dml_resample_grad.scales", ["is None", "in a sequence"]),
-    "two axes": (dml(scales=np.ones((2, 2))), "dml_resample_grad.scales[0]", ["(ndarray)"]),
-    "too many": (dml(scales=[1] * 9), "dml_resample_grad.scales", ["more than 8 values"]),
-    "endless": (dml(scales=iter(int, 1)), "dml_resample_grad.scales", ["more than 8 values"]),
-    "too many axes": (interpolate(sizes=[1] * 4), "interpolate.sizes", ["more than 3 values"]),
-    "zero size": (interpolate(sizes=[5, 0]), "interpolate.sizes[1]", ["is 0 (int)", "from 1"]),
-    "negative size": (interpolate(sizes=[-1]), "interpolate.sizes[0]", ["is -1", "from 1"]),
-    "beyond int64": (interpolate(sizes=[2**63]), "interpolate.sizes[0]", ["2**63 - 1"]),
-    "beyond int32": (
-        interpolate(sizes_tensor=[2**31]),
-        "interpolate.sizes_tensor[0]",
-        ["2**31 - 1"],
-    ),
-    "fraction": (interpolate(sizes=[2.0]), "interpolate.sizes[0]", ["is 2.0 (float)", "integers"]),
-    "boolean size": (interpolate(sizes=[True]), "interpolate.sizes[0]", ["is True (bool)"]),
+    "beyond float32": (dml(scales=[FLOAT32_MAX * 2]), "scales[0]", ["float32"]),
+    "beyond float64": (dml(scales=[10**400]), "scales[0]", ["(int)", "float32"]),
+    "beyond print": (dml(scales=[10**5000]), "scales[0]", ["too long to show"]),
+    "rounds to zero": (dml(scales=[1e-60]), "scales[0]", ["is 1e-60", "above 0"]),
+    "boolean": (dml(scales=[True]), "scales[0]", ["is True (bool)", "numbers"]),
+    "numpy boolean": (dml(scales=np.array([True])), "scales[0]", ["bool"]),
+    "complex": (dml(scales=[1j]), "scales[0]", ["is 1j (complex)", "numbers"]),
+    "text in a sequence": (dml(scales=["2"]), "scales[0]", ["is '2' (str)"]),
+    "text": (dml(scales="2"), "scales", ["is '2' (str)", "in a sequence"]),
+    "one number": (dml(scales=2.0), "scales", ["is 2.0", "in a sequence"]),
+    "no axes": (dml(scales=np.array(2.0)), "scales", ["in a sequence"]),
+    "no order": (dml(scales={2.0, 3.0}), "scales", ["(set)", "in a sequence"]),
+    "none": (dml(scales=None), "scales", ["is None", "in a sequence"]),
+    "two axes": (dml(scales=np.ones((2, 2))), "scales[0]", ["(ndarray)"]),
+    "too many": (dml(scales=[1] * 9), "scales", ["more than 8 values"]),
+    "endless": (dml(scales=iter(int, 1)), "scales", ["more than 8 values"]),
+    "too many axes": (interpolate(sizes=[1] * 4), "sizes", ["more than 3 values"]),
+    "zero size": (interpolate(sizes=[5, 0]), "sizes[1]", ["is 0 (int)", "from 1"]),
+    "negative size": (interpolate(sizes=[-1]), "sizes[0]", ["is -1", "from 1"]),
+    "beyond int64": (interpolate(sizes=[2**63]), "sizes[0]", ["2**63 - 1"]),
+    "beyond int32": (interpolate(sizes_tensor=[2**31]), "sizes_tensor[0]", ["2**31 - 1"]),
+    "fraction": (interpolate(sizes=[2.0]), "sizes[0]", ["is 2.0 (float)", "integers"]),
+    "boolean size": (interpolate(sizes=[True]), "sizes[0]", ["is True (bool)"]),
     "two sizes": (
         interpolate(sizes=[4, 5], sizes_tensor=[4, 6]),
-        "interpolate.sizes_tensor",
+        "sizes_tensor",
         ["is (4, 6)", "sizes is (4, 5)", "one of them, or equal ones"],
     ),
     "no direction": (
-        lambda: ops.DmlResample2(interpolation_mode="nearest"),
-        "dml_resample2.rounding_direction",
+        ("dml_resample2", lambda: ops.DmlResample2(interpolation_mode="nearest")),
+        "rounding_direction",
         ["is missing", "'increasing' or 'decreasing'"],
     ),
     "nothing set": (message(), "", ["is not set", "dml_resample_grad", "interpolate"]),
-    "unset mode": (message(interpolate={}), "interpolate.mode", ["is missing", "'bilinear'"]),
+    "unset mode": (message(interpolate={}), "mode", ["is missing", "'bilinear'"]),
     "unknown number": (
         message(dml_resample={"interpolation_mode": 7}),
-        "dml_resample.interpolation_mode",
+        "interpolation_mode",
         ["is 7", "DML_INTERPOLATION_MODE_LINEAR = 2"],
     ),
     "negative number": (
         message(dml_resample={"interpolation_mode": LINEAR, "nearest_rounding": -1}),
-        "dml_resample.nearest_rounding",
+        "nearest_rounding",
         ["is -1", "DML_NEAREST_ROUNDING_HALF_UP = 2"],
     ),
     "swapped forward": (
         message(dml_resample={"interpolation_mode": LINEAR, "offset_convention": SWAPPED}),
-        "dml_resample.offset_convention",
+        "offset_convention",
         ["is 'swapped'", "'forward' only"],
     ),
     "unknown convention of a forward": (
         message(dml_resample2={"interpolation_mode": LINEAR, "offset_convention": 3}),
-        "dml_resample2.offset_convention",
+        "offset_convention",
         ["is 3"],
     ),
     "direction unset": (
         message(dml_resample_grad1={"interpolation_mode": NEAREST}),
-        "dml_resample_grad1.rounding_direction",
+        "rounding_direction",
         ["is missing"],
     ),
     "nan in a message": (
         message(dml_resample={"interpolation_mode": LINEAR, "scales": [1, float("nan")]}),
-        "dml_resample.scales[1]",
+        "scales[1]",
         ["is nan"],
     ),
     "size in a message": (
         message(interpolate={"mode": 1, "sizes": [-(2**63)]}),
-        "interpolate.sizes[0]",
+        "sizes[0]",
         ["is -9223372036854775808"],
     ),
 }
 
 
-@pytest.mark.parametrize(("make", "path", "words"), REFUSALS.values(), ids=list(REFUSALS))
+@pytest.mark.parametrize(("made", "attribute", "words"), REFUSALS.values(), ids=list(REFUSALS))
 def test_a_refusal_names_the_attribute_what_came_and_what_would_do(
-    make: Callable[[], ops.Operator], path: str, words: list[str]
+    made: Made, attribute: str, words: list[str]
 ) -> None:
+    name, make = made
     with pytest.raises(InvalidRequestError) as caught:
         make()
     error = caught.value
-    assert error.field == ("operator." + path).rstrip(".")
-    written = path.partition(".")[2] or "operator"
-    assert str(error) == f"{written}: {error.description}"
+    assert error.field == ".".join(filter(None, ("operator", name, attribute)))
+    assert str(error) == f"{attribute or 'operator'}: {error.description}"
     for word in words:
         assert word in error.description
     assert len(str(error)) < 400
@@ -430,10 +403,7 @@ def test_the_command_line_reads_every_kind(assignment: str, value: object) -> No
     [
         ("flag=yes", "flag: is 'yes' (str); give True or False"),
         ("single=x", "--attr single: is 'x'; give a number, finite in float32"),
-        (
-            "pads=1,x",
-            "--attr pads: is '1,x'; give integers, each from -2 to 2**63 - 1",
-        ),
+        ("pads=1,x", "--attr pads: is '1,x'; give integers, each from -2 to 2**63 - 1"),
     ],
 )
 def test_the_command_line_refuses_what_is_of_no_kind(assignment: str, words: str) -> None:
@@ -442,24 +412,19 @@ def test_the_command_line_refuses_what_is_of_no_kind(assignment: str, words: str
     assert str(refused.value).startswith(words)
 
 
-def test_every_rule_names_its_type() -> None:
-    types = {each.name: rule_of(each).type_name for each in dataclasses.fields(Every)}
-    assert types == {
-        "flag": "bool",
-        "maybe": "bool",
-        "single": "float",
-        "double": "double",
-        "doubles": "double[]",
-        "pads": "int64[]",
-    }
-
-
 def test_a_forward_message_takes_one_value_of_what_only_a_gradient_reads() -> None:
     follow = v1.TorchInterpolate.FOLLOW_FORWARD_ADJOINT
     message = v1.TorchInterpolate(size=(2,), follow=follow)
     forward = ops.from_message(v1.Operator(torch_interpolate=message))
     assert forward == ops.TorchInterpolate(size=2)
     message.follow = v1.TorchInterpolate.FOLLOW_BACKWARD_OP
+    dml = v1.DmlResample(
+        interpolation_mode=LINEAR,
+        offset_convention=v1.DmlOffsetConvention.DML_OFFSET_CONVENTION_FORWARD,
+    )
+    assert ops.from_message(v1.Operator(dml_resample=dml)) == ops.DmlResample(
+        interpolation_mode="linear"
+    )
     with pytest.raises(InvalidRequestError, match="takes 'forward_adjoint' only"):
         ops.from_message(v1.Operator(torch_interpolate=message))
     assert ops.from_message(v1.Operator(torch_upsample_backward=message)) == (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import grpc
 import pytest
@@ -12,51 +13,36 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from gradwire import v1
+from gradwire import errors, v1
 from gradwire._wire.statuses import BY_CODE, BY_REASON, from_in_band, from_status
-from gradwire.errors import (
-    AuthenticationError,
-    CallCancelledError,
-    DataLossError,
-    DeadlineExceededError,
-    EvaluationChangedError,
-    GradwireError,
-    InvalidRequestError,
-    LimitExceededError,
-    OutOfMemoryError,
-    OverloadedError,
-    PermissionDeniedError,
-    ServerError,
-    UnavailableError,
-    UnsupportedOperatorError,
-    UseStreamError,
-)
+from gradwire.errors import GradwireError, InvalidRequestError, LimitExceededError
 
 # One row for each reason: status code, exception, and the built-in one it may be caught as.
 TABLE: dict[str, tuple[str, type[GradwireError], type[Exception]]] = {
     "INVALID_FIELD": ("INVALID_ARGUMENT", InvalidRequestError, ValueError),
     "INVALID_DATA": ("INVALID_ARGUMENT", InvalidRequestError, ValueError),
-    "UNKNOWN_FIELD": ("UNIMPLEMENTED", UnsupportedOperatorError, GradwireError),
-    "UNKNOWN_OPERATOR": ("UNIMPLEMENTED", UnsupportedOperatorError, GradwireError),
-    "USE_STREAM": ("FAILED_PRECONDITION", UseStreamError, LimitExceededError),
+    "UNKNOWN_FIELD": ("UNIMPLEMENTED", errors.UnsupportedOperatorError, GradwireError),
+    "UNKNOWN_OPERATOR": ("UNIMPLEMENTED", errors.UnsupportedOperatorError, GradwireError),
+    "USE_STREAM": ("FAILED_PRECONDITION", errors.UseStreamError, LimitExceededError),
     "LIMIT_EXCEEDED": ("FAILED_PRECONDITION", LimitExceededError, GradwireError),
     "TABLE_TOO_LARGE": ("FAILED_PRECONDITION", LimitExceededError, GradwireError),
     "LAYOUT_NOT_STREAMABLE": ("FAILED_PRECONDITION", LimitExceededError, GradwireError),
-    "OVERLOADED": ("RESOURCE_EXHAUSTED", OverloadedError, GradwireError),
-    "OUT_OF_MEMORY": ("RESOURCE_EXHAUSTED", OutOfMemoryError, GradwireError),
-    "DEADLINE_EXCEEDED": ("DEADLINE_EXCEEDED", DeadlineExceededError, TimeoutError),
-    "STALLED": ("DEADLINE_EXCEEDED", DeadlineExceededError, TimeoutError),
-    "DRAINING": ("UNAVAILABLE", UnavailableError, ConnectionError),
-    "EVALUATION_CHANGED": ("ABORTED", EvaluationChangedError, GradwireError),
-    "INTERNAL": ("INTERNAL", ServerError, GradwireError),
-    "STARTING": ("UNAVAILABLE", UnavailableError, ConnectionError),
-    "DEVICE_LOST": ("UNAVAILABLE", UnavailableError, ConnectionError),
-    "UNAUTHENTICATED": ("UNAUTHENTICATED", AuthenticationError, GradwireError),
-    "PERMISSION_DENIED": ("PERMISSION_DENIED", PermissionDeniedError, GradwireError),
-    "UNKNOWN_SEGMENT": ("UNAVAILABLE", UnavailableError, ConnectionError),
-    "CHECKSUM_MISMATCH": ("DATA_LOSS", DataLossError, GradwireError),
+    "OVERLOADED": ("RESOURCE_EXHAUSTED", errors.OverloadedError, GradwireError),
+    "OUT_OF_MEMORY": ("RESOURCE_EXHAUSTED", errors.OutOfMemoryError, GradwireError),
+    "DEADLINE_EXCEEDED": ("DEADLINE_EXCEEDED", errors.DeadlineExceededError, TimeoutError),
+    "STALLED": ("DEADLINE_EXCEEDED", errors.DeadlineExceededError, TimeoutError),
+    "DRAINING": ("UNAVAILABLE", errors.UnavailableError, ConnectionError),
+    "EVALUATION_CHANGED": ("ABORTED", errors.EvaluationChangedError, GradwireError),
+    "INTERNAL": ("INTERNAL", errors.ServerError, GradwireError),
+    "STARTING": ("UNAVAILABLE", errors.UnavailableError, ConnectionError),
+    "DEVICE_LOST": ("UNAVAILABLE", errors.UnavailableError, ConnectionError),
+    "UNAUTHENTICATED": ("UNAUTHENTICATED", errors.AuthenticationError, GradwireError),
+    "PERMISSION_DENIED": ("PERMISSION_DENIED", errors.PermissionDeniedError, GradwireError),
+    "UNKNOWN_SEGMENT": ("UNAVAILABLE", errors.UnavailableError, ConnectionError),
+    "CHECKSUM_MISMATCH": ("DATA_LOSS", errors.DataLossError, GradwireError),
 }
 
+Way = Callable[[str, str], GradwireError]
 METADATA = {"limit": "max_elements", "request_id": "r-1"}
 FIELD = "operator.dml_resample_grad.scales[2]"
 MESSAGE = f"{FIELD}: is nan; give numbers"
@@ -93,8 +79,7 @@ def by_status(code: str, reason: str) -> GradwireError:
 
 def by_number(code: str, reason: str) -> GradwireError:
     given = details(retry_after(1, 500_000_000), bad_request(), info(reason))
-    number: int = grpc.StatusCode[code].value[0]
-    return from_status(number, MESSAGE, given)
+    return from_status(grpc.StatusCode[code].value[0], MESSAGE, given)
 
 
 def in_band(code: str, reason: str) -> GradwireError:
@@ -117,9 +102,8 @@ def test_every_reason_of_the_schema_has_one_exception() -> None:
 
 @pytest.mark.parametrize("way", [by_status, by_number, in_band])
 @pytest.mark.parametrize("reason", TABLE)
-def test_a_reason_becomes_its_exception_whichever_way_it_comes(reason: str, way: object) -> None:
+def test_a_reason_becomes_its_exception_whichever_way_it_comes(reason: str, way: Way) -> None:
     code, kind, caught_as = TABLE[reason]
-    assert callable(way)
     error = way(code, reason)
     assert type(error) is kind
     assert isinstance(error, caught_as)
@@ -127,7 +111,7 @@ def test_a_reason_becomes_its_exception_whichever_way_it_comes(reason: str, way:
     assert error.metadata == METADATA
     if isinstance(error, InvalidRequestError):
         assert (error.field, error.description) == (FIELD, "is nan; give numbers")
-    if isinstance(error, OverloadedError | UnavailableError):
+    if isinstance(error, errors.OverloadedError | errors.UnavailableError):
         assert error.retry_after_s == 1.5
     if isinstance(error, LimitExceededError):
         assert error.limit == "max_elements"
@@ -142,22 +126,22 @@ def test_every_exception_survives_pickle_and_copy(reason: str) -> None:
 
 
 BY_CODE_ALONE: dict[str, type[GradwireError]] = {
-    "CANCELLED": CallCancelledError,
-    "UNKNOWN": ServerError,
+    "CANCELLED": errors.CallCancelledError,
+    "UNKNOWN": errors.ServerError,
     "INVALID_ARGUMENT": InvalidRequestError,
-    "DEADLINE_EXCEEDED": DeadlineExceededError,
-    "NOT_FOUND": ServerError,
-    "ALREADY_EXISTS": ServerError,
-    "PERMISSION_DENIED": PermissionDeniedError,
+    "DEADLINE_EXCEEDED": errors.DeadlineExceededError,
+    "NOT_FOUND": errors.ServerError,
+    "ALREADY_EXISTS": errors.ServerError,
+    "PERMISSION_DENIED": errors.PermissionDeniedError,
     "RESOURCE_EXHAUSTED": LimitExceededError,
     "FAILED_PRECONDITION": LimitExceededError,
-    "ABORTED": ServerError,
-    "OUT_OF_RANGE": ServerError,
-    "UNIMPLEMENTED": UnsupportedOperatorError,
-    "INTERNAL": ServerError,
-    "UNAVAILABLE": UnavailableError,
-    "DATA_LOSS": ServerError,
-    "UNAUTHENTICATED": AuthenticationError,
+    "ABORTED": errors.ServerError,
+    "OUT_OF_RANGE": errors.ServerError,
+    "UNIMPLEMENTED": errors.UnsupportedOperatorError,
+    "INTERNAL": errors.ServerError,
+    "UNAVAILABLE": errors.UnavailableError,
+    "DATA_LOSS": errors.ServerError,
+    "UNAUTHENTICATED": errors.AuthenticationError,
 }
 FOREIGN_DETAILS = [
     None,
@@ -209,5 +193,5 @@ def test_an_error_made_here_has_its_reason_too() -> None:
     error = InvalidRequestError.of("input.sizes", "has 0 axes")
     assert (error.reason, error.field, error.request_id) == ("INVALID_FIELD", "input.sizes", None)
     assert str(error) == "array.shape: has 0 axes"
-    assert DeadlineExceededError("over").reason == "DEADLINE_EXCEEDED"
+    assert errors.DeadlineExceededError("over").reason == "DEADLINE_EXCEEDED"
     assert LimitExceededError("over").limit is None

@@ -37,23 +37,16 @@ def rendered(folder: Path) -> str:
 
 
 def _told(*command: str) -> str:
-    done = subprocess.run(  # noqa: S603 - reads files alone
-        command, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert not done.returncode, done.stderr
-    assert not done.stderr
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
+    assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
 def in_the_clear(overlay: str, folder: Path) -> Path:
     """Write a kustomization of an overlay and the component cleartext; return its folder."""
-    resource, component = (
-        os.path.relpath(KUBERNETES / part, folder.resolve())
-        for part in (f"overlays/{overlay}", "components/cleartext")
-    )
-    (folder / "kustomization.yaml").write_text(
-        f"resources: [{resource}]\ncomponents: [{component}]\n"
-    )
+    base = os.path.relpath(KUBERNETES, folder.resolve())
+    text = f"resources: [{base}/overlays/{overlay}]\ncomponents: [{base}/components/cleartext]\n"
+    (folder / "kustomization.yaml").write_text(text)
     return folder
 
 
@@ -77,18 +70,19 @@ class Manifests:
         return found
 
     @property
-    def pod(self) -> Object:
-        found: Object = self.one("Deployment")["spec"]["template"]["spec"]
-        return found
+    def template(self) -> Any:
+        return self.one("Deployment")["spec"]["template"]
 
     @property
-    def labels(self) -> dict[str, str]:
-        found: dict[str, str] = self.one("Deployment")["spec"]["template"]["metadata"]["labels"]
-        return found
+    def pod(self) -> Any:
+        return self.template["spec"]
 
     @property
-    def container(self) -> Object:
-        found: Object
+    def labels(self) -> Any:
+        return self.template["metadata"]["labels"]
+
+    @property
+    def container(self) -> Any:
         (found,) = self.pod["containers"]
         return found
 

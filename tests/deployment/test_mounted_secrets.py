@@ -11,11 +11,11 @@ import signal
 import ssl
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import grpc
 import numpy as np
-import pytest
 import trustme
 
 from deployment.manifests import KUBERNETES, Manifests, rendered
@@ -57,13 +57,7 @@ class Volume:
 
 
 class Pod:
-    """A server with a manifest's settings, on free ports and with NumPy; its Secrets are volumes.
-
-    container  of the manifest
-    authority  that its certificate is of
-    command    the server that runs
-    http       HOST:PORT of its HTTP port
-    """
+    """A server with a manifest's settings, on free ports, with NumPy; its Secrets are volumes."""
 
     def __init__(self, folder: Path) -> None:
         manifests = Manifests(rendered(KUBERNETES / "overlays/cpu"))
@@ -120,11 +114,7 @@ class Pod:
         return made.read_bytes()
 
     def status(self, path: str, *, kubelet: bool = False, name: str | None = None) -> int:
-        """Return the status of an HTTP answer.
-
-        kubelet  whether any certificate is taken, as the kubelet does
-        name     whose token is shown
-        """
+        """Return the status of an HTTP answer; the kubelet takes any certificate."""
         context = ssl.create_default_context(cadata=self.authority.cert_pem.bytes().decode())
         if kubelet:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -132,36 +122,24 @@ class Pod:
         return get(self.http, path, tls=context, **shown)[0]
 
 
-@pytest.fixture
-def pod(tmp_path: Path) -> Generator[Pod]:
+def test_a_pod_follows_new_secrets_answers_probes_and_drains(tmp_path: Path) -> None:
     pod = Pod(tmp_path)
     with pod.running():
-        yield pod
-
-
-def test_new_secrets_are_taken_and_old_ones_refused_without_a_restart(pod: Pod) -> None:
-    old = pod.authority
-    assert pod.is_served("trainer", old)
-    pod.change("trainer-2")
-    wait_until(lambda: pod.is_served("trainer-2", pod.authority))
-    assert not pod.is_served("trainer-2", old)
-    wait_until(lambda: not pod.is_served("trainer", pod.authority))
-    pod.change("trainer-3")
-    wait_until(lambda: pod.is_served("trainer-3", pod.authority))
-    wait_until(lambda: pod.status("/metrics", name="trainer-3") == 200)
-    assert pod.command.running
-
-
-def test_probes_need_no_token_and_metrics_do(pod: Pod) -> None:
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        path = pod.container[probe]["httpGet"]["path"]
-        assert pod.status(path, kubelet=True) == 200
-    assert pod.status("/metrics") == 401
-    assert pod.status("/metrics", name="trainer") == 200
-
-
-def test_a_pod_that_is_told_to_stop_is_not_ready_but_alive_and_still_serves(pod: Pod) -> None:
-    pod.command.signal(signal.SIGTERM)
-    wait_until(lambda: pod.status("/readyz", kubelet=True) == 503)
-    assert pod.status("/healthz", kubelet=True) == 200
-    assert pod.is_served("trainer", pod.authority)
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            path = pod.container[probe]["httpGet"]["path"]
+            assert pod.status(path, kubelet=True) == 200
+        assert pod.status("/metrics") == 401
+        assert pod.status("/metrics", name="trainer") == 200
+        old = pod.authority
+        assert pod.is_served("trainer", old)
+        for name in ("trainer-2", "trainer-3"):
+            pod.change(name)
+            wait_until(partial(pod.is_served, name, pod.authority))
+            assert not pod.is_served(name, old)
+            wait_until(lambda: not pod.is_served("trainer", pod.authority))
+        wait_until(lambda: pod.status("/metrics", name="trainer-3") == 200)
+        # Told to stop, it is not ready, but alive, and still serves.
+        pod.command.signal(signal.SIGTERM)
+        wait_until(lambda: pod.status("/readyz", kubelet=True) == 503)
+        assert pod.status("/healthz", kubelet=True) == 200
+        assert pod.is_served("trainer-3", pod.authority)

@@ -27,8 +27,6 @@ from gradwire_server.observability.definitions import METRICS
 from support.processes import run_command
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
-ALERTS = (ROOT / "docs/alerts.md").read_text()
-RULES = yaml.safe_load((ROOT / "deploy/monitoring/alerts.yml").read_text())["groups"][0]["rules"]
 SIZING = (ROOT / "docs/sizing.md").read_text()
 ROWS = re.findall(r"^\| ([\d.]+) MiB[^|]*\| ([\d.]+) MiB \| (\d+) \|$", SIZING, re.MULTILINE)
 COMPOSE = ROOT / "deploy" / "compose"
@@ -61,26 +59,18 @@ def test_the_table_tells_what_calls_are_charged(
     assert settings.max_memory_bytes // held == at_once
 
 
-def test_the_citation_has_the_package_s_version_and_license() -> None:
-    citation = (ROOT / "CITATION.cff").read_text()
-    fields = dict(re.findall(r"^(\w+): (.*)$", citation, re.MULTILINE))
-    assert fields["version"] == PROJECT["project"]["version"]
-    assert fields["license"] == PROJECT["project"]["license"]
-
-
-def test_the_newest_release_of_the_changelog_is_the_package_s_version() -> None:
-    headings = re.findall(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert headings[0] == PROJECT["project"]["version"]
-
-
-def test_the_manifests_of_the_guide_name_the_image_of_the_package_s_version() -> None:
-    tags = re.findall(r"newTag: ([\d.]+)-", (ROOT / "docs/kubernetes.md").read_text())
-    assert tags == [PROJECT["project"]["version"]]
-
-
-def test_the_stability_page_has_the_oldest_supported_versions() -> None:
-    page = (ROOT / "docs/stability.md").read_text()
+def test_pages_name_the_version_license_and_floors_of_the_package() -> None:
     project = PROJECT["project"]
+    version = project["version"]
+    for path, pattern in (
+        ("CITATION.cff", r"^version: (.*)$"),
+        ("CHANGELOG.md", r"^## \[([\d.]+)\]"),
+        ("docs/kubernetes.md", r"newTag: ([\d.]+)-"),
+    ):
+        named = re.findall(pattern, (ROOT / path).read_text(), re.MULTILINE)
+        assert named[:1] == [version], path
+    assert f"\nlicense: {project['license']}\n" in (ROOT / "CITATION.cff").read_text()
+    page = (ROOT / "docs/stability.md").read_text()
     wanted = [*project["dependencies"], *project["optional-dependencies"]["cpu"]]
     floors = dict(re.findall(r"^(\w+)>=([\d.]+)", "\n".join(wanted), re.MULTILINE))
     assert f"| Python | {project['requires-python'].removeprefix('>=')} |" in page
@@ -89,23 +79,20 @@ def test_the_stability_page_has_the_oldest_supported_versions() -> None:
     assert f"| numba | {floors['numba']}, below" in page
 
 
-def test_every_alert_has_its_section() -> None:
-    headings = re.findall(r"^## (\w+)\n\n(\w+)\. ", ALERTS, re.MULTILINE)
-    rules = [(rule["alert"], rule["labels"]["severity"].capitalize()) for rule in RULES]
-    assert headings == rules
-
-
-def test_the_page_speaks_of_metrics_that_there_are() -> None:
-    known = {metric.name for metric in METRICS}
-    assert set() < set(re.findall(r"\bgradwire_\w+", ALERTS)) <= known
+def test_every_alert_has_its_section_which_speaks_of_metrics_that_there_are() -> None:
+    page = (ROOT / "docs/alerts.md").read_text()
+    headings = re.findall(r"^## (\w+)\n\n(\w+)\. ", page, re.MULTILINE)
+    text = (ROOT / "deploy/monitoring/alerts.yml").read_text()
+    rules = yaml.safe_load(text)["groups"][0]["rules"]
+    assert headings == [(rule["alert"], rule["labels"]["severity"].capitalize()) for rule in rules]
+    assert set() < set(re.findall(r"\bgradwire_\w+", page)) <= {metric.name for metric in METRICS}
 
 
 def test_the_unit_starts_a_server_and_lets_it_stop() -> None:
     page = (ROOT / "docs/operations.md").read_text()
     (unit,) = re.findall(r"```ini\n(.*?)```", page, re.DOTALL)
     told = run_command("--print-config", env=dict(re.findall(r"(GRADWIRE_\w+)=(\S+)", unit)))
-    assert not told.returncode, told.stderr
-    assert not told.stderr
+    assert (told.returncode, told.stderr) == (0, "")
     settings = json.loads(told.stdout)
     ((stop_s, most),) = re.findall(r"TimeoutStopSec=(\d+)\n.*MemoryMax=(\d+)M\n", unit, re.DOTALL)
     assert int(stop_s) > settings["drain_delay_s"] + settings["grace_s"] + 15
@@ -114,49 +101,33 @@ def test_the_unit_starts_a_server_and_lets_it_stop() -> None:
     assert int(most) << 20 >= settings["max_memory_bytes"] + own
 
 
-def text(path: str) -> str:
-    return (COMPOSE / path).read_text(encoding="utf-8")
-
-
-def mounted() -> dict[str, str]:
-    """Return what is mounted where: files here by their place in a container."""
-    return {
-        there: here
-        for here, there in re.findall(
-            r"^ +- (\.[^:]*):([^:]*):ro$", text("compose.yaml"), re.MULTILINE
+def test_files_of_compose_fit_each_other() -> None:
+    compose, nginx, prometheus, alerts, sources, boards = (
+        (COMPOSE / path).read_text(encoding="utf-8")
+        for path in (
+            *("compose.yaml", "nginx.conf", "prometheus.yml", "../monitoring/alerts.yml"),
+            *("grafana/datasources.yaml", "grafana/dashboards.yaml"),
         )
-    }
-
-
-def test_every_file_that_is_mounted_is_here() -> None:
-    missing = [here for here in mounted().values() if not (COMPOSE / here).is_file()]
-    assert mounted()
-    assert not missing
-
-
-def test_balancer_prometheus_and_certificate_know_the_servers_by_their_names() -> None:
-    servers = set(re.findall(r"^  (server-\d+):$", text("compose.yaml"), re.MULTILINE))
-    assert set(re.findall(r"server (server-\d+):50051", text("nginx.conf"))) == servers
-    assert set(re.findall(r"(server-\d+):9464", text("prometheus.yml"))) == servers
-    hosts = re.search(r"GRADWIRE_HTTP_HOSTS: (\S+)", text("compose.yaml"))
-    assert hosts is not None
-    assert set(hosts[1].split(",")) == servers
-
-
-def test_prometheus_has_the_job_that_alerts_are_about() -> None:
-    assert "job_name: gradwire" in text("prometheus.yml")
-    assert 'job="gradwire"' in text("../monitoring/alerts.yml")
-    assert "/etc/prometheus/alerts.yml" in mounted()
-
-
-def test_grafana_finds_the_dashboard_and_its_source() -> None:
-    folder = re.search(r"path: ([^}]*)}", text("grafana/dashboards.yaml"))
-    assert folder is not None
-    boards = [Path(there) for there in mounted() if Path(there).parent == Path(folder[1])]
-    assert [mounted()[str(board)] for board in boards] == ["../monitoring/dashboard.json"]
-    assert f"DASHBOARD_PATH: {boards[0]}" in text("compose.yaml")
-    board = json.loads(text("../monitoring/dashboard.json"))
-    kinds = {one["query"] for one in board["templating"]["list"] if one["type"] == "datasource"}
-    assert kinds == set(
-        re.findall(r"^ +type: (\S+)$", text("grafana/datasources.yaml"), re.MULTILINE)
     )
+    # Files here by their place in a container.
+    mounted = {
+        there: here
+        for here, there in re.findall(r"^ +- (\.[^:]*):([^:]*):ro$", compose, re.MULTILINE)
+    }
+    assert "/etc/prometheus/alerts.yml" in mounted
+    assert [here for here in mounted.values() if not (COMPOSE / here).is_file()] == []
+    # Balancer, Prometheus and certificate know the servers by their names.
+    servers = set(re.findall(r"^  (server-\d+):$", compose, re.MULTILINE))
+    assert set() < servers == set(re.findall(r"server (server-\d+):50051", nginx))
+    assert servers == set(re.findall(r"(server-\d+):9464", prometheus))
+    assert re.findall(r"GRADWIRE_HTTP_HOSTS: (\S+)", compose) == [",".join(sorted(servers))]
+    assert "job_name: gradwire" in prometheus
+    assert 'job="gradwire"' in alerts
+    # Grafana finds the dashboard and its source.
+    (folder,) = re.findall(r"path: ([^}]*)}", boards)
+    (board,) = (there for there in mounted if Path(there).parent == Path(folder))
+    assert mounted[board] == "../monitoring/dashboard.json"
+    assert f"DASHBOARD_PATH: {board}" in compose
+    lists = json.loads((COMPOSE / mounted[board]).read_text())["templating"]["list"]
+    kinds = {one["query"] for one in lists if one["type"] == "datasource"}
+    assert kinds == set(re.findall(r"^ +type: (\S+)$", sources, re.MULTILINE))

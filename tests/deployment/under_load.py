@@ -17,7 +17,7 @@ import grpc
 import numpy as np
 
 from gradwire import Client, ops
-from support.load import PAUSE_S, Callers, Tally
+from support.load import PAUSE_S, Callers
 
 _KINDS = ("unary", "async unary", "many", "stream", "copy", "async stream")
 _LARGE = (32, 1024, 1024)
@@ -27,28 +27,13 @@ def check_full_duplex(target: str, credentials: grpc.ChannelCredentials | None) 
     """Fail unless a large stream brings the right results while it is sent."""
     array = np.random.default_rng(0).normal(size=_LARGE).astype(np.float32)
     seen: list[tuple[int, int]] = []
-
-    def note(sent: int, received: int) -> None:
-        seen.append((sent, received))
-
+    copy = ops.DmlResample(interpolation_mode="linear")
     with Client(target, credentials=credentials) as client:
         result = client.evaluate(
-            ops.DmlResample(interpolation_mode="linear"),
-            array,
-            output_shape=_LARGE,
-            on_progress=note,
+            copy, array, output_shape=_LARGE, on_progress=lambda *progress: seen.append(progress)
         )
     np.testing.assert_array_equal(result, array)
     assert any(received and sent < array.nbytes for sent, received in seen), seen
-
-
-def told(tallies: list[Tally]) -> str:
-    slowest_s = max(tally.slowest_s for tally in tallies)
-    return (
-        f"{sum(tally.calls for tally in tallies)} calls, "
-        f"{sum(tally.retried for tally in tallies)} took more than one try, "
-        f"the slowest {slowest_s:.1f} s"
-    )
 
 
 def main() -> None:
@@ -69,7 +54,13 @@ def main() -> None:
         subprocess.run(arguments.command, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - ours
         callers.wait_for_more()
         callers.wait_for_more()
-    sys.stdout.write(f"{' '.join(arguments.command[:2])}: {told(callers.tallies)}\n")
+    calls = sum(tally.calls for tally in callers.tallies)
+    retried = sum(tally.retried for tally in callers.tallies)
+    slowest_s = max(tally.slowest_s for tally in callers.tallies)
+    sys.stdout.write(
+        f"{' '.join(arguments.command[:2])}: {calls} calls, {retried} took more than one try, "
+        f"the slowest {slowest_s:.1f} s\n"
+    )
     callers.check()
 
 

@@ -29,7 +29,7 @@ _SKIPPED = 77
 _MOST_KEPT = 64
 _LONGEST_KEPT = 256
 # A single input, and what a process may take.
-_LIMITS = ("-timeout=20", "-rss_limit_mb=2048", "-max_len=4096")
+_LIMITS = ("-timeout=20", "-rss_limit_mb=2048", "-max_len=4096", "-print_final_stats=1")
 
 
 def fuzz(name: str, arguments: Sequence[str]) -> None:
@@ -48,13 +48,13 @@ def run(name: str, seconds: int, *, keep: bool) -> dict[str, Any]:
         folder.mkdir()
         for number, data in enumerate(corpus.read(name)):
             (folder / f"kept-{number}").write_bytes(data)
-        told = _started(
-            name,
-            str(folder),
-            f"-max_total_time={seconds}",
-            f"-artifact_prefix={place}/broken-",
-            "-print_final_stats=1",
-            *_LIMITS,
+        limits = (f"-max_total_time={seconds}", f"-artifact_prefix={place}/broken-", *_LIMITS)
+        told = subprocess.run(  # noqa: S603 - this very module
+            [sys.executable, "-m", "fuzz.run", "--target", name, str(folder), *limits],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
         )
         if keep and not told.returncode:
             found = {each.read_bytes() for each in folder.iterdir()} - set(corpus.read(name))
@@ -72,16 +72,6 @@ def run(name: str, seconds: int, *, keep: bool) -> dict[str, Any]:
         "status": told.returncode,
         "broken": broken,
     }
-
-
-def _started(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603 - this very module
-        [sys.executable, "-m", "fuzz.run", "--target", name, *arguments],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
 
 
 def _figure(pattern: str, text: str) -> int | None:

@@ -64,8 +64,8 @@ def evaluate(data: bytes) -> None:
         # Its bytes count: protobuf may write others, which the checksum does not match.
         assert isinstance(outcome, bytes) or outcome[0] != "INTERNAL"
     elif message is not None and codec.beside_data(data) <= MAX_HEADER_BYTES:
-        written = message.SerializeToString()
-        assert outcome == _outcome(lambda: _run(codec.parts_of(_parsed_again(written))))
+        again = v1.EvaluateRequest.FromString(message.SerializeToString())
+        assert outcome == _outcome(lambda: _run(codec.parts_of(again)))
     elif message is None:
         assert outcome[0] in {"INVALID_DATA", "CHECKSUM_MISMATCH"}
 
@@ -83,7 +83,7 @@ def evaluate_many(data: bytes) -> None:
 
 def evaluate_stream(data: bytes) -> None:
     """Read them as the server reads EvaluateStream, each message after its length in one byte."""
-    for piece in _pieces(data):
+    for piece in pieces(data):
         message = _parsed(v1.EvaluateStreamRequest, piece)
         opened, chunk = _outcome(partial(_open, piece)), _outcome(partial(_chunk, piece))
         if isinstance(opened, bytes):
@@ -173,7 +173,7 @@ def streamed(data: bytes) -> None:
 
     def read() -> None:
         transfer.begin()
-        for piece in _pieces(data):
+        for piece in pieces(data):
             chunk = read_chunk(piece)
             if chunk is not None:
                 transfer.store(*chunk)
@@ -209,19 +209,9 @@ def statuses(data: bytes) -> None:
     assert timing.total_s == 1.0
 
 
+_READERS = (evaluate, evaluate_many, evaluate_stream, infer, names, answer, answers, streamed)
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    each.__name__: each
-    for each in (
-        evaluate,
-        evaluate_many,
-        evaluate_stream,
-        infer,
-        names,
-        answer,
-        answers,
-        streamed,
-        statuses,
-    )
+    each.__name__: each for each in (*_READERS, statuses)
 }
 
 
@@ -249,22 +239,15 @@ def _tolerated(work: Callable[[], T]) -> T | None:
 
 @cache
 def _service_context() -> ServiceContext:
-    settings = Settings(**_LIMITS)
-    limits = Limits(**_LIMITS)
-    admission = Admission(
-        max_memory_bytes=1 << 30,
-        max_streams=1,
-        threads=1,
-        max_queue=1,
-        max_queue_s=1.0,
-    )
-    ready = asyncio.Event()
+    settings, ready = Settings(**_LIMITS), asyncio.Event()
     ready.set()
     return ServiceContext(
         settings=settings,
         in_use=BackendInUse(NumpyCpu(), ""),
-        preparer=Preparer(limits, TableCache(max_entries=1 << 12)),
-        admission=admission,
+        preparer=Preparer(Limits(**_LIMITS), TableCache(max_entries=1 << 12)),
+        admission=Admission(
+            max_memory_bytes=1 << 30, max_streams=1, threads=1, max_queue=1, max_queue_s=1.0
+        ),
         pool=ThreadPoolExecutor(1),
         active=ActiveCalls(),
         device=device_watch(settings),
@@ -304,18 +287,13 @@ def _parsed(kind: type[Any], data: bytes) -> Any:
         return None
 
 
-def _parsed_again(written: bytes) -> v1.EvaluateRequest:
-    return v1.EvaluateRequest.FromString(written)
-
-
-def _pieces(data: bytes) -> Iterator[bytes]:
-    at = 0
+def pieces(data: bytes) -> Iterator[bytes]:
+    """Yield some messages, each after its length in one byte."""
     for _ in range(_MOST_CHUNKS):
-        if at >= len(data):
+        if not data:
             return
-        stop = at + 1 + data[at]
-        yield data[at + 1 : stop]
-        at = stop
+        yield data[1 : 1 + data[0]]
+        data = data[1 + data[0] :]
 
 
 @cache

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gradwire import v1
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from support.raw_calls import (
+    CODES,
     PATIENCE_S,
     PUBLISHED_GRADIENT,
     PUBLISHED_RESULT,
@@ -22,12 +23,12 @@ from support.raw_calls import (
     ManyCall,
     RawClient,
     chunk,
+    ended,
     named,
     opening,
     published_request,
     read_all,
 )
-from support.refusals import check_in_band, check_refusal
 from support.servers import serving
 
 TOTAL = len(PUBLISHED_GRADIENT)
@@ -116,13 +117,8 @@ def test_a_stream_ends_as_the_order_of_its_messages_says(
             assert answer.refusal is None, stream
             assert answer.data == PUBLISHED_RESULT
         else:
-            refusal = check_refusal(
-                answer.refusal,
-                grpc.StatusCode.INVALID_ARGUMENT,
-                "INVALID_DATA",
-                field=answer.refusal.info.metadata["field"] if answer.refusal else None,
-            )
-            check_in_band(refusal)
+            field = answer.refusal.info.metadata["field"] if answer.refusal else None
+            ended(answer, "INVALID_DATA", field=field)
 
 
 def item(kind: str, name: str) -> bytes:
@@ -164,7 +160,5 @@ def test_each_of_many_has_its_own_answer_until_one_ends_them_all(
             assert reason == f"ERROR_REASON_{ITEM_REASONS[kind]}"
     if last is not None:
         assert refused is not None
-        assert (refused.code, refused.info.reason) == (
-            grpc.StatusCode.INVALID_ARGUMENT,
-            "INVALID_DATA",
-        )
+        assert refused.code is CODES["INVALID_DATA"]
+        assert refused.info.reason == "INVALID_DATA"

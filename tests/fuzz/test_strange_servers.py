@@ -15,20 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuzz import corpus
-from gradwire import (
-    Client,
-    GradwireError,
-    InvalidRequestError,
-    Item,
-    LimitExceededError,
-    RetryPolicy,
-    ops,
-)
+from fuzz.targets import pieces
+from gradwire import Client, GradwireError, Item, RetryPolicy, errors, ops
+from support.clients import ONCE
 from support.raw_calls import wait_until
 
 HALVE = ops.InterpolateBackward(mode="linear", data_format="NCX")
 SMALL = np.arange(6, dtype=np.float32).reshape(1, 1, 6)
-ONCE = RetryPolicy(max_attempts=1)
 KEPT = {name: corpus.read(name) for name in ("answer", "answers", "streamed", "statuses")}
 
 
@@ -70,20 +63,11 @@ def strange() -> Iterator[tuple[Strange, str]]:
     server.stop(None).wait()
 
 
-def pieces(data: bytes) -> list[bytes]:
-    """Cut as the corpus joins."""
-    cut: list[bytes] = []
-    while data:
-        cut.append(data[1 : 1 + data[0]])
-        data = data[1 + data[0] :]
-    return cut
-
-
 MESSAGES = st.one_of(
     st.lists(
         st.sampled_from(KEPT["answer"] + KEPT["answers"]) | st.binary(max_size=40), max_size=3
     ),
-    st.sampled_from(KEPT["streamed"]).map(pieces),
+    st.sampled_from(KEPT["streamed"]).map(lambda data: list(pieces(data))),
 )
 
 
@@ -138,7 +122,7 @@ def test_an_error_that_no_retry_mends_is_not_retried(
     retry = RetryPolicy(initial_backoff_s=0.01)
     with (
         Client(address, retry=retry, stream_threshold_bytes=threshold) as client,
-        pytest.raises(InvalidRequestError),
+        pytest.raises(errors.InvalidRequestError),
     ):
         client.evaluate(HALVE, SMALL, output_shape=(1, 1, 3))
     assert handler.calls == before + 1
@@ -156,6 +140,6 @@ def test_a_layout_that_is_refused_in_every_order_is_an_error(
     out = np.empty((1, 6, 1), np.float32).transpose(0, 2, 1)
     with (
         Client(address, retry=ONCE, stream_threshold_bytes=0) as client,
-        pytest.raises(LimitExceededError),
+        pytest.raises(errors.LimitExceededError),
     ):
         client.evaluate(HALVE, SMALL, out=out, timeout_s=5.0)

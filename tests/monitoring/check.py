@@ -11,9 +11,7 @@ callers counted must be what Prometheus has at the end.
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -22,8 +20,8 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -53,15 +51,15 @@ UNARY = 2
 
 
 class Prometheus:
-    """A Prometheus that runs."""
+    """A Prometheus that runs at an address."""
 
     def __init__(self, address: str) -> None:
-        self._url = f"http://{address}/api/v1"
+        self.address = address
 
     def ask(self, path: str, **parameters: str) -> Any:
         """Return the data of an answer of its API."""
-        url = f"{self._url}/{path}?{urllib.parse.urlencode(parameters)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - http, loopback
+        url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=10) as answer:
             told = json.load(answer)
         if told["status"] != "success":
             raise RuntimeError(f"{path}: {told}")
@@ -82,14 +80,10 @@ def prometheus(
     authorities  whose certificates it trusts; None for a target that speaks plain text
     """
     config = (FILES / "prometheus.yml").read_text()
-    for wanted, given in (
-        ("127.0.0.1:9464", target),
-        ("15s", EVERY),
-        ("- alerts.yml", f"- {FILES}/alerts.yml"),
-    ):
-        if wanted not in config:
-            raise RuntimeError(f"prometheus.yml lacks {wanted}")
-        config = config.replace(wanted, given)
+    ours = {"127.0.0.1:9464": target, "15s": EVERY, "- alerts.yml": f"- {FILES}/alerts.yml"}
+    if lacking := [each for each in ours if each not in config]:
+        raise RuntimeError(f"prometheus.yml lacks {lacking}")
+    config = replaced(config, ours)
     if authorities is not None:
         job = "  - job_name: gradwire\n"
         tls = f"    scheme: https\n    tls_config: {{ca_file: {authorities}}}\n"
@@ -98,16 +92,9 @@ def prometheus(
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     with (folder / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(  # noqa: S603 - in a folder of our own
-            [  # noqa: S607 - whichever is installed
-                "prometheus",
-                f"--config.file={folder / 'prometheus.yml'}",
-                f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address={address}",
-            ],
-            stdout=log,
-            stderr=log,
-        )
+        files = f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"
+        command = ["prometheus", *files, f"--web.listen-address={address}"]
+        process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603
     try:
         yield Prometheus(address)
     finally:
@@ -115,16 +102,10 @@ def prometheus(
         process.wait(timeout=30)
 
 
-def filled(query: str) -> str:
-    """Return a query with the variables of the dashboard filled in."""
-    for name, value in (
-        ("$__rate_interval", WINDOW),
-        ("$__range", WINDOW),
-        ("$job", "gradwire"),
-        ("$instance", ".+"),
-    ):
-        query = query.replace(name, value)
-    return query
+def replaced(text: str, values: Mapping[str, str]) -> str:
+    for name, value in values.items():
+        text = text.replace(name, value)
+    return text
 
 
 class Load(Callers):
@@ -163,24 +144,17 @@ class Load(Callers):
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    """Yield every query with where it stands; of an alert what it compares with its threshold."""
-    dashboard = json.loads((FILES / "dashboard.json").read_text())
-    for panel in dashboard["panels"]:
+    """Yield every query of the dashboard, and those of the adapter for a pod; with their places."""
+    variables = {"$__rate_interval": WINDOW, "$__range": WINDOW}
+    variables |= {"$job": "gradwire", "$instance": ".+"}
+    for panel in json.loads((FILES / "dashboard.json").read_text())["panels"]:
         for target in panel.get("targets", ()):
-            yield panel["title"], filled(target["expr"])
-
-
-def scaling() -> Iterator[tuple[str, str]]:
-    """Yield what the adapter asks for a pod; here a server stands for one."""
+            yield panel["title"], replaced(target["expr"], variables)
+    # A server stands for a pod.
+    pod = {"<<.LabelMatchers>>": 'job="gradwire"', "<<.GroupBy>>": "instance"}
     for rule in yaml.safe_load(ADAPTER.read_text())["rules"]:
-        query = rule["metricsQuery"]
-        for wanted, given in (
-            ("<<.Series>>", rule["name"]["matches"]),
-            ("<<.LabelMatchers>>", 'job="gradwire"'),
-            ("<<.GroupBy>>", "instance"),
-        ):
-            query = query.replace(wanted, given)
-        yield rule["name"]["as"], query
+        series = {"<<.Series>>": rule["name"]["matches"]}
+        yield rule["name"]["as"], replaced(rule["metricsQuery"], {**series, **pod})
 
 
 def alerts(server: Prometheus) -> Iterator[tuple[str, str]]:
@@ -202,11 +176,18 @@ def _until(holds: Callable[[], object], what: str) -> None:
         time.sleep(0.2)
 
 
-def _answers(server: Prometheus) -> bool:
-    try:
-        return server.query("up") == [1.0]
-    except (OSError, RuntimeError):
+def _wait_for_scrape(server: Prometheus) -> None:
+    def scraped() -> bool:
+        with suppress(OSError, RuntimeError):
+            return server.query("up") == [1.0]
         return False
+
+    _until(scraped, "Prometheus has not scraped the server")
+
+
+def _check_data(server: Prometheus, asked: Sequence[tuple[str, str]]) -> None:
+    for where, query in asked:
+        _until(partial(server.query, query), f"no data for {where}: {query}")
 
 
 def _of_certificates(query: str) -> bool:
@@ -214,17 +195,15 @@ def _of_certificates(query: str) -> bool:
 
 
 def _check(server: Prometheus, command: Command, load: Load) -> None:
-    _until(lambda: _answers(server), "Prometheus has not scraped the server")
+    _wait_for_scrape(server)
     with load:
         time.sleep(LOAD_S / 2)
-        (pid,) = re.findall(r" worker serves worker=1 pid=(\d+)", command.log)
-        os.kill(int(pid), signal.SIGKILL)
+        command.kill_worker(1)
         command.wait_for_log("worker serves worker=1 ", times=2)
         time.sleep(LOAD_S / 2)
-        every = (*queries(), *scaling(), *alerts(server))
+        every = (*queries(), *alerts(server))
         asked = [(where, query) for where, query in every if not _of_certificates(query)]
-        for where, query in asked:
-            _until(partial(server.query, query), f"no data for {where}: {query}")
+        _check_data(server, asked)
     restarts = "sum(gradwire_worker_restarts_total)"
     _until(lambda: server.query(restarts) == [1.0], "no restart was told")
     counted = 'sum(gradwire_requests_total{method="Evaluate", status="OK"})'
@@ -245,18 +224,20 @@ def _check_certificates(folder: Path) -> None:
     """Have the queries of certificates answered by a server with one that expires in 3 days."""
     papers, soon = Papers(folder), datetime.now(UTC) + timedelta(days=3)
     papers.write(not_after=soon)
-    certificate = ("--tls-certificate", papers.settings["tls_certificate"])
-    key = ("--tls-key", papers.settings["tls_key"])
-    with running_command(*FLAGS, *certificate, *key, log=folder / "server.log") as command:
-        target = command.http_address
-        with prometheus(target, folder, authorities=folder / "ca.pem") as server:
-            _until(lambda: _answers(server), "Prometheus has not scraped the server with TLS")
-            asked = [(where, query) for where, query in alerts(server) if _of_certificates(query)]
-            for where, query in asked:
-                _until(partial(server.query, query), f"no data for {where}: {query}")
-                (left_s,) = server.query(query)
-                if not 0 <= soon.timestamp() - time.time() - left_s + PATIENCE_S <= 2 * PATIENCE_S:
-                    raise RuntimeError(f"{left_s} s are left of 3 days, says {query}")
+    log, roots = folder / "server.log", folder / "ca.pem"
+    with (
+        running_command(*FLAGS, *papers.flags, log=log) as command,
+        prometheus(command.http_address, folder, authorities=roots) as server,
+    ):
+        _wait_for_scrape(server)
+        asked = [(where, query) for where, query in alerts(server) if _of_certificates(query)]
+        _check_data(server, asked)
+        if not asked:
+            raise RuntimeError("no alert is about certificates")
+        for _, query in asked:
+            (left_s,) = server.query(query)
+            if not 0 <= soon.timestamp() - time.time() - left_s + PATIENCE_S <= 2 * PATIENCE_S:
+                raise RuntimeError(f"{left_s} s are left of 3 days, says {query}")
     sys.stdout.write(f"{len(asked)} queries of certificates have data\n")
 
 
@@ -265,10 +246,9 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as name,
         running_command(*FLAGS, log=Path(name) / "server.log") as command,
+        prometheus(command.http_address, Path(name)) as server,
     ):
-        target = command.http_address
-        with prometheus(target, Path(name)) as server:
-            _check(server, command, Load(command.address))
+        _check(server, command, Load(command.address))
     with tempfile.TemporaryDirectory() as name:
         _check_certificates(Path(name))
 

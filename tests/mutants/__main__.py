@@ -15,8 +15,6 @@ import fcntl
 import sys
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,81 +42,56 @@ def main() -> None:
     parser.add_argument("numbers", nargs="*", type=int, metavar="NUMBER")
     parser.add_argument("--record", action="store_true")
     arguments = parser.parse_args()
-    if not run(table.read(TABLE), set(arguments.numbers), record=arguments.record):
+    if not run({*arguments.numbers}, record=arguments.record):
         sys.exit(1)
 
 
-def run(mutants: Sequence[Mutant], numbers: set[int], *, record: bool) -> bool:
+def run(numbers: set[int], *, record: bool) -> bool:
     """Run mutants, by default all, and print the outcomes; return whether they hold."""
-    start = time.monotonic()
-    mutants = [each for each in mutants if not numbers or each.number in numbers]
-    lost = {each.number: message for each in mutants if (message := _why_lost(each)) is not None}
-    sys.stderr.write("".join(f"{message}\n" for message in lost.values()))
-    tried = [each for each in mutants if each.outcome != "equivalent" and each.number not in lost]
-    count = max(1, min(_COPIES, len(tried)))
-    copies = [Copy(ROOT, _FOLDER / str(number)) for number in range(count)]
-    with _alone():
-        found = judge_all(tried, copies, _tell, until=start + _LIMIT_S)
+    until = time.monotonic() + _LIMIT_S
+    mutants = [each for each in table.read(TABLE) if not numbers or each.number in numbers]
+    tried = [each for each in mutants if each.outcome != "equivalent" and _applies(each)]
+    copies = [Copy(ROOT, _FOLDER / str(number)) for number in range(min(_COPIES, len(tried) or 1))]
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    with (_FOLDER / "lock").open("w") as file:
+        # Other runs use the same copies.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        found = judge_all(tried, copies, _tell, until=until)
     if record:
-        TABLE.write_text(
-            table.text(_recorded(each, found) for each in table.read(TABLE)), encoding="utf-8"
+        judged = [_recorded(each, found) for each in table.read(TABLE)]
+        TABLE.write_text(table.text(judged), encoding="utf-8")
+    words: dict[int, str] = {
+        each.number: "equivalent" if each.outcome == "equivalent" else "not run" for each in mutants
+    }
+    words |= {number: "caught" if test else "escaped" for number, test in found.items()}
+    for each in mutants:
+        sys.stdout.write(
+            f"{each.number:4}  {words[each.number]:10}  {each.area:19}  {each.behavior}\n"
         )
-    sys.stdout.write(outcomes(mutants, found))
-    sys.stderr.write(f"after {time.monotonic() - start:.0f} s\n")
+    counts = sorted(Counter(words.values()).items())
+    sys.stdout.write(", ".join(f"{count} {word}" for word, count in counts) + "\n")
     return all(found.get(each.number) for each in mutants if each.outcome == "caught")
 
 
-@contextmanager
-def _alone() -> Generator[None]:
-    """Wait for other runs that use the same copies."""
-    _FOLDER.mkdir(parents=True, exist_ok=True)
-    with (_FOLDER / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _applies(mutant: Mutant) -> bool:
+    """Tell why a mutant cannot be applied to the code as it is now, if it cannot."""
+    try:
+        mutant.applied((ROOT / mutant.file).read_text(encoding="utf-8"))
+    except (FileNotFoundError, LookupError) as error:
+        sys.stderr.write(f"{mutant.number}: {error}; it is: {mutant.behavior}\n")
+        return False
+    return True
 
 
-def outcomes(mutants: Sequence[Mutant], found: Mapping[int, str | None]) -> str:
-    """Return the outcomes, one line per mutant, and the count of each outcome."""
-    lines: list[str] = []
-    counts: Counter[str] = Counter()
-    for each in mutants:
-        word = _outcome(each, found)
-        counts[word] += 1
-        lines.append(f"{each.number:4}  {word:10}  {each.area:19}  {each.behavior}\n")
-    told = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
-    return "".join(lines) + f"{told}\n"
-
-
-def _outcome(mutant: Mutant, found: Mapping[int, str | None]) -> str:
-    if mutant.outcome == "equivalent":
-        return "equivalent"
-    if mutant.number not in found:
-        return "not run"
-    return "caught" if found[mutant.number] else "escaped"
-
-
-def _recorded(mutant: Mutant, found: Mapping[int, str | None]) -> Mutant:
+def _recorded(mutant: Mutant, found: dict[int, str | None]) -> Mutant:
     """Return a mutant with its outcome, the test that caught it first among its tests."""
-    if mutant.outcome == "equivalent" or mutant.number not in found:
+    if mutant.number not in found:
         return mutant
     test = found[mutant.number]
     if test is None:
         return replace(mutant, outcome="escaped")
     others = tuple(each for each in mutant.tests if each != test)
     return replace(mutant, outcome="caught", tests=(test, *others)[:_KEPT])
-
-
-def _why_lost(mutant: Mutant) -> str | None:
-    """Return why a mutant cannot be applied to the code as it is now; None if it can."""
-    if mutant.outcome == "equivalent":
-        return None
-    try:
-        mutant.applied((ROOT / mutant.file).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return f"mutant {mutant.number}: no {mutant.file}; express again: {mutant.behavior}"
-    except LookupError as error:
-        return str(error)
-    return None
 
 
 def _tell(mutant: Mutant, test: str | None, seconds: float) -> None:

@@ -1,7 +1,4 @@
-"""Reports the start and outcome of each test, one line each.
-
-A plugin of pytest: `-p mutants.progress`, with MUTANTS_PROGRESS set to the output file.
-"""
+"""Plugin of pytest: keeps the test that runs, and then the one that failed, in a file."""
 
 from __future__ import annotations
 
@@ -11,30 +8,25 @@ from pathlib import Path
 import pytest
 
 FILE = "MUTANTS_PROGRESS"
+_failed: list[str] = []
 
 
-def _report(word: str, test: str) -> None:
-    with Path(os.environ[FILE]).open("a", encoding="utf-8") as file:
-        file.write(f"{word}\t{test}\n")
+def _keep(test: str) -> None:
+    Path(os.environ[FILE]).write_text(_failed[0] if _failed else test, encoding="utf-8")
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    _report("begun", nodeid)
+    _keep(nodeid)
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+def pytest_runtest_logreport(report: pytest.TestReport | pytest.CollectReport) -> None:
     if report.failed:
-        _report("failed", report.nodeid)
+        _failed.append(report.nodeid)
+        _keep(report.nodeid)
 
 
-def pytest_runtest_logfinish(nodeid: str) -> None:
-    _report("ended", nodeid)
+def pytest_runtest_logfinish() -> None:
+    _keep("")
 
 
-def pytest_collectreport(report: pytest.CollectReport) -> None:
-    if report.failed:
-        _report("failed", report.nodeid)
-
-
-def pytest_sessionfinish() -> None:
-    _report("done", "")
+pytest_collectreport = pytest_runtest_logreport

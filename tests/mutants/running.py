@@ -17,12 +17,11 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO
 
 from mutants.progress import FILE
 from mutants.table import Mutant
@@ -36,19 +35,6 @@ _PYTEST = ("-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", 
 _PLUGINS = ("-p", "mutants.progress", "--hypothesis-seed=0", "--tb=short")
 
 
-class Finding(NamedTuple):
-    """The result of a run of tests.
-
-    suspect  the test that failed, hung or died; None where there was none
-    in_time  whether the tests ended within their common limit
-    missing  tests that no longer exist; pytest then runs none at all
-    """
-
-    suspect: str | None
-    in_time: bool = True
-    missing: frozenset[str] = frozenset()
-
-
 class Copy:
     """A copy of the repository in which mutants are run one after another.
 
@@ -58,12 +44,13 @@ class Copy:
     def __init__(self, root: Path, folder: Path) -> None:
         self._root = root
         self.folder = folder
-        self._home = folder.with_name(f"{folder.name}-cache")
-        self._progress = folder.with_name(f"{folder.name}-progress")
-        self._homes: dict[str, list[str]] = {}
+        self._progress, self._log, self._arguments = (
+            folder.with_name(f"{folder.name}-{name}") for name in ("progress", "log", "args")
+        )
+        self._homes = defaultdict[str, list[str]](list)
 
     def refresh(self) -> None:
-        """Copy the tracked and the new files of the repository that have changed."""
+        """Copy the tracked and the new files of the repository."""
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],  # noqa: S607
             cwd=self._root,
@@ -73,8 +60,9 @@ class Copy:
         ).stdout
         names = {name for name in listed.split("\0") if name and (self._root / name).is_file()}
         for name in names:
-            _copy(self._root / name, self.folder / name)
-        self._homes = defaultdict(list)
+            target = self.folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(self._root / name, target)  # with its time, on which caches rely
         for file in self.folder.rglob("*.py"):
             name = str(file.relative_to(self.folder))
             if name not in names:
@@ -86,46 +74,42 @@ class Copy:
 
     def warm(self) -> None:
         """Compile the kernels if numba is installed: no mutant changes them."""
-        words = ("-m", "gradwire_server", "--compile-only", "--backend", "numba_cpu")
-        subprocess.run(  # noqa: S603 - our own server
-            [sys.executable, *words],
-            cwd=self.folder,
-            env=self._environment(),
-            check=False,
-            stdout=subprocess.DEVNULL,
-        )
+        with self._log.open("wb") as log:
+            words = ("-m", "gradwire_server", "--compile-only", "--backend", "numba_cpu")
+            self._start(words, log).wait()
 
     def judge(self, mutant: Mutant) -> str | None:
         """Return the test that catches a mutant; None if none does. Raises LookupError."""
-        tests = list(dict.fromkeys(chain.from_iterable(map(self._located, mutant.tests))))
+        tests = _unique(one for test in mutant.tests for one in self._located(test))
         until = time.monotonic() + LIMIT_S
         while tests:
             with self._mutated(mutant):
-                found = self._tests(tests, until=until)
-            if found.missing:
-                others = (_without_case(test, found.missing) for test in tests)
-                tests = list(dict.fromkeys(chain.from_iterable(others)))
-            elif found.suspect is None:
+                self._run(tests, until=until)
+            suspect = self._progress.read_text(encoding="utf-8")
+            log = self._log.read_text(encoding="utf-8", errors="replace")
+            # Where a test is missing, pytest runs none at all.
+            missing = re.findall(
+                rf"^ERROR: not found: {re.escape(str(self.folder))}/(.*)$", log, re.MULTILINE
+            )
+            if missing:
+                tests = _unique(one for test in tests for one in _present(test, missing))
+            elif not suspect or time.monotonic() >= until:
                 return None
             # A failure counts only if the test passes without the mutant.
-            elif self._passes(found.suspect):
-                return found.suspect
+            elif self._run([suspect], until=time.monotonic() + LIMIT_S) == 0:
+                return suspect
             else:
-                behind = tests.index(found.suspect) + 1 if found.suspect in tests else len(tests)
-                tests = tests[behind:]
+                tests = tests[tests.index(suspect) + 1 :] if suspect in tests else []
         return None
 
     def _located(self, test: str) -> list[str]:
         """Return where a test is now: in its module, in others, or its module if it is gone."""
         path, _, name = test.partition("::")
         function = name.partition("[")[0]
-        homes = self._homes.get(function, [])
+        homes = self._homes[function]
         if path in homes:
             return [test]
         return [f"{home}::{function}" for home in homes] or [path] * (self.folder / path).is_file()
-
-    def _passes(self, test: str) -> bool:
-        return self._tests([test], until=time.monotonic() + LIMIT_S) == Finding(None)
 
     @contextmanager
     def _mutated(self, mutant: Mutant) -> Generator[None]:
@@ -140,87 +124,59 @@ class Copy:
             file.write_text(source, encoding="utf-8")
             os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
-    def _tests(self, tests: Sequence[str], *, until: float) -> Finding:
-        arguments = self._progress.with_suffix(".args")
-        arguments.write_text("".join(f"{test}\n" for test in tests), encoding="utf-8")
+    def _run(self, tests: Sequence[str], *, until: float) -> int:
+        """Run tests until they end or exceed a limit; return the exit status."""
+        self._arguments.write_text("".join(f"{test}\n" for test in tests), encoding="utf-8")
         self._progress.write_text("", encoding="utf-8")
-        with self._progress.with_suffix(".log").open("wb") as log:
-            process = subprocess.Popen(  # noqa: S603 - our own tests
-                [sys.executable, *_PYTEST, *_PLUGINS, f"@{arguments}"],
-                cwd=self.folder,
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        with self._log.open("wb") as log:
+            process = self._start((*_PYTEST, *_PLUGINS, f"@{self._arguments}"), log)
             try:
-                self._wait(process, until)
+                seen, since = 0, (now := time.monotonic())
+                while process.poll() is None and time.monotonic() < min(
+                    until, since + TEST_LIMIT_S
+                ):
+                    changed = self._progress.stat().st_mtime_ns
+                    if changed != seen:
+                        seen, since = changed, now
+                    time.sleep(0.05)
+                    now = time.monotonic()
             finally:
                 # Includes servers that tests left behind.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        return self._finding(late=time.monotonic() >= until)
+        return process.returncode
 
-    def _wait(self, process: subprocess.Popen[bytes], until: float) -> None:
-        """Wait until the tests end, or exceed a limit."""
-        seen, since = -1, time.monotonic()
-        while process.poll() is None:
-            size = self._progress.stat().st_size
-            now = time.monotonic()
-            if size != seen:
-                seen, since = size, now
-            if now >= until or now - since >= TEST_LIMIT_S:
-                return
-            time.sleep(0.05)
-
-    def _finding(self, *, late: bool) -> Finding:
-        log = self._progress.with_suffix(".log").read_text(encoding="utf-8", errors="replace")
-        if missing := re.findall(
-            rf"^ERROR: not found: {re.escape(str(self.folder))}/(.*)$", log, re.MULTILINE
-        ):
-            return Finding(None, missing=frozenset(missing))
-        running: str | None = None
-        done = False
-        for line in self._progress.read_text(encoding="utf-8").splitlines():
-            word, _, test = line.partition("\t")
-            if word == "failed":
-                return Finding(test)
-            running = test if word == "begun" else None if word == "ended" else running
-            done = done or word == "done"
-        if running is None or late:
-            return Finding(None, in_time=done)
-        return Finding(running)
-
-    def _environment(self) -> dict[str, str]:
+    def _start(self, words: Iterable[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
         folders = (self.folder / name for name in ("server", "client", "tests"))
-        return {
+        environment = {
             **os.environ,
             FILE: str(self._progress),
             "PYTHONPATH": os.pathsep.join(map(str, folders)),
             "PYTHONHASHSEED": "0",
-            "XDG_CACHE_HOME": str(self._home),
+            "XDG_CACHE_HOME": str(self.folder.with_name(f"{self.folder.name}-cache")),
         }
+        return subprocess.Popen(  # noqa: S603 - our own tests and server
+            [sys.executable, *words],
+            cwd=self.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
-def _without_case(test: str, missing: frozenset[str]) -> list[str]:
+def _unique(tests: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(tests))
+
+
+def _present(test: str, missing: Sequence[str]) -> list[str]:
     """Return a test as it is, or where its case is missing, all cases of its function."""
     function, bracket, _ = test.partition("[")
-    if not missing & {test, function}:
+    if not {test, function} & {*missing}:
         return [test]
     return [function] if bracket else []
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy a file with its modification time, on which caches rely, unless it is unchanged."""
-    before = source.stat()
-    if target.exists():
-        after = target.stat()
-        if (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
-            return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy2(source, target)
 
 
 def judge_all(

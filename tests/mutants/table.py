@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ast
 import json
+import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,62 +52,53 @@ class Mutant:
 
     def applied(self, source: str) -> str:
         """Return a source with the fault. Raises LookupError if its lines are gone."""
-        first, indent = _found(self, source)
         lines = source.splitlines(keepends=True)
-        count = len(self.before.splitlines())
-        lines[first - 1 : first - 1 + count] = [_indented(self.after, indent)]
+        wanted = self.before.splitlines(keepends=True)
+        places: list[int] = []
+        for name, node in _functions(ast.parse(source)):
+            stop = (node.end_lineno or 0) - len(wanted) + 1
+            places += [
+                first
+                for first in range(node.lineno - 1, stop if name == self.function else 0)
+                if _dedented(lines[first : first + len(wanted)]) == _dedented(wanted)
+            ]
+        if len(places) != 1:
+            raise LookupError(
+                f"mutant {self.number}: its lines are {len(places)} times in {self.function} of "
+                f"{self.file}; express again: {self.behavior}"
+            )
+        (first,) = places
+        indent = " " * (_indentation(lines[first]) - _indentation(wanted[0]))
+        lines[first : first + len(wanted)] = [textwrap.indent(self.after, indent)]
         return "".join(lines)
 
 
-def _found(mutant: Mutant, source: str) -> tuple[int, str]:
-    """Return the number of the first line, and by how much it is indented."""
-    texts = source.splitlines()
-    wanted = mutant.before.splitlines()
-    places: list[tuple[int, str]] = []
-    for name, node in functions(ast.parse(source)):
-        if name != mutant.function:
-            continue
-        for first in range(node.lineno, (node.end_lineno or 0) - len(wanted) + 2):
-            here = texts[first - 1 : first - 1 + len(wanted)]
-            indent = " " * (_indentation(here[0]) - _indentation(wanted[0]))
-            if here == _indented(mutant.before, indent).splitlines():
-                places.append((first, indent))
-    if len(places) != 1:
-        raise LookupError(
-            f"mutant {mutant.number}: its lines are {len(places)} times in {mutant.function} of "
-            f"{mutant.file}; express again: {mutant.behavior}"
-        )
-    return places[0]
-
-
 def _indentation(line: str) -> int:
-    return len(line) - len(line.lstrip())
+    return len(line) - len(line.lstrip(" "))
 
 
-def _indented(text: str, indent: str) -> str:
-    return "".join(f"{indent}{line}".rstrip() + "\n" for line in text.splitlines())
+def _dedented(lines: list[str]) -> list[str]:
+    """Take the indentation of the first line from all."""
+    first = _indentation(lines[0])
+    return [line[:first].lstrip(" ") + line[first:] for line in lines]
 
 
-def functions(
+def _functions(
     tree: ast.AST, prefix: str = ""
 ) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """Yield every function with its qualified name, outer ones first."""
     for node in ast.iter_child_nodes(tree):
+        inside = prefix
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inside = f"{prefix}{node.name}."
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield f"{prefix}{node.name}", node
-            yield from functions(node, f"{prefix}{node.name}.")
-        elif isinstance(node, ast.ClassDef):
-            yield from functions(node, f"{prefix}{node.name}.")
-        else:
-            yield from functions(node, prefix)
+        yield from _functions(node, inside)
 
 
 def read(path: Path) -> list[Mutant]:
-    with path.open("rb") as file:
-        entries: list[dict[str, Any]] = tomllib.load(file)["mutant"]
-    for entry in entries:
-        entry["tests"] = tuple(entry.get("tests", ()))
-    return [Mutant(**entry) for entry in entries]
+    entries: list[dict[str, Any]] = tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]
+    return [Mutant(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries]
 
 
 def text(mutants: Iterable[Mutant]) -> str:
@@ -114,10 +106,8 @@ def text(mutants: Iterable[Mutant]) -> str:
 
 
 def _entry(mutant: Mutant) -> str:
-    values = asdict(mutant)
     lines = ["\n[[mutant]]\n"]
-    for name in (each.name for each in fields(Mutant)):
-        value = values[name]
+    for name, value in asdict(mutant).items():
         if name in {"before", "after"}:
             lines.append(f"{name} = '''\n{value}'''\n")
         elif name == "tests":

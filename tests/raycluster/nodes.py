@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 _SUBNET = "10.77.41"
@@ -23,7 +23,7 @@ class Networks:
 
     def __init__(self, count: int) -> None:
         self._prefix = f"gwray{os.getpid()}"
-        self._made: list[str] = []
+        self._made = 0
         try:
             self._build(count)
         except BaseException:
@@ -38,11 +38,15 @@ class Networks:
         return ["ip", "netns", "exec", self._name(number), *command]
 
     def pids(self, number: int) -> list[int]:
-        return _pids(self._name(number))
+        return [int(pid) for pid in _ip("netns", "pids", self._name(number)).split()]
 
     def kill(self, number: int) -> None:
         """End all processes of a machine at once, as if it had lost its power."""
-        _kill(self._name(number))
+        # Some start others while they are killed.
+        while pids := self.pids(number):
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def cut(self, number: int) -> None:
         """Let nothing reach a machine any more, or leave it."""
@@ -50,9 +54,10 @@ class Networks:
 
     def close(self) -> None:
         """End what runs there, and take all down."""
-        for name in self._made:
-            _kill(name)
-            subprocess.run(["ip", "netns", "del", name], check=False)  # noqa: S603, S607
+        for number in range(self._made):
+            self.kill(number)
+            command = ["ip", "netns", "del", self._name(number)]
+            subprocess.run(command, check=False)  # noqa: S603
 
     def _name(self, number: int) -> str:
         return f"{self._prefix}-{number}"
@@ -60,7 +65,7 @@ class Networks:
     def _add(self, number: int) -> str:
         name = self._name(number)
         _ip("netns", "add", name)
-        self._made.append(name)
+        self._made += 1
         _ip("-n", name, "link", "set", "lo", "up")
         return name
 
@@ -76,30 +81,9 @@ class Networks:
             _ip("-n", name, "link", "set", "eth0", "up")
 
 
-@contextmanager
-def networks(count: int) -> Generator[Networks]:
-    made = Networks(count)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
 def _ip(*words: str) -> str:
     done = subprocess.run(["ip", *words], check=True, capture_output=True, text=True)  # noqa: S603, S607
     return done.stdout
-
-
-def _pids(name: str) -> list[int]:
-    return [int(pid) for pid in _ip("netns", "pids", name).split()]
-
-
-def _kill(name: str) -> None:
-    # Some start others while they are killed.
-    while pids := _pids(name):
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
 
 _PORT = 6379
@@ -128,10 +112,7 @@ class Nodes:
         head = ("--head", f"--port={_PORT}", "--include-dashboard=false", "--disable-usage-stats")
         self._start(1, *head, "--num-cpus=0")
         for number in range(2, nodes + 2):
-            self.join(number, cpus=cpus)
-
-    def join(self, number: int, *, cpus: int) -> None:
-        self._start(number, f"--address={self.head}", f"--num-cpus={cpus}")
+            self._start(number, f"--address={self.head}", f"--num-cpus={cpus}")
 
     @property
     def head(self) -> str:
@@ -184,7 +165,7 @@ def ray_cluster(*, nodes: int, cpus: int) -> Generator[Nodes]:
     # Paths of Ray's sockets are long, and may have 107 characters.
     with (
         tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as folder,
-        networks(nodes + 2) as machines,
+        closing(Networks(nodes + 2)) as machines,
     ):
         began = time.monotonic()
         cluster = Nodes(machines, Path(folder), nodes=nodes, cpus=cpus)

@@ -27,23 +27,18 @@ ONES = np.ones((1, 1, 4, 4), np.float32)
 
 
 class Running:
-    """A replica and what it tells.
-
-    reports  all so far
-    ended    set when its server has ended without being told to
-    """
+    """A replica, its reports so far, and an event of its server's end without being told to."""
 
     def __init__(self, *flags: str) -> None:
         self.reports: list[Report] = []
         self.ended = threading.Event()
-        self._replica = Replica(
+        self.stop = Replica(
             flags,
             host="127.0.0.1",
             threads=3,
             send=self.reports.append,
             on_end=self.ended.set,
-        )
-        self.stop = self._replica.stop
+        ).stop
 
     def report(self) -> Report:
         before = len(self.reports)
@@ -60,7 +55,7 @@ def running(*flags: str) -> Generator[Running]:
         replica.stop(0.0)
 
 
-def test_it_serves_where_it_says_and_tells_its_load() -> None:
+def test_it_serves_tells_its_load_and_is_silent_while_its_server_hangs() -> None:
     with running() as replica:
         report = replica.report()
         assert report.address.startswith("127.0.0.1:")
@@ -69,11 +64,19 @@ def test_it_serves_where_it_says_and_tells_its_load() -> None:
             result = client.evaluate(OP, ONES, output_shape=(1, 1, 2, 2))
             assert client.server_info().backend == "numpy_cpu"
         np.testing.assert_array_equal(result, np.full((1, 1, 2, 2), 4, np.float32))
-        wait_until(lambda: replica.report().loop > 0)
-        assert replica.report().loop <= 1
-        assert Path(f"/proc/{report.pid}").exists()
+        wait_until(lambda: 0 < replica.report().loop <= 1)
         environment = Path(f"/proc/{report.pid}/environ").read_bytes().split(b"\0")
         assert b"GRADWIRE_COMPUTE_THREADS=3" in environment
+        os.kill(report.pid, signal.SIGSTOP)
+        try:
+            # Lines that it wrote before its end can still be read.
+            time.sleep(_SEVERAL_REPORTS_S / 2)
+            before = len(replica.reports)
+            time.sleep(_SEVERAL_REPORTS_S)
+            assert len(replica.reports) == before
+        finally:
+            os.kill(report.pid, signal.SIGCONT)
+        replica.report()
         assert not replica.ended.is_set()
     assert not is_running(report.pid)
     assert not replica.ended.is_set()
@@ -85,53 +88,30 @@ def test_it_tells_when_its_server_has_ended() -> None:
         assert replica.ended.wait(60)
 
 
+def test_a_server_that_hangs_for_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_module, "_SILENCE_S", _SEVERAL_REPORTS_S)
+    with running() as replica:
+        os.kill(replica.report().pid, signal.SIGSTOP)
+        assert replica.ended.wait(60)
+
+
 @pytest.mark.parametrize("times", [1, 2], ids=["told once", "told again"])
-def test_told_to_stop_it_finishes_calls(times: int) -> None:
-    with running("--grace-s", "30") as replica, Client(replica.report().address) as client:
+def test_told_to_stop_it_says_so_and_finishes_calls(times: int) -> None:
+    flags = ("--grace-s", "30", "--drain-delay-s", "2")
+    with running(*flags) as replica, Client(replica.report().address) as client:
         results = client.evaluate_many((OP, ONES, (1, 1, 2, 2)) for _ in range(2000))
         first = next(results)
         assert not replica.report().stopping
-        stopping = [threading.Thread(target=replica.stop, args=(30.0,)) for _ in range(times)]
+        stopping = [threading.Thread(target=replica.stop, args=(32.0,)) for _ in range(times)]
         for one in stopping:
             one.start()
+        wait_until(lambda: replica.report().stopping)
         left = list(results)
         assert len(left) == 1999
         assert all((one == first).all() for one in left)
         for one in stopping:
             one.join()
         assert not replica.ended.is_set()
-
-
-def test_while_it_stops_it_says_so() -> None:
-    with running("--drain-delay-s", "2") as replica:
-        replica.report()
-        stopping = threading.Thread(target=replica.stop, args=(2.0,))
-        stopping.start()
-        wait_until(lambda: replica.report().stopping)
-        stopping.join()
-
-
-def test_a_server_that_hangs_is_silent_and_comes_back() -> None:
-    with running() as replica:
-        pid = replica.report().pid
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            # Lines that it wrote before its end can still be read.
-            time.sleep(_SEVERAL_REPORTS_S / 2)
-            before = len(replica.reports)
-            time.sleep(_SEVERAL_REPORTS_S)
-            assert len(replica.reports) == before
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        replica.report()
-        assert not replica.ended.is_set()
-
-
-def test_a_server_that_hangs_for_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_module, "_SILENCE_S", _SEVERAL_REPORTS_S)
-    with running() as replica:
-        os.kill(replica.report().pid, signal.SIGSTOP)
-        assert replica.ended.wait(60)
 
 
 def test_its_server_ends_with_it() -> None:

@@ -48,12 +48,9 @@ def test_a_deployment_that_cannot_run_is_refused(values: dict[str, Any], words: 
         replace(Deployment(flags=CLEAR), **values)
 
 
-def test_threads_are_whole_cpus_and_one_at_least() -> None:
+def test_threads_are_whole_cpus_and_calls_have_the_servers_delays_to_finish() -> None:
     threads = [Deployment(num_cpus=cpus, flags=CLEAR).threads for cpus in (0.0, 0.5, 1.9, 4.0)]
     assert threads == [1, 1, 1, 4]
-
-
-def test_calls_have_the_servers_drain_delay_and_grace_to_finish() -> None:
     flags = (*CLEAR, "--drain-delay-s", "2", "--grace-s", "7")
     assert Deployment(flags=flags).drain_s == 9
 
@@ -94,12 +91,8 @@ def heard(report: Report | None, *, ago_s: float = 0.4) -> Member:
 def test_the_state_of_a_replica_is_that_of_its_last_report(
     report: Report | None, ago_s: float, state: str
 ) -> None:
-    assert heard(report, ago_s=ago_s).state == state
-
-
-@pytest.mark.parametrize("report", [None, WELL, Report(failure="no such file")], ids=str)
-def test_a_replica_that_is_told_to_stop_leaves(report: Report | None) -> None:
-    member = heard(report)
+    member = heard(report, ago_s=ago_s)
+    assert member.state == state
     member.stopping = threading.Thread()
     assert member.state == "leaving"
 
@@ -111,99 +104,58 @@ def test_a_replica_that_was_silent_comes_back_with_its_next_report() -> None:
     assert [*states, member.state] == ["silent", "serving"]
 
 
-IDLE = Report()
-FULL = Report(waiting=1.5, busy=1.0)
-_DOWN_S = 10.0
+IDLE, FULL = Report(), Report(waiting=1.5, busy=1.0)
+HUGE, LOOPING = Report(waiting=50.0, busy=1.0), Report(loop=0.99)
+Look = tuple[Sequence[Report] | Report, int, int]
 
 
-class Scaled:
-    """A scaling with a clock of its own, looked at once a second."""
+def refusals(*counts: int) -> list[Report]:
+    return [Report(refused=count) for count in counts]
 
-    def __init__(self, *, least: int = 1, most: int = 8) -> None:
-        self.now = 0.0
-        self._scaling = Scaling(
-            Deployment(least=least, most=most, down_after_s=_DOWN_S, flags=["--insecure"]),
-            clock=lambda: self.now,
-        )
 
-    def look(self, reports: Sequence[Report] | Report, *, times: int = 1) -> int:
-        """Look so many times; a single report is that of all there are to be."""
+# Least and most replicas; then reports, how often they are looked at, and how many are wanted then.
+# A single report is that of all replicas there are to be.
+SCALINGS: dict[str, tuple[int, int, list[Look]]] = {
+    "a burst places none": (1, 8, [(one, 1, 1) for one in (FULL, IDLE, FULL, IDLE)]),
+    "a queue that stands, at most doubled": (4, 100, [(FULL, 2, 6), (HUGE, 2, 12)]),
+    "none before the last ones serve": (1, 8, [(FULL, 2, 2), ([FULL], 20, 2), ([FULL] * 2, 2, 3)]),
+    "refusals count twice": (
+        *(2, 8),
+        [(one, 1, wanted) for one, wanted in zip(refusals(1, 3, 3), (2, 4, 4), strict=True)],
+    ),
+    "refusals of a moment": (1, 8, [(one, 1, 1) for one in refusals(3, 3, 5, 5)]),
+    "a refusal starts the wait anew": (
+        *(1, 8),
+        [(FULL, 2, 2), *((one, 9, 2) for one in refusals(1, 2, 3, 4, 5))],
+    ),
+    "a full event loop": (2, 8, [(LOOPING, 2, 3)]),
+    "a busy event loop": (2, 8, [(Report(loop=0.85), 9, 2)]),
+    "busy threads alone": (1, 8, [(Report(busy=1.0), 30, 1)]),
+    "most, queue": (1, 3, [(FULL, 20, 3)]),
+    "most, long queue": (1, 3, [(Report(waiting=9.0), 20, 3)]),
+    "most, loop": (1, 3, [(Report(loop=1.0), 20, 3)]),
+    "one goes after long": (
+        *(1, 8),
+        [(FULL, 2, 2), (FULL, 2, 3), (IDLE, 10, 3), (IDLE, 1, 2), (IDLE, 10, 2), (IDLE, 100, 1)],
+    ),
+    "others too busy": (1, 8, [(FULL, 2, 2), (Report(busy=0.5), 100, 2)]),
+    "others too full": (1, 8, [(FULL, 2, 2), (Report(waiting=0.4), 100, 2)]),
+    "others' loops": (1, 8, [(FULL, 2, 2), (Report(loop=0.5), 100, 2)]),
+    "a busy moment starts the wait anew": (
+        *(1, 8),
+        [(FULL, 2, 2), *[(IDLE, 9, 2), (Report(busy=0.9), 1, 2)] * 5],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_replicas_are_added_and_removed_one_look_a_second(name: str) -> None:
+    least, most, looks = SCALINGS[name]
+    deployment = Deployment(least=least, most=most, down_after_s=10.0, flags=CLEAR)
+    now = 0.0
+    scaling = Scaling(deployment, clock=lambda: now)
+    for reports, times, wanted in looks:
         for _ in range(times):
-            self.now += 1.0
-            seen = [reports] * self._scaling.wanted if isinstance(reports, Report) else reports
-            self._scaling.look(seen)
-        return self._scaling.wanted
-
-
-def test_a_burst_places_none() -> None:
-    scaled = Scaled()
-    assert [scaled.look(one) for one in (FULL, IDLE, FULL, IDLE)] == [1, 1, 1, 1]
-
-
-def test_a_queue_that_stands_places_as_many_as_it_takes_and_at_most_twice_as_many() -> None:
-    scaled = Scaled(least=4, most=100)
-    assert scaled.look(FULL, times=2) == 6
-    assert scaled.look(Report(waiting=50.0, busy=1.0), times=2) == 12
-
-
-def test_none_is_placed_before_the_last_ones_serve() -> None:
-    scaled = Scaled()
-    assert scaled.look(FULL, times=2) == 2
-    assert scaled.look([FULL], times=20) == 2
-    assert scaled.look([FULL, FULL], times=2) == 3
-
-
-def test_refusals_count_as_twice_the_load_there_is() -> None:
-    scaled = Scaled(least=2)
-    assert [scaled.look(Report(refused=count)) for count in (1, 3, 3)] == [2, 4, 4]
-
-
-def test_refusals_of_a_single_moment_place_none() -> None:
-    scaled = Scaled()
-    assert [scaled.look(Report(refused=count)) for count in (3, 3, 5, 5)] == [1, 1, 1, 1]
-
-
-def test_a_refusal_starts_the_wait_anew() -> None:
-    scaled = Scaled()
-    scaled.look(FULL, times=2)
-    for count in range(1, 6):
-        assert scaled.look(Report(refused=count), times=9) == 2
-
-
-def test_a_full_event_loop_counts_though_nothing_waits() -> None:
-    assert Scaled(least=2).look(Report(loop=0.99), times=2) == 3
-    assert Scaled(least=2).look(Report(loop=0.85), times=9) == 2
-
-
-def test_busy_threads_alone_place_none() -> None:
-    assert Scaled().look(Report(busy=1.0), times=30) == 1
-
-
-@pytest.mark.parametrize("load", [FULL, Report(waiting=9.0), Report(loop=1.0)], ids=str)
-def test_there_are_never_more_than_most(load: Report) -> None:
-    assert Scaled(most=3).look(load, times=20) == 3
-
-
-def test_one_goes_whenever_fewer_have_been_enough_for_long() -> None:
-    scaled = Scaled()
-    scaled.look(FULL, times=2)
-    scaled.look(FULL, times=2)
-    assert scaled.look(IDLE, times=10) == 3
-    assert scaled.look(IDLE, times=1) == 2
-    assert scaled.look(IDLE, times=10) == 2
-    assert scaled.look(IDLE, times=100) == 1
-
-
-@pytest.mark.parametrize("load", [Report(busy=0.5), Report(waiting=0.4), Report(loop=0.5)], ids=str)
-def test_none_goes_that_the_others_could_not_replace(load: Report) -> None:
-    scaled = Scaled()
-    scaled.look(FULL, times=2)
-    assert scaled.look(load, times=100) == 2
-
-
-def test_a_busy_moment_starts_the_wait_anew() -> None:
-    scaled = Scaled()
-    scaled.look(FULL, times=2)
-    for _ in range(5):
-        assert scaled.look(IDLE, times=9) == 2
-        assert scaled.look(Report(busy=0.9)) == 2
+            now += 1.0
+            scaling.look([reports] * scaling.wanted if isinstance(reports, Report) else reports)
+        assert scaling.wanted == wanted, (reports, now)

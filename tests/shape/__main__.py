@@ -6,83 +6,91 @@ PYTHONPATH=tests python -m shape [--json FILE]
 from __future__ import annotations
 
 import argparse
+import ast
+import io
 import json
 import subprocess
 import sys
+import token
+import tokenize
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from shape import source
-
 ROOT = Path(__file__).parents[2]
-BASELINE = Path(__file__).with_name("baseline.json")
+PRODUCT = ("client/gradwire", "server/gradwire_server", "server/gradwire_ray")
+_BASELINE = Path(__file__).with_name("baseline.json")
 _MOST_COMPLEXITY = 12
 _GENERATED = "client/gradwire/v1"
-_PRODUCT = ("client/gradwire", "server/gradwire_server", "server/gradwire_ray")
-
-Figures = dict[str, dict[str, int]]
+_COUNTED = {token.NAME, token.NUMBER, token.OP, token.STRING}
 
 
-def sizes(root: Path) -> Figures:
+def modules(folder: str) -> list[Path]:
+    """Return the Python files of a folder and of the folders in it, without generated ones."""
+    found = (ROOT / folder).rglob("*.py")
+    return sorted(one for one in found if not one.is_relative_to(ROOT / _GENERATED))
+
+
+def tokens(source: str) -> int:
+    """Count names, numbers, strings and operators; an f-string is one, a docstring none."""
+    tree = ast.parse(source)
+    count = depth = 0
+    for one in tokenize.generate_tokens(io.StringIO(source).readline):
+        # From Python 3.12 on an f-string is several tokens.
+        name = token.tok_name[one.type]
+        count += depth == 0 and (one.type in _COUNTED or name == "FSTRING_START")
+        depth += (name == "FSTRING_START") - (name == "FSTRING_END")
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = (node for node in ast.walk(tree) if isinstance(node, documented))
+    return count - sum(ast.get_docstring(node) is not None for node in nodes)
+
+
+def sizes() -> dict[str, dict[str, int]]:
     """Return tokens and modules of each folder, its folders included, and of the roots alone."""
-    figures: Figures = {"tokens": {}, "modules": {}}
-    for top in (*_PRODUCT, "tests", "benchmarks"):
-        for one in source.modules(root / top, without=[root / _GENERATED]):
-            parts = one.relative_to(root / top).parts
+    figures = {"tokens": defaultdict[str, int](int), "modules": defaultdict[str, int](int)}
+    for top in (*PRODUCT, "tests", "benchmarks"):
+        for one in modules(top):
+            parts = one.relative_to(ROOT / top).parts
             folder = f"{top}/{parts[0]}" if len(parts) > 1 else f"{top}, its root"
-            counted = {"tokens": source.tokens(one.read_text(encoding="utf-8")), "modules": 1}
-            for name, count in counted.items():
-                for row in (folder, f"{top}, all"):
-                    figures[name][row] = figures[name].get(row, 0) + count
-    return figures
+            for row in (folder, f"{top}, all"):
+                figures["tokens"][row] += tokens(one.read_text(encoding="utf-8"))
+                figures["modules"][row] += 1
+    return {**figures}
 
 
-def complex_functions(root: Path) -> list[str]:
+def complex_functions() -> list[str]:
     """Let ruff judge complexity, whatever pyproject.toml and remarks leave out."""
     limit = f"--config=lint.mccabe.max-complexity={_MOST_COMPLEXITY}"
-    found = subprocess.run(  # noqa: S603 - our own tool
-        [
-            *(sys.executable, "-m", "ruff", "check", "--isolated", "--ignore-noqa", "--quiet"),
-            *("--select=C901", limit, "--output-format=concise", f"--extend-exclude={_GENERATED}"),
-            *_PRODUCT,
-        ],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ("check", "--isolated", "--ignore-noqa", "--quiet", "--select=C901", limit)
+    more = ("--output-format=concise", f"--extend-exclude={_GENERATED}", *PRODUCT)
+    command = [sys.executable, "-m", "ruff", *words, *more]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603
     if found.returncode > 1 or found.stderr:
         raise RuntimeError(f"ruff did not run; `make install` installs it: {found.stderr}")
     return found.stdout.splitlines()
-
-
-def table(figures: Figures, baseline: Figures, name: str) -> str:
-    """Set today's figures beside the baseline's; "-" where one of them has none."""
-    lines = [f"{'':48} {'today':>8} {name:>10}"]
-    for section in dict.fromkeys((*figures, *baseline)):
-        today, before = figures.get(section, {}), baseline.get(section, {})
-        lines.append(section)
-        lines += [
-            f"  {row:46} {today.get(row, '-'):>8} {before.get(row, '-'):>10}"
-            for row in dict.fromkeys((*today, *before))
-        ]
-    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write figures and complex functions there, too")
     arguments = parser.parse_args()
-    figures, too_complex = sizes(ROOT), complex_functions(ROOT)
-    baseline: dict[str, Any] = json.loads(BASELINE.read_text(encoding="utf-8"))
-    sys.stdout.write(
-        "Tokens are those of kind NAME, NUMBER, STRING and OP, an f-string as one; no comments,\n"
-        "docstrings, line ends or indentation. The generated gradwire.v1 is in no figure.\n"
-        f"{baseline['name']} is commit {baseline['commit']}.\n\n"
-        f"{table(figures, baseline['figures'], baseline['name'])}\n"
-        f"functions of a complexity above {_MOST_COMPLEXITY}: {len(too_complex)}\n"
-        + "".join(f"  {line}\n" for line in too_complex)
-    )
+    figures, too_complex = sizes(), complex_functions()
+    baseline: dict[str, Any] = json.loads(_BASELINE.read_text(encoding="utf-8"))
+    lines = [
+        "Tokens are those of kind NAME, NUMBER, STRING and OP, an f-string as one; no comments,",
+        "docstrings, line ends or indentation. The generated gradwire.v1 is in no figure.",
+        f"{baseline['name']} is commit {baseline['commit']}.",
+        f"\n{'':48} {'today':>8} {baseline['name']:>10}",
+    ]
+    for section, today in figures.items():
+        before = baseline["figures"][section]
+        lines.append(section)
+        lines += [
+            f"  {row:46} {today.get(row, '-'):>8} {before.get(row, '-'):>10}"
+            for row in {**today, **before}
+        ]
+    lines.append(f"functions of a complexity above {_MOST_COMPLEXITY}: {len(too_complex)}")
+    sys.stdout.write("\n  ".join(["\n".join(lines), *too_complex]) + "\n")
     if arguments.json:
         found = {"figures": figures, "complex functions": too_complex}
         arguments.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

@@ -22,7 +22,6 @@ from support.raw_calls import wait_until
 from support.relay import Relay
 
 Face = type[Client]
-OnProgress = Callable[[int, int], object]
 Outcome = NDArray[Any] | Exception
 Collect = Callable[..., list[tuple[int, Outcome]]]
 
@@ -60,19 +59,13 @@ class Counting(RetryPolicy):
         return super().backoff_s(failures, draw=draw)
 
 
-def copied(
-    client: Any, array: NDArray[Any], *, on_progress: OnProgress | None = None, **options: Any
-) -> Any:
+def copied(client: Any, array: NDArray[Any], **options: Any) -> Any:
     """Evaluate the operator that returns its input."""
-    options["on_progress"] = on_progress
     return client.evaluate(COPY, array, output_shape=array.shape, **options)
 
 
-def halved(
-    client: Any, array: NDArray[Any], *, on_progress: OnProgress | None = None, **options: Any
-) -> Any:
+def halved(client: Any, array: NDArray[Any], **options: Any) -> Any:
     """Evaluate a gradient whose two last axes are half as long as the input's."""
-    options["on_progress"] = on_progress
     return client.evaluate(BILINEAR, array, output_shape=half(array), **options)
 
 

@@ -37,9 +37,6 @@ class Collector:
     url: str
     spans: list[Seen] = field(default_factory=list[Seen])
 
-    def named(self, name: str) -> list[Seen]:
-        return [seen for seen in self.spans if seen.span.name == name]
-
     def children(self, of: Seen) -> list[Seen]:
         return [seen for seen in self.spans if seen.span.parent_span_id == of.span.span_id]
 
@@ -60,22 +57,19 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
         assert self.headers["Content-Type"] == "application/x-protobuf"
-        collector = cast("_Server", self.server).collector
         assert self.path == "/v1/traces"
-        answer = self._take_spans(collector, body)
-        self.send_response(200)
-        self.send_header("Content-Type", "application/x-protobuf")
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def _take_spans(self, collector: Collector, body: bytes) -> bytes:
+        collector = cast("_Server", self.server).collector
         for each in ExportTraceServiceRequest.FromString(body).resource_spans:
             resource = attributes(each.resource.attributes)
             for scope in each.scope_spans:
                 for span in scope.spans:
                     collector.spans.append(Seen(span, attributes(span.attributes), resource))
-        return ExportTraceServiceResponse().SerializeToString()
+        answer = ExportTraceServiceResponse().SerializeToString()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-protobuf")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it
         ...

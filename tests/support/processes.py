@@ -11,7 +11,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 _SERVER = ("-m", "gradwire_server")
 _READY = "gradwire-server listening on "
@@ -54,9 +54,11 @@ def start_command(
     env: Mapping[str, str] | None = None,
     program: Sequence[str] = _SERVER,
 ) -> tuple[subprocess.Popen[str], str]:
-    """Start the command, with NumPy unless flags say else; return it and the line it is ready by.
+    """Start the command, with NumPy unless flags say else; return it and its address.
 
-    The line is empty where it has ended before.
+    program  arguments of the interpreter that run it
+
+    The address is empty where it has ended before.
     """
     process = subprocess.Popen(  # noqa: S603 - our own server
         [sys.executable, *program, *QUICK, *flags],
@@ -77,18 +79,10 @@ class Command:
     pid      of the process
     """
 
-    def __init__(
-        self,
-        *flags: str,
-        log: Path,
-        env: Mapping[str, str] | None = None,
-        program: Sequence[str] = _SERVER,
-    ) -> None:
+    def __init__(self, *flags: str, log: Path, **options: Any) -> None:
         self._log = log
         with log.open("wb") as stderr:
-            self._process, self.address = start_command(
-                *flags, stderr=stderr, env=env, program=program
-            )
+            self._process, self.address = start_command(*flags, stderr=stderr, **options)
         self.pid = self._process.pid
         if not self.address:
             self.close()
@@ -147,17 +141,9 @@ class Command:
 
 
 @contextmanager
-def running_command(
-    *flags: str,
-    log: Path,
-    env: Mapping[str, str] | None = None,
-    program: Sequence[str] = _SERVER,
-) -> Generator[Command]:
-    """Run the command on a free loopback port, unless the flags say otherwise.
-
-    program  arguments of the interpreter that run it
-    """
-    command = Command("--address", "127.0.0.1:0", *flags, log=log, env=env, program=program)
+def running_command(*flags: str, log: Path, **options: Any) -> Generator[Command]:
+    """Run the command on a free loopback port, unless flags say otherwise; see `start_command`."""
+    command = Command("--address", "127.0.0.1:0", *flags, log=log, **options)
     try:
         yield command
     finally:

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -250,15 +250,6 @@ def rows(length: int) -> v1.EvaluateRequest:
     return request
 
 
-class Responses(Protocol):
-    """A running call of grpc."""
-
-    def __iter__(self) -> Iterator[v1.EvaluateManyResponse]: ...
-    def __next__(self) -> v1.EvaluateManyResponse: ...
-    def cancel(self) -> bool: ...
-    def code(self) -> grpc.StatusCode: ...
-
-
 class ManyCall:
     """A running EvaluateMany; what is sent and when it ends is up to the test.
 
@@ -269,7 +260,7 @@ class ManyCall:
         self._requests: SimpleQueue[v1.EvaluateManyRequest | None] = SimpleQueue()
         self._in_band: v1.Error | None = None
         self.answered = 0
-        self.call: Responses = client.stub.EvaluateMany(
+        self.call: Any = client.stub.EvaluateMany(
             iter(self._requests.get, None),
             timeout=timeout_s,
             metadata=(("traceparent", TRACEPARENT),),
@@ -285,12 +276,10 @@ class ManyCall:
         self = cls(client)
         self.call.cancel()
         self.half_close()
-        method: grpc.StreamStreamMultiCallable[bytes, v1.EvaluateManyResponse]
-        method = client.channel.stream_stream(
-            "/gradwire.v1.GradientService/EvaluateMany",
-            response_deserializer=v1.EvaluateManyResponse.FromString,
-        )
-        self.call = method(iter(messages), timeout=PATIENCE_S)
+        untyped: Any = client.channel
+        self.call = untyped.stream_stream(
+            f"{SERVICE}/EvaluateMany", response_deserializer=v1.EvaluateManyResponse.FromString
+        )(iter(messages), timeout=PATIENCE_S)
         return self
 
     def half_close(self) -> None:
@@ -424,12 +413,10 @@ def bearer(token: str) -> tuple[str, str]:
 
 def own_address() -> str | None:
     """Return an address of this machine that is not loopback; None where it has none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # which sends nothing
-        except OSError:
-            return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # which sends nothing
         return str(probe.getsockname()[0])
+    return None
 
 
 def methods_of_the_schema() -> set[str]:
@@ -491,11 +478,11 @@ def copies(rows: int, columns: int = 0) -> v1.EvaluateRequest:
     return request
 
 
-def summed(size: int, *, rows: int = 1) -> v1.EvaluateRequest:
-    """Order the work of a square of one number, sent as 4 bytes, for one column of results."""
+def summed(size: int, *, rows: int = 1, columns: int = 1) -> v1.EvaluateRequest:
+    """Order the work of a square of one number, sent as 4 bytes, for few results."""
     request = identity_request(1, data=bytes(4))
     request.input.CopyFrom(float32(size, size, strides=(0, 0)))
-    request.output.CopyFrom(float32(rows, 1))
+    request.output.CopyFrom(float32(rows, columns))
     request.operator.dml_resample_grad.CopyFrom(request.operator.dml_resample)
     return request
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import grpc
 from google.protobuf.message import Message
@@ -116,42 +116,34 @@ class Relay:
                 self.carried_bytes += len(data)
                 self._flowing.wait()
                 time.sleep(self.delay_s * len(data) / (1 << 16))
-                if left is not None and left <= len(data) and not self._spares:
-                    server.sendall(data[:left])
-                    self._note_cut()
+                left = self._pass(self.alter_up(data), server, left)
+                if self._allowance:
+                    self._allowance = max(0, self._allowance - len(data))
+                    if not self._allowance:
+                        self._flowing.clear()
+                if left == 0:
                     _close(client)
                     break
-                left = None if left is None else left - len(data)
-                self._pass(self.alter_up(data), server)
-                self._spend(len(data))
         _close(server)
-
-    def _pass(self, data: bytes, to: socket.socket) -> None:
-        if not self._swallows:
-            to.sendall(data)
-
-    def _note_cut(self) -> None:
-        self.cut += 1
-        if self._on_cut is not None:
-            self._on_cut()
-
-    def _spend(self, sent: int) -> None:
-        if self._allowance:
-            self._allowance = max(0, self._allowance - sent)
-            if not self._allowance:
-                self._flowing.clear()
 
     def _pump_down(self, client: socket.socket, server: socket.socket, left: int | None) -> None:
         with contextlib.suppress(OSError):
-            while data := self.alter(server.recv(1 << 16)):
-                if left is not None and left <= len(data) and not self._spares:
-                    client.sendall(data[:left])
-                    self._note_cut()
-                    break
-                left = None if left is None else left - len(data)
-                self._pass(data, client)
+            while left != 0 and (data := self.alter(server.recv(1 << 16))):
+                left = self._pass(data, client, left)
         _close(client)
         _close(server)
+
+    def _pass(self, data: bytes, to: socket.socket, left: int | None) -> int | None:
+        """Pass bytes on, the last ones before a cut alone; return how many are left, 0 at a cut."""
+        if left is not None and left <= len(data) and not self._spares:
+            to.sendall(data[:left])
+            self.cut += 1
+            if self._on_cut is not None:
+                self._on_cut()
+            return 0
+        if not self._swallows:
+            to.sendall(data)
+        return None if left is None else left - len(data)
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
@@ -165,19 +157,8 @@ def _close(one: socket.socket) -> None:
     one.close()
 
 
-@contextmanager
-def relaying(
-    server: str,
-    *,
-    cuts: Iterable[int | None] = (),
-    cuts_up: Iterable[int | None] = (),
-    on_cut: Callable[[], None] | None = None,
-) -> Generator[Relay]:
-    relay = Relay(server, cuts=cuts, cuts_up=cuts_up, on_cut=on_cut)
-    try:
-        yield relay
-    finally:
-        relay.close()
+def relaying(server: str, **options: Any) -> contextlib.closing[Relay]:
+    return contextlib.closing(Relay(server, **options))
 
 
 Change = Callable[[str, bytes], bytes | None]

@@ -25,7 +25,7 @@ from gradwire_server.plans import Plan
 from gradwire_server.scheduling.admission import InlineWork
 from gradwire_server.server import Server
 from support.processes import Command, running_command, start_command
-from support.raw_calls import PATIENCE_S, ManyCall, RawClient, float32, identity_request, wait_until
+from support.raw_calls import PATIENCE_S, ManyCall, RawClient, summed, wait_until
 
 
 class ServerThread:
@@ -197,11 +197,7 @@ def gated(**settings: Any) -> Generator[tuple[ServerThread, threading.Event]]:
 
 def laborious() -> v1.EvaluateRequest:
     """Ask for much work in one step with 4 bytes, for a result of 16."""
-    request = identity_request(1, data=bytes(4))
-    request.input.CopyFrom(float32(512, 512, strides=(0, 0)))
-    request.output.CopyFrom(float32(2, 2))
-    request.operator.dml_resample_grad.CopyFrom(request.operator.dml_resample)
-    return request
+    return summed(512, rows=2, columns=2)
 
 
 def wait_for(server: ServerThread, *, computing: int, waiting: int) -> None:

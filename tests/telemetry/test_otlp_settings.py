@@ -61,39 +61,6 @@ def test_the_setting_and_the_variables_turn_traces_on_and_off(
         found.close()
 
 
-@pytest.mark.parametrize(
-    ("value", "wrong"),
-    [
-        ("-1", "max_queue_size must be a positive integer"),
-        ("511", "max_export_batch_size must be less than or equal"),
-    ],
-)
-def test_errors_of_the_exporter_end_the_start_or_are_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, value: str, wrong: str
-) -> None:
-    monkeypatch.setattr(logging.getLogger("gradwire_server"), "propagate", True)
-    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", value)
-    with pytest.raises(ValueError, match=rf"^--otlp-endpoint is {URL}; traces: {wrong}"):
-        tracer(Settings(otlp_endpoint=URL), address="127.0.0.1:1")
-    monkeypatch.setenv(ALL, URL)
-    assert tracer(Settings(), address="127.0.0.1:1") is None
-    assert [record.getMessage() for record in caplog.records if "not" in record.message] == [
-        "not exported"
-    ]
-
-
-def test_what_opentelemetry_takes_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (
-        ("OTEL_BSP_MAX_QUEUE_SIZE", "512"),
-        ("OTEL_BSP_SCHEDULE_DELAY", "1"),
-        ("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5"),
-    ):
-        monkeypatch.setenv(name, value)
-    found = tracer(Settings(otlp_endpoint=URL), address="127.0.0.1:1")
-    assert found is not None
-    found.close()
-
-
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_server_tells_in_one_line_what_is_wrong(tmp_path: Path, workers: str) -> None:
     flags = ("--backend", "numpy_cpu", "--workers", workers)
