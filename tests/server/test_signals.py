@@ -92,38 +92,12 @@ def test_one_that_came_before_the_start_is_acted_on(
         assert process.wait(PATIENCE_S) == 0
 
 
-def test_what_comes_after_is_heard_as_well(tmp_path: Path) -> None:
-    with commanded(log=tmp_path / "log") as (command, client):
-        for times in (1, 2):
-            command.signal(signal.SIGUSR2)
-            command.wait_for_log("no rolling restart", times=times)
-        client.check_alive()
-
-
-WORKERS = ("--workers", "2", *QUICK)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains_all_workers(tmp_path: Path, number: int) -> None:
-    with commanded(*WORKERS, log=tmp_path / "log") as (command, client):
-        stream = WaitingStream(client)
-        command.signal(number)
-        command.wait_for_log(" draining ", times=2)
-        assert command.running
-        stream.finish()
-        assert command.wait() == 0
-        assert "Traceback" not in command.log
-        assert not [pid for pid in command.workers.values() if is_running(pid)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("moment_s", [0.0, 0.2, 0.4])
 def test_a_signal_ends_workers_that_start(tmp_path: Path, number: int, moment_s: float) -> None:
     log = tmp_path / "log"
-    flags = ("-m", "gradwire_server", "--address", "127.0.0.1:0", *WORKERS)
-    with starting(log, *flags) as process:
+    with starting(log, "-m", "gradwire_server", *FLAGS, "--workers", "2") as process:
         wait_until(lambda: is_among(signal.SIGTERM, process.pid, "SigCgt"))
         time.sleep(moment_s)
         process.send_signal(number)
