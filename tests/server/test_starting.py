@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +21,25 @@ import numpy.typing as npt
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gradwire import Client, RetryPolicy, UnavailableError, ops, v1
+from gradwire import Client, v1
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.errors import RETRY_AFTER_S
 from gradwire_server.plans import Plan
+from support.clients import LARGE, SMALL, copied
 from support.command_line import run_here
 from support.processes import environment, run_command
 from support.raw_calls import (
     BOTH_WAYS,
     PATIENCE_S,
+    ManyCall,
     RawClient,
-    as_stream,
+    ended,
+    named,
     published_request,
     refused,
     wait_until,
 )
 from support.servers import ServerThread
-
-COPY = ops.DmlResample(interpolation_mode="linear")
-SMALL = np.ones((4, 4), np.float32)
 
 
 class Leisurely(NumpyCpu):
@@ -64,101 +66,77 @@ class Leisurely(NumpyCpu):
         super().apply(plan, x, y)
 
 
-@pytest.fixture
-def backend() -> Iterator[Leisurely]:
+@contextmanager
+def starting() -> Generator[tuple[ServerThread, Leisurely]]:
+    """Start a server that is not ready until a test sets `ready`; it then is, and stops."""
     backend = Leisurely()
-    yield backend
+    server = ServerThread(warm_up=True, backend=backend)
+    server.listen()
+    try:
+        yield server, backend
+    finally:
+        backend.ready.set()
+        server.wait_until_serving()
+        server.stop()
     assert not backend.hurried
 
 
-@pytest.fixture
-def server(backend: Leisurely) -> Iterator[ServerThread]:
-    """Start a server that is not ready until a test sets `ready`."""
-    server = ServerThread(warm_up=True, backend=backend)
-    server.listen()
-    yield server
-    backend.ready.set()
-    server.wait_until_serving()
-    server.stop()
-
-
-@pytest.mark.parametrize("how", BOTH_WAYS)
-def test_an_evaluation_is_told_that_the_server_starts(server: ServerThread, how: str) -> None:
-    with RawClient(server.address) as client:
-        answer = client.ask(published_request(), how)
-    refusal = refused(answer, "STARTING", in_band=how == "EvaluateStream")
-    assert refusal.retry_after_s == RETRY_AFTER_S
-
-
-def test_questions_about_the_server_are_answered_while_it_starts(server: ServerThread) -> None:
-    with RawClient(server.address) as client:
+def test_calls_are_told_that_the_server_starts_and_questions_are_answered() -> None:
+    with starting() as (server, _), RawClient(server.address) as client:
+        for how in BOTH_WAYS:
+            answer = client.ask(published_request(), how)
+            refusal = refused(answer, "STARTING", in_band=how == "EvaluateStream")
+            assert refusal.retry_after_s == RETRY_AFTER_S
+        with ManyCall(client) as many:
+            many.send(named(published_request(), "a"))
+            assert ended(many.refusal(), "STARTING").retry_after_s == RETRY_AFTER_S
         told = client.stub.GetServerInfo(v1.GetServerInfoRequest(), timeout=PATIENCE_S)
         listed = client.stub.ListOperators(v1.ListOperatorsRequest(), timeout=PATIENCE_S)
-    assert told.backend == "leisurely"
-    assert listed.operators
+        assert told.backend == "leisurely"
+        assert listed.operators
+        done = run_here("health", "--target", server.address, "--wait", "0.2")
+        assert done.code == 7
+        waiting, _ = done.stderr.splitlines()
+        start = f"gradwire: waiting up to 0.2 s for the server at {server.address}: "
+        assert waiting.startswith(start)
+        assert waiting.endswith(": NOT_SERVING")
+        at_once = run_here("health", "--target", server.address, "--json")
+        assert at_once.code == 7
+        assert json.loads(at_once.stdout)["status"] == "NOT_SERVING"
 
 
 @pytest.mark.parametrize("service", ["", "gradwire.v1.GradientService"])
-def test_health_turns_serving_when_the_backend_is_ready(
-    server: ServerThread, backend: Leisurely, service: str
+def test_health_turns_serving_when_the_backend_is_ready_and_ends_with_the_server(
+    service: str,
 ) -> None:
-    with RawClient(server.address) as client:
+    with starting() as (server, backend):
+        client = RawClient(server.address)
         health: Any = health_pb2_grpc.HealthStub(client.channel)
         watch = health.Watch(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE_S)
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
         backend.ready.set()
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         client.check_alive()
-        watch.cancel()
+    assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    with pytest.raises(grpc.RpcError):
+        next(watch)
+    client.channel.close()
 
 
-def test_the_command_line_says_that_it_waits_for_a_server_that_starts(
-    server: ServerThread,
-) -> None:
-    done = run_here("health", "--target", server.address, "--wait", "0.2")
-    assert done.code == 7
-    waiting, _ = done.stderr.splitlines()
-    assert waiting.startswith(f"gradwire: waiting up to 0.2 s for the server at {server.address}: ")
-    assert waiting.endswith(": NOT_SERVING")
-    at_once = run_here("health", "--target", server.address, "--json")
-    assert at_once.code == 7
-    assert json.loads(at_once.stdout)["status"] == "NOT_SERVING"
-    assert "is NOT_SERVING" in at_once.stderr
-
-
-@pytest.mark.parametrize("shape", [(4, 4), (2048, 1024)], ids=["Evaluate", "EvaluateStream"])
+@pytest.mark.parametrize("array", [SMALL, LARGE], ids=["Evaluate", "EvaluateStream"])
 def test_the_sdk_waits_for_a_server_that_starts(
-    server: ServerThread,
-    backend: Leisurely,
-    caplog: pytest.LogCaptureFixture,
-    shape: tuple[int, ...],
+    caplog: pytest.LogCaptureFixture, array: npt.NDArray[Any]
 ) -> None:
     caplog.set_level(logging.INFO, "gradwire_server")
-    array = np.ones(shape, np.float32)
-    with Client(server.address) as client:
-        results: list[npt.NDArray[Any]] = []
-
-        def evaluate() -> None:
-            results.append(client.evaluate(COPY, array, output_shape=shape))
-
-        evaluating = threading.Thread(target=evaluate)
-        evaluating.start()
+    with (
+        starting() as (server, backend),
+        Client(server.address) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        evaluating = pool.submit(copied, client, array)
         wait_until(lambda: any("STARTING" in str(vars(one)) for one in caplog.records))
         backend.ready.set()
-        evaluating.join(PATIENCE_S)
-    (result,) = results
-    np.testing.assert_array_equal(result, array)
-
-
-def test_without_retries_the_sdk_raises_that_the_server_is_unavailable(
-    server: ServerThread,
-) -> None:
-    with (
-        Client(server.address, retry=RetryPolicy(max_attempts=1)) as client,
-        pytest.raises(UnavailableError, match="getting ready") as caught,
-    ):
-        client.evaluate(COPY, SMALL, output_shape=SMALL.shape)
-    assert (caught.value.reason, caught.value.retry_after_s) == ("STARTING", RETRY_AFTER_S)
+        np.testing.assert_array_equal(evaluating.result(PATIENCE_S), array)
 
 
 def test_a_backend_that_cannot_get_ready_stops_the_server() -> None:
@@ -172,16 +150,6 @@ def test_a_backend_that_cannot_get_ready_stops_the_server() -> None:
         refusal = client.evaluate(published_request()).refusal
     assert refusal is not None
     assert refusal.code is grpc.StatusCode.UNAVAILABLE
-
-
-def test_without_warm_up_a_server_serves_at_once() -> None:
-    backend = Leisurely()
-    server = ServerThread(backend=backend, warm_up=False)
-    server.start()
-    with RawClient(server.address) as client:
-        client.check_alive()
-        assert client.stream(as_stream(published_request())).refusal is None
-    server.stop()
 
 
 SERVE_LEISURELY = """
