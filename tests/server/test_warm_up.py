@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from support.processes import environment, run_command, running_command
-from support.raw_calls import ManyCall, RawClient, named, published_request
 from support.scraping import scrape
 from support.servers import serving
 
@@ -49,16 +48,7 @@ print(*sorted(set(sys.modules) - before))
 """
 
 
-def call_all(address: str) -> None:
-    """Make calls of every kind."""
-    with RawClient(address) as client:
-        client.check_alive()
-        with ManyCall(client) as many:
-            many.send(named(published_request(), "one"))
-            assert list(many.answers()) == ["one"]
-
-
-def test_the_first_calls_of_a_server_import_nothing() -> None:
+def test_the_first_calls_of_a_server_and_a_client_import_nothing() -> None:
     with subprocess.Popen(  # noqa: S603 - the script above
         [sys.executable, "-c", SERVING],
         stdin=subprocess.PIPE,
@@ -68,15 +58,10 @@ def test_the_first_calls_of_a_server_import_nothing() -> None:
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        call_all(process.stdout.readline().strip())
+        calls = run_command(process.stdout.readline().strip(), program=("-c", CALLING))
         process.stdin.close()
-        assert process.stdout.read().split() == []
-
-
-def test_the_first_calls_of_a_client_import_nothing() -> None:
-    with serving(warm_up=True) as server:
-        done = run_command(server.address, program=("-c", CALLING))
-    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+        assert (process.stdout.read().split(), calls.stdout.split()) == ([], [])
+    assert calls.returncode == 0, calls.stderr
 
 
 @pytest.mark.parametrize("workers", [1, 2])
