@@ -68,26 +68,19 @@ def test_a_quota_of_processor_time_is_rounded_up_to_processors(
     assert given == (cores if quota is None else min(cores, quota))
 
 
-def test_calls_have_what_workers_leave() -> None:
-    assert container_limits.room_bytes(3 * GIB, 1) == 2.5 * GIB
-    assert container_limits.room_bytes(3 * GIB, 4) == 1 * GIB
+def test_calls_have_what_workers_and_a_limit_of_address_space_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rooms = [container_limits.room_bytes(*each) for each in ((3 * GIB, 1), (3 * GIB, 4))]
+    assert rooms == [2.5 * GIB, 1 * GIB]
     assert container_limits.room_bytes(GIB // 2, 1) == GIB // 8
 
+    def left(limit: int, workers: int) -> int | None:
+        monkeypatch.setattr(resource, "getrlimit", lambda _which: (limit, limit))
+        return container_limits.address_space_room_bytes(workers)
 
-def test_calls_have_what_a_limit_of_address_space_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    def limited(limit: int) -> None:
-        def getrlimit(_which: int) -> tuple[int, int]:
-            return limit, limit
-
-        monkeypatch.setattr(resource, "getrlimit", getrlimit)
-
-    limited(resource.RLIM_INFINITY)
-    assert container_limits.address_space_room_bytes(2) is None
-    limited(3 * GIB)
-    assert container_limits.address_space_room_bytes(1) == 2 * GIB
-    assert container_limits.address_space_room_bytes(2) == 4 * GIB
-    limited(GIB)
-    assert container_limits.address_space_room_bytes(1) == GIB // 8
+    assert left(resource.RLIM_INFINITY, 2) is None
+    assert (left(3 * GIB, 1), left(3 * GIB, 2), left(GIB, 1)) == (2 * GIB, 4 * GIB, GIB // 8)
 
 
 IN_A_CONTAINER = """
@@ -102,22 +95,18 @@ command.main()
 """
 
 
-def config(folder: Path, *flags: str) -> tuple[dict[str, int], str]:
-    """Return the settings of a server with these flags in a container of 1 GiB, and its words."""
-    where = groups(folder, "0::/\n", {"memory.max": f"{GIB}\n"})
-    program = ("-c", IN_A_CONTAINER, *map(str, where))
-    done = run_command("--print-config", *flags, program=program)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), done.stderr
+def test_limits_fit_the_container_unless_they_were_given(tmp_path: Path) -> None:
+    where = groups(tmp_path, "0::/\n", {"memory.max": f"{GIB}\n"})
 
+    def config(*flags: str) -> tuple[int, int, str]:
+        done = run_command(
+            "--print-config", *flags, program=("-c", IN_A_CONTAINER, *map(str, where))
+        )
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+        return told["max_memory_bytes"], told["max_request_memory_bytes"], done.stderr
 
-def test_limits_that_nobody_gave_fit_the_container(tmp_path: Path) -> None:
-    told, words = config(tmp_path)
-    assert told["max_memory_bytes"] == told["max_request_memory_bytes"] == GIB // 2
-    assert not words
-
-
-def test_a_limit_that_was_given_stays_and_is_warned_of(tmp_path: Path) -> None:
-    told, words = config(tmp_path, "--max-memory-bytes", str(GIB))
-    assert told["max_memory_bytes"] == GIB
+    assert config() == (GIB // 2, GIB // 2, "")
+    given, _, words = config("--max-memory-bytes", str(GIB))
+    assert given == GIB
     assert f"Warning: --max-memory-bytes is {GIB} and this container's limit {GIB}; " in words

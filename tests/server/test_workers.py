@@ -28,8 +28,16 @@ CORES = sorted(os.sched_getaffinity(0))
 
 
 def test_connections_spread_over_workers_that_are_processes_of_their_own(crew: Command) -> None:
+    """The parent makes no object of grpc."""
     assert crew.workers.keys() == {0, 1}
     assert len({crew.pid, *crew.workers.values()}) == 3
+
+    def threads(pid: int) -> set[str]:
+        return {name.read_text() for name in Path(f"/proc/{pid}/task").glob("*/comm")}
+
+    for pid in crew.workers.values():
+        assert "event_engine\n" in threads(pid)
+    assert len(threads(crew.pid)) == 1
 
     def seen() -> set[str]:
         with RawClient(crew.address) as client:
@@ -37,17 +45,6 @@ def test_connections_spread_over_workers_that_are_processes_of_their_own(crew: C
         return set(re.findall(r" call worker=(\d)", crew.log))
 
     wait_until(lambda: seen() == {"0", "1"})
-
-
-def thread_names(pid: int) -> set[str]:
-    """Return the names of a process's threads."""
-    return {name.read_text() for name in Path(f"/proc/{pid}/task").glob("*/comm")}
-
-
-def test_the_parent_makes_no_grpc_object(crew: Command) -> None:
-    for pid in crew.workers.values():
-        assert "event_engine\n" in thread_names(pid)
-    assert len(thread_names(crew.pid)) == 1
 
 
 def test_every_worker_has_its_share_of_cores_memory_and_streams(crew: Command) -> None:
