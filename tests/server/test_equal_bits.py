@@ -18,6 +18,7 @@ from support.raw_calls import (
     PATIENCE_S,
     Answer,
     RawClient,
+    as_stream,
     chunks,
     ended,
     identity_request,
@@ -246,3 +247,17 @@ def test_equal_evaluations_have_equal_digests_on_all_servers_and_others_are_not_
     (digest,) = digests
     answer = resumed(clients[1000], published_request(), start=4, digest=digest, send=5)
     ended(answer, "EVALUATION_CHANGED")
+
+
+def test_small_calls_of_one_length_that_take_turns_have_the_bits_of_streams(
+    client: RawClient,
+) -> None:
+    numbers = np.random.default_rng(0)
+    for number in range(60):
+        request = published_request()
+        scale = (1.5, 1.51, 1.52, 1.53, 1.54, 1.55)[number * 7 % 11 % 6]
+        request.operator.dml_resample_grad.scales[1] = scale
+        request.data = numbers.normal(size=3).astype("<f4").tobytes()
+        answer = client.evaluate(request)
+        assert answer.refusal is None
+        assert answer.data == client.stream(as_stream(request)).data

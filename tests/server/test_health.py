@@ -16,7 +16,7 @@ from gradwire import v1
 from gradwire.v1 import gradient_service_pb2
 from gradwire_server.rpc.health import has_list
 from gradwire_server.rpc.open_inference.descriptors import SERVICE
-from support.raw_calls import HEALTH, PATIENCE_S, RawClient, call
+from support.raw_calls import HEALTH, PATIENCE_S, TRACEPARENT, RawClient, call, published_request
 from support.raw_frames import DATA, END_HEADERS, HEADERS, RawConnection, call_headers, frame
 from support.servers import serving
 
@@ -114,12 +114,27 @@ def test_reflection_tells_the_schema_of_both_pools(client: RawClient, service: A
 
 
 def test_questions_about_the_server_return_name_and_trace_too(client: RawClient) -> None:
-    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    metadata = (("traceparent", traceparent),)
+    metadata = (("traceparent", TRACEPARENT),)
     for _, done in (
         client.stub.ListOperators.with_call(v1.ListOperatorsRequest(), metadata=metadata),
         client.stub.GetServerInfo.with_call(v1.GetServerInfoRequest(), metadata=metadata),
     ):
         trailers = dict(done.trailing_metadata())
-        assert trailers["traceparent"] == traceparent
+        assert trailers["traceparent"] == TRACEPARENT
         assert len(trailers["gradwire-request-id"]) == 32
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a", "two words", " ", " a ", "x" * 127, "~" * 128, "%25 \"'\\"]
+)
+def test_the_name_of_a_call_comes_back_and_one_without_gets_one(
+    client: RawClient, name: str
+) -> None:
+    request, names = published_request(), set[str]()
+    request.request_id = name
+    for _ in range(3):
+        trailers = client.evaluate(request).trailers
+        names.add(trailers["gradwire-request-id"])
+        assert trailers["traceparent"] == TRACEPARENT
+        assert "compute;dur=" in trailers["gradwire-timing"]
+    assert names == {name} if name else [len(each) for each in names] == [32] * 3
