@@ -13,7 +13,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from click.testing import CliRunner, Result
 
@@ -21,12 +20,8 @@ from gradwire_server.command import gradwire_server
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import Scope, add_token, read_tokens, revoke_token
 from gradwire_server.security.authorization import Authorizer, is_local, warn_if_open
-from support.load import repeated
-from support.processes import run_command, running_command
-from support.raw_calls import EVERY, SERVICE, RawClient, bearer, call, wait_until
-from support.refusals import Refusal
-
-LIST = f"{SERVICE}/ListOperators"
+from support.processes import run_command
+from support.raw_calls import wait_until
 
 
 def command(*arguments: object) -> Result:
@@ -136,39 +131,6 @@ def test_the_command_needs_none_of_the_servers_settings(path: Path) -> None:
     assert (done.returncode, len(done.stdout)) == (0, 44)
     (token,) = read_tokens(path.read_bytes())
     assert token.name.startswith("token-")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_tokens_are_rotated_under_load_without_a_lost_call(
-    path: Path, tmp_path: Path, workers: int
-) -> None:
-    first = add_token(path, name="first", scopes=list(Scope))
-    flags = ["--address", "127.0.0.1:0", "--no-warm-up", "--tokens", str(path)]
-    flags += ["--backend", "numpy_cpu", "--workers", str(workers)]
-    shown = [first]
-
-    def ask() -> list[Refusal] | None:
-        with RawClient(server.address) as client:
-            ended = [call(client.channel, each, EVERY[each], bearer(shown[-1])) for each in EVERY]
-        return [refusal for _, refusal in ended if refusal is not None] or None
-
-    with running_command(*flags, log=tmp_path / "log") as server, repeated(ask) as load:
-        for number in range(3):
-            # Taken at once by each worker; then the old one is revoked, and none takes it.
-            shown.append(add_token(path, name=f"next-{number}", scopes=list(Scope)))
-            load.wait_for_more(6)
-            revoke_token(path, "first" if number == 0 else f"next-{number - 1}")
-            wait_until(lambda: all(is_refused(server.address, shown[-2]) for _ in range(8)))
-    assert not [token for token in shown if token in server.log]
-
-
-def is_refused(address: str, token: str) -> bool:
-    """Ask on a connection of its own, which any worker may take."""
-    with RawClient(address) as client:
-        _, refusal = call(client.channel, LIST, EVERY[LIST], bearer(token))
-    assert refusal is None or refusal.code is grpc.StatusCode.UNAUTHENTICATED
-    return refusal is not None
 
 
 def test_a_token_that_cannot_be_printed_is_not_kept(path: Path) -> None:
