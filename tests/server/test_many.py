@@ -193,21 +193,6 @@ def test_what_no_answer_could_be_matched_with_ends_the_stream(
         ended(call.refusal(), reason, field=field)
 
 
-@pytest.mark.parametrize("how", ["cancel", "deadline"])
-def test_what_a_stream_held_is_free_when_it_is_over(
-    server: ServerThread, client: RawClient, how: str
-) -> None:
-    admission = server.server.service.admission
-    with ManyCall(client, timeout_s=0.4 if how == "deadline" else None) as call:
-        call.send(*(named(summed(1 << 18), str(number)) for number in range(8)))
-        wait_until(lambda: admission.memory_bytes)
-        if how == "cancel":
-            call.call.cancel()
-        else:
-            assert call.refusal().code is grpc.StatusCode.DEADLINE_EXCEEDED
-        wait_idle(server)
-
-
 NAMES = [str(number) for number in range(100)]
 
 
