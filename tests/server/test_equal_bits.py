@@ -186,6 +186,26 @@ def large(name: str, number: int) -> v1.EvaluateRequest:
     return request
 
 
+# Any two of an operator, a type and a slab meet.
+TRIPLES = [
+    (("interpolate_backward", "interpolate")[(at + turn) % 2], number, slab)
+    for at, number in enumerate(TYPES)
+    for turn, slab in enumerate((1, 1000, 2 << 20))
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "number", "slab"), TRIPLES)
+def test_single_bytes_in_and_out_give_the_bits_of_evaluate(
+    clients: dict[int, SlabClient], name: str, number: int, slab: int
+) -> None:
+    request = large(name, number)
+    whole = clients[2 << 20].evaluate(request).data
+    assert clients[slab].evaluate(request).data == whole
+    for send in (len(request.data), 99, 1):
+        assert sliced(clients[slab], request, send=send).data == whole
+
+
 @pytest.mark.parametrize("slab", [1, 1000])
 def test_every_cut_and_resume_point_of_the_published_example(
     clients: dict[int, SlabClient], slab: int
