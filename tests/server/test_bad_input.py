@@ -475,13 +475,14 @@ def test_a_request_among_many_ends_the_stream(client: RawClient, filling: bytes)
         check_in_band(check_too_long(call.refusal()))
 
 
-def test_a_request_among_many_in_the_usual_form_is_refused_alone(client: RawClient) -> None:
+def test_requests_among_many_whose_names_can_be_read_are_refused_alone(client: RawClient) -> None:
     usual = named(published_request(), "good")
     evaluation = published_request()
     evaluation.input.sizes.extend([1] * MAX_HEADER_BYTES)
     with ManyCall(client) as call:
-        call.send(named(evaluation, "long"), usual)
+        call.send(named(evaluation, "long"), named(published_request(), "line\nbreak"), usual)
         answers = call.answers()
+    assert answers["line\nbreak"].error.field_violations[0].field == "request_id"
     assert answers["good"].HasField("result")
     error = answers["long"].error
     assert error.metadata["limit"] == "max_header_bytes"

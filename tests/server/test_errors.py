@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy.typing as npt
 import pytest
-from google.rpc import error_details_pb2, status_pb2
 from grpc import StatusCode
 
 from gradwire import v1
@@ -21,6 +20,7 @@ from gradwire_server.backends import NumpyCpu
 from gradwire_server.plans import Plan
 from gradwire_server.rpc.status_map import STATUS, failure
 from support.raw_calls import CODES, EVERY, REQUEST_ID, SERVICE, call, named, refused, rows
+from support.refusals import DOMAIN, Refusal, check_in_band
 from support.servers import served_many
 
 # Errors of the Open Inference Protocol; metrics count them as unknown operators.
@@ -94,29 +94,13 @@ def test_message_and_details_fit_in_a_trailer_whatever_a_caller_wrote(text: str)
 @pytest.mark.parametrize("error", SAMPLES, ids=lambda each: type(each).__name__)
 def test_details_and_in_band_error_say_the_same(error: errors.EvaluationError) -> None:
     failed = failure(error).within(request_id="r")
-    in_band = failed.in_band()
-    status = status_pb2.Status.FromString(failed.details())
-    info, request, retry = (
-        error_details_pb2.ErrorInfo(),
-        error_details_pb2.BadRequest(),
-        error_details_pb2.RetryInfo(),
-    )
-    kinds = [
-        detail.Unpack(info) or detail.Unpack(request) or detail.Unpack(retry)
-        for detail in status.details
-    ]
-    assert all(kinds)
-    assert (status.code, status.message) == (in_band.code, in_band.message)
-    assert in_band.message == error.message
-    assert info.domain == "gradwire.v1"
-    assert v1.ErrorReason.Name(in_band.reason) == f"ERROR_REASON_{info.reason}"
-    assert dict(info.metadata) == dict(in_band.metadata) == {**error.facts, "request_id": "r"}
-    violations = [(each.field, each.description) for each in request.field_violations]
-    assert violations == [(each.field, each.description) for each in in_band.field_violations]
-    assert bool(violations) == isinstance(error, errors.InvalidFieldError)
-    assert retry.HasField("retry_delay") == in_band.HasField("retry_after")
-    assert retry.retry_delay == in_band.retry_after
-    assert retry.HasField("retry_delay") == isinstance(error, errors.RetryLaterError)
+    refusal = Refusal(failed.code, error.message, {}, failed.details(), failed.in_band())
+    check_in_band(refusal)
+    assert (refusal.status.code, refusal.status.message) == (failed.code.value[0], error.message)
+    assert refusal.info.domain == DOMAIN
+    assert dict(refusal.info.metadata) == {**error.facts, "request_id": "r"}
+    assert bool(refusal.violations) == isinstance(error, errors.InvalidFieldError)
+    assert (refusal.retry_after_s is not None) == isinstance(error, errors.RetryLaterError)
 
 
 def test_a_fact_of_a_message_is_text() -> None:

@@ -25,15 +25,15 @@ from gradwire import (
 )
 from gradwire_server import LocalClient
 from gradwire_server.engine import Limits
-from support.servers import serving
+from support.servers import ServerThread
 
 UP = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
 SMALL_SLABS = Limits(slab_bytes=1 << 12)
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with serving() as server, Client(server.address) as client:
+def client(server: ServerThread) -> Iterator[Client]:
+    with Client(server.address) as client:
         yield client
 
 

@@ -209,10 +209,11 @@ def test_want_of_memory_is_an_error_that_passes(two: Command, folder: Path) -> N
 def test_devices_that_are_lost_one_by_one_or_at_once_cost_no_call(
     two: Command, folder: Path
 ) -> None:
-    def wait_for_workers(more: int) -> None:
-        two.wait_for_log(" worker serves ", times=served + more)
+    before = two.log.count(" worker serves ")
 
-    served = two.log.count(" worker serves ")
+    def wait_for_workers(more: int) -> None:
+        two.wait_for_log(" worker serves ", times=before + more)
+
     with Callers(two.address, "unary", "async stream", "many", retry=PATIENT) as callers:
         callers.wait_for_more()
         # While one device is away the other one serves every call.
@@ -221,7 +222,7 @@ def test_devices_that_are_lost_one_by_one_or_at_once_cost_no_call(
         for _ in range(3):
             callers.wait_for_more()
         assert get(two.http_address, "/readyz")[0] == 200
-        wait_for_workers(0)
+        assert two.log.count(" worker serves ") == before
         (folder / "waits-0").unlink()
         wait_for_workers(1)
         callers.wait_for_more()
@@ -247,41 +248,31 @@ def test_a_rolling_restart_renews_the_workers_without_a_word_to_callers(two: Com
 
 
 @pytest.mark.parametrize(
-    ("file", "flags", "why"),
+    ("file", "stall_s", "why"),
     [
-        ("load-0", (), f'error="{simulated_device.AWAY}" status=3\n'),
-        ("broken-0", (), f'error="{simulated_device.ILLEGAL}" status=3\n'),
-        (
-            "hung-0",
-            ("--stall-timeout-s", "1.5"),
-            "not answered for 1.5 s (GRADWIRE_STALL_TIMEOUT_S)",
-        ),
+        ("load-0", 60, f'error="{simulated_device.AWAY}" status=3\n'),
+        ("broken-0", 60, f'error="{simulated_device.ILLEGAL}" status=3\n'),
+        ("hung-0", 2, "it has not answered for 2.0 s (GRADWIRE_STALL_TIMEOUT_S)"),
+        ("waits-0", 2, "it has not answered for 2.0 s (GRADWIRE_STALL_TIMEOUT_S)"),
     ],
-    ids=["load", "warm-up", "hangs at the warm-up"],
+    ids=["load", "warm-up", "hangs at the warm-up", "hangs as it is opened"],
 )
 def test_a_device_that_is_lost_at_the_start_is_opened_by_another_worker(
-    tmp_path: Path, file: str, flags: tuple[str, ...], why: str
+    tmp_path: Path, file: str, stall_s: int, why: str
 ) -> None:
-    (tmp_path / file).touch()
-    with serving(tmp_path, *flags) as command:
-        assert why in "".join(re.findall(r" device lost worker=0 .*\n", command.log))
-        assert "worker ended worker=0 " in command.log
-        check_evaluates(command)
-
-
-def test_a_device_that_does_not_answer_as_it_is_opened_is_lost(tmp_path: Path) -> None:
-    waits, log = tmp_path / "waits-0", tmp_path / "log"
-    waits.touch()
+    meets, log = tmp_path / file, tmp_path / "log"
+    meets.touch()
 
     def let_go() -> None:
         wait_until(lambda: log.exists() and " device lost " in log.read_text())
-        waits.unlink()
+        meets.unlink(missing_ok=True)
 
     letting_go = threading.Thread(target=let_go)
     letting_go.start()
-    with serving(tmp_path, "--stall-timeout-s", "2") as command:
+    with serving(tmp_path, "--stall-timeout-s", str(stall_s)) as command:
         letting_go.join()
-        assert "it has not answered for 2.0 s (GRADWIRE_STALL_TIMEOUT_S)" in command.log
+        assert why in "".join(re.findall(r" device lost worker=0 .*\n", command.log))
+        assert "worker ended worker=0 " in command.log
         check_evaluates(command)
 
 

@@ -367,7 +367,7 @@ def test_large_tensors_in_shared_memory_have_the_bits_of_evaluate(
     server: ServerThread, client: InferenceClient, operator: str
 ) -> None:
     x, sizes = gradient((5, 7, 320, 240)), (5, 6, 111, 480)
-    kind = ops.OPERATORS[operator](interpolation_mode="linear")  # type: ignore[call-arg]
+    kind = ops.OPERATORS[operator](interpolation_mode="linear")
     result = expected(server, x, sizes, operator=kind)
     with registered(client, x.tobytes() + bytes(len(result))) as file:
         request = _shared_request(x.nbytes, result_bytes=len(result))
