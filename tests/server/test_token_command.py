@@ -234,9 +234,10 @@ TLS: dict[str, Any] = {"tls_certificate": "c", "tls_key": "k"}
 def test_the_log_warns_of_an_address_that_every_client_may_call_and_of_no_other(
     caplog: pytest.LogCaptureFixture, given: dict[str, Any]
 ) -> None:
-    everywhere = {"address": "0.0.0.0:0"}
-    for settings in ({"insecure": True}, TLS, given):
-        warn_if_open(Settings(**{**everywhere, **settings}))
+    plain: dict[str, Any] = {"insecure": True}
+    for more in (plain, TLS, given):
+        settings: dict[str, Any] = {"address": "0.0.0.0:0", **more}
+        warn_if_open(Settings(**settings))
     assert caplog.messages == ["no tokens: every client that reaches the server may call it"] * 2
 
 
