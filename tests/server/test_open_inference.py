@@ -367,8 +367,8 @@ def test_large_tensors_in_shared_memory_have_the_bits_of_evaluate(
     server: ServerThread, client: InferenceClient, operator: str
 ) -> None:
     x, sizes = gradient((5, 7, 320, 240)), (5, 6, 111, 480)
-    kind = ops.OPERATORS[operator](interpolation_mode="linear")
-    result = expected(server, x, sizes, operator=kind)
+    kind: Any = ops.OPERATORS[operator]
+    result = expected(server, x, sizes, operator=kind(interpolation_mode="linear"))
     with registered(client, x.tobytes() + bytes(len(result))) as file:
         request = _shared_request(x.nbytes, result_bytes=len(result))
         request.model_name, request.inputs[0].shape[:] = operator, x.shape

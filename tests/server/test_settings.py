@@ -317,7 +317,10 @@ def test_calls_have_what_workers_and_a_limit_of_address_space_leave(
     assert container_limits.room_bytes(GIB // 2, 1) == GIB // 8
 
     def left(limit: int, workers: int) -> int | None:
-        monkeypatch.setattr(resource, "getrlimit", lambda _which: (limit, limit))
+        def getrlimit(_which: int) -> tuple[int, int]:
+            return limit, limit
+
+        monkeypatch.setattr(resource, "getrlimit", getrlimit)
         return container_limits.address_space_room_bytes(workers)
 
     assert left(resource.RLIM_INFINITY, 2) is None
