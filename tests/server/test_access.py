@@ -235,8 +235,10 @@ def test_without_a_certificate_a_token_and_a_question_of_health_get_nowhere(
             assert bare.ask(path, (token,), None)[0] == (400 if wrong == "plain text" else allowed)
 
 
-def test_a_stream_is_refused_before_it_is_read(place: Place) -> None:
+def test_a_stream_is_refused_before_it_is_read_and_takes_no_room_of_others(place: Place) -> None:
     never = threading.Event()
+    admission = place.server.server.service.admission
+    entered = admission.entered
 
     def messages() -> Iterator[bytes]:
         never.wait()
@@ -246,18 +248,12 @@ def test_a_stream_is_refused_before_it_is_read(place: Place) -> None:
         with place.client(place.shown) as client:
             for method in (f"{SERVICE}/Evaluate", f"{SERVICE}/EvaluateStream", REFLECTION):
                 refused(call(client.channel, method, messages())[1], "UNAUTHENTICATED")
+            for method, complete in EVERY.items():
+                call(client.channel, method, complete, bearer("none"))
     finally:
         never.set()
-    wait_idle(place.server)
-
-
-def test_what_is_refused_takes_no_room_of_others(place: Place) -> None:
-    admission = place.server.server.service.admission
-    entered = admission.entered
-    with place.client(place.shown) as client:
-        for method, messages in EVERY.items():
-            call(client.channel, method, messages, bearer("none"))
     assert admission.entered == entered
+    wait_idle(place.server)
 
 
 @pytest.mark.parametrize("port", ["grpc", "http"])

@@ -13,7 +13,8 @@ from gradwire_server.command import gradwire_server
 from gradwire_server.config import addresses
 from gradwire_server.config.settings import Settings
 from support.processes import QUICK, Command, run_command
-from support.servers import commanded, served
+from support.raw_calls import RawClient
+from support.servers import ServerThread, commanded, served
 
 CORE_LINE = re.compile(r"[IWE]\d{4} |WARNING: All log messages before absl")
 
@@ -55,15 +56,13 @@ def test_an_address_of_this_machine_needs_nothing(address: str) -> None:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_the_port_of_another_server_is_refused_in_one_line(tmp_path: Path, workers: str) -> None:
-    with commanded(log=tmp_path / "log") as (command, client):
-        assert command.address in refused(command.address, workers=workers)
-        client.check_alive()
-
-
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_the_port_of_several_workers_is_refused_in_one_line(crew: Command, workers: str) -> None:
-    assert crew.address in refused(crew.address, workers=workers)
+def test_the_port_of_another_server_is_refused_in_one_line(
+    crew: Command, server: ServerThread, workers: str
+) -> None:
+    for address in (crew.address, server.address):
+        assert address in refused(address, workers=workers)
+        with RawClient(address) as client:
+            client.check_alive()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import logging
 import socket
 import ssl
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -14,12 +15,21 @@ import pytest
 import trustme
 
 from gradwire_server.config.settings import Settings
+from gradwire_server.config.tokens import Scope, add_token, revoke_token
 from gradwire_server.security.certificates import Certificates
 from support.certificates import Pair, Papers, pair, trusting
 from support.load import repeated
 from support.processes import running_command
-from support.raw_calls import RawClient, own_address, published_request, wait_until
-from support.refusals import Refusal
+from support.raw_calls import (
+    EVERY,
+    SERVICE,
+    RawClient,
+    bearer,
+    call,
+    own_address,
+    published_request,
+    wait_until,
+)
 from support.scraping import get, scrape
 from support.servers import serving
 
@@ -57,33 +67,28 @@ def test_connections_that_are_no_tls_leave_nothing_but_json_in_the_log(
     assert all(isinstance(json.loads(line), dict) for line in lines)
 
 
-def test_new_connections_get_the_new_certificate_and_old_ones_go_on(papers: Papers) -> None:
-    other = trustme.CA()
-    with serving(**papers.settings) as server:
-        with RawClient(server.address, trusting(papers.roots)) as old:
-            old.check_alive()
-            papers.write(other)
-            wait_until(lambda: is_served(server.address, other.cert_pem.bytes()))
-            assert not is_served(server.address, papers.roots)
-            old.check_alive()
-        papers.write()
-        wait_until(lambda: is_served(server.address, papers.roots))
-
-
-def test_clients_of_a_new_authority_are_let_in_and_those_of_an_old_one_no_more(
+def test_new_connections_get_the_new_certificate_and_those_of_new_authorities_are_let_in(
     papers: Papers,
 ) -> None:
     other = trustme.CA()
+    roots = other.cert_pem.bytes()
     ours, theirs = pair(papers.authority), pair(other)
     with serving(**papers.mutual) as server:
-        assert is_served(server.address, papers.roots, ours)
         assert not is_served(server.address, papers.roots, theirs)
-        papers.write_authorities(papers.authority, other)
+        with RawClient(server.address, trusting(papers.roots, ours)) as old:
+            old.check_alive()
+            papers.write(other)
+            wait_until(lambda: is_served(server.address, roots, ours))
+            assert not is_served(server.address, papers.roots, ours)
+            papers.write_authorities(papers.authority, other)
+            wait_until(lambda: is_served(server.address, roots, theirs))
+            assert is_served(server.address, roots, ours)
+            papers.write_authorities(other)
+            wait_until(lambda: not is_served(server.address, roots, ours))
+            assert is_served(server.address, roots, theirs)
+            old.check_alive()
+        papers.write()
         wait_until(lambda: is_served(server.address, papers.roots, theirs))
-        assert is_served(server.address, papers.roots, ours)
-        papers.write_authorities(other)
-        wait_until(lambda: not is_served(server.address, papers.roots, ours))
-        assert is_served(server.address, papers.roots, theirs)
 
 
 BROKEN = {
@@ -118,43 +123,61 @@ def test_what_cannot_be_used_is_refused_at_first_and_kept_out_later(
             Certificates(Settings(**papers.mutual))
 
 
-@pytest.mark.parametrize("mutual", [False, True])
 def test_a_certificate_that_has_expired_is_told_of_once_each_time_it_is_read(
-    papers: Papers, caplog: pytest.LogCaptureFixture, *, mutual: bool
+    papers: Papers, caplog: pytest.LogCaptureFixture
 ) -> None:
     def told() -> list[str]:
         messages = [record.getMessage() for record in caplog.records]
         return [message for message in messages if message.startswith("certificate")]
 
+    shown = pair(papers.authority)
     papers.write(expired=True)
-    with (
-        caplog.at_level(logging.INFO, "gradwire_server"),
-        serving(**(papers.mutual if mutual else papers.settings)) as server,
-    ):
+    with caplog.at_level(logging.INFO, "gradwire_server"), serving(**papers.mutual) as server:
         assert told() == ["certificate has expired"]
-        assert not is_served(server.address, papers.roots, pair(papers.authority))
+        assert not is_served(server.address, papers.roots, shown)
         papers.write()
-        wait_until(lambda: is_served(server.address, papers.roots, pair(papers.authority)))
+        wait_until(lambda: is_served(server.address, papers.roots, shown))
         assert told() == ["certificate has expired", "certificates reloaded"]
 
 
 @pytest.mark.slow
-def test_rotation_under_load_loses_no_call(papers: Papers) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_rotation_of_certificates_and_tokens_under_load_loses_no_call(
+    papers: Papers, path: Path, tmp_path: Path, workers: int
+) -> None:
     """Clients trust both authorities, as one has them do; each call has its own connection."""
     other = trustme.CA()
     roots, shown = papers.roots + other.cert_pem.bytes(), pair(papers.authority)
+    tokens = [add_token(path, name="0", scopes=list(Scope))]
 
-    def ask() -> Refusal | None:
+    def code(method: str, token: str, roots: bytes = roots) -> grpc.StatusCode:
         with RawClient(server.address, trusting(roots, shown)) as client:
-            return client.evaluate(published_request()).refusal
+            refusal = call(client.channel, method, EVERY[method], bearer(token))[1]
+        return grpc.StatusCode.OK if refusal is None else refusal.code
 
-    with serving(**papers.mutual) as server, repeated(ask) as load:
-        for authority in (other, papers.authority, other):
+    def ask() -> list[grpc.StatusCode] | None:
+        codes = [code(method, tokens[-1]) for method in EVERY]
+        return None if set(codes) == {grpc.StatusCode.OK} else codes
+
+    def are(expected: grpc.StatusCode, token: str, roots: bytes) -> bool:
+        """Ask on connections of their own, which any worker may take."""
+        method = f"{SERVICE}/ListOperators"
+        return all(code(method, token, roots) is expected for _ in range(8))
+
+    flags = [*papers.flags, f"--tls-client-ca={papers.mutual['tls_client_ca']}", "--no-warm-up"]
+    flags += ["--tokens", str(path), "--workers", str(workers)]
+    with running_command(*flags, log=tmp_path / "log") as server, repeated(ask) as load:
+        for number, authority in enumerate((other, papers.authority, other)):
             papers.write(authority)
             papers.write_authorities(papers.authority, authority)
+            # Taken at once by each worker; then the old one is revoked, and none takes it.
+            tokens.append(add_token(path, name=str(number + 1), scopes=list(Scope)))
+            load.wait_for_more(6)
+            revoke_token(path, str(number))
             own = authority.cert_pem.bytes()
-            wait_until(lambda own=own: is_served(server.address, own, shown))  # type: ignore[misc]
-            load.wait_for_more(10)
+            wait_until(partial(are, grpc.StatusCode.OK, tokens[-1], own))
+            wait_until(partial(are, grpc.StatusCode.UNAUTHENTICATED, tokens[-2], own))
+    assert not [token for token in tokens if token in server.log]
 
 
 def shakes_hands(address: str, roots: bytes, version: ssl.TLSVersion) -> bool:

@@ -16,7 +16,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from gradwire import Client, ops, v1
@@ -27,7 +26,6 @@ from support.processes import Command, is_running, running_command
 from support.raw_calls import (
     PUBLISHED_RESULT,
     ManyCall,
-    RawClient,
     chunks,
     float32,
     named,
@@ -37,6 +35,7 @@ from support.raw_calls import (
     wait_until,
 )
 from support.scraping import scrape
+from support.servers import commanded
 
 AUTO = ("--backend", "auto")
 CHANGED = " backend=numba_cpu after_s="
@@ -75,48 +74,10 @@ def cache(tmp_path: Path) -> Iterator[Cache]:
 
 
 @needs_numba
-def test_the_first_answer_comes_from_numpy_and_kernels_take_over(
+def test_numpy_answers_first_and_kernels_take_over_amid_calls_and_streams(
     tmp_path: Path, cache: Cache
 ) -> None:
-    flags = (*cache.flags, "--http-port", "127.0.0.1:0")
-    array, expected = problem(KINDS["unary"])
-
-    def check(backend: str, to_come: str) -> None:
-        operator = KINDS["unary"].operator
-        result = client.evaluate(operator, array, output_shape=expected.shape)
-        np.testing.assert_array_equal(result, expected)
-        info = client.server_info()
-        assert (info.backend, info.backend_to_come) == (backend, to_come)
-        told = scrape(command.http_address)
-        assert told.value("gradwire_kernels_pending") == bool(to_come)
-        for name in ("numpy_cpu", "numba_cpu"):
-            assert told.value("gradwire_build_info", backend=name) == (name == backend)
-
-    with (
-        running_command(*flags, log=tmp_path / "log") as command,
-        Client(command.address) as client,
-    ):
-        check("numpy_cpu", "numba_cpu")
-        cache.fill()
-        command.wait_for_log(CHANGED)
-        check("numba_cpu", "")
-        assert "compiling" not in command.log
-
-
-@needs_numba
-def test_under_load_no_call_is_lost_and_every_bit_is_right(tmp_path: Path, cache: Cache) -> None:
-    with running_command(*cache.flags, log=tmp_path / "log") as command:
-        with Callers(command.address, "unary", "small stream", "sums", "many") as callers:
-            callers.wait_for_more()
-            cache.fill()
-            command.wait_for_log(CHANGED)
-            callers.wait_for_more()
-        callers.check()
-
-
-@needs_numba
-def test_open_streams_change_over_too(tmp_path: Path, cache: Cache) -> None:
-    """Running sums that NumPy began are continued by kernels."""
+    """No call is lost, all bits are right, and kernels continue running sums that NumPy began."""
     array, expected = problem(KINDS["sums"])
     request = v1.EvaluateRequest(
         operator=ops.to_message(KINDS["sums"].operator),
@@ -132,19 +93,28 @@ def test_open_streams_change_over_too(tmp_path: Path, cache: Cache) -> None:
                 goes_on.wait()
             yield chunk
 
-    flags = (*cache.flags, "--slab-bytes", str(1 << 18))
-    with (
-        running_command(*flags, log=tmp_path / "log") as command,
-        RawClient(command.address) as raw,
-    ):
-        call = raw.start(messages())
-        with ManyCall(raw) as many:
-            many.send(named(published_request(), "before"))
-            assert many.receive().result.data == PUBLISHED_RESULT
+    def check(backend: str, to_come: str) -> None:
+        many.send(named(published_request(), backend))
+        assert many.receive().result.data == PUBLISHED_RESULT
+        told = client.stub.GetServerInfo(v1.GetServerInfoRequest())
+        assert (told.backend, told.backend_to_come) == (backend, to_come)
+        metrics = scrape(command.http_address)
+        assert metrics.value("gradwire_kernels_pending") == bool(to_come)
+        for name in ("numpy_cpu", "numba_cpu"):
+            assert metrics.value("gradwire_build_info", backend=name) == (name == backend)
+
+    flags = (*cache.flags, "--slab-bytes", str(1 << 18), "--http-port", "127.0.0.1:0")
+    with commanded(*flags, log=tmp_path / "log") as (command, client), ManyCall(client) as many:
+        call = client.start(messages())
+        with Callers(command.address, "unary", "small stream", "sums", "many") as callers:
+            callers.wait_for_more()
+            check("numpy_cpu", "numba_cpu")
             cache.fill()
             command.wait_for_log(CHANGED)
-            many.send(named(published_request(), "after"))
-            assert many.receive().result.data == PUBLISHED_RESULT
+            check("numba_cpu", "")
+            assert "compiling" not in command.log
+            callers.wait_for_more()
+        callers.check()
         goes_on.set()
         assert read_all(call).data == expected.tobytes()
 
@@ -206,28 +176,21 @@ def test_a_server_that_ends_while_its_children_compile_leaves_none(
 
 
 @needs_numba
-def test_children_are_forked_without_the_handlers_of_grpc(tmp_path: Path, cache: Cache) -> None:
-    # They start threads between fork and exec, which end some of the children by SIGSEGV.
+def test_a_child_that_is_killed_is_replaced(tmp_path: Path, cache: Cache) -> None:
     cache.unlock()
-    with running_command(*cache.flags, log=tmp_path / "log") as command:
+    with commanded(*cache.flags, log=tmp_path / "log") as (command, client):
         child = compiling(command)[0]
 
         def environment() -> list[bytes]:
             return Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
 
-        # Until its exec a child shows the variables with which the server was started.
+        # Handlers of grpc start threads between fork and exec, which end some of the children by
+        # SIGSEGV. Until its exec a child shows the variables with which the server was started.
         wait_until(lambda: b"GRPC_ENABLE_FORK_SUPPORT=0" in environment())
-
-
-@needs_numba
-def test_a_child_that_is_killed_is_replaced(tmp_path: Path, cache: Cache) -> None:
-    cache.unlock()
-    with running_command(*cache.flags, log=tmp_path / "log") as command:
-        os.kill(compiling(command)[0], signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
         command.wait_for_log("ended with status -9")
         command.wait_for_log(" compiling kernels", times=2)
-        with RawClient(command.address) as client:
-            client.check_alive()
+        client.check_alive()
 
 
 @needs_numba

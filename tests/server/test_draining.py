@@ -14,7 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gradwire import v1
-from support.processes import running_command
+from support.processes import is_running, running_command
 from support.raw_calls import (
     PATIENCE_S,
     REQUEST_ID,
@@ -23,12 +23,15 @@ from support.raw_calls import (
     chunk,
     ended,
     identity_request,
+    named,
     opening,
     published_request,
     read_all,
+    rows,
     wait_until,
 )
-from support.servers import ServerThread, commanded, served
+from support.refusals import Refusal
+from support.servers import ServerThread, commanded, served_many
 
 
 def endless(piece: int) -> Iterator[v1.EvaluateStreamRequest]:
@@ -37,6 +40,16 @@ def endless(piece: int) -> Iterator[v1.EvaluateStreamRequest]:
     data = bytes(piece)
     for number in itertools.count():
         yield chunk(number * piece, data)
+
+
+def check_told(refusal: Refusal | None) -> None:
+    """Assert that the last message said it, whatever became of the trailers behind it."""
+    assert refusal is not None
+    error = refusal.in_band
+    assert error is not None
+    assert error.code == grpc.StatusCode.UNAVAILABLE.value[0]
+    assert error.reason == v1.ErrorReason.ERROR_REASON_DRAINING
+    assert error.metadata["request_id"] == REQUEST_ID
 
 
 @pytest.mark.parametrize(
@@ -53,58 +66,64 @@ def test_a_writer_in_full_flow_learns_that_the_server_drains(number: int) -> Non
     with RawClient(server.address) as client:
         stopper = threading.Thread(target=stop)
         stopper.start()
-        refusal = client.stream(endless((1 << 10, 64 << 10, 1 << 20)[number % 3])).refusal
+        check_told(client.stream(endless((1 << 10, 64 << 10, 1 << 20)[number % 3])).refusal)
         stopper.join()
-    assert refusal is not None
-    error = refusal.in_band
-    assert error is not None
-    assert error.code == grpc.StatusCode.UNAVAILABLE.value[0]
-    assert error.reason == v1.ErrorReason.ERROR_REASON_DRAINING
-    assert error.metadata["request_id"] == REQUEST_ID
 
 
-def test_a_stream_that_waits_learns_that_the_server_drains() -> None:
-    with served() as (server, client):
+@pytest.mark.parametrize("flow", ["idle", "full"])
+def test_streams_that_wait_learn_that_the_server_drains(flow: str) -> None:
+    with served_many() as (server, client, many):
         stream = WaitingStream(client)
+        many.send(named(published_request(), "a"))
+        many.receive()
+        if flow == "full":
+            many.send(*(named(rows(1 << 10), str(number)) for number in range(4000)))
         server.loop.call_soon_threadsafe(server.server.service.draining.set)
-        answer = read_all(stream.call, itertools.chain([stream.opened], stream.call))
+        ended(many.refusal(), "DRAINING")
+        ended(read_all(stream.call, itertools.chain([stream.opened], stream.call)), "DRAINING")
         stream.send()
-    ended(answer, "DRAINING")
 
 
-def test_a_draining_server_finishes_what_runs_and_takes_nothing_new(tmp_path: Path) -> None:
-    with commanded("--grace-s", "30", log=tmp_path / "log") as (command, client):
+@pytest.mark.parametrize(
+    ("workers", "number"),
+    [
+        (1, signal.SIGTERM),
+        (1, signal.SIGINT),
+        pytest.param(2, signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(2, signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
+def test_a_draining_server_finishes_what_runs_and_takes_nothing_new(
+    tmp_path: Path, workers: int, number: int
+) -> None:
+    flags = ("--grace-s", "30", "--workers", str(workers))
+    with commanded(*flags, log=tmp_path / "log") as (command, client):
+        if workers == 1:
+            for times in (1, 2):
+                command.signal(signal.SIGUSR2)
+                command.wait_for_log("no rolling restart", times=times)
         stream = WaitingStream(client)
         health: Any = health_pb2_grpc.HealthStub(client.channel)
         question = health_pb2.HealthCheckRequest(service="gradwire.v1.GradientService")
         watch = health.Watch(question, timeout=PATIENCE_S)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-        command.signal(signal.SIGTERM)
+        command.signal(number)
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
         watch.cancel()
+        command.wait_for_log(" draining ", times=workers)
         # The listener is closed at some moment after that.
         wait_until(lambda: _refused(command.address))
-        assert stream.opened.WhichOneof("message") == "opened"
+        assert command.running
         stream.finish()
         assert command.wait() == 0
-        assert "draining" in command.log
-        assert "stopped" in command.log
+        assert command.log.count(" stopped") >= workers
         assert "Traceback" not in command.log
+        assert not any(map(is_running, command.workers.values()))
 
 
 def _refused(address: str) -> bool:
     with RawClient(address) as client:
         return client.evaluate(published_request(), timeout_s=5).code is grpc.StatusCode.UNAVAILABLE
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_an_idle_server_with_status_0(tmp_path: Path, number: int) -> None:
-    with running_command("--backend", "auto", log=tmp_path / "log") as command:
-        with RawClient(command.address) as client:
-            client.check_alive()
-        command.signal(number)
-        assert command.wait() == 0
-        assert "Traceback" not in command.log
 
 
 def test_what_outlasts_the_grace_period_is_ended(tmp_path: Path) -> None:
@@ -113,8 +132,5 @@ def test_what_outlasts_the_grace_period_is_ended(tmp_path: Path) -> None:
             call = client.start(endless(1 << 16))
             opened = next(call)
             command.signal(signal.SIGTERM)
-            refusal = read_all(call, itertools.chain([opened], call)).refusal
+            check_told(read_all(call, itertools.chain([opened], call)).refusal)
         assert command.wait() == 0
-    assert refusal is not None
-    assert refusal.in_band is not None
-    assert refusal.in_band.reason == v1.ErrorReason.ERROR_REASON_DRAINING

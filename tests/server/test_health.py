@@ -16,40 +16,25 @@ from gradwire import v1
 from gradwire.v1 import gradient_service_pb2
 from gradwire_server.rpc.health import has_list
 from gradwire_server.rpc.open_inference.descriptors import SERVICE
-from support.raw_calls import HEALTH, PATIENCE_S, RawClient, call
+from support.raw_calls import HEALTH, PATIENCE_S, TRACEPARENT, RawClient, call, published_request
 from support.raw_frames import DATA, END_HEADERS, HEADERS, RawConnection, call_headers, frame
-from support.servers import ServerThread, serving
+from support.servers import serving
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 METHODS = ("Check", "Watch", *["List"] * has_list())
 
 
-@pytest.mark.parametrize("service", ["", "gradwire.v1.GradientService"])
-def test_the_server_and_its_service_are_serving(client: RawClient, service: str) -> None:
+def test_the_server_and_its_service_are_serving_and_others_unknown(client: RawClient) -> None:
     health: Any = health_pb2_grpc.HealthStub(client.channel)
-    assert health.Check(health_pb2.HealthCheckRequest(service=service)).status == SERVING
-
-
-def test_the_health_of_an_unknown_service_is_not_found(client: RawClient) -> None:
+    for service in ("", "gradwire.v1.GradientService"):
+        assert health.Check(health_pb2.HealthCheckRequest(service=service)).status == SERVING
     question = health_pb2.HealthCheckRequest(service="gradwire.v2.GradientService")
     _, refusal = call(client.channel, HEALTH, (question.SerializeToString(),))
     assert refusal is not None
     assert refusal.code is grpc.StatusCode.NOT_FOUND
-
-
-@pytest.mark.parametrize("service", ["", "gradwire.v1.GradientService"])
-def test_a_watcher_sees_the_server_go(service: str) -> None:
-    server = ServerThread()
-    server.start()
-    with RawClient(server.address) as client:
-        health: Any = health_pb2_grpc.HealthStub(client.channel)
-        watch = health.Watch(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE_S)
-        assert next(watch).status == SERVING
-        server.stop()
-        assert next(watch).status == NOT_SERVING
-        with pytest.raises(grpc.RpcError):
-            next(watch)
+    watch = health.Watch(question, timeout=PATIENCE_S)
+    assert next(watch).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    watch.cancel()
 
 
 @pytest.mark.skipif(not has_list(), reason="grpcio-health-checking is too old for the RPC List")
@@ -76,13 +61,6 @@ def test_what_is_no_short_question_is_refused(client: RawClient, method: str) ->
         assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT
         assert words in refusal.message
         assert not replies
-
-
-def test_a_watcher_of_what_is_unknown_is_told_so(client: RawClient) -> None:
-    health: Any = health_pb2_grpc.HealthStub(client.channel)
-    watch = health.Watch(health_pb2.HealthCheckRequest(service="other"), timeout=PATIENCE_S)
-    assert next(watch).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-    watch.cancel()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -136,12 +114,27 @@ def test_reflection_tells_the_schema_of_both_pools(client: RawClient, service: A
 
 
 def test_questions_about_the_server_return_name_and_trace_too(client: RawClient) -> None:
-    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    metadata = (("traceparent", traceparent),)
+    metadata = (("traceparent", TRACEPARENT),)
     for _, done in (
         client.stub.ListOperators.with_call(v1.ListOperatorsRequest(), metadata=metadata),
         client.stub.GetServerInfo.with_call(v1.GetServerInfoRequest(), metadata=metadata),
     ):
         trailers = dict(done.trailing_metadata())
-        assert trailers["traceparent"] == traceparent
+        assert trailers["traceparent"] == TRACEPARENT
         assert len(trailers["gradwire-request-id"]) == 32
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a", "two words", " ", " a ", "x" * 127, "~" * 128, "%25 \"'\\"]
+)
+def test_the_name_of_a_call_comes_back_and_one_without_gets_one(
+    client: RawClient, name: str
+) -> None:
+    request, names = published_request(), set[str]()
+    request.request_id = name
+    for _ in range(3):
+        trailers = client.evaluate(request).trailers
+        names.add(trailers["gradwire-request-id"])
+        assert trailers["traceparent"] == TRACEPARENT
+        assert "compute;dur=" in trailers["gradwire-timing"]
+    assert names == {name} if name else [len(each) for each in names] == [32] * 3

@@ -49,7 +49,7 @@ pytestmark = needs_simulator
 LINEAR = ops.InterpolateBackward(mode="linear", data_format="NCX")
 HTTP = ("--http-port", "127.0.0.1:0")
 SENT, RECEIVED = (1, 3, 64, 64), (1, 3, 32, 32)
-LARGE, HALVED = KINDS["stream"].sent, KINDS["stream"].received
+LARGE = KINDS["stream"].sent
 # A start of a worker may take long on a busy machine.
 PATIENT = RetryPolicy(max_attempts=60, max_backoff_s=0.5)
 LOST = (
@@ -61,10 +61,10 @@ def gradient(shape: tuple[int, ...]) -> NDArray[Any]:
     return np.random.default_rng(1).standard_normal(shape).astype(np.float32)
 
 
-def evaluated(target: Client | LocalClient, shape: tuple[int, ...] = SENT) -> bytes:
+def evaluated(target: Client | LocalClient, shape: tuple[int, ...] = SENT, **options: Any) -> bytes:
     """Return the bytes of the result of one call."""
     half = (*shape[:2], shape[2] // 2, shape[3] // 2)
-    return target.evaluate(LINEAR, gradient(shape), output_shape=half).tobytes()
+    return target.evaluate(LINEAR, gradient(shape), output_shape=half, **options).tobytes()
 
 
 def expected(shape: tuple[int, ...] = SENT) -> bytes:
@@ -206,37 +206,32 @@ def test_want_of_memory_is_an_error_that_passes(two: Command, folder: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_device_that_is_lost_leaves_the_other_one_serving(two: Command, folder: Path) -> None:
-    """Lost and killed, one after the other, then both at once; health of the port stays."""
-    served = two.log.count(" worker serves ")
-    with Callers(two.address, "unary", "async stream", "many", retry=PATIENT) as callers:
-        callers.wait_for_more()
-        lose(two, folder)
-        two.wait_for_log(" worker serves ", times=served + 1)
-        callers.wait_for_more()
-        os.kill(worker(two, 1), signal.SIGKILL)
-        two.wait_for_log(" worker serves ", times=served + 2)
-        lose(two, folder, 0)
-        lose(two, folder, 1)
-        two.wait_for_log(" worker serves ", times=served + 4)
-        callers.wait_for_more()
-    callers.check()
-
-
-@pytest.mark.slow
-def test_while_one_device_is_away_the_other_one_serves_every_call(
+def test_devices_that_are_lost_one_by_one_or_at_once_cost_no_call(
     two: Command, folder: Path
 ) -> None:
-    served = two.log.count(" worker serves worker=0 ")
-    (folder / "waits-0").touch()
-    with Callers(two.address, "unary", "stream", retry=PATIENT) as callers:
+    before = two.log.count(" worker serves ")
+
+    def wait_for_workers(more: int) -> None:
+        two.wait_for_log(" worker serves ", times=before + more)
+
+    with Callers(two.address, "unary", "async stream", "many", retry=PATIENT) as callers:
+        callers.wait_for_more()
+        # While one device is away the other one serves every call.
+        (folder / "waits-0").touch()
         lose(two, folder)
         for _ in range(3):
             callers.wait_for_more()
         assert get(two.http_address, "/readyz")[0] == 200
-        assert two.log.count(" worker serves worker=0 ") == served
+        assert two.log.count(" worker serves ") == before
         (folder / "waits-0").unlink()
-        two.wait_for_log(" worker serves worker=0 ", times=served + 1)
+        wait_for_workers(1)
+        callers.wait_for_more()
+        os.kill(worker(two, 1), signal.SIGKILL)
+        wait_for_workers(2)
+        lose(two, folder, 0)
+        lose(two, folder, 1)
+        wait_for_workers(4)
+        callers.wait_for_more()
     callers.check()
 
 
@@ -253,55 +248,50 @@ def test_a_rolling_restart_renews_the_workers_without_a_word_to_callers(two: Com
 
 
 @pytest.mark.parametrize(
-    ("file", "flags", "why"),
+    ("file", "stall_s", "why"),
     [
-        ("load-0", (), f'error="{simulated_device.AWAY}" status=3\n'),
-        ("broken-0", (), f'error="{simulated_device.ILLEGAL}" status=3\n'),
-        (
-            "hung-0",
-            ("--stall-timeout-s", "1.5"),
-            "not answered for 1.5 s (GRADWIRE_STALL_TIMEOUT_S)",
-        ),
+        ("load-0", 60, f'error="{simulated_device.AWAY}" status=3\n'),
+        ("broken-0", 60, f'error="{simulated_device.ILLEGAL}" status=3\n'),
+        ("hung-0", 2, "it has not answered for 2.0 s (GRADWIRE_STALL_TIMEOUT_S)"),
+        ("waits-0", 2, "it has not answered for 2.0 s (GRADWIRE_STALL_TIMEOUT_S)"),
     ],
-    ids=["load", "warm-up", "hangs at the warm-up"],
+    ids=["load", "warm-up", "hangs at the warm-up", "hangs as it is opened"],
 )
 def test_a_device_that_is_lost_at_the_start_is_opened_by_another_worker(
-    tmp_path: Path, file: str, flags: tuple[str, ...], why: str
+    tmp_path: Path, file: str, stall_s: int, why: str
 ) -> None:
-    (tmp_path / file).touch()
-    with serving(tmp_path, *flags) as command:
+    meets, log = tmp_path / file, tmp_path / "log"
+    meets.touch()
+
+    def let_go() -> None:
+        wait_until(lambda: log.exists() and " device lost " in log.read_text())
+        meets.unlink(missing_ok=True)
+
+    letting_go = threading.Thread(target=let_go)
+    letting_go.start()
+    with serving(tmp_path, "--stall-timeout-s", str(stall_s)) as command:
+        letting_go.join()
         assert why in "".join(re.findall(r" device lost worker=0 .*\n", command.log))
         assert "worker ended worker=0 " in command.log
         check_evaluates(command)
 
 
-def test_a_device_that_does_not_answer_as_it_is_opened_is_lost(tmp_path: Path) -> None:
-    waits, log = tmp_path / "waits-0", tmp_path / "log"
-    waits.touch()
-
-    def let_go() -> None:
-        wait_until(lambda: log.exists() and " device lost " in log.read_text())
-        waits.unlink()
-
-    letting_go = threading.Thread(target=let_go)
-    letting_go.start()
-    with serving(tmp_path, "--stall-timeout-s", "2") as command:
-        letting_go.join()
-        assert "it has not answered for 2.0 s (GRADWIRE_STALL_TIMEOUT_S)" in command.log
-        check_evaluates(command)
-
-
-def test_a_call_that_loses_the_device_says_so_and_the_next_one_finds_another_worker(
+def test_all_calls_that_lose_the_device_say_so_and_the_next_one_finds_another_worker(
     one: One,
 ) -> None:
+    """Streams that wait for their callers end too, and their last message has the reason."""
     folder, command = one
-    with RawClient(command.address) as client:
+    with RawClient(command.address) as client, silence(OPENED) as waiting:
         first, losses = worker(command), command.log.count("device lost")
+        streams = [client.start(waiting()) for _ in range(3)]
+        opened = [next(each) for each in streams]
         (folder / "waits-0").touch()
         (folder / "broken-0").touch()
         lost = refused(client.evaluate(request()), "DEVICE_LOST")
-        assert lost.message == LOST
-        assert lost.retry_after_s == 0.25
+        assert (lost.message, lost.retry_after_s) == (LOST, 0.25)
+        for message, each in zip(opened, streams, strict=True):
+            answer = read_all(each, itertools.chain([message], each))
+            assert ended(answer, "DEVICE_LOST").message == LOST
         assert command.log.count("device lost") == losses + 1
         wait_until(lambda: not is_running(first))
         assert get(command.http_address, "/readyz")[0] == 503
@@ -326,20 +316,6 @@ def test_no_connection_comes_to_a_server_that_has_told_of_the_loss() -> None:
         wait_until(server.server.over.is_set)
 
 
-def test_every_stream_in_flight_ends_with_the_device(one: One) -> None:
-    """Streams that wait for their callers end too, and their last message has the reason."""
-    first = worker(one.command)
-    with RawClient(one.command.address) as client, silence(OPENED) as waiting:
-        streams = [client.start(waiting()) for _ in range(3)]
-        opened = [next(each) for each in streams]
-        (one.folder / "broken-0").touch()
-        assert client.evaluate(request()).refusal is not None
-        for message, each in zip(opened, streams, strict=True):
-            answer = read_all(each, itertools.chain([message], each))
-            assert ended(answer, "DEVICE_LOST").message == LOST
-    check_replaced(one.command, first, status=3)
-
-
 def test_a_stream_amid_which_the_device_is_lost_is_resumed_with_the_same_bits(one: One) -> None:
     timings = list[Timing]()
 
@@ -348,18 +324,11 @@ def test_a_stream_amid_which_the_device_is_lost_is_resumed_with_the_same_bits(on
             lost.set()
             (one.folder / "broken-0").touch()
 
-    lost = threading.Event()
-    shape = (4, 64, 320, 320)
-    half = (4, 64, 160, 160)
-    array = gradient(shape)
-    with LocalClient("numpy_cpu") as local:
-        same = local.evaluate(LINEAR, array, output_shape=half)
-    first = worker(one.command)
+    lost, shape = threading.Event(), (4, 64, 320, 320)
+    same, first = expected(shape), worker(one.command)
     with Client(one.command.address, retry=PATIENT) as client:
-        result = client.evaluate(
-            LINEAR, array, output_shape=half, on_progress=lose_midway, on_timing=timings.append
-        )
-    assert result.tobytes() == same.tobytes()
+        options: dict[str, Any] = {"on_progress": lose_midway, "on_timing": timings.append}
+        assert evaluated(client, shape, **options) == same
     assert lost.is_set()
     assert timings[0].tries > 1
     check_replaced(one.command, first, status=3)

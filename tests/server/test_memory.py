@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import platform
 import resource
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ import grpc
 import pytest
 
 from gradwire import v1
-from support.processes import EAGER, Command, memory_kib, run_command, running_command
+from support.processes import EAGER, Command, memory_kib, running_command
 from support.raw_calls import (
     ManyCall,
     RawClient,
@@ -65,11 +64,10 @@ def cancel(client: RawClient) -> None:
         call.cancel()
 
 
-def burst(client: RawClient, ends: list[Callable[[RawClient], None]]) -> None:
-    """Run eight streams of each kind, four at once."""
+def burst(client: RawClient, end: Callable[[RawClient], None] = complete) -> None:
+    """Run eight streams, four at once."""
     with ThreadPoolExecutor(4) as pool:
-        for end in ends:
-            list(pool.map(end, [client] * 8))
+        list(pool.map(end, [client] * 8))
 
 
 def fail_many(client: RawClient) -> None:
@@ -108,15 +106,12 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", [complete, fail, cancel])
-def test_memory_returns_to_its_level_however_streams_end(
-    command: Command, end: Callable[[RawClient], None]
-) -> None:
+def test_memory_returns_to_its_level_however_streams_end(command: Command) -> None:
     with RawClient(command.address) as client:
-        burst(client, [complete])
+        burst(client)
         level = memory_kib(command.pid, "RssAnon")
-        for _ in range(3):
-            burst(client, [end])
+        for end in (complete, fail, cancel) * 3:
+            burst(client, end)
             client.check_alive()
             # A few MiB for each stream that ended would be more.
             assert memory_kib(command.pid, "RssAnon") < level + 24 * 1024
@@ -165,7 +160,7 @@ def test_nothing_is_allocated_before_bytes_arrive(
     request.input.CopyFrom(source)
     request.output.CopyFrom(result)
     with RawClient(command.address) as client, silence([opening(request)]) as silent:
-        burst(client, [complete])
+        burst(client)
         resident = memory_kib(command.pid, "RssAnon")
         mapped = memory_kib(command.pid, "VmSize")
         calls = [client.start(silent()) for _ in range(3)]
@@ -185,7 +180,7 @@ def test_a_stream_needs_memory_for_what_overlaps_and_not_for_the_tensor(tmp_path
         # One of its own: another stream's high water would hide this one's.
         commanded(*_BACKEND, log=tmp_path / "log", env=EAGER) as (command, client)
     ):
-        burst(client, [complete])
+        burst(client)
         level = memory_kib(command.pid, "VmHWM")
 
         def messages() -> Iterator[v1.EvaluateStreamRequest]:
@@ -202,7 +197,7 @@ def test_a_stream_needs_memory_for_what_overlaps_and_not_for_the_tensor(tmp_path
 def test_a_server_out_of_memory_says_so_and_stays_up(tmp_path: Path) -> None:
     flags = ("--max-request-memory-bytes", str(64 << 30), "--max-memory-bytes", str(64 << 30))
     with commanded(*_BACKEND, *flags, log=tmp_path / "log", env=EAGER) as (command, client):
-        burst(client, [complete])
+        burst(client)
         mapped = memory_kib(command.pid, "VmSize") * 1024
         _, hard = resource.prlimit(command.pid, resource.RLIMIT_AS)
         resource.prlimit(command.pid, resource.RLIMIT_AS, (mapped + 512 * MIB, hard))
@@ -212,33 +207,3 @@ def test_a_server_out_of_memory_says_so_and_stays_up(tmp_path: Path) -> None:
         ended(client.stream([opening(request), chunk(0, bytes(MIB))]), "OUT_OF_MEMORY")
         client.check_alive()
         assert "Traceback" not in command.log
-
-
-# A block of memory is taken, written and freed again; page faults of the last time are told.
-_FREED_BLOCKS = """
-import ctypes, resource
-from gradwire_server.scheduling import malloc
-
-malloc.keep_freed_memory()
-library = ctypes.CDLL(None)
-library.malloc.restype = ctypes.c_void_p
-size = 8 << 20
-for _ in range(3):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    block = ctypes.c_void_p(library.malloc(ctypes.c_size_t(size)))
-    ctypes.memset(block, 1, size)
-    library.free(block)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-_PAGES = (8 << 20) // 4096
-
-
-def faults(**environment: str) -> int:
-    """Return how often a page had to be had from the system."""
-    return int(run_command(program=("-c", _FREED_BLOCKS), env=environment).stdout)
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps memory")
-def test_memory_that_is_kept_is_not_had_again_unless_variables_set_malloc_up() -> None:
-    assert faults() < _PAGES / 100
-    assert faults(MALLOC_MMAP_THRESHOLD_="65536") > _PAGES / 2

@@ -39,6 +39,7 @@ from support.refusals import Refusal
 from support.servers import ServerThread, serving, wait_idle
 
 OPERATOR = "torch_upsample_backward"
+UPSAMPLE = ops.TorchUpsampleBackward(mode="bilinear")
 FOLDER = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory is
 
 
@@ -55,11 +56,16 @@ def _client(server: ServerThread) -> Generator[InferenceClient]:
         yield client
 
 
-def expected(server: ServerThread, x: Any) -> bytes:
+def expected(
+    server: ServerThread,
+    x: Any,
+    shape: tuple[int, ...] = RESULT_SHAPE,
+    *,
+    operator: ops.Operator = UPSAMPLE,
+) -> bytes:
     """Return what Client.evaluate has."""
     with Client(server.address) as client:
-        operator = ops.TorchUpsampleBackward(mode="bilinear")
-        return client.evaluate(operator, x, output_shape=RESULT_SHAPE).tobytes()
+        return client.evaluate(operator, x, output_shape=shape).tobytes()
 
 
 @pytest.mark.parametrize("datatype", DTYPES)
@@ -71,55 +77,31 @@ def test_the_bits_of_every_datatype_are_those_of_evaluate(
         x, model=OPERATOR, datatype=datatype, mode="bilinear", output_shape=str(list(RESULT_SHAPE))
     )
     request.id = "mine"
-    for _ in range(3):  # the second one finds the header
-        reply = client.call("ModelInfer", request)
+    raw = request.SerializeToString()
+    if datatype in {"FP32", "FP64"}:  # which have typed contents too
+        request.ClearField("raw_input_contents")
+        typed = getattr(request.inputs[0].contents, f"{datatype.lower()}_contents")
+        typed.extend(x.reshape(-1).tolist())
+    for each in (raw, request.SerializeToString(), raw):  # the last one finds the header
+        reply = client.call("ModelInfer", each)
         assert reply.raw_output_contents == [expected(server, x)]
         (tensor,) = reply.outputs
         assert (tensor.name, tensor.datatype, tuple(tensor.shape)) == ("y", datatype, RESULT_SHAPE)
         assert (reply.model_name, reply.model_version, reply.id) == (OPERATOR, "1", "mine")
 
 
-@pytest.mark.parametrize("datatype", ["FP32", "FP64"])
-def test_typed_contents_are_raw_ones(
-    server: ServerThread, client: InferenceClient, datatype: str
+def test_an_output_shape_may_be_a_tensor_and_inputs_have_any_order(
+    server: ServerThread, client: InferenceClient
 ) -> None:
-    x = gradient().astype(DTYPES[datatype])
-    request = infer_request(
-        x, model=OPERATOR, datatype=datatype, mode="bilinear", output_shape="[1, 3, 32, 32]"
-    )
-    raw = request.SerializeToString()
-    request.ClearField("raw_input_contents")
-    typed = getattr(request.inputs[0].contents, f"{datatype.lower()}_contents")
-    typed.extend(x.reshape(-1).tolist())
-    for each in (request.SerializeToString(), raw, request.SerializeToString()):
-        assert client.call("ModelInfer", each).raw_output_contents == [expected(server, x)]
-
-
-def test_an_output_shape_may_be_a_tensor(server: ServerThread, client: InferenceClient) -> None:
-    x = gradient()
-    for sizes in (RESULT_SHAPE, (1, 3, 31, 32), RESULT_SHAPE):
-        request = infer_request(x, model=OPERATOR, mode="bilinear")
-        request.inputs.add(name="output_shape", datatype="INT64", shape=[4])
-        request.raw_input_contents.append(np.array(sizes, "<i8").tobytes())
-        if sizes == RESULT_SHAPE:
-            reply = client.call("ModelInfer", request)
-            assert reply.raw_output_contents == [expected(server, x)]
-        else:
-            assert tuple(client.call("ModelInfer", request).outputs[0].shape) == sizes
-
-
-def test_inputs_have_any_order(server: ServerThread, client: InferenceClient) -> None:
-    request = infer_request(model=OPERATOR, mode="bilinear")
-    request.inputs.add(name="output_shape", datatype="INT64", shape=[4])
-    request.inputs.add(name="x", datatype="FP32", shape=[1, 1, 2, 4])
     # Both contents have 32 bytes: taken for each other, they would give other bits.
-    x, sizes = gradient((1, 1, 2, 4)), np.array([1, 1, 1, 2], "<i8")
-    request.raw_input_contents.extend([sizes.tobytes(), x.tobytes()])
-    with Client(server.address) as own:
-        operator = ops.TorchUpsampleBackward(mode="bilinear")
-        result = own.evaluate(operator, x, output_shape=tuple(sizes)).tobytes()
-    for _ in range(2):
-        assert client.call("ModelInfer", request).raw_output_contents == [result]
+    x = gradient((1, 1, 2, 4))
+    for sizes in ((1, 1, 1, 2), (1, 1, 2, 2), (1, 1, 1, 2)):
+        request = infer_request(model=OPERATOR, mode="bilinear")
+        request.inputs.add(name="output_shape", datatype="INT64", shape=[4])
+        request.inputs.add(name="x", datatype="FP32", shape=x.shape)
+        request.raw_input_contents.extend([np.array(sizes, "<i8").tobytes(), x.tobytes()])
+        reply = client.call("ModelInfer", request)
+        assert reply.raw_output_contents == [expected(server, x, sizes)]
 
 
 def test_parameters_are_json_or_native(client: InferenceClient) -> None:
@@ -147,14 +129,18 @@ def test_a_named_model_needs_no_parameters(server: ServerThread, client: Inferen
     assert (config.max_batch_size, tuple(config.input[0].dims)) == (0, SHAPE)
 
 
-def test_messages_above_four_mebibytes_are_taken(
-    server: ServerThread, client: InferenceClient
-) -> None:
-    x = gradient((4, 8, 256, 256))
-    request = infer_request(x, model="dml_resample", interpolation_mode="linear")
-    request.parameters["output_shape"].string_param = "[4, 8, 256, 256]"
+SPECIAL = np.array([np.nan, -0.0, np.inf, 1e-45], ml_dtypes.bfloat16).reshape(1, 1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("x", "datatype"),
+    [(SPECIAL, "BF16"), (gradient((4, 8, 256, 256)), "FP32")],
+    ids=["special values", "above four mebibytes"],
+)
+def test_a_copy_has_the_bits_of_its_input(client: InferenceClient, x: Any, datatype: str) -> None:
+    request = infer_request(x, model="dml_resample", datatype=datatype, interpolation_mode="linear")
+    request.parameters["output_shape"].string_param = str(list(x.shape))
     assert client.call("ModelInfer", request).raw_output_contents == [x.tobytes()]
-    wait_idle(server)
 
 
 def parameters(**given: str | int) -> dict[str, Any]:
@@ -311,15 +297,12 @@ def test_health_metadata_and_index(client: InferenceClient) -> None:
         assert kind.min_rank <= len(x.shape) <= kind.max_rank
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
+def test_what_is_not_served_is_told(client: InferenceClient) -> None:
+    for method in (
         *("RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings"),
         *("CudaSharedMemoryStatus", "CudaSharedMemoryRegister"),
-    ],
-)
-def test_what_is_not_served_is_told(client: InferenceClient, method: str) -> None:
-    assert client.refused(method)[0] == "UNIMPLEMENTED"
+    ):
+        assert client.refused(method)[0] == "UNIMPLEMENTED"
 
 
 class SharedFile:
@@ -384,10 +367,8 @@ def test_large_tensors_in_shared_memory_have_the_bits_of_evaluate(
     server: ServerThread, client: InferenceClient, operator: str
 ) -> None:
     x, sizes = gradient((5, 7, 320, 240)), (5, 6, 111, 480)
-    with Client(server.address) as own:
-        attributes: dict[str, Any] = {"interpolation_mode": "linear"}
-        kind = ops.OPERATORS[operator](**attributes)
-        result = own.evaluate(kind, x, output_shape=sizes).tobytes()
+    kind: Any = ops.OPERATORS[operator]
+    result = expected(server, x, sizes, operator=kind(interpolation_mode="linear"))
     with registered(client, x.tobytes() + bytes(len(result))) as file:
         request = _shared_request(x.nbytes, result_bytes=len(result))
         request.model_name, request.inputs[0].shape[:] = operator, x.shape
@@ -406,9 +387,10 @@ def test_a_file_that_shrinks_ends_the_call_and_not_the_server(
     length = left * x.nbytes // 2
     with registered(client, bytes(x.nbytes + len(result))) as file:
         os.truncate(file.path, length)
-        request = _shared_request(x.nbytes, result_bytes=len(result))
         for _ in range(2):
-            status, text = client.refused("ModelInfer", request)
+            status, text = client.refused(
+                "ModelInfer", _shared_request(x.nbytes, result_bytes=len(result))
+            )
             assert (status, "has become shorter" in text) == (INVALID, True), text
             assert file.path.stat().st_size == length
     assert client.call("ServerLive").live
@@ -419,9 +401,7 @@ def test_a_file_that_shrinks_during_calls_gives_no_wrong_bits(
     server: ServerThread, client: InferenceClient
 ) -> None:
     x, sizes = gradient((4, 8, 256, 256)), (4, 8, 128, 128)
-    with Client(server.address) as own:
-        operator = ops.TorchUpsampleBackward(mode="bilinear")
-        result = own.evaluate(operator, x, output_shape=sizes).tobytes()
+    result = expected(server, x, sizes)
     request = _shared_request(x.nbytes)
     request.model_name, request.inputs[0].shape[:] = OPERATOR, x.shape
     request.parameters["mode"].string_param = "bilinear"
@@ -490,12 +470,14 @@ def test_names_that_the_operator_did_not_allow_are_refused(client: InferenceClie
         fifo.unlink()
 
 
-def test_shared_memory_is_off_unless_its_names_are_given() -> None:
+def test_shared_memory_is_off_unless_its_names_are_given_and_all_of_it_where_told() -> None:
     with serving() as server, InferenceClient(server.address) as client:
         status, text = client.refused("SystemSharedMemoryRegister", name="a", key="a", byte_size=1)
         assert (status, "--open-inference-memory" in text) == ("UNIMPLEMENTED", True)
         client.call("SystemSharedMemoryUnregister")
         client.call("CudaSharedMemoryUnregister")
+    with serving(open_inference="off") as server, InferenceClient(server.address) as client:
+        assert client.refused("ServerLive")[0] == "UNIMPLEMENTED"
 
 
 def test_callers_of_other_machines_use_no_region() -> None:
@@ -514,11 +496,6 @@ def test_callers_of_other_machines_use_no_region() -> None:
     kept.unregister(request, remote)
     assert kept.statuses(request, remote) == {"regions": {}}
     assert list(kept.statuses(request, here)["regions"]) == ["in"]
-
-
-def test_off_serves_none_of_it() -> None:
-    with serving(open_inference="off") as server, InferenceClient(server.address) as client:
-        assert client.refused("ServerLive")[0] == "UNIMPLEMENTED"
 
 
 def test_every_method_has_a_scope_and_tokens_are_asked_for(tmp_path: Path) -> None:
@@ -547,13 +524,6 @@ def test_the_requests_of_the_page_to_grpcurl_are_answered(client: InferenceClien
     assert replies["ModelMetadata"].name == OPERATOR
     result = np.array([1, 2], np.float32).tobytes()
     assert replies["ModelInfer"].raw_output_contents == [result]
-
-
-def test_special_values_keep_their_bits(client: InferenceClient) -> None:
-    x = np.array([np.nan, -0.0, np.inf, 1e-45], ml_dtypes.bfloat16).reshape(1, 1, 2, 2)
-    request = infer_request(x, model="dml_resample", datatype="BF16", interpolation_mode="linear")
-    request.parameters["output_shape"].string_param = "[1, 1, 2, 2]"
-    assert client.call("ModelInfer", request).raw_output_contents == [x.tobytes()]
 
 
 def test_messages_are_in_no_default_pool() -> None:

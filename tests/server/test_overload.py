@@ -1,63 +1,110 @@
-"""A full server refuses at once, says when to come back, and then lets others in."""
+"""A full server refuses at once; others wait for a thread, and tables are built beside them."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
+import threading
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import grpc
+import numpy as np
 import pytest
 
-from gradwire import v1
+from gradwire import (
+    AsyncClient,
+    CallCancelledError,
+    Client,
+    DeadlineExceededError,
+    RetryPolicy,
+    ops,
+    v1,
+)
+from gradwire_server import LocalClient
+from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TableCache, TensorSpec
 from gradwire_server.errors import RETRY_AFTER_S
+from support.clients import halved
 from support.raw_calls import (
     BOTH_WAYS,
+    PATIENCE_S,
+    PUBLISHED_RESULT,
     Answer,
+    ManyCall,
     RawClient,
     WaitingStream,
     as_stream,
-    chunk,
+    chunks,
+    copies,
+    ended,
+    float32,
+    identity_request,
+    named,
     opening,
     published_request,
+    read_all,
     refused,
+    silence,
     wait_until,
 )
-from support.raw_frames import (
-    END_HEADERS,
-    HEADERS,
-    RawConnection,
-    call_headers,
-    data_frames,
-    frame,
-    message,
-)
 from support.refusals import Refusal, check_in_band
-from support.servers import served, serving, wait_idle
+from support.servers import (
+    Gated,
+    ServerThread,
+    gated,
+    laborious,
+    served,
+    serving,
+    wait_for,
+    wait_idle,
+)
+
+# One that computes and one that is next.
+SLOTS = 2
 
 
-def check_overload(answer: Answer, setting: str, retry_after_s: float) -> Refusal:
+def check_overload(answer: Answer, setting: str, retry_after_s: float | None = None) -> Refusal:
     refusal = refused(answer, "OVERLOADED", limit=setting)
-    assert refusal.retry_after_s == retry_after_s
-    assert f"GRADWIRE_{setting.upper()}" in refusal.message
+    assert retry_after_s is None or refusal.retry_after_s == retry_after_s
+    assert f"GRADWIRE_{setting.upper()})" in refusal.message
     return refusal
 
 
 def test_streams_beyond_max_streams_are_asked_to_come_back() -> None:
     with served(max_streams=3) as (server, client):
-        held = [WaitingStream(client, early=1) for _ in range(3)]
-        answer = client.stream(as_stream(published_request()))
-        check_in_band(check_overload(answer, "max_streams", RETRY_AFTER_S))
-        # Before its open is read.
-        assert client.stream([]).refusal is not None
-        # Unary calls take no place.
-        assert client.evaluate(published_request()).refusal is None
-        for each in held:
-            each.finish()
+        with ManyCall(client) as many:
+            many.send(named(published_request(), "a"))
+            many.receive()
+            held = [WaitingStream(client, early=1) for _ in range(2)]
+            answer = client.stream(as_stream(published_request()))
+            check_in_band(check_overload(answer, "max_streams", RETRY_AFTER_S))
+            # Before its open is read.
+            assert client.stream([]).refusal is not None
+            with ManyCall(client) as other:
+                ended(other.refusal(), "OVERLOADED")
+            # Unary calls take no place.
+            assert client.evaluate(published_request()).refusal is None
+            for each in held:
+                each.finish()
         wait_idle(server)
         client.check_alive()
 
 
 @pytest.mark.parametrize("how", BOTH_WAYS)
-def test_requests_beyond_max_memory_bytes_are_asked_to_come_back(how: str) -> None:
+@pytest.mark.parametrize("known", [False, True])
+def test_requests_beyond_max_memory_bytes_are_asked_to_come_back(how: str, *, known: bool) -> None:
     with served(max_memory_bytes=1) as (server, client):
+        if known:
+            client.check_alive()
         held = WaitingStream(client, early=1)
-        refusal = check_overload(client.ask(published_request(), how), "max_memory_bytes", 0.25)
+        # Once calls were measured the delay is an estimate.
+        refusal = check_overload(
+            client.ask(published_request(), how), "max_memory_bytes", None if known else 0.25
+        )
         if how == "EvaluateStream":
             check_in_band(refusal)
         held.cancel()
@@ -77,26 +124,264 @@ def test_refused_streams_leave_their_place_to_others() -> None:
             wait_idle(server)
 
 
-def open_streams(
-    connection: RawConnection, count: int, *messages: v1.EvaluateStreamRequest
-) -> None:
-    """Begin as many streams with the same messages, and send nothing more."""
-    headers = call_headers(method="/gradwire.v1.GradientService/EvaluateStream")
-    body = b"".join(message(each.SerializeToString()) for each in messages)
-    for stream in range(1, 2 * count, 2):
-        connection.send(
-            frame(HEADERS, END_HEADERS, stream, headers), *data_frames(stream, body, last=False)
-        )
+@contextmanager
+def busy(
+    count: int, **settings: Any
+) -> Generator[tuple[ServerThread, threading.Event, RawClient, list[Any]]]:
+    """Give a server that computes and so many calls, of which all but two wait behind its gate.
 
-
-def test_one_caller_leaves_streams_to_others() -> None:
-    request = published_request()
-    with (
-        serving(max_streams=8) as server,
-        RawConnection(server.address, source="127.0.0.2") as connection,
-        RawClient(server.address) as client,
-    ):
-        open_streams(connection, 8, opening(request), chunk(0, request.data[:1]))
-        wait_until(lambda: server.server.service.admission.refusals["max_streams"] == 2)
-        assert server.server.streams == 6
+    In the end all that were not cancelled are served, and the server is idle and goes on.
+    """
+    with gated(**settings) as (server, gate), RawClient(server.address) as client:
+        calls = [client.stub.Evaluate.future(laborious()) for _ in range(count)]
+        wait_for(server, computing=SLOTS, waiting=count - SLOTS)
+        yield server, gate, client, calls
+        gate.set()
+        results = {call.result().data for call in calls if not call.cancelled()}
+        assert len(results) == 1
+        wait_for(server, computing=0, waiting=0)
+        wait_idle(server)
         client.check_alive()
+
+
+def test_evaluations_wait_for_a_thread_and_those_beyond_max_queue_are_refused_at_once() -> None:
+    with busy(3, max_queue=1) as (server, _, client, _):
+        check_overload(client.evaluate(laborious()), "max_queue")
+        # What is small is not in their way, nor they in its.
+        assert client.evaluate(published_request()).refusal is None
+    assert server.server.service.admission.refusals == {"max_queue": 1}
+
+
+def test_a_caller_that_is_gone_or_beyond_its_deadline_frees_its_place() -> None:
+    with busy(5) as (server, _, client, calls):
+        admission = server.server.service.admission
+        held = admission.memory_bytes
+        late = client.evaluate(laborious(), timeout_s=0.2)
+        assert late.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        wait_for(server, computing=SLOTS, waiting=3)
+        for call in calls[2:]:
+            call.cancel()
+        # Those two may be others than the first.
+        wait_until(lambda: admission.memory_bytes <= held * 2 // 5)
+
+
+def test_callers_that_fall_silent_or_do_not_read_hold_no_thread() -> None:
+    middle = [
+        opening(identity_request(1 << 20)),
+        *itertools.islice(chunks(bytes(4 << 20), 1 << 20), 3),
+    ]
+    with (
+        silence([opening(published_request())]) as at_once,
+        silence(middle) as later,
+        served(compute_threads=1, max_queue_s=60.0) as (server, client),
+        ThreadPoolExecutor(4) as pool,
+    ):
+        calls = [client.start(each()) for each in (at_once, later) for _ in range(6)]
+        calls += [client.start(as_stream(copies(1 << 15))) for _ in range(4)]
+        for call in calls:
+            assert next(call).WhichOneof("message") == "opened"
+        wait_for(server, computing=0, waiting=0)
+        answers = pool.map(client.evaluate, [laborious()] * 8)
+        assert [answer.refusal for answer in answers] == [None] * 8
+        assert server.server.service.admission.streams == len(calls)
+        for call in calls:
+            call.cancel()
+        wait_idle(server)
+
+
+def test_streams_wait_for_their_turn_and_are_never_refused_one() -> None:
+    filled = threading.Event()
+
+    def messages() -> Iterator[v1.EvaluateStreamRequest]:
+        start, *rest = as_stream(laborious())
+        yield start
+        filled.wait(PATIENCE_S)
+        yield from rest
+
+    with (
+        gated(max_queue=1) as (server, gate),
+        RawClient(server.address) as client,
+        ManyCall(client) as many,
+    ):
+        streams = [client.start(messages()) for _ in range(3)]
+        opened = [next(stream) for stream in streams]
+        calls = [client.stub.Evaluate.future(laborious()) for _ in range(3)]
+        wait_for(server, computing=SLOTS, waiting=1)
+        filled.set()
+        wait_for(server, computing=SLOTS, waiting=4)
+        many.send(*(named(laborious(), name) for name in "abc"))
+        wait_for(server, computing=SLOTS, waiting=5)  # equal ones of one caller are a batch
+        gate.set()
+        data = calls[0].result().data
+        for stream, first in zip(streams, opened, strict=True):
+            answer = read_all(stream, itertools.chain([first], stream))
+            assert (answer.refusal, answer.data) == (None, data)
+        results = {name: each.result.data for name, each in many.answers().items()}
+        assert results == dict.fromkeys("abc", data)
+        wait_idle(server)
+
+
+def test_a_burst_of_one_client_is_served_whole() -> None:
+    array = np.ones((1, 1, 4, 4), np.float32)
+
+    async def burst(address: str) -> list[bytes]:
+        once = RetryPolicy(max_attempts=1)
+        async with AsyncClient(address, retry=once) as client:
+            calls = [halved(client, array) for _ in range(600)]
+            return [each.tobytes() for each in await asyncio.gather(*calls)]
+
+    with serving(max_connection_calls=16) as server:
+        assert len(set(asyncio.run(burst(server.address)))) == 1
+        wait_idle(server)
+
+
+LANCZOS = ops.JaxResize(method="lanczos5")
+# Seconds of work in float64, in thousands of blocks.
+LENGTHS = 500_000, 1_000_000
+TIMEOUT_S = 0.2
+
+
+def request(inputs: int, outputs: int) -> EvaluationRequest:
+    float64 = np.dtype(np.float64)
+    source, result = (TensorSpec.packed(float64, (length,)) for length in (inputs, outputs))
+    return EvaluationRequest(LANCZOS.name, LANCZOS, source, result)
+
+
+def test_a_check_is_called_between_blocks_and_ends_what_it_refuses() -> None:
+    preparer = Preparer(Limits(), TableCache(max_entries=1 << 24))
+    asked = request(50_000, 40_000)
+    calls: list[int] = []
+
+    def check() -> None:
+        calls.append(len(calls))
+        if len(calls) == 5:
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        preparer.prepare(asked, check=check)
+    assert not preparer.preparation(asked).is_quick
+    calls[:] = range(5)
+    expected = Preparer(Limits(), TableCache(max_entries=0)).prepare(asked)
+    assert preparer.prepare(asked, check=check).digest == expected.digest
+    assert preparer.preparation(asked).is_quick
+    assert len(calls) > 10
+
+
+def test_a_server_stops_building_when_the_deadline_has_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Tables that were built would be found in a cache large enough for them.
+    large = partial(TableCache, max_entries=1 << 26)
+    monkeypatch.setattr("gradwire_server.server.TableCache", large)
+    with serving(compute_threads=1) as server:
+        with Client(server.address) as client, pytest.raises(DeadlineExceededError):
+            client.evaluate(
+                LANCZOS, np.ones(LENGTHS[0]), output_shape=LENGTHS[1:], timeout_s=TIMEOUT_S
+            )
+        service = server.server.service
+        wait_until(lambda: not service.admission.computing)
+        assert not service.preparer.preparation(request(*LENGTHS)).is_quick
+
+
+def test_the_time_of_a_local_call_is_looked_at_between_blocks() -> None:
+    with (
+        LocalClient("numpy_cpu") as client,
+        pytest.raises(DeadlineExceededError, match="while tables were built"),
+    ):
+        client.evaluate(LANCZOS, np.ones(LENGTHS[0]), output_shape=LENGTHS[1:], timeout_s=TIMEOUT_S)
+
+
+def short_message(length: int) -> v1.EvaluateRequest:
+    """Ask in a few bytes for a table of many."""
+    operator = v1.JaxResize(method=v1.JaxResize.METHOD_LANCZOS5)
+    given = v1.TensorDescriptor(
+        data_type=v1.DataType.DATA_TYPE_FLOAT32, sizes=[length], strides=[0]
+    )
+    return v1.EvaluateRequest(
+        operator=v1.Operator(jax_resize_grad=operator),
+        input=given,
+        output=float32(16),
+        data=bytes(4),
+    )
+
+
+def test_tables_that_do_not_fit_in_memory_are_refused_for_now() -> None:
+    with (
+        served(compute_threads=1, max_memory_bytes=1 << 27) as (server, client),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        admission = server.server.service.admission
+        first = pool.submit(client.evaluate, short_message(300_000))
+        wait_until(lambda: admission.memory_bytes)
+        refused(client.evaluate(short_message(300_001)), "OVERLOADED", limit="max_memory_bytes")
+        assert first.result(timeout=PATIENCE_S).refusal is None
+        wait_until(lambda: not admission.memory_bytes)
+
+
+def test_tables_larger_than_the_memory_of_all_are_refused_before_they_are_built() -> None:
+    with served(compute_threads=1, max_memory_bytes=1 << 26, max_request_memory_bytes=1 << 26) as (
+        server,
+        client,
+    ):
+        answer = client.evaluate(short_message(1_000_000))
+        refused(answer, "LIMIT_EXCEEDED", limit="max_memory_bytes")
+        assert server.server.service.admission.entered == 0
+
+
+def test_shorter_tables_are_ready_before_longer_ones_that_came_first() -> None:
+    with (
+        serving(compute_threads=1) as server,
+        Client(server.address) as client,
+        Client(server.address) as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        array = np.broadcast_to(np.ones(1), LENGTHS[:1])
+        first = pool.submit(client.evaluate, LANCZOS, array, output_shape=LENGTHS[1:])
+        admission = server.server.service.admission
+        wait_until(lambda: admission.computing)
+        other.evaluate(LANCZOS, np.ones(16), output_shape=(5_000,))
+        assert not first.done()
+        client.close()
+        with pytest.raises(CallCancelledError):
+            first.result(timeout=PATIENCE_S)
+        wait_until(lambda: not (admission.memory_bytes or admission.computing))
+
+
+def test_many_tables_of_one_address_hold_up_no_table_of_another() -> None:
+    with (
+        serving(address="[::]:0", insecure=True, compute_threads=1, max_queue_s=60) as server,
+        ThreadPoolExecutor(20) as pool,
+        contextlib.ExitStack() as stack,
+    ):
+        port = server.address.rpartition(":")[2]
+        callers = [stack.enter_context(RawClient(f"127.0.0.1:{port}")) for _ in range(20)]
+        other = stack.enter_context(RawClient(f"[::1]:{port}"))
+        greedy = [
+            pool.submit(caller.evaluate, short_message(100_000 + number))
+            for number, caller in enumerate(callers)
+        ]
+        active = server.server.service.active
+        wait_until(lambda: active.in_phase["queue"] >= len(greedy))
+        assert other.evaluate(short_message(100_100)).refusal is None
+        # Two are built at once: those under way, and those beside the other's.
+        assert sum(call.done() for call in greedy) <= 5
+        assert [call.result(timeout=PATIENCE_S).refusal for call in greedy] == [None] * len(greedy)
+
+
+def test_a_backend_that_may_wait_holds_up_no_other_call() -> None:
+    backend = Gated(least_work=0, may_wait=True)
+    backend.gate.clear()
+    with (
+        served(backend=backend, compute_threads=3) as (_, client),
+        ManyCall(client) as many,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        many.send(named(published_request(), "one"))
+        calls = [pool.submit(client.ask, published_request(), how) for how in BOTH_WAYS]
+        for _ in range(3):
+            assert backend.at_work.acquire(timeout=PATIENCE_S)
+        question = v1.ListOperatorsRequest()
+        assert client.stub.ListOperators(question, timeout=PATIENCE_S).operators
+        backend.gate.set()
+        results = {call.result(timeout=PATIENCE_S).data for call in calls}
+        assert results | {many.receive().result.data} == {PUBLISHED_RESULT}

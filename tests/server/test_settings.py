@@ -1,10 +1,10 @@
-"""Every setting is a field, a flag, a variable and a key of a file; faults are named."""
+"""Every setting is a field, a flag, a variable and a key of a file; containers limit some."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
+import resource
 import sys
 import threading
 from collections.abc import Callable
@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gradwire_server.command import gradwire_server, read_settings
+from gradwire_server.command import gradwire_server
+from gradwire_server.config import container_limits
 from gradwire_server.config.settings import Settings
 from gradwire_server.scheduling.thread_pool import NICENESS
 from support.processes import run_command
@@ -91,12 +92,6 @@ def refused(*flags: str) -> str:
     return done.stderr
 
 
-def test_print_config_tells_every_setting_and_its_default() -> None:
-    told = config()
-    assert list(told) == NAMES
-    assert told == {name: getattr(Settings(), name) for name in NAMES}
-
-
 def as_flags(_file: Path) -> tuple[list[str], dict[str, str]]:
     return [text for name in NAMES for text in flags_of(name)], {}
 
@@ -120,6 +115,9 @@ def as_a_file(file: Path) -> tuple[list[str], dict[str, str]]:
 def test_every_setting_is_a_flag_a_variable_and_a_key_of_a_file(
     tmp_path: Path, given: Callable[[Path], tuple[list[str], dict[str, str]]]
 ) -> None:
+    told = config()
+    assert list(told) == NAMES
+    assert told == {name: getattr(Settings(), name) for name in NAMES}
     flags, env = given(tmp_path / "gradwire.toml")
     assert config(*flags, env=env) == {name: other(name)[1] for name in NAMES}
 
@@ -152,26 +150,17 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -
         ("backend = 'gpu'", "'gpu' is not one of"),
         ("max_rank = 9", "--max-rank is 9; at most 8 is possible"),
         ("max_streams", "which is not valid TOML: "),
+        ("max_memory_bytes = 1", "--max-memory-bytes is 1; at least"),
+        (None, "gradwire.toml: No such file or directory"),
     ],
 )
 def test_a_file_with_a_fault_is_refused_by_the_keys_name(
-    tmp_path: Path, text: str, words: str
+    tmp_path: Path, text: str | None, words: str
 ) -> None:
     file = tmp_path / "gradwire.toml"
-    file.write_text(text)
+    if text is not None:
+        file.write_text(text)
     assert words in refused("--config", str(file))
-
-
-def test_a_missing_file_is_refused() -> None:
-    words = "--config is /nowhere: No such file or directory"
-    assert words in refused("--config", "/nowhere")
-
-
-def test_memory_in_a_file_counts_as_given(tmp_path: Path) -> None:
-    file = tmp_path / "gradwire.toml"
-    file.write_text("max_memory_bytes = 1")
-    with pytest.raises(ValueError, match="--max-memory-bytes is 1; at least"):
-        read_settings(["--config", str(file)])
 
 
 def test_a_port_is_that_of_the_address() -> None:
@@ -180,18 +169,12 @@ def test_a_port_is_that_of_the_address() -> None:
     assert config("--port", "0", env=given)["address"] == "127.0.0.2:0"
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--address", "127.0.0.1:1"), "--port is 7 and --address 127.0.0.1:1; give one of them"),
-        ((), "--port is 7 and --address unix:/tmp/gradwire; --port needs HOST:PORT there"),
-    ],
-)
-def test_a_port_beside_another_address_is_refused(
-    flags: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_port_beside_another_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADWIRE_ADDRESS", "unix:/tmp/gradwire")
-    assert words in refused("--port", "7", *flags)
+    both = refused("--port", "7", "--address", "127.0.0.1:1")
+    assert "--port is 7 and --address 127.0.0.1:1; give one of them" in both
+    words = "--port is 7 and --address unix:/tmp/gradwire; --port needs HOST:PORT there"
+    assert words in refused("--port", "7")
 
 
 def test_help_names_every_flag_and_variable() -> None:
@@ -204,17 +187,12 @@ def test_help_names_every_flag_and_variable() -> None:
     assert "SIGTERM" in done.stdout
 
 
-def test_version_is_told() -> None:
-    done = run_command("--version")
-    assert done.returncode == 0
-    assert done.stdout.startswith("gradwire-server 0.")
-
-
 # Flags and words of the message.
 WRONG: list[tuple[str, str]] = [
     ("--max-streams many", "many"),
     ("--max-streams 0", "--max-streams is 0; at least 1"),
     ("--max-work -1", "--max-work is -1; at least 1"),
+    ("--max-work 9223372036854775808", "--max-work is 9223372036854775808"),
     ("--compute-threads -1", "--compute-threads is -1; at least 0"),
     ("--stall-timeout-s 0", "--stall-timeout-s is 0.0"),
     ("--stall-timeout-s nan", "--stall-timeout-s is nan"),
@@ -265,12 +243,6 @@ def test_threads_that_compute_are_nice() -> None:
         assert theirs.result() == min(own + NICENESS, 19)
 
 
-@pytest.mark.parametrize("settings", [{"stall_timeout_s": math.inf}, {"max_work": 1 << 63}])
-def test_settings_that_no_message_can_carry_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"^{flag(next(iter(settings)))} is"):
-        Settings(**settings)
-
-
 def test_a_variable_that_is_no_setting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADWIRE_MAX_STREAM", "3")
     monkeypatch.setenv("GRADWIRE_TARGET", "for.clients:1")
@@ -279,3 +251,106 @@ def test_a_variable_that_is_no_setting_is_told(monkeypatch: pytest.MonkeyPatch) 
     assert "Warning: GRADWIRE_MAX_STREAM is not a setting" in done.stderr
     assert "did you mean GRADWIRE_MAX_STREAMS?" in done.stderr
     assert "GRADWIRE_TARGET" not in done.stderr
+
+
+GIB = 1 << 30
+
+
+def groups(folder: Path, own: str, files: dict[str, str]) -> tuple[Path, Path]:
+    """Write the files of control groups; return where, and the file that names one's own."""
+    (folder / "own").write_text(own)
+    for name, content in files.items():
+        path = folder / "groups" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return folder / "groups", folder / "own"
+
+
+OF_VERSION_1 = "4:memory:/docker/abc\n2:cpuacct,cpu:/docker/abc\n0::/docker/abc\n"
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "limit"),
+    [
+        ("0::/\n", {}, None),
+        ("0::/\n", {"memory.max": "max\n"}, None),
+        ("0::/\n", {"memory.max": "629145600\n"}, 629145600),
+        ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/memory.max": "7\n"}, 7),
+        ("0::/a/b\n", {"a/b/memory.max": "5\n", "a/memory.max": "7\n"}, 5),
+        ("0::/../x\n", {"memory.max": "7\n"}, 7),
+        (OF_VERSION_1, {"memory/docker/abc/memory.limit_in_bytes": "9\n"}, 9),
+        (OF_VERSION_1, {"memory/memory.limit_in_bytes": "9\n"}, 9),
+        (OF_VERSION_1, {"memory/memory.limit_in_bytes": "9223372036854771712\n"}, None),
+        ("", {"memory.max": "7\n"}, None),
+    ],
+)
+def test_the_limit_of_memory_is_the_least_of_all_groups(
+    tmp_path: Path, own: str, files: dict[str, str], limit: int | None
+) -> None:
+    assert container_limits.memory_bytes(*groups(tmp_path, own, files)) == limit
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "quota"),
+    [
+        ("0::/\n", {"cpu.max": "max 100000\n"}, None),
+        ("0::/\n", {"cpu.max": "50000 100000\n"}, 1),
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 2),
+        ("0::/a\n", {"a/cpu.max": "max 100000\n", "cpu.max": "100000 100000\n"}, 1),
+        (OF_VERSION_1, {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        (OF_VERSION_1, {"cpu/cpu.cfs_quota_us": "70000\n", "cpu/cpu.cfs_period_us": "50000\n"}, 2),
+    ],
+)
+def test_a_quota_of_processor_time_is_rounded_up_to_processors(
+    tmp_path: Path, own: str, files: dict[str, str], quota: int | None
+) -> None:
+    cores = len(os.sched_getaffinity(0))
+    given = container_limits.processors(*groups(tmp_path, own, files))
+    assert given == (cores if quota is None else min(cores, quota))
+
+
+def test_calls_have_what_workers_and_a_limit_of_address_space_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rooms = [container_limits.room_bytes(*each) for each in ((3 * GIB, 1), (3 * GIB, 4))]
+    assert rooms == [2.5 * GIB, 1 * GIB]
+    assert container_limits.room_bytes(GIB // 2, 1) == GIB // 8
+
+    def left(limit: int, workers: int) -> int | None:
+        def getrlimit(_which: int) -> tuple[int, int]:
+            return limit, limit
+
+        monkeypatch.setattr(resource, "getrlimit", getrlimit)
+        return container_limits.address_space_room_bytes(workers)
+
+    assert left(resource.RLIM_INFINITY, 2) is None
+    assert (left(3 * GIB, 1), left(3 * GIB, 2), left(GIB, 1)) == (2 * GIB, 4 * GIB, GIB // 8)
+
+
+IN_A_CONTAINER = """
+import sys
+from pathlib import Path
+from gradwire_server import command
+from gradwire_server.config import container_limits
+
+found = container_limits.memory_bytes(Path(sys.argv.pop(1)), Path(sys.argv.pop(1)))
+container_limits.memory_bytes = lambda: found
+command.main()
+"""
+
+
+def test_limits_fit_the_container_unless_they_were_given(tmp_path: Path) -> None:
+    where = groups(tmp_path, "0::/\n", {"memory.max": f"{GIB}\n"})
+
+    def config(*flags: str) -> tuple[int, int, str]:
+        done = run_command(
+            "--print-config", *flags, program=("-c", IN_A_CONTAINER, *map(str, where))
+        )
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+        return told["max_memory_bytes"], told["max_request_memory_bytes"], done.stderr
+
+    assert config() == (GIB // 2, GIB // 2, "")
+    given, _, words = config("--max-memory-bytes", str(GIB))
+    assert given == GIB
+    assert f"Warning: --max-memory-bytes is {GIB} and this container's limit {GIB}; " in words

@@ -9,9 +9,8 @@ import socket
 import struct
 import tempfile
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import grpc
 import numpy as np
@@ -39,8 +38,7 @@ def memory_file(nbytes: int, *, seals: int = SEALS, flags: int = 0) -> int:
     return file
 
 
-@dataclass(frozen=True)
-class SharedSegment:
+class SharedSegment(NamedTuple):
     """Registered memory: its handle, and its bytes as the client sees them."""
 
     handle: str
@@ -109,17 +107,17 @@ class SharingClient:
             output=v1.SharedRange(handle=self.output.handle, length=GRADIENT.nbytes // 4),
         )
 
-    def call(self, request: v1.EvaluateSharedRequest) -> v1.EvaluateSharedResponse:
-        """Call, with a time limit."""
-        return self.stub.EvaluateShared(request, timeout=PATIENCE_S)
+    def call(self, request: v1.EvaluateSharedRequest | None = None) -> v1.EvaluateSharedResponse:
+        return self.stub.EvaluateShared(request or self.request(), timeout=PATIENCE_S)
 
     @property
     def result(self) -> NDArray[np.float32]:
-        """The result in the output segment."""
         return self.output.memory[: GRADIENT.nbytes // 4].view(np.float32).reshape(RESULT)
 
-    def close(self) -> None:
-        """Close both connections."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.registrar.close()
         self.channel.close()
 
@@ -131,21 +129,26 @@ def folder() -> Generator[Path]:
         yield Path(name)
 
 
+@pytest.fixture(scope="module")
+def server() -> Generator[ServerThread]:
+    with tempfile.TemporaryDirectory() as name:
+        address = f"unix:{name}/socket"
+        with serving(address=address, max_memory_bytes=64 << 20, http_port="0") as one:
+            yield one
+
+
 @pytest.fixture
-def server(folder: Path) -> Generator[ServerThread]:
-    address = f"unix:{folder}/socket"
-    with serving(address=address, max_memory_bytes=64 << 20, http_port="0") as one:
+def client(server: ServerThread, expected: NDArray[np.float32]) -> Generator[SharingClient]:
+    """Connect to the server, which serves as before when a test is done."""
+    with SharingClient(server.address) as one:
         yield one
+    with SharingClient(server.address) as one:
+        one.call()
+        assert one.result.tobytes() == expected.tobytes()
+    wait_idle(server)
 
 
-@pytest.fixture
-def client(server: ServerThread) -> Generator[SharingClient]:
-    one = SharingClient(server.address)
-    yield one
-    one.close()
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def expected(server: ServerThread) -> NDArray[np.float32]:
     with Client(server.address) as plain:
         result: NDArray[np.float32] = plain.evaluate(LINEAR, GRADIENT, output_shape=RESULT)
@@ -160,12 +163,19 @@ def check_refused(
     return refused(refusal_of(caught.value), reason, **told)
 
 
-def test_the_result_has_the_bits_of_evaluate(
-    client: SharingClient, expected: NDArray[np.float32]
+def test_the_result_has_the_bits_of_evaluate_and_other_segments_prepare_nothing_anew(
+    server: ServerThread, client: SharingClient, expected: NDArray[np.float32]
 ) -> None:
-    reply = client.call(client.request())
-    assert reply.output == float32(*RESULT)
-    assert client.result.tobytes() == expected.tobytes()
+    assert client.call().output == float32(*RESULT)
+    hits, misses = server.server.service.preparer.lookups
+    for name in "ab":
+        request = client.request()
+        request.evaluation.request_id = name
+        client.output = client.registrar.segment(GRADIENT.nbytes)
+        request.output.handle = client.output.handle
+        client.call(request)
+        assert client.result.tobytes() == expected.tobytes()
+    assert server.server.service.preparer.lookups == (hits + 2, misses)
 
 
 def test_ranges_lie_anywhere_and_in_one_segment(
@@ -181,39 +191,27 @@ def test_ranges_lie_anywhere_and_in_one_segment(
     assert both.memory[first : first + expected.nbytes].tobytes() == expected.tobytes()
 
 
-def test_a_hundred_calls_with_other_ranges_are_prepared_once(
-    server: ServerThread, client: SharingClient
+def test_callers_of_the_socket_alone_are_offered_it_unless_it_is_off_or_cannot_be(
+    folder: Path,
 ) -> None:
-    preparer = server.server.service.preparer
-    hits, misses = preparer.lookups
-    for index in range(100):
-        request = client.request()
-        request.evaluation.request_id = f"call {index}"
-        segment = client.registrar.segment(GRADIENT.nbytes)
-        request.output.handle = segment.handle
-        client.call(request)
-        client.registrar.forget(segment)
-    assert preparer.lookups == (hits + 99, misses + 1)
-
-
-def test_a_server_on_a_tcp_port_too_offers_it_to_callers_of_its_socket_alone(folder: Path) -> None:
     with serving(local_socket=f"{folder}/local") as server:
         assert not offers_memory(server.address)
-        client = SharingClient(f"unix:{folder}/local")
-        client.call(client.request())
-        client.close()
+        with SharingClient(f"unix:{folder}/local") as client:
+            client.call()
+    with serving(address=f"unix:{folder}/socket", shared_memory=False) as server:
+        assert not offers_memory(server.address)
+        assert [one.name for one in folder.iterdir()] == ["socket"]
+    kept = folder / "socket.memory"
+    kept.write_text("mine")  # what is no socket is not removed
+    with serving(address=f"unix:{folder}/socket") as server:
+        assert not offers_memory(server.address)
+    assert kept.read_text() == "mine"
 
 
 def offers_memory(address: str) -> bool:
     with grpc.insecure_channel(address) as channel:
         stub = v1.GradientServiceStub(channel)
         return stub.GetServerInfo(v1.GetServerInfoRequest()).shared_memory
-
-
-def test_without_shared_memory_no_socket_is_there(folder: Path) -> None:
-    with serving(address=f"unix:{folder}/socket", shared_memory=False) as server:
-        assert not offers_memory(server.address)
-        assert [one.name for one in folder.iterdir()] == ["socket"]
 
 
 def test_a_connection_that_closes_frees_its_memory_and_a_metric_says_so(
@@ -231,9 +229,14 @@ def test_a_connection_that_closes_frees_its_memory_and_a_metric_says_so(
     wait_until(lambda: shared() == 0)
 
 
-def test_a_handle_that_is_forgotten_is_unknown(client: SharingClient) -> None:
+def test_a_handle_that_is_forgotten_by_its_connection_is_unknown(client: SharingClient) -> None:
+    other = Registrar(client.path)
+    other.forget(client.output)
+    assert other.segment(PAGE).handle  # the server has read what came before
+    other.close()
+    client.call()
     client.registrar.forget(client.output)
-    assert client.registrar.segment(PAGE).handle  # the server has read what came before
+    assert client.registrar.segment(PAGE).handle
     assert "output.handle" in check_refused(client, client.request(), "UNKNOWN_SEGMENT").message
 
 
@@ -276,15 +279,13 @@ WRONG: dict[str, tuple[Change, str, str]] = {
 
 @pytest.mark.parametrize(("change", "reason", "words"), WRONG.values(), ids=list(WRONG))
 def test_a_wrong_range_is_refused_by_name(
-    client: SharingClient, expected: NDArray[np.float32], change: Change, reason: str, words: str
+    client: SharingClient, change: Change, reason: str, words: str
 ) -> None:
     request = client.request()
     change(request)
     field = words if reason.startswith("INVALID") else None
     refusal = check_refused(client, request, reason, field=field)
     assert refusal.message.startswith(words)
-    client.call(client.request())
-    assert client.result.tobytes() == expected.tobytes()
 
 
 def _pipe_end(_folder: Path) -> int:
@@ -338,46 +339,27 @@ def test_other_files_are_refused(
     assert answer.startswith("Esegment: ")
     assert words in answer
     assert admission.memory_bytes == before
-    client.call(client.request())
 
 
 def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_other_packets_are_refused(client: SharingClient) -> None:
-    for packet in (b"R", b"?", b"R" + bytes(8), b"x" * 64):
-        assert client.registrar.send(packet)[:1] == b"E"
-    file = memory_file(PAGE)
-    length = struct.pack("<Q", PAGE)
-    files = [file] * 50
-    assert client.registrar.send(b"R" + length, *files)[:1] in {b"E", b"H"}
-    os.close(file)
-    client.call(client.request())
-
-
-def test_no_descriptor_stays_open_and_an_empty_packet_ends_the_connection(
+def test_other_packets_are_refused_leave_no_descriptor_open_and_empty_ones_end_the_connection(
     client: SharingClient,
 ) -> None:
-    before = open_files()
-    file = memory_file(PAGE)
+    for packet in (b"R", b"?", b"R" + bytes(8), b"x" * 64):
+        assert client.registrar.send(packet)[:1] == b"E"
+    before, file = open_files(), memory_file(PAGE)
     for _ in range(100):
-        client.registrar.send(b"R" + struct.pack("<Q", PAGE), *[file] * 20)
+        answer = client.registrar.send(b"R" + struct.pack("<Q", PAGE), *[file] * 50)
+        assert answer[:1] in {b"E", b"H"}
     for _ in range(20):
         other = Registrar(client.path)
         assert other.send(b"", file) == b""
         other.close()
     os.close(file)
     assert open_files() <= before + 10  # grpc may open some
-    client.call(client.request())
-
-
-def test_what_is_no_socket_is_not_removed_and_the_server_serves(folder: Path) -> None:
-    kept = folder / "socket.memory"
-    kept.write_text("mine")
-    with serving(address=f"unix:{folder}/socket") as server:
-        assert not offers_memory(server.address)
-    assert kept.read_text() == "mine"
 
 
 def test_a_connection_has_so_many_segments_at_most(client: SharingClient) -> None:
@@ -387,25 +369,15 @@ def test_a_connection_has_so_many_segments_at_most(client: SharingClient) -> Non
     taken = sum(one[:1] == b"H" for one in answers)
     assert 200 < taken < 300
     assert b"at most" in answers[-1]
-    client.call(client.request())
-
-
-def test_another_connection_cannot_forget_ones_memory(
-    client: SharingClient, expected: NDArray[np.float32]
-) -> None:
-    other = Registrar(client.path)
-    other.forget(client.input)
-    assert other.segment(PAGE).handle
-    client.call(client.request())
-    assert client.result.tobytes() == expected.tobytes()
-    other.close()
 
 
 def test_memory_whose_connection_closes_amid_a_call_stays_until_the_call_ends(
     folder: Path,
 ) -> None:
-    with gated(address=f"unix:{folder}/socket") as (server, gate):
-        client = SharingClient(server.address)
+    with (
+        gated(address=f"unix:{folder}/socket") as (server, gate),
+        SharingClient(f"unix:{folder}/socket") as client,
+    ):
         request = client.request()
         request.evaluation.input.CopyFrom(float32(512, 512))
         request.evaluation.output.CopyFrom(float32(2, 2))
@@ -422,4 +394,3 @@ def test_memory_whose_connection_closes_amid_a_call_stays_until_the_call_ends(
         future.result(timeout=PATIENCE_S)
         assert client.output.memory[:16].view(np.float32).tolist() == [256.0 * 256] * 4
         wait_idle(server)
-        client.close()

@@ -16,12 +16,10 @@ from support.raw_calls import (
     PATIENCE_S,
     ManyCall,
     RawClient,
-    StreamCall,
     as_stream,
     chunks,
     copies,
     ended,
-    float32,
     identity_request,
     named,
     opening,
@@ -33,7 +31,15 @@ from support.raw_calls import (
     wait_until,
 )
 from support.relay import relaying
-from support.servers import ServerThread, gated, laborious, serving, wait_for, wait_idle
+from support.servers import (
+    ServerThread,
+    gated,
+    laborious,
+    served,
+    serving,
+    wait_for,
+    wait_idle,
+)
 
 STALL_S = 0.4
 
@@ -73,99 +79,120 @@ def test_a_writer_that_falls_silent_is_ended(
     assert str(STALL_S) in refusal.message
 
 
-def test_a_reader_that_stops_is_ended_and_gives_its_memory_back(
-    server: ServerThread, client: RawClient
+@pytest.mark.parametrize("answered", [0, 3])
+def test_a_caller_of_many_that_falls_silent_is_ended(client: RawClient, answered: int) -> None:
+    with ManyCall(client) as call:
+        for number in range(answered):
+            call.send(named(published_request(), str(number)))
+            call.receive()
+        ended(call.refusal(), "STALLED", timeout_s=STALL_S)
+
+
+def test_each_message_renews_the_stall_timeout() -> None:
+    data = bytes(64 << 10)
+
+    def messages() -> Iterator[v1.EvaluateStreamRequest]:
+        yield opening(identity_request(4, 4 << 10))
+        for each in chunks(data, 32 << 10):
+            assert not threading.Event().wait(1.2)
+            yield each
+
+    with served(stall_timeout_s=2.0) as (_, client):
+        assert client.stream(messages()).data == data
+
+
+@pytest.mark.parametrize(("count", "read"), [(4, 0), (1, 3)])
+def test_readers_that_stop_are_ended_and_give_their_memory_back(
+    server: ServerThread, client: RawClient, count: int, read: int
 ) -> None:
-    call = client.start(as_stream(copies(1 << 15)))
-    first = [next(call) for _ in range(3)]
-    wait_idle(server)
-    # What was on its way still arrives, then the truth.
-    answer = read_all(call, itertools.chain(first, call))
-    refused(answer, "STALLED")
-    assert len(answer.data) < 64 << 20
-
-
-def test_a_reader_that_never_starts_is_ended(server: ServerThread, client: RawClient) -> None:
     admission = server.server.service.admission
     before = admission.entered
-    calls = [client.start(as_stream(copies(1 << 15))) for _ in range(4)]
-    wait_until(lambda: admission.entered == before + 4)
+    calls = [client.start(as_stream(copies(1 << 15))) for _ in range(count)]
+    first = [[next(call) for _ in range(read)] for call in calls]
+    wait_until(lambda: admission.entered >= before + count)
     wait_idle(server)
-    for call in calls:
-        refused(read_all(call), "STALLED")
+    for came, call in zip(first, calls, strict=True):
+        # What was on its way still arrives, then the truth.
+        answer = read_all(call, itertools.chain(came, call))
+        refused(answer, "STALLED")
+        assert len(answer.data) < 64 << 20
 
 
-def written_first(client: RawClient, size: int) -> tuple[StreamCall, threading.Event]:
-    """Copy so many bytes, reading nothing; the event tells that all are written."""
-    written = threading.Event()
+def test_a_caller_of_many_that_does_not_read_is_held_back_and_ended(
+    server: ServerThread, client: RawClient
+) -> None:
+    admission = server.server.service.admission
+    before = admission.entered
+    with ManyCall(client) as call:
+        # Answers of 1 MiB: far more of them than any buffers on the way could hold.
+        call.send(*(named(copies(512), str(number)) for number in range(2000)))
+        # It may have been ended before anybody looks.
+        wait_until(lambda: admission.entered > before)
+        wait_idle(server)
+        refused(call.refusal(), "STALLED", timeout_s=STALL_S)
+        assert call.answered < 100
+
+
+@pytest.mark.parametrize(("size", "fits"), [(32 << 10, True), (256 << 20, False)])
+def test_writing_all_before_reading_is_served_where_flow_control_lets_it_through(
+    server: ServerThread, client: RawClient, size: int, *, fits: bool
+) -> None:
+    written, pattern = list[int](), bytes(range(256))
 
     def messages() -> Iterator[v1.EvaluateStreamRequest]:
         yield opening(identity_request(size >> 14, 1 << 12))
-        yield from chunks(bytes(range(256)) * (size // 256), 256 << 10)
-        written.set()
+        for each in chunks(pattern * (size // 256), 256 << 10):
+            yield each
+            written.append(len(each.chunk.data))
 
-    return client.start(messages()), written
-
-
-def test_writing_all_before_reading_is_served_where_flow_control_lets_it_through(
-    client: RawClient,
-) -> None:
-    call, written = written_first(client, 32 << 10)
-    assert written.wait(PATIENCE_S)
-    answer = read_all(call)
-    assert answer.refusal is None
-    assert answer.data == bytes(range(256)) * 128
-
-
-def test_writing_all_of_a_large_tensor_before_reading_is_ended(
-    server: ServerThread, client: RawClient
-) -> None:
-    call, written = written_first(client, 256 << 20)
+    call = client.start(messages())
+    if fits:
+        wait_until(lambda: sum(written) == size)
+        assert read_all(call).data == pattern * (size // 256)
+        return
     # On a busy machine it may have come and gone before anybody looks.
     wait_until(lambda: server.server.service.admission.streams or not call.is_active())
     wait_idle(server)
-    assert not written.is_set()
+    # What buffers on the way hold.
+    assert sum(written) < 64 << 20
     refused(read_all(call), "STALLED")
 
 
-def check_threads_are_free(client: RawClient) -> None:
-    """Assert that work too long for the event loop is done."""
-    request = identity_request(1, 1, data=bytes(4))
-    request.input.CopyFrom(float32(300, 300, strides=(0, 0)))
-    request.output.CopyFrom(float32(600, 600))
-    assert client.evaluate(request).refusal is None
-
-
-@pytest.mark.parametrize("how", BOTH_WAYS)
-def test_work_stops_when_the_deadline_passes(
+@pytest.mark.parametrize("how", [*BOTH_WAYS, "EvaluateMany", "cancelled"])
+def test_work_stops_when_the_deadline_passes_or_the_call_is_cancelled(
     server: ServerThread, client: RawClient, how: str
 ) -> None:
-    answer = client.ask(summed(1 << 18), how, timeout_s=0.3)
-    assert answer.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    wait_idle(server)
-    check_threads_are_free(client)
-
-
-def test_work_stops_when_the_call_is_cancelled(server: ServerThread, client: RawClient) -> None:
-    admission = server.server.service.admission
-    for _ in range(4):
+    if how == "cancelled":
         call = client.stub.Evaluate.future(summed(1 << 18), timeout=PATIENCE_S)
-        wait_until(lambda: admission.memory_bytes)
+        wait_until(lambda: server.server.service.admission.memory_bytes)
         call.cancel()
-        wait_idle(server)
-    check_threads_are_free(client)
+    elif how == "EvaluateMany":
+        with ManyCall(client, timeout_s=0.3) as many:
+            many.send(*(named(summed(1 << 18), str(number)) for number in range(8)))
+            assert many.refusal().code is grpc.StatusCode.DEADLINE_EXCEEDED
+    else:
+        answer = client.ask(summed(1 << 18), how, timeout_s=0.3)
+        assert answer.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    wait_idle(server)
+    # Threads are free: this is too long for the event loop.
+    assert client.evaluate(laborious()).refusal is None
 
 
 def test_a_computation_longer_than_the_stall_timeout_is_no_stall() -> None:
-    with gated(stall_timeout_s=1.0) as (server, gate), RawClient(server.address) as client:
+    with (
+        gated(stall_timeout_s=1.0) as (server, gate),
+        RawClient(server.address) as client,
+        ManyCall(client) as many,
+    ):
         call = client.start(as_stream(laborious()))
         wait_for(server, computing=1, waiting=0)
+        many.send(named(laborious(), "one"))
         # Nothing moves but the computing thread.
         assert not threading.Event().wait(1.5)
         gate.set()
-        answer = read_all(call)
-    assert answer.refusal is None
-    assert len(answer.data) == 16
+        data = read_all(call).data
+        assert len(data) == 16
+        assert many.receive().result.data == data
 
 
 # What a write tells of a broken connection comes sometimes before and sometimes after its end.

@@ -1,4 +1,4 @@
-"""A server listens at once and serves once its backend is ready; until then it says so."""
+"""A server listens at once, serves once it is ready, and leaves no trace of its warm-up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +21,26 @@ import numpy.typing as npt
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gradwire import Client, RetryPolicy, UnavailableError, ops, v1
+from gradwire import Client, v1
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.errors import RETRY_AFTER_S
 from gradwire_server.plans import Plan
+from support.clients import LARGE, SMALL, copied
 from support.command_line import run_here
-from support.processes import environment, run_command
+from support.processes import environment, run_command, running_command
 from support.raw_calls import (
     BOTH_WAYS,
     PATIENCE_S,
+    ManyCall,
     RawClient,
-    as_stream,
+    ended,
+    named,
     published_request,
     refused,
     wait_until,
 )
-from support.servers import ServerThread
-
-COPY = ops.DmlResample(interpolation_mode="linear")
-SMALL = np.ones((4, 4), np.float32)
+from support.scraping import scrape
+from support.servers import ServerThread, serving
 
 
 class Leisurely(NumpyCpu):
@@ -64,101 +67,77 @@ class Leisurely(NumpyCpu):
         super().apply(plan, x, y)
 
 
-@pytest.fixture
-def backend() -> Iterator[Leisurely]:
+@contextmanager
+def starting() -> Generator[tuple[ServerThread, Leisurely]]:
+    """Start a server that is not ready until a test sets `ready`; it then is, and stops."""
     backend = Leisurely()
-    yield backend
+    server = ServerThread(warm_up=True, backend=backend)
+    server.listen()
+    try:
+        yield server, backend
+    finally:
+        backend.ready.set()
+        server.wait_until_serving()
+        server.stop()
     assert not backend.hurried
 
 
-@pytest.fixture
-def server(backend: Leisurely) -> Iterator[ServerThread]:
-    """Start a server that is not ready until a test sets `ready`."""
-    server = ServerThread(warm_up=True, backend=backend)
-    server.listen()
-    yield server
-    backend.ready.set()
-    server.wait_until_serving()
-    server.stop()
-
-
-@pytest.mark.parametrize("how", BOTH_WAYS)
-def test_an_evaluation_is_told_that_the_server_starts(server: ServerThread, how: str) -> None:
-    with RawClient(server.address) as client:
-        answer = client.ask(published_request(), how)
-    refusal = refused(answer, "STARTING", in_band=how == "EvaluateStream")
-    assert refusal.retry_after_s == RETRY_AFTER_S
-
-
-def test_questions_about_the_server_are_answered_while_it_starts(server: ServerThread) -> None:
-    with RawClient(server.address) as client:
+def test_calls_are_told_that_the_server_starts_and_questions_are_answered() -> None:
+    with starting() as (server, _), RawClient(server.address) as client:
+        for how in BOTH_WAYS:
+            answer = client.ask(published_request(), how)
+            refusal = refused(answer, "STARTING", in_band=how == "EvaluateStream")
+            assert refusal.retry_after_s == RETRY_AFTER_S
+        with ManyCall(client) as many:
+            many.send(named(published_request(), "a"))
+            assert ended(many.refusal(), "STARTING").retry_after_s == RETRY_AFTER_S
         told = client.stub.GetServerInfo(v1.GetServerInfoRequest(), timeout=PATIENCE_S)
         listed = client.stub.ListOperators(v1.ListOperatorsRequest(), timeout=PATIENCE_S)
-    assert told.backend == "leisurely"
-    assert listed.operators
+        assert told.backend == "leisurely"
+        assert listed.operators
+        done = run_here("health", "--target", server.address, "--wait", "0.2")
+        assert done.code == 7
+        waiting, _ = done.stderr.splitlines()
+        start = f"gradwire: waiting up to 0.2 s for the server at {server.address}: "
+        assert waiting.startswith(start)
+        assert waiting.endswith(": NOT_SERVING")
+        at_once = run_here("health", "--target", server.address, "--json")
+        assert at_once.code == 7
+        assert json.loads(at_once.stdout)["status"] == "NOT_SERVING"
 
 
 @pytest.mark.parametrize("service", ["", "gradwire.v1.GradientService"])
-def test_health_turns_serving_when_the_backend_is_ready(
-    server: ServerThread, backend: Leisurely, service: str
+def test_health_turns_serving_when_the_backend_is_ready_and_ends_with_the_server(
+    service: str,
 ) -> None:
-    with RawClient(server.address) as client:
+    with starting() as (server, backend):
+        client = RawClient(server.address)
         health: Any = health_pb2_grpc.HealthStub(client.channel)
         watch = health.Watch(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE_S)
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
         backend.ready.set()
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         client.check_alive()
-        watch.cancel()
+    assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    with pytest.raises(grpc.RpcError):
+        next(watch)
+    client.channel.close()
 
 
-def test_the_command_line_says_that_it_waits_for_a_server_that_starts(
-    server: ServerThread,
-) -> None:
-    done = run_here("health", "--target", server.address, "--wait", "0.2")
-    assert done.code == 7
-    waiting, _ = done.stderr.splitlines()
-    assert waiting.startswith(f"gradwire: waiting up to 0.2 s for the server at {server.address}: ")
-    assert waiting.endswith(": NOT_SERVING")
-    at_once = run_here("health", "--target", server.address, "--json")
-    assert at_once.code == 7
-    assert json.loads(at_once.stdout)["status"] == "NOT_SERVING"
-    assert "is NOT_SERVING" in at_once.stderr
-
-
-@pytest.mark.parametrize("shape", [(4, 4), (2048, 1024)], ids=["Evaluate", "EvaluateStream"])
+@pytest.mark.parametrize("array", [SMALL, LARGE], ids=["Evaluate", "EvaluateStream"])
 def test_the_sdk_waits_for_a_server_that_starts(
-    server: ServerThread,
-    backend: Leisurely,
-    caplog: pytest.LogCaptureFixture,
-    shape: tuple[int, ...],
+    caplog: pytest.LogCaptureFixture, array: npt.NDArray[Any]
 ) -> None:
     caplog.set_level(logging.INFO, "gradwire_server")
-    array = np.ones(shape, np.float32)
-    with Client(server.address) as client:
-        results: list[npt.NDArray[Any]] = []
-
-        def evaluate() -> None:
-            results.append(client.evaluate(COPY, array, output_shape=shape))
-
-        evaluating = threading.Thread(target=evaluate)
-        evaluating.start()
+    with (
+        starting() as (server, backend),
+        Client(server.address) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        evaluating = pool.submit(copied, client, array)
         wait_until(lambda: any("STARTING" in str(vars(one)) for one in caplog.records))
         backend.ready.set()
-        evaluating.join(PATIENCE_S)
-    (result,) = results
-    np.testing.assert_array_equal(result, array)
-
-
-def test_without_retries_the_sdk_raises_that_the_server_is_unavailable(
-    server: ServerThread,
-) -> None:
-    with (
-        Client(server.address, retry=RetryPolicy(max_attempts=1)) as client,
-        pytest.raises(UnavailableError, match="getting ready") as caught,
-    ):
-        client.evaluate(COPY, SMALL, output_shape=SMALL.shape)
-    assert (caught.value.reason, caught.value.retry_after_s) == ("STARTING", RETRY_AFTER_S)
+        np.testing.assert_array_equal(evaluating.result(PATIENCE_S), array)
 
 
 def test_a_backend_that_cannot_get_ready_stops_the_server() -> None:
@@ -172,16 +151,6 @@ def test_a_backend_that_cannot_get_ready_stops_the_server() -> None:
         refusal = client.evaluate(published_request()).refusal
     assert refusal is not None
     assert refusal.code is grpc.StatusCode.UNAVAILABLE
-
-
-def test_without_warm_up_a_server_serves_at_once() -> None:
-    backend = Leisurely()
-    server = ServerThread(backend=backend, warm_up=False)
-    server.start()
-    with RawClient(server.address) as client:
-        client.check_alive()
-        assert client.stream(as_stream(published_request())).refusal is None
-    server.stop()
 
 
 SERVE_LEISURELY = """
@@ -230,3 +199,82 @@ def test_little_address_space_is_told_before_anything_can_crash(limit: int, line
     told = [line for line in done.stderr.splitlines() if "RLIMIT_AS" in line]
     assert len(told) == lines
     assert all(f"is allowed {limit} bytes of address space" in line for line in told)
+
+
+# Tells what it has imported since it serves, once all that came was answered.
+SERVING = """
+import asyncio, sys
+from gradwire_server.server import Server
+from gradwire_server.config.settings import Settings
+
+async def main():
+    settings = Settings(address="127.0.0.1:0", wait_for_kernels=True, log_level="error")
+    server = Server(settings)
+    await server.start()
+    before = set(sys.modules)
+    print(server.bound, flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    print(*sorted(set(sys.modules) - before))
+    await server.stop(0)
+
+asyncio.run(main())
+"""
+
+CALLING = """
+import sys
+import numpy as np
+from gradwire import Client, Item, ops
+
+before = set(sys.modules)
+copy = ops.DmlResample(interpolation_mode="linear")
+arrays = [np.ones((4, 4), np.float32), np.ones((512, 512), np.float32)]
+with Client(sys.argv[1]) as client:
+    for each in arrays:
+        client.evaluate(copy, each, output_shape=each.shape)
+    for _ in client.evaluate_many(Item(copy, each, each.shape) for each in arrays):
+        pass
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+def test_the_first_calls_of_a_server_and_a_client_import_nothing() -> None:
+    with subprocess.Popen(  # noqa: S603 - the script above
+        [sys.executable, "-c", SERVING],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(None),
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        calls = run_command(process.stdout.readline().strip(), program=("-c", CALLING))
+        process.stdin.close()
+        assert (process.stdout.read().split(), calls.stdout.split()) == ([], [])
+    assert calls.returncode == 0, calls.stderr
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_trace_of_it_is_left(tmp_path: Path, workers: int) -> None:
+    folder = tmp_path / "own"  # the path of a socket has at most 107 bytes
+    folder.mkdir()
+    flags = ("--http-port", "127.0.0.1:0", "--workers", str(workers))
+    with running_command(*flags, log=tmp_path / "log", env={"TMPDIR": str(folder)}) as command:
+        address = command.http_address
+        told = scrape(address)
+        command.wait_for_log(" serving ", times=workers)
+        assert "call" not in command.log
+        assert list(folder.iterdir()) == []
+    for counted in ("gradwire_request", "gradwire_phase", "gradwire_plan_cache"):
+        assert [name for name in told.kinds if name.startswith(counted)]
+        values = {each: told.value(each) for each, _ in told.samples if each.startswith(counted)}
+        assert not any(values.values()), values
+
+
+def test_nothing_of_it_is_kept() -> None:
+    with serving(warm_up=True) as server:
+        service = server.server.service
+        assert service.preparer.lookups == (0, 0)
+        assert service.preparer.table_lookups == (0, 0)
+        assert (service.admission.memory_bytes, service.admission.streams) == (0, 0)
+        assert service.active.none_left.is_set()
+        assert not any(service.active.in_phase.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import grpc
 import numpy as np
@@ -12,10 +12,10 @@ import pytest
 
 from gradwire import v1
 from support.raw_calls import (
+    BOTH_WAYS,
     PATIENCE_S,
     PUBLISHED_GRADIENT,
     PUBLISHED_RESULT,
-    REQUEST_ID,
     TRACEPARENT,
     RawClient,
     as_stream,
@@ -30,7 +30,6 @@ from support.raw_calls import (
     refused,
     silence,
 )
-from support.refusals import Refusal
 from support.servers import served, wait_idle
 
 Messages = list[v1.EvaluateStreamRequest]
@@ -82,32 +81,24 @@ def test_disorder_is_refused_with_what_came_and_what_comes_next(
         assert word in refusal.message
 
 
-def test_opened_tells_the_result_the_limit_and_the_evaluation(client: RawClient) -> None:
-    answer = client.stream(as_stream(published_request()))
-    assert answer.opened is not None
-    assert answer.opened.output == published_request().output
-    assert answer.opened.read_from_byte == 0
-    assert answer.opened.max_chunk_bytes == 2 << 20
-    assert len(answer.opened.evaluation_digest) == 64
-    assert answer.trailers["gradwire-request-id"] == REQUEST_ID
-    assert answer.trailers["traceparent"].startswith(TRACEPARENT[:36])
-
-
-def test_the_digest_is_of_the_evaluation_alone(client: RawClient) -> None:
+def test_opened_tells_the_result_the_limit_and_a_digest_of_the_evaluation_alone(
+    client: RawClient,
+) -> None:
     def digest(request: v1.EvaluateRequest) -> str:
         answer = client.stream(as_stream(request))
         assert answer.opened is not None
+        assert answer.opened.output == request.output
+        assert (answer.opened.read_from_byte, answer.opened.max_chunk_bytes) == (0, 2 << 20)
+        assert answer.trailers["gradwire-request-id"] == request.request_id
+        assert answer.trailers["traceparent"].startswith(TRACEPARENT[:36])
         return answer.opened.evaluation_digest
 
-    renamed = published_request()
-    renamed.request_id = "another"
-    renamed.data = bytes(12)
-    other = published_request()
+    renamed, other, strided = (published_request() for _ in range(3))
+    renamed.request_id, renamed.data = "another", bytes(12)
     other.operator.dml_resample_grad.scales[1] = 1.25
-    strided = published_request()
     strided.output.strides[:] = [1, 2]
     first = digest(published_request())
-    assert digest(renamed) == first
+    assert (digest(renamed), len(first)) == (first, 64)
     assert len({first, digest(other), digest(strided)}) == 3
 
 
@@ -156,73 +147,59 @@ def test_results_flow_while_input_still_arrives(client: RawClient) -> None:
     assert read_all(call, watched()).data == data
 
 
-@pytest.mark.parametrize("wanted", [0, 4096, 4097, 10_000, 1 << 20])
-def test_result_chunks_are_no_longer_than_asked_and_contiguous(
+@pytest.mark.parametrize("wanted", [0, 4096, 4097, 10_000, 1 << 20, 2**63 - 1])
+def test_result_chunks_are_contiguous_and_no_longer_than_asked_or_the_server_allows(
     client: RawClient, wanted: int
 ) -> None:
-    data = np.ones((100, 100), "<f4").tobytes()
-    request = identity_request(1, 100, 100)
-    request.operator.interpolate.mode = v1.Interpolate.MODE_NEAREST
-    request.operator.interpolate.sizes[:] = [200]
-    request.operator.interpolate.data_format = v1.Interpolate.DATA_FORMAT_NXC
-    request.ClearField("output")
-    answer = client.stream([opening(request, max_chunk_bytes=wanted), *chunks(data, 1 << 20)])
-    assert answer.data == np.ones(20_000, "<f4").tobytes()
-    ends = list(itertools.accumulate(length for _, length in answer.chunks))
-    assert [offset for offset, _ in answer.chunks] == [0, *ends[:-1]]
-    assert all(1 <= length <= (wanted or 2 << 20) for _, length in answer.chunks)
+    doubled = identity_request(1, 100, 100)
+    doubled.operator.interpolate.mode = v1.Interpolate.MODE_NEAREST
+    doubled.operator.interpolate.sizes[:] = [200]
+    doubled.operator.interpolate.data_format = v1.Interpolate.DATA_FORMAT_NXC
+    doubled.ClearField("output")
+    most = min(wanted or 2 << 20, 2 << 20)
+    for request, sent, came in ((doubled, 10_000, 20_000), (identity_request(3 << 18), 3 << 18, 0)):
+        messages = chunks(np.ones(sent, "<f4").tobytes(), 2 << 20)
+        answer = client.stream([opening(request, max_chunk_bytes=wanted), *messages])
+        assert answer.data == np.ones(came or sent, "<f4").tobytes()
+        ends = list(itertools.accumulate(length for _, length in answer.chunks))
+        assert [offset for offset, _ in answer.chunks] == [0, *ends[:-1]]
+        assert all(1 <= length <= most for _, length in answer.chunks)
 
 
-@pytest.mark.parametrize("wanted", [0, 2**63 - 1])
-def test_no_result_chunk_is_longer_than_the_server_allows(client: RawClient, wanted: int) -> None:
-    messages = [
-        opening(identity_request(3 << 20), max_chunk_bytes=wanted),
-        *chunks(bytes(12 << 20), 2 << 20),
-    ]
-    answer = client.stream(messages)
-    assert len(answer.data) == 12 << 20
-    assert max(length for _, length in answer.chunks) <= 2 << 20
-
-
-def test_an_inferred_result_is_announced(client: RawClient) -> None:
+@pytest.mark.parametrize("how", BOTH_WAYS)
+def test_an_inferred_result_is_announced(client: RawClient, how: str) -> None:
     request = identity_request(1, 2, 2)
     request.operator.interpolate.mode = v1.Interpolate.MODE_NEAREST
     request.operator.interpolate.sizes[:] = [4]
     request.ClearField("output")
     request.data = np.array([[[1, 2], [3, 4]]], "<f4").tobytes()
-    for how in ("Evaluate", "EvaluateStream"):
-        answer = client.ask(request, how)
-        assert answer.output == float32(1, 4, 2)
-        doubled = np.array([1, 2, 1, 2, 3, 4, 3, 4], "<f4")
-        assert answer.data == doubled.tobytes()
+    answer = client.ask(request, how)
+    assert answer.output == float32(1, 4, 2)
+    assert answer.data == np.array([1, 2, 1, 2, 3, 4, 3, 4], "<f4").tobytes()
 
 
-def refused_while_writing(client: RawClient, at: int) -> Refusal | None:
-    """Write chunks without end, of which one is wrong: number `at`, or open where it is 0."""
+@pytest.mark.parametrize("at", [0, 1, 2, 5, 20, 100])
+def test_a_writer_in_full_flow_gets_the_right_refusal(client: RawClient, at: int) -> None:
+    """Number `at` of chunks without end is wrong, or open where it is 0."""
     request = identity_request(1 << 20, 64)
+    reason, field = ("INVALID_DATA", "chunk.offset") if at else ("INVALID_FIELD", "output.sizes[0]")
     if at == 0:
         request.output.sizes[0] = 0
 
-    def messages() -> Iterable[v1.EvaluateStreamRequest]:
+    def messages() -> Iterator[v1.EvaluateStreamRequest]:
         yield opening(request)
         data = bytes(64 << 10)
         for number in range(1, 1000):
             yield chunk((number - 1) * len(data) + (number == at), data)
 
-    return client.stream(messages()).refusal
-
-
-@pytest.mark.parametrize("number", range(60))
-def test_a_writer_in_full_flow_gets_the_right_refusal(client: RawClient, number: int) -> None:
-    at = (0, 1, 2, 5, 20, 100)[number % 6]
-    reason, field = ("INVALID_DATA", "chunk.offset") if at else ("INVALID_FIELD", "output.sizes[0]")
-    refusal = refused_while_writing(client, at)
-    assert refusal is not None
-    assert refusal.in_band is not None
-    error = refusal.in_band
-    assert error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
-    assert v1.ErrorReason.Name(error.reason) == f"ERROR_REASON_{reason}"
-    assert [each.field for each in error.field_violations] == [field]
+    for _ in range(10):
+        refusal = client.stream(messages()).refusal
+        assert refusal is not None
+        error = refusal.in_band
+        assert error is not None
+        assert error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        assert v1.ErrorReason.Name(error.reason) == f"ERROR_REASON_{reason}"
+        assert [each.field for each in error.field_violations] == [field]
 
 
 def test_a_cancelled_stream_ends_and_gives_all_back() -> None:

@@ -1,4 +1,4 @@
-"""Several workers serve one port and share its limits; one that dies is replaced."""
+"""Workers share one port, are replaced, renewed and stopped by signals; no call is lost."""
 
 from __future__ import annotations
 
@@ -7,29 +7,55 @@ import itertools
 import os
 import re
 import signal
+import subprocess
 import sys
+import threading
+import time
 from asyncio.subprocess import PIPE
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
+import grpc
 import pytest
+import trustme
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gradwire import v1
 from gradwire_server.config.settings import Settings
 from gradwire_server.processes.gpus import visible
 from gradwire_server.processes.supervised import WorkerProcess
 from gradwire_server.processes.worker_config import share
-from support.certificates import Papers
+from support.certificates import Papers, trusting
 from support.load import Callers
-from support.processes import Command, is_running, run_command, running_command
-from support.raw_calls import RawClient, wait_until
+from support.processes import QUICK, Command, environment, is_running, run_command, running_command
+from support.raw_calls import (
+    PATIENCE_S,
+    PUBLISHED_RESULT,
+    RawClient,
+    WaitingStream,
+    published_request,
+    wait_until,
+)
+from support.relay import relaying
+from support.servers import commanded, served, serving
 
 FLAGS = ("--workers", "2", "--backend", "numpy_cpu")
 CORES = sorted(os.sched_getaffinity(0))
 
 
 def test_connections_spread_over_workers_that_are_processes_of_their_own(crew: Command) -> None:
+    """The parent makes no object of grpc."""
     assert crew.workers.keys() == {0, 1}
     assert len({crew.pid, *crew.workers.values()}) == 3
+
+    def threads(pid: int) -> set[str]:
+        return {name.read_text() for name in Path(f"/proc/{pid}/task").glob("*/comm")}
+
+    for pid in crew.workers.values():
+        assert "event_engine\n" in threads(pid)
+    assert len(threads(crew.pid)) == 1
 
     def seen() -> set[str]:
         with RawClient(crew.address) as client:
@@ -37,17 +63,6 @@ def test_connections_spread_over_workers_that_are_processes_of_their_own(crew: C
         return set(re.findall(r" call worker=(\d)", crew.log))
 
     wait_until(lambda: seen() == {"0", "1"})
-
-
-def thread_names(pid: int) -> set[str]:
-    """Return the names of a process's threads."""
-    return {name.read_text() for name in Path(f"/proc/{pid}/task").glob("*/comm")}
-
-
-def test_the_parent_makes_no_grpc_object(crew: Command) -> None:
-    for pid in crew.workers.values():
-        assert "event_engine\n" in thread_names(pid)
-    assert len(thread_names(crew.pid)) == 1
 
 
 def test_every_worker_has_its_share_of_cores_memory_and_streams(crew: Command) -> None:
@@ -198,3 +213,277 @@ def test_workers_of_a_device_divide_its_memory(workers: int, devices: int, share
 )
 def test_numbers_of_devices_are_those_among_the_visible_ones(outer: str | None, named: str) -> None:
     assert visible(2, outer) == named
+
+
+# Sent by the process to itself right before it becomes the server: it waits there all the while.
+SIGNALLED_BEFORE = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+os.kill(os.getpid(), signal.SIGUSR2)
+os.execv(sys.executable, [sys.executable, "-m", "gradwire_server", *sys.argv[1:]])
+"""
+ALONE = ("--address", "127.0.0.1:0", *QUICK)
+
+
+def is_among(number: int, pid: int, mask: str) -> bool:
+    """Tell whether a process has a signal in one of the masks of /proc/PID/status."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{mask}:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    raise AssertionError(mask)
+
+
+def test_the_signal_is_held_before_anything_that_takes_long_is_imported() -> None:
+    code = "import sys, gradwire_server.__main__; print(*sys.modules)"
+    modules = run_command(program=("-c", code)).stdout.split()
+    assert "gradwire_server.processes.startup" in modules
+    assert not {"asyncio", "click", "google.protobuf", "grpc", "numpy"} & set(modules)
+
+
+@contextmanager
+def starting(log: Path, *arguments: str) -> Generator[subprocess.Popen[bytes]]:
+    """Run Python with these arguments, which make a server of it, and end it."""
+    with (
+        log.open("wb") as stderr,
+        subprocess.Popen(  # noqa: S603 - our own server
+            [sys.executable, *arguments],
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            env=environment(None),
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for(log: Path, text: str, process: subprocess.Popen[bytes]) -> None:
+    wait_until(lambda: text in log.read_text() or process.poll() is not None)
+    assert text in log.read_text()
+
+
+def test_it_is_held_until_there_is_a_handler_and_then_heard(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with starting(log, "-m", "gradwire_server", *ALONE) as process:
+        until = time.monotonic() + PATIENCE_S
+        while not is_among(signal.SIGUSR2, process.pid, "SigBlk"):
+            assert not is_among(signal.SIGUSR2, process.pid, "SigCgt")
+            assert time.monotonic() < until
+        process.send_signal(signal.SIGUSR2)
+        wait_for(log, "no rolling restart", process)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workers", "told"), [("1", "no rolling restart"), ("2", " rolling restart done")]
+)
+def test_one_that_came_before_the_start_is_acted_on(
+    tmp_path: Path, workers: str, told: str
+) -> None:
+    log = tmp_path / "log"
+    with starting(log, "-c", SIGNALLED_BEFORE, *ALONE, "--workers", workers) as process:
+        wait_for(log, told, process)
+        # A thread may have taken the signal while the one that starts still holds it back.
+        wait_until(lambda: not is_among(signal.SIGUSR2, process.pid, "SigBlk"))
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("moment_s", [0.0, 0.2, 0.4])
+def test_a_signal_ends_workers_that_start(tmp_path: Path, number: int, moment_s: float) -> None:
+    log = tmp_path / "log"
+    with starting(log, "-m", "gradwire_server", *ALONE, "--workers", "2") as process:
+        wait_until(lambda: is_among(signal.SIGTERM, process.pid, "SigCgt"))
+        time.sleep(moment_s)
+        process.send_signal(number)
+        assert process.wait(PATIENCE_S) == 0
+    assert "Traceback" not in log.read_text()
+
+
+def test_an_interrupt_before_there_are_workers_ends_the_server() -> None:
+    program = """
+import asyncio
+from gradwire_server.config.settings import Settings
+from gradwire_server.processes import supervisor
+async def interrupted():
+    asyncio.current_task().cancel()  # as asyncio does on SIGINT
+    await supervisor.supervise(Settings(workers=2, address="127.0.0.1:0"))
+asyncio.run(interrupted())
+"""
+    ended = run_command(program=("-c", program))
+    assert ended.stderr.rstrip().endswith("CancelledError")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path, workers: int) -> None:
+    flags = ("--workers", str(workers), "--grace-s", "3600")
+    with commanded(*flags, log=tmp_path / "log") as (command, client):
+        stream = WaitingStream(client)
+        command.signal(signal.SIGTERM)
+        command.wait_for_log(" draining ", times=workers)
+        command.signal(signal.SIGTERM)
+        assert command.wait() == -signal.SIGTERM
+        stream.send()
+        with pytest.raises(grpc.RpcError):
+            next(stream.call)
+        assert not [pid for pid in command.workers.values() if is_running(pid)]
+
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
+LOAD = ("unary", "async unary", "stream", "async copy")
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def health_of(address: str) -> int | None:
+    """Ask over a new connection; return None where that is closed before it is answered."""
+    with RawClient(address) as client:
+        health: Any = health_pb2_grpc.HealthStub(client.channel)
+        question = health_pb2.HealthCheckRequest()
+        try:
+            answer = health.Check(question, timeout=PATIENCE_S, wait_for_ready=True)
+        except grpc.RpcError as error:
+            # grpc's answer to what reaches a worker while it stops.
+            if cast("grpc.Call", error).code() is grpc.StatusCode.CANCELLED:
+                return None
+            raise
+        status: int = answer.status
+        return status
+
+
+@pytest.mark.slow
+def test_a_rolling_restart_renews_every_worker_and_loses_no_call(tmp_path: Path) -> None:
+    with running_command(*FLAGS, log=tmp_path / "log") as command:
+        before = command.workers
+        with Callers(command.address, *LOAD) as callers, RawClient(command.address) as client:
+            callers.wait_for_more()
+            running = WaitingStream(client)
+            command.signal(signal.SIGUSR2)
+            command.wait_for_log(" draining ")
+            running.finish()
+            while " rolling restart done" not in command.log:
+                assert health_of(command.address) in {SERVING, None}
+            callers.wait_for_more()
+        callers.check()
+        assert not set(before.values()) & set(command.workers.values())
+        assert len(re.findall(r" worker replaced worker=\d pid=\d+ status=0", command.log)) == 2
+        assert "restarts=" not in command.log
+        assert "Traceback" not in command.log
+
+
+@pytest.mark.slow
+def test_clients_without_the_sdk_lose_no_call_with_the_documented_service_config(
+    tmp_path: Path,
+) -> None:
+    (config,) = re.findall(r"^```json\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    options = [("grpc.service_config", config), ("grpc.use_local_subchannel_pool", 1)]
+    over = threading.Event()
+    results: list[bytes | grpc.RpcError] = []
+
+    def evaluate() -> None:
+        with grpc.insecure_channel(command.address, options) as channel:
+            stub = v1.GradientServiceStub(channel)
+            while not over.is_set():
+                try:
+                    results.append(stub.Evaluate(published_request(), timeout=PATIENCE_S).data)
+                except grpc.RpcError as error:
+                    results.append(error)
+
+    with running_command(*FLAGS, log=tmp_path / "log") as command:
+        threads = [threading.Thread(target=evaluate) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        command.signal(signal.SIGUSR2)
+        command.wait_for_log(" rolling restart done")
+        command.kill_worker(0)
+        command.wait_for_log(" worker serves ", times=5)
+        over.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    assert set(results) == {PUBLISHED_RESULT}
+
+
+@pytest.mark.slow
+def test_a_failed_replacement_stops_a_restart_and_a_good_one_takes_new_certificates(
+    tmp_path: Path,
+) -> None:
+    papers, other = Papers(tmp_path), trustme.CA()
+
+    def check_alive(command: Command, roots: bytes) -> None:
+        with RawClient(command.address, trusting(roots)) as client:
+            client.check_alive()
+
+    with running_command(*FLAGS, *papers.flags, log=tmp_path / "log") as command:
+        before = command.workers
+        (tmp_path / "key.pem").unlink()
+        command.signal(signal.SIGUSR2)
+        command.wait_for_log(' rolling restart stopped at="worker 0"')
+        assert " replacement failed worker=0 " in command.log
+        assert command.workers == before
+        check_alive(command, papers.roots)
+        papers.write(other)
+        command.signal(signal.SIGUSR2)
+        command.wait_for_log(" rolling restart done")
+        check_alive(command, other.cert_pem.bytes())
+        command.stop()
+
+
+def test_a_stop_during_a_rolling_restart_ends_every_process(tmp_path: Path) -> None:
+    with running_command(*FLAGS, log=tmp_path / "log") as command:
+        command.signal(signal.SIGUSR2)
+        command.wait_for_log(" rolling restart")
+        command.stop()
+        assert "Traceback" not in command.log
+        assert "Error" not in command.log
+
+
+@pytest.mark.slow
+def test_no_call_is_lost_when_a_server_stops_and_another_one_follows(tmp_path: Path) -> None:
+    with running_command(*FLAGS, log=tmp_path / "1") as command:
+        with Callers(command.address, *LOAD) as callers:
+            callers.wait_for_more()
+            command.stop()
+            flags = (*FLAGS, "--address", command.address)
+            with running_command(*flags, log=tmp_path / "2"):
+                callers.wait_for_more()
+                # Here they end, with the server still there.
+                callers.stop()
+        callers.check()
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_server_goes_on_taking_calls_while_those_who_route_to_it_notice(
+    tmp_path: Path, workers: str
+) -> None:
+    flags = ("--workers", workers, "--backend", "numpy_cpu", "--drain-delay-s", "1.5")
+    with running_command(*flags, log=tmp_path / "log") as command:
+        command.signal(signal.SIGTERM)
+        wait_until(lambda: health_of(command.address) == NOT_SERVING)
+        with RawClient(command.address) as client:
+            client.check_alive()
+        assert " draining " not in command.log
+        assert command.wait() == 0
+        assert " draining " in command.log
+
+
+def test_connections_grow_old_and_no_call_is_lost() -> None:
+    with (
+        serving(max_connection_age_s=0.3) as server,
+        relaying(server.address) as relay,
+        RawClient(relay.address) as client,
+    ):
+        running = WaitingStream(client)
+        with Callers(relay.address, *LOAD, connections=1) as callers:
+            # The stream's, and one for each of three clients with three to follow.
+            wait_until(lambda: relay.connections >= 1 + 3 + 9)
+            callers.wait_for_more()
+        callers.check()
+        running.finish()
+
+
+def test_connections_do_not_grow_old_where_that_is_turned_off() -> None:
+    with served(max_connection_age_s=0) as (_server, client):
+        client.check_alive()
