@@ -32,7 +32,9 @@ from gradwire_server.config.tokens import Scope, add_token, revoke_token
 from support.certificates import Papers, impatient, pair, trusting
 from support.clients import (
     BILINEAR,
+    BRISK,
     CALLS,
+    ITEM,
     ONCE,
     PROMPT,
     SMALL,
@@ -468,6 +470,35 @@ def test_an_attempt_to_connect_takes_no_longer(face: Face) -> None:
 
 
 @either_size
+def test_tls_is_told_of_whichever_address_has_the_server(
+    face: Face, array: NDArray[Any], nobody: str, private: str
+) -> None:
+    # gRPC tells of the address of a name that failed last, which may be another one.
+    name = private.replace("127.0.0.1", "localhost")
+    for target in (name, f"{private},{nobody}", f"{nobody},{private}", f"ipv4:{private},{nobody}"):
+        error = error_of(face, target, array, retry=POLICY)
+        assert isinstance(error, UnavailableError)
+        assert "requires TLS" in str(error)
+    if array is SMALL:
+        for many in (f"{private},{nobody}", f"ipv4:{nobody},{private}"):
+            with (
+                face(many, retry=BRISK) as client,
+                pytest.raises(UnavailableError, match="requires TLS"),
+            ):
+                list(client.evaluate_many([ITEM]))
+
+
+def test_waiting_tells_of_tls_whichever_of_several_targets_answers_last(
+    nobody: str, face: Face, private: str
+) -> None:
+    with (
+        face(f"{private},{nobody}") as client,
+        pytest.raises(UnavailableError, match="requires TLS"),
+    ):
+        client.wait_ready(0.3)
+
+
+@either_size
 def test_where_nobody_listens_the_error_says_what_to_do(
     nobody: str, face: Face, array: NDArray[Any], tmp_path: Path
 ) -> None:
@@ -487,9 +518,12 @@ def test_a_command_is_named_only_for_one_address_of_this_machine(address: str) -
 def test_a_port_of_http_is_told_from_one_of_grpc(face: Face, papers: Papers, *, tls: bool) -> None:
     credentials = trusting(papers.roots) if tls else None
     with serving(http_port="0", **(papers.settings if tls else {})) as server:
-        error = error_of(face, server.http_address, retry=ONCE, credentials=credentials)
-        assert isinstance(error, UnavailableError)
-        assert str(error).startswith("the server at this port does not speak gRPC; ")
+        # An address of localhost where nothing listens does not decide.
+        for host in ("127.0.0.1", "localhost"):
+            target = server.http_address.replace("127.0.0.1", host)
+            error = error_of(face, target, retry=ONCE, credentials=credentials)
+            assert isinstance(error, UnavailableError)
+            assert str(error).startswith("the server at this port does not speak gRPC; ")
 
 
 def test_a_name_that_is_not_known_is_unreachable(face: Face) -> None:

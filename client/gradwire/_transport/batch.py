@@ -30,6 +30,7 @@ from gradwire._transport.channels import (
     PooledChannel,
     ServiceChannel,
     from_rpc_error,
+    next_pause_s,
     start_thread,
 )
 from gradwire._transport.streams import StreamRun
@@ -241,7 +242,7 @@ class BatchEngine:
         if self._ended.is_set():
             return
         try:
-            pause_s = self._batch.broke(error)
+            pause_s = next_pause_s(error, self._batch.broke, self._calls.channels.options)
         except GradwireError as last:
             self._batch.give_up(last)
         else:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -30,6 +31,7 @@ from gradwire._core.options import (
     Options,
     channel_targets,
     goes_round,
+    host_ports,
     is_list,
     is_local,
     read_target,
@@ -38,8 +40,8 @@ from gradwire._core.retries import RetryPolicy
 from gradwire._transport.replicas import Replicas
 from gradwire._transport.shared_memory import SharedMemory
 from gradwire._wire.environment import VERSION
-from gradwire._wire.statuses import STATUS_DETAILS_KEY, from_status
-from gradwire.errors import CallCancelledError, GradwireError, InvalidRequestError
+from gradwire._wire.statuses import STATUS_DETAILS_KEY, from_status, is_refused
+from gradwire.errors import CallCancelledError, GradwireError, InvalidRequestError, UnavailableError
 
 T = TypeVar("T")
 
@@ -116,13 +118,17 @@ def open_channel(
     credentials: grpc.ChannelCredentials | None,
     *,
     connect_timeout_s: float | None = None,
+    certified: str | None = None,
     api: Any = grpc,
 ) -> Any:
     """Open a channel, which connects with the first call.
 
-    api  grpc, or grpc.aio for a channel that belongs to the running event loop
+    certified  host that the server's certificate names; None for the target's
+    api        grpc, or grpc.aio for a channel that belongs to the running event loop
     """
     options = channel_options(target, connect_timeout_s=connect_timeout_s)
+    if certified is not None:
+        options.append(("grpc.ssl_target_name_override", certified))
     if credentials is None:
         return api.insecure_channel(target, options=options)
     return api.secure_channel(target, credentials, options=options)
@@ -408,6 +414,59 @@ def from_rpc_error(error: grpc.RpcError) -> GradwireError:
     trailers: dict[str, Any] = dict(status.trailing_metadata() or ())
     details = trailers.get(STATUS_DETAILS_KEY)
     return from_status(status.code().name, status.details() or "", details)
+
+
+# Seconds for one address.
+_ASKING_S = 1.0
+
+
+def next_pause_s(
+    error: GradwireError, recover: Callable[[GradwireError], float], options: Options
+) -> float:
+    """Return the pause before the next try, or raise an explained error."""
+    try:
+        return recover(error)
+    except UnavailableError as last:
+        raise explained(last, options) from None
+
+
+def explained(error: UnavailableError, options: Options) -> UnavailableError:
+    """Replace a refusal by the error of an address that takes connections.
+
+    gRPC reports the error of one address, and a name such as localhost stands for several: one may
+    refuse a connection while the server at another one requires TLS.
+    """
+    if is_refused(error):
+        for found in _failures(options):
+            if found.unreachable and not is_refused(found):
+                found.request_id = error.request_id
+                return found
+    return error
+
+
+def _failures(options: Options) -> Iterator[UnavailableError]:
+    """Call each numeric address of the targets; yield the errors."""
+    for place in (each for target in options.target for each in host_ports(target)):
+        host, _, port = place.rpartition(":")
+        host = host.strip("[]")
+        found: list[Any] = []
+        # UnicodeError: a name that DNS cannot hold.
+        with contextlib.suppress(OSError, UnicodeError):
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for address in (where[0] for *_, where in found):
+            channel = open_channel(
+                f"ipv6:[{address}]:{port}" if ":" in address else f"ipv4:{address}:{port}",
+                options.credentials,
+                connect_timeout_s=_ASKING_S,
+                certified=host,
+            )
+            try:
+                with channel:
+                    channel.unary_unary(HEALTH_METHOD)(b"", timeout=_ASKING_S)
+            except grpc.RpcError as error:
+                failure = from_rpc_error(error)
+                if isinstance(failure, UnavailableError):
+                    yield failure
 
 
 class PerProcess(Generic[T]):

@@ -24,6 +24,7 @@ from gradwire._transport.channels import (
     ChannelPool,
     ClientChannels,
     from_rpc_error,
+    next_pause_s,
     start_thread,
 )
 from gradwire._transport.tracing import call_span
@@ -418,7 +419,8 @@ class StreamRun:
         while (error := await self._try()) is not None:
             if self._stopped.is_set():
                 raise error
-            if await self._runtime.wait(self._stopped, evaluation.recover(error)):
+            pause = partial(next_pause_s, error, evaluation.recover, evaluation.options)
+            if await self._runtime.wait(self._stopped, await self._runtime.elsewhere(pause)):
                 raise error
 
     def stop(self) -> None:

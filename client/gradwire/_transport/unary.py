@@ -34,7 +34,9 @@ from gradwire._transport.channels import (
     HEALTH_METHOD,
     SERVICE_PATH,
     Pool,
+    explained,
     from_rpc_error,
+    next_pause_s,
 )
 from gradwire._transport.shared_memory import SegmentRefusedError, SharedMemory
 from gradwire._transport.tracing import call_span
@@ -210,7 +212,7 @@ class UnaryCalls(Generic[Channels]):
             if time.monotonic() + _PAUSE_S >= until:
                 late = UnavailableError(f"no server was ready within {timeout_s} s: {last}")
                 late.unreachable = unreachable
-                raise late
+                raise await self._runtime.elsewhere(partial(explained, late, self._options))
             await self._runtime.sleep(_PAUSE_S)
 
     async def _call(self, method: str, kind: type[Reply]) -> Reply:
@@ -234,7 +236,8 @@ class UnaryCalls(Generic[Channels]):
     async def _pause(self, error: GradwireError, recover: Callable[[GradwireError], float]) -> None:
         if self.channels.closed:
             raise error
-        await self._runtime.sleep(recover(error))
+        pause = partial(next_pause_s, error, recover, self._options)
+        await self._runtime.sleep(await self._runtime.elsewhere(pause))
 
     async def _ask(
         self,

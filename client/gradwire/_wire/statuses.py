@@ -215,6 +215,11 @@ _UNREACHABLE = re.compile(
 )
 
 
+def is_refused(error: UnavailableError) -> bool:
+    """Whether grpc reports that nothing listens at an address."""
+    return error.unreachable and "Connection refused" in str(error)
+
+
 def is_lasting(message: str) -> bool:
     """Whether a message of grpc reports a failure that persists."""
     return _LASTING.search(message) is not None

@@ -26,7 +26,8 @@ import grpc
 
 from gradwire import AsyncClient, Client, RetryPolicy, health
 from gradwire._core.options import read_bearer
-from gradwire.cli.output import CommandError, InvalidUsage
+from gradwire._wire.statuses import is_refused, no_server
+from gradwire.cli.output import UNAVAILABLE, CommandError, InvalidUsage
 from gradwire.errors import UnavailableError, installing
 
 # Seconds for which a command retries connecting while its user waits.
@@ -82,7 +83,7 @@ class Connection:
             client = Client(
                 self.target, **self._secrets(), connect_timeout_s=_CONNECT_S, split=split
             )
-            with client:
+            with client, self._reaching():
                 yield client
             return
         if split:
@@ -131,7 +132,18 @@ class Connection:
 
     def health(self, *, timeout_s: float) -> str:
         """Return the health of the server at target, such as "SERVING"."""
-        return health.health(self.target, timeout_s=timeout_s, credentials=self._credentials())
+        with self._reaching():
+            return health.health(self.target, timeout_s=timeout_s, credentials=self._credentials())
+
+    @contextmanager
+    def _reaching(self) -> Generator[None]:
+        """Explain a refused connection to target."""
+        try:
+            yield
+        except UnavailableError as error:
+            if not is_refused(error):
+                raise
+            raise CommandError(no_server(str(self.target)), code=UNAVAILABLE) from error
 
     def _token_file(self) -> str | None:
         return None if self.token_file is None else str(self.token_file)
