@@ -30,13 +30,6 @@ def begun(**options: Any) -> Transfer:
     return transfer
 
 
-def underway() -> Transfer:
-    """Return one that has its answer to open."""
-    transfer = begun()
-    transfer.accept(opened())
-    return transfer
-
-
 def opened(digest: str = "one", **changes: Any) -> v1.Opened:
     answer = v1.Opened(
         output=DESCRIPTOR, read_from_byte=0, evaluation_digest=digest, max_chunk_bytes=100
@@ -45,25 +38,10 @@ def opened(digest: str = "one", **changes: Any) -> v1.Opened:
     return answer
 
 
-@given(st.lists(st.integers(1, len(BYTES) - 1), unique=True).map(sorted))
-def test_a_result_cut_anywhere_is_put_together(cuts: list[int]) -> None:
-    buffer = ResultBuffer(JOB)
-    transfer = Transfer(JOB, chunk_bytes=10, buffer=buffer)
-    for start, stop in pairwise([0, *cuts, len(BYTES)]):
-        request = transfer.begin().open
-        assert (request.resume_from, request.evaluation_digest) == (start, "one" if start else "")
-        assert not transfer.complete
-        transfer.accept(opened())
-        transfer.store(start, BYTES[start:stop])
-        assert transfer.progressed
-    transfer.end()
-    assert buffer.array is not None
-    np.testing.assert_array_equal(buffer.array, ARRAY)
-
-
 @given(st.integers(0, 2 * len(BYTES)), st.binary(max_size=2 * len(BYTES)))
 def test_only_the_bytes_that_come_next_are_taken(offset: int, data: bytes) -> None:
-    transfer = underway()
+    transfer = begun()
+    transfer.accept(opened())
     transfer.store(0, BYTES[:50])
     if offset == 50 and 1 <= len(data) <= len(BYTES) - 50:
         transfer.store(offset, data)
@@ -74,42 +52,50 @@ def test_only_the_bytes_that_come_next_are_taken(offset: int, data: bytes) -> No
         assert transfer.received == 50
 
 
-@given(st.lists(st.integers(1, len(BYTES) // 4 - 1), unique=True).map(sorted), st.randoms())
-def test_parts_of_a_result_land_in_one_array_whatever_their_order(
-    cuts: list[int], chance: Any
+CUTS = st.lists(st.integers(1, len(BYTES) // 4 - 1), unique=True).map(sorted)
+
+
+@given(cuts=CUTS, chance=st.randoms(), shared=st.booleans())
+def test_a_result_cut_anywhere_or_in_parts_of_any_order_lands_in_one_array(
+    cuts: list[int], chance: Any, *, shared: bool
 ) -> None:
     buffer = ResultBuffer(JOB)
+    whole = Transfer(JOB, chunk_bytes=10, buffer=buffer)
     ends = [0, *(4 * cut for cut in cuts), len(BYTES)]
     parts = [range(first, stop) for first, stop in pairwise(ends)]
-    chance.shuffle(parts)
+    if shared:
+        chance.shuffle(parts)
     for number, part in enumerate(parts):
-        transfer = Transfer(JOB, chunk_bytes=10, part=part, buffer=buffer)
+        transfer = whole
+        if shared:
+            transfer = Transfer(JOB, chunk_bytes=10, part=part, buffer=buffer)
         request = transfer.begin().open
-        assert (request.resume_from, request.stop_before) == (part.start, part.stop)
+        assert (request.resume_from, request.stop_before) == (
+            part.start,
+            part.stop if shared else 0,
+        )
         assert request.evaluation_digest == ("one" if number else "")
-        transfer.accept(opened(read_from_byte=part.start, read_before_byte=part.stop))
+        wanted = {"read_from_byte": part.start, "read_before_byte": part.stop} if shared else {}
+        transfer.accept(opened(**wanted))
         assert not transfer.complete
-        transfer.note_sent(part.stop)
-        assert transfer.sent == len(part)
-        with pytest.raises(ServerError, match="comes next"):
-            transfer.store(part.start, bytes(len(part) + 1))
+        if shared:
+            transfer.note_sent(part.stop)
+            assert transfer.sent == len(part)
+            with pytest.raises(ServerError, match="comes next"):
+                transfer.store(part.start, bytes(len(part) + 1))
         transfer.store(part.start, BYTES[part.start : part.stop])
-        transfer.end()
+        assert transfer.progressed
+        if shared:
+            transfer.end()
+    if not shared:
+        whole.end()
     assert buffer.array is not None
     np.testing.assert_array_equal(buffer.array, ARRAY)
 
 
-def test_parts_of_two_evaluations_are_not_joined() -> None:
-    buffer = ResultBuffer(JOB)
-    parts = range(80), range(80, len(BYTES))
-    one, other = (begun(part=part, buffer=buffer) for part in parts)
-    one.accept(opened(read_before_byte=80))
-    with pytest.raises(EvaluationChangedError):
-        other.accept(opened("another", read_from_byte=80, read_before_byte=len(BYTES)))
-
-
 def test_bytes_of_another_evaluation_are_not_joined() -> None:
-    transfer = underway()
+    transfer = begun()
+    transfer.accept(opened())
     transfer.store(0, BYTES[:8])
     transfer.begin()
     with pytest.raises(EvaluationChangedError):
@@ -123,6 +109,12 @@ def test_bytes_of_another_evaluation_are_not_joined() -> None:
     transfer.store(4, BYTES[4:])
     assert transfer.progressed
     assert transfer.complete
+    buffer = ResultBuffer(JOB)
+    parts = range(80), range(80, len(BYTES))
+    one, other = (begun(part=part, buffer=buffer) for part in parts)
+    one.accept(opened(read_before_byte=80))
+    with pytest.raises(EvaluationChangedError):
+        other.accept(opened("another", read_from_byte=80, read_before_byte=len(BYTES)))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +143,8 @@ def test_an_answer_that_makes_no_sense_is_the_servers_fault(changes: dict[str, A
 def test_too_little_is_the_servers_fault_too() -> None:
     with pytest.raises(ServerError, match="before opened"):
         begun().store(0, BYTES)
-    transfer = underway()
+    transfer = begun()
+    transfer.accept(opened())
     transfer.store(0, BYTES[:-1])
     with pytest.raises(ServerError, match="more are due"):
         transfer.end()

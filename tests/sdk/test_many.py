@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
@@ -594,18 +593,3 @@ def test_results_that_are_closed_or_dropped_end_their_stream(
         next(client.evaluate_many([ITEM]))
         wait_idle(server)
         wait_until(lambda: "gradwire-receiver" not in {each.name for each in threading.enumerate()})
-
-
-def test_a_stream_whose_results_are_all_handed_over_ends_with_ok(
-    server: ServerThread, collect: Collect, caplog: pytest.LogCaptureFixture
-) -> None:
-    def calls() -> list[logging.LogRecord]:
-        return [each for each in caplog.records if each.getMessage() == "call"]
-
-    with caplog.at_level(logging.DEBUG, logger="gradwire_server"):
-        collect(server.address, [ITEM] * 10)
-        wait_until(calls)
-    facts = [vars(each)["facts"] for each in calls()]
-    assert [(each["method"], each["status"], each["items"]) for each in facts] == [
-        ("EvaluateMany", "OK", 10)
-    ]

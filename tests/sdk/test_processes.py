@@ -8,13 +8,14 @@ import os
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
-from gradwire import AsyncClient, Client, RetryPolicy
-from support.clients import ITEM, LARGE, SMALL, copied
+from gradwire import Client, RetryPolicy
+from support.clients import ITEM, LARGE, SMALL, Face, copied
 from support.servers import ServerThread
 
 # Runs apart from pytest, whose threads are not at rest when a test wants to fork.
@@ -81,6 +82,33 @@ def test_results_stay_with_the_process_that_asked_for_them(
         assert len(list(results)) == 19
 
 
+def parent_and_result(client: Client) -> tuple[int, Any]:
+    with client:
+        return os.getppid(), copied(client, LARGE)
+
+
+def test_a_pickled_client_has_its_arguments_and_connections_of_its_own(
+    server: ServerThread, face: Face
+) -> None:
+    options: dict[str, Any] = {"chunk_bytes": 5000, "retry": RetryPolicy(max_attempts=3)}
+    with face(server.address, timeout_s=7.0, **options) as client:
+        copied(client, SMALL)
+        dumped = pickle.dumps(getattr(client, "client", client))
+        copy = pickle.loads(dumped)  # noqa: S301 - our own bytes
+        assert pickle.dumps(copy) == dumped
+        if face is not Client:
+            # It belongs to the event loop that it is first used in.
+            np.testing.assert_array_equal(asyncio.run(copied(copy, LARGE)), LARGE)
+            return
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            parent, result = pool.apply(parent_and_result, (client,))
+        assert parent == os.getpid()
+        np.testing.assert_array_equal(result, LARGE)
+    secret = face(server.address, credentials=grpc.ssl_channel_credentials())
+    with pytest.raises(TypeError, match="credentials"):
+        pickle.dumps(secret)
+
+
 def run(script: str, *arguments: str) -> None:
     done = subprocess.run(  # noqa: S603 - a script above
         [sys.executable, "-c", script, *arguments],
@@ -90,55 +118,6 @@ def run(script: str, *arguments: str) -> None:
         check=False,
     )
     assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
-
-
-def test_a_pickled_client_has_its_arguments_and_a_connection_of_its_own(
-    server: ServerThread,
-) -> None:
-    policy = RetryPolicy(max_attempts=3)
-    with Client(server.address, timeout_s=7.0, chunk_bytes=5000, retry=policy) as client:
-        client.server_info()
-        copy = pickle.loads(pickle.dumps(client))  # noqa: S301 - our own bytes
-    with copy:
-        np.testing.assert_array_equal(copied(copy, LARGE), LARGE)
-        assert pickle.dumps(copy) == pickle.dumps(client)
-
-
-def test_a_client_travels_to_a_spawned_process(server: ServerThread) -> None:
-    with (
-        Client(server.address) as client,
-        multiprocessing.get_context("spawn").Pool(1) as pool,
-    ):
-        client.server_info()
-        assert pool.apply(_version, (client,)) == (client.server_info().version, True)
-
-
-def _version(client: Client) -> tuple[str, bool]:
-    parent = multiprocessing.parent_process()
-    with client:
-        return client.server_info().version, parent is not None and parent.pid != os.getpid()
-
-
-def test_a_pickled_async_client_belongs_to_the_loop_it_wakes_up_in(server: ServerThread) -> None:
-    async def dump() -> bytes:
-        async with AsyncClient(server.address, chunk_bytes=5000) as client:
-            await client.server_info()
-            return pickle.dumps(client)
-
-    async def load(dumped: bytes) -> None:
-        async with pickle.loads(dumped) as client:  # noqa: S301 - our own bytes
-            np.testing.assert_array_equal(await copied(client, SMALL), SMALL)
-
-    asyncio.run(load(asyncio.run(dump())))
-
-
-@pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_a_client_with_credentials_says_that_it_cannot_be_pickled(
-    kind: type[Client | AsyncClient],
-) -> None:
-    client = kind("127.0.0.1:1", credentials=grpc.ssl_channel_credentials())
-    with pytest.raises(TypeError, match="credentials"):
-        pickle.dumps(client)
 
 
 # Apart from pytest: without the task's reference this ends by SIGSEGV within some rounds.
