@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,36 +48,35 @@ def test_checksums_are_on_where_plain_text_leaves_the_machine(
     assert "google-crc32c" in caplog.text
 
 
-@pytest.mark.parametrize("first", range(3), ids=["small", "large", "many"])
+MANY = [Item(LINEAR, SMALL + each, half(SMALL)) for each in range(40)]
+ASKS: dict[str, Callable[[Any], list[NDArray[Any]]]] = {
+    "small": lambda client: [client.evaluate(LINEAR, SMALL, output_shape=half(SMALL))],
+    "large": lambda client: [client.evaluate(LINEAR, LARGE, output_shape=half(LARGE))],
+    "many": lambda client: list(client.evaluate_many(MANY)),
+}
+
+
+# Whichever RPC it is that learns it.
+@pytest.mark.parametrize("first", ASKS)
 def test_results_are_the_same_also_of_a_server_that_knows_no_checksums(
     server: ServerThread,
     face: Face,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    first: int,
+    first: str,
 ) -> None:
-    many = [Item(LINEAR, SMALL + each, half(SMALL)) for each in range(40)]
-    asks: list[Callable[[Any], list[Any]]] = [
-        *(
-            partial(lambda x, c: [c.evaluate(LINEAR, x, output_shape=half(x))], x)
-            for x in (SMALL, LARGE)
-        ),
-        lambda client: list(client.evaluate_many(many)),
-    ]
-    # Whichever RPC it is that learns it.
-    asks = asks[first:] + asks[:first]
+    def results(client: Any) -> list[bytes]:
+        order = sorted(ASKS, key=lambda name: name != first)
+        return [each.tobytes() for name in order for each in ASKS[name](client)]
+
     with face(server.address, checksums=False) as plain:
-        expected = [[each.tobytes() for each in ask(plain)] for ask in asks]
+        expected = results(plain)
     with face(server.address, checksums=True) as client:
-        assert [[each.tobytes() for each in ask(client)] for ask in asks] == expected
-    with (
-        face(server.address, checksums=True) as client,
-        caplog.at_level(logging.WARNING, "gradwire"),
-    ):
+        assert results(client) == expected
+    with face(server.address, checksums=True) as client, caplog.at_level(logging.WARNING):
         client.wait_ready()
         monkeypatch.setattr("gradwire_server.rpc.codec.checksums.AVAILABLE", False)
-        for _ in range(2):
-            assert [[each.tobytes() for each in ask(client)] for ask in asks] == expected
+        assert results(client) == results(client) == expected
     own = [each.message for each in caplog.records if each.name == "gradwire"]
     assert own == ["no checksums: a server does not know them"]
 

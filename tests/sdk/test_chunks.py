@@ -15,7 +15,7 @@ from gradwire._core.evaluation import ResultBuffer, Transfer
 from gradwire._wire.requests import prepare
 
 COPY = ops.DmlResample(interpolation_mode="linear")
-ARRAY = np.random.default_rng(0).normal(size=(6, 7)).astype(np.float32)
+ARRAY: Any = np.random.default_rng(0).normal(size=(6, 7)).astype(np.float32)
 BYTES = ARRAY.tobytes()
 DESCRIPTOR = tensors.describe(ARRAY)
 
@@ -52,44 +52,42 @@ def test_only_the_bytes_that_come_next_are_taken(offset: int, data: bytes) -> No
         assert transfer.received == 50
 
 
-CUTS = st.lists(st.integers(1, len(BYTES) // 4 - 1), unique=True).map(sorted)
+@given(st.lists(st.integers(1, len(BYTES) - 1), unique=True).map(sorted))
+def test_a_result_cut_anywhere_is_put_together(cuts: list[int]) -> None:
+    buffer = ResultBuffer(JOB)
+    transfer = Transfer(JOB, chunk_bytes=10, buffer=buffer)
+    for start, stop in pairwise([0, *cuts, len(BYTES)]):
+        request = transfer.begin().open
+        assert (request.resume_from, request.evaluation_digest) == (start, "one" if start else "")
+        assert not transfer.complete
+        transfer.accept(opened())
+        transfer.store(start, BYTES[start:stop])
+        assert transfer.progressed
+    transfer.end()
+    np.testing.assert_array_equal(buffer.array, ARRAY)
 
 
-@given(cuts=CUTS, chance=st.randoms(), shared=st.booleans())
-def test_a_result_cut_anywhere_or_in_parts_of_any_order_lands_in_one_array(
-    cuts: list[int], chance: Any, *, shared: bool
+@given(st.lists(st.integers(1, len(BYTES) // 4 - 1), unique=True).map(sorted), st.randoms())
+def test_parts_of_a_result_land_in_one_array_whatever_their_order(
+    cuts: list[int], chance: Any
 ) -> None:
     buffer = ResultBuffer(JOB)
-    whole = Transfer(JOB, chunk_bytes=10, buffer=buffer)
     ends = [0, *(4 * cut for cut in cuts), len(BYTES)]
     parts = [range(first, stop) for first, stop in pairwise(ends)]
-    if shared:
-        chance.shuffle(parts)
+    chance.shuffle(parts)
     for number, part in enumerate(parts):
-        transfer = whole
-        if shared:
-            transfer = Transfer(JOB, chunk_bytes=10, part=part, buffer=buffer)
+        transfer = Transfer(JOB, chunk_bytes=10, part=part, buffer=buffer)
         request = transfer.begin().open
-        assert (request.resume_from, request.stop_before) == (
-            part.start,
-            part.stop if shared else 0,
-        )
+        assert (request.resume_from, request.stop_before) == (part.start, part.stop)
         assert request.evaluation_digest == ("one" if number else "")
-        wanted = {"read_from_byte": part.start, "read_before_byte": part.stop} if shared else {}
-        transfer.accept(opened(**wanted))
+        transfer.accept(opened(read_from_byte=part.start, read_before_byte=part.stop))
         assert not transfer.complete
-        if shared:
-            transfer.note_sent(part.stop)
-            assert transfer.sent == len(part)
-            with pytest.raises(ServerError, match="comes next"):
-                transfer.store(part.start, bytes(len(part) + 1))
+        transfer.note_sent(part.stop)
+        assert transfer.sent == len(part)
+        with pytest.raises(ServerError, match="comes next"):
+            transfer.store(part.start, bytes(len(part) + 1))
         transfer.store(part.start, BYTES[part.start : part.stop])
-        assert transfer.progressed
-        if shared:
-            transfer.end()
-    if not shared:
-        whole.end()
-    assert buffer.array is not None
+        transfer.end()
     np.testing.assert_array_equal(buffer.array, ARRAY)
 
 

@@ -185,15 +185,6 @@ def test_a_call_that_succeeds_gives_back_to_the_budget_of_retries(client: Client
     assert budget.allows_retry
 
 
-def test_a_second_call_on_one_client_streams_as_the_first(server: ServerThread) -> None:
-    # The first result row needs no row before the second: later streams send before they are asked.
-    array = RANDOM.normal(size=(1, 1, 1024, 1024)).astype(np.float32)
-    operator = ops.Interpolate(mode="bilinear", sizes=(256, 256), data_format="NCX")
-    with Client(server.address) as client:
-        first, second = (client.evaluate(operator, array) for _ in range(2))
-    np.testing.assert_array_equal(first, second)
-
-
 def test_a_server_tells_of_itself_by_values_with_the_names_of_the_schema(
     server: ServerThread, plain: Client, face: Face
 ) -> None:

@@ -14,8 +14,8 @@ import grpc
 import numpy as np
 import pytest
 
-from gradwire import Client, RetryPolicy
-from support.clients import ITEM, LARGE, SMALL, Face, copied
+from gradwire import AsyncClient, Client, RetryPolicy
+from support.clients import ITEM, LARGE, SMALL, copied
 from support.servers import ServerThread
 
 # Runs apart from pytest, whose threads are not at rest when a test wants to fork.
@@ -88,25 +88,32 @@ def parent_and_result(client: Client) -> tuple[int, Any]:
 
 
 def test_a_pickled_client_has_its_arguments_and_connections_of_its_own(
-    server: ServerThread, face: Face
+    server: ServerThread,
 ) -> None:
     options: dict[str, Any] = {"chunk_bytes": 5000, "retry": RetryPolicy(max_attempts=3)}
-    with face(server.address, timeout_s=7.0, **options) as client:
-        copied(client, SMALL)
-        dumped = pickle.dumps(getattr(client, "client", client))
-        copy = pickle.loads(dumped)  # noqa: S301 - our own bytes
-        assert pickle.dumps(copy) == dumped
-        if face is not Client:
-            # It belongs to the event loop that it is first used in.
-            np.testing.assert_array_equal(asyncio.run(copied(copy, LARGE)), LARGE)
-            return
+    with Client(server.address, timeout_s=7.0, **options) as client:
+        client.server_info()
+        dumped = pickle.dumps(client)
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             parent, result = pool.apply(parent_and_result, (client,))
-        assert parent == os.getpid()
-        np.testing.assert_array_equal(result, LARGE)
-    secret = face(server.address, credentials=grpc.ssl_channel_credentials())
-    with pytest.raises(TypeError, match="credentials"):
-        pickle.dumps(secret)
+    assert parent == os.getpid()
+    np.testing.assert_array_equal(result, LARGE)
+    assert pickle.dumps(pickle.loads(dumped)) == dumped  # noqa: S301 - our own bytes
+
+    async def dump() -> bytes:
+        async with AsyncClient(server.address, chunk_bytes=5000) as client:
+            await client.server_info()
+            return pickle.dumps(client)
+
+    async def load(dumped: bytes) -> None:
+        # It belongs to the event loop it wakes up in.
+        async with pickle.loads(dumped) as client:  # noqa: S301 - our own bytes
+            np.testing.assert_array_equal(await copied(client, SMALL), SMALL)
+
+    asyncio.run(load(asyncio.run(dump())))
+    for kind in (Client, AsyncClient):
+        with pytest.raises(TypeError, match="credentials"):
+            pickle.dumps(kind("127.0.0.1:1", credentials=grpc.ssl_channel_credentials()))
 
 
 def run(script: str, *arguments: str) -> None:

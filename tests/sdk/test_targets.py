@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,7 +20,7 @@ import pytest
 from gradwire import CallCancelledError, Client, health
 from gradwire._core.options import read_target
 from gradwire._transport.channels import AVOIDED_S, Pool
-from gradwire._transport.replicas import FRESH_S, Replicas, resolve
+from gradwire._transport.replicas import Replicas, resolve
 from gradwire.errors import InvalidRequestError, UnavailableError
 from support.certificates import Papers, trusting
 from support.clients import CALLS, LARGE, ONCE, SMALL, Face, copied
@@ -123,14 +122,14 @@ def calls_of(server: ServerThread) -> int:
 
 
 @contextmanager
-def telling(tell: Callable[[], bytes]) -> Generator[str]:
+def telling(body: bytes) -> Generator[str]:
     """Answer every request over HTTP, and yield a target that asks there."""
 
     class Tells(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(tell())
+            self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             ...
@@ -223,7 +222,7 @@ def test_who_knows_no_replica_says_so_and_retries(server: ServerThread) -> None:
 )
 def test_a_list_that_is_none_is_not_taken(body: bytes) -> None:
     with (
-        telling(lambda: body) as target,
+        telling(body) as target,
         pytest.raises(UnavailableError, match="no replicas are known"),
     ):
         resolve(target)
@@ -261,30 +260,6 @@ def test_no_token_goes_where_others_may_send_it() -> None:
         Client("replicas+http://ray:1/x", **options)
     with pytest.raises(InvalidRequestError, match="plain text"):
         Client("replicas+https://ray:1/x", token="a")  # noqa: S106
-
-
-def test_the_list_is_asked_for_when_it_is_old_and_soon_after_a_failure() -> None:
-    asked: list[float] = []
-    now = 100.0
-
-    def tell() -> bytes:
-        asked.append(now)
-        return json.dumps({"replicas": ["a:1"]}).encode()
-
-    with telling(tell) as target:
-        replicas = Replicas(target, clock=lambda: now)
-        replicas.wait()
-        assert asked == [100.0]
-        for seconds, ask, most in (
-            (0.1, replicas.refresh_soon, 1),
-            (1.0, replicas.refresh, 1),
-            (1.0, replicas.refresh_soon, 2),
-            (FRESH_S, replicas.refresh, 3),
-        ):
-            now += seconds
-            ask()
-            wait_until(lambda: not replicas.refreshing)
-            assert len(asked) == most
 
 
 class Calls:
