@@ -114,9 +114,9 @@ def test_resize_has_the_values_and_gradients_of_jax(
         far = 0 if method == "nearest" else 1e-4
         np.testing.assert_allclose(ours(image), theirs(image), rtol=0, atol=far)
         np.testing.assert_allclose(jax.jit(ours)(image), ours(image), rtol=0, atol=0)
-        pulled = [jax.vjp(resize, image)[1](weights)[0] for resize in (ours, theirs)]
+        mine, jaxs = (jax.vjp(resize, image)[1](weights)[0] for resize in (ours, theirs))
         # Sums of nearest's gradient may be taken in another order.
-        np.testing.assert_allclose(*pulled, rtol=0, atol=far or 1e-6)
+        np.testing.assert_allclose(mine, jaxs, rtol=0, atol=far or 1e-6)
 
 
 def test_derivatives_of_resize_are_those_of_a_linear_function(client: Client) -> None:

@@ -230,16 +230,17 @@ def test_a_file_that_is_none_or_no_pem_is_named_before_anything_is_sent(
     mutual: Mutual, tmp_path: Path, option: str
 ) -> None:
     (tmp_path / "wrong.pem").write_text("no PEM")
-    cases = [((*mutual.pair[:2], *mutual.of_another[2:]), ("certificate", "KEY_VALUES_MISMATCH"))]
+    mixed = [*mutual.pair[:2], *mutual.of_another[2:]]
+    cases = [(mixed, ["--tls-certificate", "KEY_VALUES_MISMATCH"])]
     for name, words in (("wrong.pem", "cannot be used"), ("nowhere.pem", "does not exist")):
         papers = [*mutual.authority, *mutual.pair]
         papers[papers.index(option) + 1] = f"{tmp_path}/{name}"
-        cases.append((tuple(papers), (option, f"{tmp_path}/{name}", words)))
-    for papers, words in cases:
+        cases.append((papers, [option, f"{tmp_path}/{name}", words]))
+    for papers, told in cases:
         # Nobody listens there.
         done = run_here("health", "--target", "127.0.0.1:1", *mutual.authority, *papers)
         assert (done.code, done.stdout) == (2, "")
-        assert all(word in done.stderr for word in words)
+        assert all(word in done.stderr for word in told)
 
 
 @pytest.mark.parametrize("by_variable", [False, True])

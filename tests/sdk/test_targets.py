@@ -140,11 +140,14 @@ def telling(body: bytes) -> Generator[str]:
         server.shutdown()
 
 
-def test_every_kind_of_call_finds_the_replicas(server: ServerThread, face: Face) -> None:
+@pytest.mark.parametrize("call", [*CALLS, "wait_ready"])
+def test_every_kind_of_call_finds_the_replicas(server: ServerThread, face: Face, call: str) -> None:
     with serving() as other, listing(server.address, other.address) as listed:
-        for call in (*CALLS.values(), lambda client: client.wait_ready() is None):
-            with face(listed.url) as client:
-                assert call(client) is not None
+        with face(listed.url) as client:
+            if call in CALLS:
+                assert CALLS[call](client) is not None
+            else:
+                client.wait_ready()
         assert health.health(listed.url) == "SERVING"
 
 
