@@ -69,10 +69,10 @@ def test_several_servers_share_a_tensor_larger_than_a_chunk_in_any_axis_order(
     x = np.random.default_rng(0).standard_normal((3, 5, 100_000)).astype(np.float32, order=order)
     options = ("--attr", "sizes=200000", "--output-shape", "3,5,200000")
     with serving() as other:
-        for more in ((target,), (f"{target},{other.address}", "--split")):
-            np.testing.assert_array_equal(
-                doubled(tmp_path, *more[:1], x, *options, *more[1:]), x.repeat(2, axis=2)
-            )
+        one = doubled(tmp_path, target, x, *options)
+        several = doubled(tmp_path, f"{target},{other.address}", x, *options, "--split")
+    for written in (one, several):
+        np.testing.assert_array_equal(written, x.repeat(2, axis=2))
 
 
 def test_bfloat16_is_read_and_written_by_its_bytes_and_attributes_tell_a_shape(
