@@ -224,7 +224,8 @@ def test_waiting_for_a_server_ends_as_soon_as_it_serves(nobody: str, face: Face)
             client.wait_ready(0.05)
         timer = threading.Timer(0.3, later.start)
         timer.start()
-        budget = vars(vars(client).get("client", client))["_options"].budget
+        held: dict[str, Any] = vars(vars(client).get("client", client))
+        budget: Any = held["_options"].budget
         assert not budget.reached
         client.wait_ready(30)
         assert budget.reached

@@ -315,7 +315,7 @@ def test_a_connection_that_failed_is_avoided_for_a_while_and_so_is_its_target() 
 
 def test_targets_come_and_go_and_those_that_go_end_their_calls_first() -> None:
     calls = Calls("ab")
-    taken = dict(reversed(calls.pool.take()) for _ in range(2))
+    taken = {name: seat for seat, name in (calls.pool.take() for _ in range(2))}
     assert sorted(taken) == ["a0", "b0"]
     calls.pool.renew("bc")
     assert sorted(calls.begin(4)) == ["b0", "b1", "c0", "c1"]
