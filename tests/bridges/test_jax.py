@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,13 +57,6 @@ def test_first_and_second_gradients_are_evaluated(client: Client, x: Any) -> Non
     assert np.array_equal(second, client.evaluate(back, once, output_shape=SHAPE))
 
 
-def test_a_compiled_function_has_the_bits_of_one_that_is_not(client: Client, x: Any) -> None:
-    def loss(x: Any) -> Any:
-        return bridge.evaluate(BILINEAR, x, RESULT, client=client).sum()
-
-    assert np.array_equal(jax.jit(jax.grad(loss))(x), jax.grad(loss)(x))
-
-
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
 def test_any_type_gives_the_bits_of_evaluate(client: Client, x: Any, name: str) -> None:
     given = x.astype(name)
@@ -71,33 +65,27 @@ def test_any_type_gives_the_bits_of_evaluate(client: Client, x: Any, name: str) 
     assert np.asarray(result).tobytes() == client.evaluate(BILINEAR, given).tobytes()
 
 
-def test_a_batch_has_the_bits_of_each_by_itself(client: Client, x: Any) -> None:
+def test_a_compiled_batch_has_the_bits_of_each_by_itself(client: Client, x: Any) -> None:
     def square(x: Any) -> Any:
         return (bridge.evaluate(BILINEAR, x, RESULT, client=client) ** 2).sum()
 
     gradient = jax.grad(square)
-
+    assert np.array_equal(jax.jit(gradient)(x), gradient(x))
     batch = jnp.stack([x * scale for scale in range(6)]).reshape(2, 3, *SHAPE)
     results = jax.jit(jax.vmap(jax.vmap(gradient)))(batch)
     each = [gradient(one) for one in batch.reshape(6, *SHAPE)]
     assert np.array_equal(results.reshape(6, *SHAPE), np.stack(each))
 
 
-def test_what_is_wrong_with_shapes_is_told_when_a_function_is_traced(client: Client) -> None:
-    def evaluated(x: Any) -> Any:
-        return bridge.evaluate(BILINEAR, x, (7, 2), client=client)
+def test_what_fails_raises_its_error_or_is_named_in_that_of_jax(client: Client, x: Any) -> None:
+    def evaluated(x: Any, shape: tuple[int, ...] = (7, 2)) -> Any:
+        return bridge.evaluate(BILINEAR, x, shape, client=client)
 
+    # Shapes are wrong as soon as a function is traced.
     for function in (evaluated, jax.jit(evaluated), jax.vmap(evaluated), jax.grad(evaluated)):
         with pytest.raises(InvalidRequestError, match=r"array\.shape: has [23] axes|output_shape"):
             function(jnp.ones((2, 3, 4)))
-
-
-def test_an_evaluation_that_fails_raises_its_error_or_is_named_in_that_of_jax(
-    client: Client, x: Any
-) -> None:
-    def other_sizes(x: Any) -> Any:
-        return bridge.evaluate(BILINEAR, x, (1, 2, 7, 3), client=client)
-
+    other_sizes = partial(evaluated, shape=(1, 2, 7, 3))
     told = r"sizes\[1\]: is 2, but dst has 3"
     with pytest.raises(InvalidRequestError, match=told):
         other_sizes(x)
@@ -115,25 +103,20 @@ def test_resize_has_the_values_and_gradients_of_jax(
     antialias: bool,  # noqa: FBT001
 ) -> None:
     noise = np.random.default_rng(2)
-    for source, result in (((2, 9, 7), (2, 5, 16)), ((30,), (13,)), ((3, 4), (3, 4))):
-        image = jnp.asarray(noise.standard_normal(source, np.float32))
-        weights = jnp.asarray(noise.standard_normal(result, np.float32))
-
-        def ours(image: Any, shape: tuple[int, ...] = result) -> Any:
-            return bridge.resize(image, shape, method, antialias, client=client)
-
-        def theirs(image: Any, shape: tuple[int, ...] = result) -> Any:
-            return jax.image.resize(image, shape, method, antialias)
-
-        def pulled_back(resize: Any, image: Any = image, weights: Any = weights) -> Any:
-            return jax.vjp(resize, image)[1](weights)[0]
-
+    for source, shape in (((2, 9, 7), (2, 5, 16)), ((30,), (13,)), ((3, 4), (3, 4))):
+        image, weights = (
+            jnp.asarray(noise.standard_normal(sizes, np.float32)) for sizes in (source, shape)
+        )
+        options = {"shape": shape, "method": method, "antialias": antialias}
+        ours = partial(bridge.resize, **options, client=client)
+        theirs = partial(jax.image.resize, **options)
         # The bound of docs/dialects/jax.md, for two axes of at most 16 such products each.
         far = 0 if method == "nearest" else 1e-4
         np.testing.assert_allclose(ours(image), theirs(image), rtol=0, atol=far)
         np.testing.assert_allclose(jax.jit(ours)(image), ours(image), rtol=0, atol=0)
+        mine, jaxs = (jax.vjp(resize, image)[1](weights)[0] for resize in (ours, theirs))
         # Sums of nearest's gradient may be taken in another order.
-        np.testing.assert_allclose(pulled_back(ours), pulled_back(theirs), rtol=0, atol=far or 1e-6)
+        np.testing.assert_allclose(mine, jaxs, rtol=0, atol=far or 1e-6)
 
 
 def test_derivatives_of_resize_are_those_of_a_linear_function(client: Client) -> None:

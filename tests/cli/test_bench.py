@@ -8,12 +8,11 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -24,7 +23,7 @@ from gradwire_server.config.tokens import Scope, add_token
 from load.soak import family
 from support.command_line import run, run_here
 from support.raw_calls import wait_until
-from support.relay import Relay, relaying
+from support.relay import relaying
 from support.servers import serving
 
 SHORT = ("--duration", "0.5", "--warm-up", "0")
@@ -107,16 +106,15 @@ def test_every_manner_of_call_shows_the_token(tmp_path: Path) -> None:
             assert words in done.stderr
 
 
-def test_no_server_ends_it_with_7(nobody: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_server_and_no_metrics_are_found_before_the_load(
+    target: str, nobody: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gradwire.cli.bench.TARGET_PATIENCE_S", 0.7)
     done = run_here("bench", "--target", nobody, *SHORT)
     assert done.code == 7
     first, last = done.stderr.splitlines()
     assert first.startswith(f"gradwire: waiting up to 0.7 s for the server at {nobody}: ")
     assert f"no server listens at {nobody}; start one with " in last
-
-
-def test_metrics_that_are_none_are_found_before_the_load(target: str, nobody: str) -> None:
     url = f"http://{nobody}/metrics"
     done = run_here("bench", "--target", target, "--metrics", url, *SHORT)
     assert (done.code, done.stdout) == (1, "")
@@ -130,7 +128,6 @@ PROGRAM = (
 )
 # Generous: a machine that does much else takes its time to start programs.
 PATIENCE_S = 120.0
-CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 class Run:
@@ -157,49 +154,45 @@ class Run:
         if self.process.poll() is not None:
             raise AssertionError(self.process.communicate())
 
-    def end(self, number: signal.Signals) -> tuple[int, str, str]:
-        """Send a signal to all of its group; return the status and what was printed."""
+    def end(self, number: signal.Signals) -> tuple[str, str]:
+        """Send a signal to all of its group; return what was printed, once no process is left."""
         self.children()
         os.killpg(self.process.pid, number)
-        stdout, stderr = self.process.communicate(timeout=PATIENCE_S)
-        return self.process.returncode, stdout, stderr
-
-    def wait_until_nothing_is_left(self) -> None:
-        """Wait until none of the processes that were seen is there."""
+        printed = self.process.communicate(timeout=PATIENCE_S)
+        assert self.process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in self._seen))
+        return printed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
 
 
-@contextmanager
-def benching(*arguments: object) -> Generator[Run]:
-    run = Run(*arguments)
-    try:
-        yield run
-    finally:
-        run.process.kill()
-        run.process.communicate()
+either_signal = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", CODES, ids=str)
+@either_signal
 def test_the_user_who_ends_it_gets_what_there_is(
     number: signal.Signals, target: str, tmp_path: Path
 ) -> None:
     found, page = tmp_path / "found.json", tmp_path / "report.html"
-    files = ("--output", found, "--report", page)
-    scenarios = ("--scenario", "tiny", "--scenario", "large")
     with (
         relaying(target) as relay,
-        benching(
-            *("--target", relay.address, *scenarios, *files),
+        Run(
+            *("--target", relay.address, "--scenario", "tiny", "--scenario", "large"),
+            *("--output", found, "--report", page),
             *("--duration", 600, "--warm-up", 0, "--processes", 2),
         ) as run,
     ):
         # Far more than the questions before the load take: some calls have ended.
         run.wait_until(lambda: relay.carried_bytes > 1_000_000)
         time.sleep(0.5)
-        code, stdout, stderr = run.end(number)
-        run.wait_until_nothing_is_left()
-    assert (code, stderr) == (CODES[number], "")
+        stdout, stderr = run.end(number)
+    assert stderr == ""
     assert "tiny: " in stdout
     document = from_json(found.read_text())
     assert document.interrupted
@@ -213,55 +206,33 @@ def test_the_user_who_ends_it_gets_what_there_is(
     assert "ended the test early" in page.read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", CODES, ids=str)
-@pytest.mark.parametrize("children", [1, 2, 4])
-def test_nothing_is_written_before_a_call_counts(
+@either_signal
+# While the server of its own starts; while those that make calls do; all of them in warm-up.
+@pytest.mark.parametrize(
+    "children", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))]
+)
+def test_nothing_is_written_and_left_before_a_call_counts(
     children: int, number: signal.Signals, target: str, tmp_path: Path
 ) -> None:
     found = tmp_path / "found.json"
-    with benching(
-        *("--target", target, "--scenario", "tiny", "--warm-up", 600, "--output", found),
-        *("--processes", 4),
-    ) as run:
-        # While those that make calls start; all of them in warm-up.
+    options = () if children == 1 else ("--target", target, "--processes", 4)
+    with Run("--scenario", "tiny", "--warm-up", 600, "--output", found, *options) as run:
         run.wait_until(lambda: len(run.children()) >= children)
         time.sleep(1.0 if children > 2 else 0.0)
-        code, stdout, stderr = run.end(number)
-        run.wait_until_nothing_is_left()
-    assert (code, stdout, stderr) == (CODES[number], "", "\ngradwire: interrupted\n")
+        assert run.end(number) == ("", "\ngradwire: interrupted\n")
     assert not found.exists()
-
-
-@pytest.mark.parametrize("number", CODES, ids=str)
-def test_a_server_of_its_own_ends_with_it(number: signal.Signals) -> None:
-    with benching("--scenario", "tiny", "--duration", 600) as run:
-        run.wait_until(lambda: len(run.children()) >= 1)
-        code, _, stderr = run.end(number)
-        run.wait_until_nothing_is_left()
-    assert (code, stderr) == (CODES[number], "\ngradwire: interrupted\n")
-
-
-@contextmanager
-def gone_under_load(relay: Relay) -> Generator[None]:
-    """Have nothing listen any more where a relay does, a while after calls have come."""
-
-    def go() -> None:
-        wait_until(lambda: relay.connections > 1, patience_s=PATIENCE_S)
-        time.sleep(1.0)
-        relay.close()
-
-    going = threading.Thread(target=go)
-    going.start()
-    try:
-        yield
-    finally:
-        going.join()
 
 
 def test_a_server_that_is_gone_ends_it_with_7(target: str, tmp_path: Path) -> None:
     found = tmp_path / "found.json"
-    with relaying(target) as relay, gone_under_load(relay):
+    with relaying(target) as relay, ThreadPoolExecutor(1) as pool:
+
+        def go() -> None:
+            wait_until(lambda: relay.connections > 1, patience_s=PATIENCE_S)
+            time.sleep(1.0)
+            relay.close()
+
+        pool.submit(go)
         done = run_here(
             *("bench", "--target", relay.address, "--warm-up", 0, "--duration", 5),
             *("--scenario", "tiny", "--scenario", "medium", "--output", found),
@@ -270,8 +241,7 @@ def test_a_server_that_is_gone_ends_it_with_7(target: str, tmp_path: Path) -> No
     words = f"gradwire: error: no server listens at {relay.address}"
     assert done.stderr.startswith(words)
     (scenario,) = from_json(found.read_text()).scenarios
-    (flow,) = scenario.flows
-    (refused,) = [one for one in flow.outcomes if one.status == "UNAVAILABLE"]
+    (refused,) = [one for one in scenario.flows[0].outcomes if one.status == "UNAVAILABLE"]
     # 4 callers, who pause for a quarter of a second.
     assert refused.count < 100
     assert " UNAVAILABLE, p50 " in done.stdout

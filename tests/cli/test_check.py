@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ NEAREST = (
     *("--op", "interpolate_backward", "--attr", "mode=nearest", "--attr", "data_format=NCX"),
     *("--attr", "coordinate_transformation_mode=align_corners"),
 )
+Check = Callable[..., Outcome]
 FUNCTIONS = """
 import numpy as np
 
@@ -92,18 +93,15 @@ def of_tensors(gradient, shape):
 
 
 @pytest.fixture
-def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> object:
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> Check:
     (tmp_path / "kernels_of_mine.py").write_text(FUNCTIONS)
     monkeypatch.chdir(tmp_path)
 
-    def run_check(function: str, *options: str) -> Outcome:
+    def run_check(function: str, *options: str, operator: Sequence[str] = NEAREST) -> Outcome:
         name = f"kernels_of_mine.py:{function}"
-        return run_here("check", name, *NEAREST, "--target", target, *options)
+        return run_here("check", name, *operator, "--target", target, *options)
 
     return run_check
-
-
-Check = Callable[..., Outcome]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +118,18 @@ def test_a_function_with_the_right_bits_ends_with_0(check: Check, options: tuple
     assert " cases: all agree" in done.stdout
 
 
-def test_a_wrong_tie_is_shrunk_to_one_output_between_two_inputs(check: Check) -> None:
+def test_a_module_of_the_folder_is_imported_and_attributes_that_fit_no_case_refused(
+    check: Check,
+) -> None:
+    done = run("check", "kernels_of_mine:right", *NEAREST, "--values", "ones")
+    assert (done.code, done.stderr) == (0, "")
+    done = check("right", "--attr", "sizes=9,9,9")
+    assert done.code == 2
+    assert "no case fits the operator with these attributes: " in done.stderr
+    assert done.stderr.endswith("; each case has its own sizes: leave sizes out, or give scales\n")
+
+
+def test_a_fault_is_shrunk_to_the_smallest_tensors_that_show_it(check: Check) -> None:
     done = check("ties_down", "--failures", "1", "--seed", "5")
     assert (done.code, done.stderr) == (9, "")
     assert check("ties_down", "--failures", "1", "--seed", "5") == done
@@ -129,9 +138,6 @@ def test_a_wrong_tie_is_shrunk_to_one_output_between_two_inputs(check: Check) ->
     assert "   given 1 at [0, 0, 0, 1], else 0\n" in done.stdout
     assert "   at [0, 0, 0, 0]: expected 0, came 1, " in done.stdout
     assert "   axis 3: input 0 is read by\n" in done.stdout
-
-
-def test_a_fault_of_long_axes_is_shown_on_the_shortest_of_them(check: Check) -> None:
     facts = json.loads(check("long_axes", "--json").stdout)
     smallest = facts["failures"][0]
     assert sorted(smallest["output_shape"]) == [1, 1, 1, 5]
@@ -140,35 +146,32 @@ def test_a_fault_of_long_axes_is_shown_on_the_shortest_of_them(check: Check) -> 
     assert facts["different"] + facts["equal"] == facts["cases"]
 
 
-@pytest.mark.slow
-def test_what_is_right_for_packed_tensors_only_is_found_out(check: Check) -> None:
-    facts = json.loads(check("packed_only", "--json").stdout)
-    assert facts["failures"]
-    assert "contiguous" not in {each["layout"] for each in facts["failures"]}
-
-
+# Of the smallest case, unless there is another one.
 @pytest.mark.parametrize(
-    ("function", "shape", "words"),
+    ("function", "outputs", "words"),
     [
-        ("writes", "(1, 1, 1, 1) to (1, 1, 1, 1)", "it wrote to its argument"),
-        ("raises", "(1, 1, 1, 1) to (1, 1, 1, 3)", "it raised ValueError: no threes"),
-        ("exits", "(1, 1, 1, 1) to (1, 1, 1, 3)", "it raised SystemExit: 3"),
-        ("shapeless", "(1, 1, 1, 1) to (1, 1, 1, 1)", "it returned shape (1,); (1, 1, 1, 1) was"),
-        ("wide", "(1, 1, 1, 1) to (1, 1, 1, 1)", "it returned float64; float32 was given"),
-        ("nothing", "(1, 1, 1, 1) to (1, 1, 1, 1)", "it returned NoneType, not an array"),
+        ("writes", 1, "it wrote to its argument"),
+        ("raises", 3, "it raised ValueError: no threes"),
+        ("exits", 3, "it raised SystemExit: 3"),
+        ("shapeless", 1, "it returned shape (1,); (1, 1, 1, 1) was"),
+        ("wide", 1, "it returned float64; float32 was given"),
+        ("nothing", 1, "it returned NoneType, not an array"),
     ],
 )
 def test_a_function_that_does_not_do_its_part_is_told_so(
-    check: Check, function: str, shape: str, words: str
+    check: Check, function: str, outputs: int, words: str
 ) -> None:
     done = check(function, "--failures", "1")
     assert done.code == 9
-    assert f"1. float32 {shape}" in done.stdout
+    assert f"1. float32 (1, 1, 1, 1) to (1, 1, 1, {outputs})" in done.stdout
     assert f"   {words}" in done.stdout
 
 
 @pytest.mark.slow
-def test_the_order_of_sums_counts_without_a_tolerance(check: Check) -> None:
+def test_layouts_and_the_order_of_sums_are_tried(check: Check) -> None:
+    facts = json.loads(check("packed_only", "--json").stdout)
+    assert facts["failures"]
+    assert "contiguous" not in {each["layout"] for each in facts["failures"]}
     exact = check("columns_first", "--values", "random")
     assert exact.code == 9
     assert "by rounding or a zero's sign alone, which --tolerance " in exact.stdout
@@ -190,23 +193,22 @@ def test_a_tolerance_is_told_with_those_that_differ_by_more_in_its_own_ulps(chec
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("check")
-def test_channels_last_and_few_axes_are_found_by_themselves(target: str) -> None:
-    name = "kernels_of_mine.py:shapeless"
-    for options, shape in (
-        (("--op", "interpolate_backward", "--attr", "mode=linear"), [1, 1, 1, 1]),
-        (("--op", "interpolate", "--attr", "mode=linear", "--attr", "sizes=2"), [1, 2, 1]),
-        (("--op", "dml_resample_grad", "--attr", "interpolation_mode=linear"), [1, 1, 1, 1]),
+def test_layouts_and_sizes_of_an_operator_are_found_by_themselves(check: Check) -> None:
+    for words, shape in (
+        (("interpolate_backward", "mode=linear"), [1, 1, 1, 1]),
+        (("interpolate", "mode=linear", "--attr", "sizes=2"), [1, 2, 1]),
+        (("dml_resample_grad", "interpolation_mode=linear"), [1, 1, 1, 1]),
     ):
-        done = run_here("check", name, *options, "--target", target, "--json")
-        (failure,) = json.loads(done.stdout)["failures"]
+        operator = ("--op", words[0], "--attr", *words[1:])
+        (failure,) = json.loads(check("shapeless", "--json", operator=operator).stdout)["failures"]
         assert failure["output_shape"] == shape
-
-
-@pytest.mark.usefixtures("check")
-def test_a_module_is_imported_from_the_current_folder() -> None:
-    done = run("check", "kernels_of_mine:right", *NEAREST, "--values", "ones")
+    forward = [word.replace("_backward", "") for word in NEAREST]
+    done = check("forward", operator=forward)
     assert (done.code, done.stderr) == (0, "")
+    assert "do not fit" not in done.stdout
+    done = check("right", operator=forward)
+    assert (done.code, done.stderr) == (9, "")
+    assert "expected" in done.stdout
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="calls with torch tensors")
@@ -220,22 +222,3 @@ def test_without_torch_one_line_says_so(check: Check) -> None:
     done = check("of_tensors", "--torch")
     assert done.code == 1
     assert "PyTorch is not installed" in done.stderr
-
-
-def test_attributes_that_no_case_fits_are_refused(check: Check) -> None:
-    done = check("right", "--attr", "sizes=9,9,9")
-    assert done.code == 2
-    assert "no case fits the operator with these attributes: " in done.stderr
-    assert done.stderr.endswith("; each case has its own sizes: leave sizes out, or give scales\n")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("check")
-def test_a_forward_takes_its_sizes_from_the_cases(target: str) -> None:
-    nearest = [word.replace("_backward", "") for word in NEAREST]
-    done = run_here("check", "kernels_of_mine.py:forward", *nearest, "--target", target)
-    assert (done.code, done.stderr) == (0, "")
-    assert "do not fit" not in done.stdout
-    done = run_here("check", "kernels_of_mine.py:right", *nearest, "--target", target)
-    assert (done.code, done.stderr) == (9, "")
-    assert "expected" in done.stdout

@@ -8,10 +8,9 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from gradwire.cli.compare import difference, ulps_off
+from gradwire.cli.compare import difference
 from support.command_line import run_here
 
 NEAREST = ("--op", "interpolate_backward", "--attr", "mode=nearest", "--attr", "data_format=NCX")
@@ -21,14 +20,10 @@ DML_LINEAR = ("--op", "dml_resample_grad", "--attr", "interpolation_mode=linear"
 SHAPES = ("--input-shape", "1,1,2", "--output-shape", "1,1,4")
 
 
-def test_equal_bits_end_with_0(target: str) -> None:
-    doubled = ("--input-shape", "1,3,8", "--output-shape", "1,3,4", "--target", target)
-    done = run_here("compare", *LINEAR, *DML_LINEAR, *doubled)
+def test_equal_bits_end_with_0_and_a_tie_is_explained_by_a_server_of_its_own() -> None:
+    done = run_here("compare", *LINEAR, *DML_LINEAR, *SHAPES)
     assert (done.code, done.stderr) == (0, "")
-    assert "equal bits: 12 elements of float32 (1, 3, 4)" in done.stdout
-
-
-def test_a_tie_is_explained_by_a_server_of_its_own() -> None:
+    assert "equal bits: 4 elements of float32 (1, 1, 4)" in done.stdout
     done = run_here("compare", *NEAREST, *DML_NEAREST, *SHAPES)
     assert (done.code, done.stderr) == (9, "")
     assert "different: 4 of 4 elements of float32 (1, 1, 4)" in done.stdout
@@ -79,14 +74,3 @@ def test_zeros_of_two_signs_differ_and_nans_do_not() -> None:
     broken = difference(np.array([1.0, np.nan, 3.0]), np.array([1e300, 0.0, 3.0]))
     assert broken is not None
     assert (broken.first, broken.largest, broken.ulps) == ((0,), (1,), np.inf)
-
-
-def f32(value: float) -> npt.NDArray[np.float32]:
-    return np.array([value], np.float32)
-
-
-def test_a_sum_that_cancels_is_measured_by_its_terms() -> None:
-    expected, came = f32(2.0**-24), f32(2.0**-23)
-    assert ulps_off(expected, came, f32(1))[0] == 0.5
-    assert ulps_off(expected, came, expected)[0] == 2**23
-    assert ulps_off(expected, f32(np.inf), expected)[0] == np.inf

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from gradwire import Client
-from gradwire.cli import demo
 from support.command_line import run_here
 
 STEP = re.compile(r"^ *(\d+) +([\d.]+) +([\d.]+) dB$", re.MULTILINE)
 
 
-def test_the_loss_falls_and_a_picture_is_written(tmp_path: Path) -> None:
+def test_the_loss_falls_and_a_picture_is_written(tmp_path: Path, target: str) -> None:
     path = tmp_path / "demo.png"
     done = run_here("demo", "--iterations", 8, "--output", path)
     assert (done.code, done.stderr) == (0, "")
@@ -27,32 +23,11 @@ def test_the_loss_falls_and_a_picture_is_written(tmp_path: Path) -> None:
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0] / 2
     assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    gained = re.search(r"dB: ([+-][\d.]+) dB", done.stdout)
-    assert gained is not None
-    assert float(gained[1]) > 0.5
     assert "public domain" in done.stdout
-
-
-def test_json_tells_losses_and_decibels(tmp_path: Path, target: str) -> None:
-    path = tmp_path / "demo.png"
-    done = run_here("demo", "--iterations", 1, "--output", path, "--target", target, "--json")
+    other = tmp_path / "other.png"
+    asked = ("--iterations", 1, "--output", other, "--target", target, "--json")
+    done = run_here("demo", *asked)
     facts = json.loads(done.stdout)
-    assert done.code == 0
-    assert len(facts["losses"]) == 2
+    assert (done.code, facts["output"], other.is_file()) == (0, str(other), True)
+    np.testing.assert_allclose(facts["losses"], losses[:2], rtol=1e-3)
     assert facts["reconstruction_db"] > facts["bilinear_db"]
-    assert (facts["output"], path.is_file()) == (str(path), True)
-    assert "Photograph" in done.stderr
-
-
-def test_the_gradient_of_the_loss_is_its_slope(target: str) -> None:
-    noise = np.random.default_rng(0)
-    image, step = noise.standard_normal((2, 1, 3, 8, 12))
-    small = noise.standard_normal((1, 3, 2, 3))
-    with Client(target) as client:
-        before, after = (
-            next(demo.descend(client, small, start=image + shift * step))[0]
-            for shift in (-1e-6, 1e-6)
-        )
-        (_, first), (_, second) = islice(demo.descend(client, small, start=image), 2)
-    gradient = (first - second) * demo.LIPSCHITZ
-    assert (after - before) / 2e-6 == pytest.approx(float(np.sum(gradient * step)), rel=1e-6)

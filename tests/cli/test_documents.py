@@ -53,12 +53,12 @@ def blocks(document: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-DOCUMENTS = [page for page in LINKED if page not in ELSEWHERE and blocks(page, "python")]
-
-
 def words(text: str) -> str:
     """Normalize the spaces of printed arrays."""
     return " ".join(text.split()).replace("[ ", "[").replace(" ]", "]")
+
+
+DOCUMENTS = [page for page in LINKED if page not in ELSEWHERE and blocks(page, "python")]
 
 
 def anchors(page: Path) -> set[str]:
@@ -81,26 +81,26 @@ def test_every_link_into_the_repository_leads_somewhere(document: str) -> None:
         assert not anchor or anchor in anchors(page), link
 
 
-@pytest.mark.parametrize("document", PAGES)
-def test_a_dialect_s_page_is_linked_and_has_its_picture(document: str) -> None:
-    name = Path(document).name
-    assert f"](dialects/{name})" in (ROOT / "docs/operators.md").read_text()
-    assert f"]({document})" in (ROOT / "README.md").read_text()
-    assert f"]({Path(name).with_suffix('.png')})" in (ROOT / document).read_text()
-
-
-def pages() -> dict[str, str]:
-    """Return the page of each operator."""
-    return {
-        example.operator.name: table.page for table in TABLES.values() for example in table.examples
-    }
+OPERATORS = {
+    example.operator.name: table.page for table in TABLES.values() for example in table.examples
+}
 
 
 @pytest.mark.parametrize("kind", ops.OPERATORS.values(), ids=lambda kind: kind.name)
 def test_an_operators_page_names_every_attribute_and_value(kind: type[ops.Operator]) -> None:
-    for document in ("README.md", "docs/operators.md"):
-        assert f"| `{kind.name}` |" in (ROOT / document).read_text(), document
-    text = (ROOT / pages()[kind.name]).read_text()
+    document = OPERATORS[kind.name]
+    name = Path(document).name
+    listed, readme, text = (
+        (ROOT / each).read_text() for each in ("docs/operators.md", "README.md", document)
+    )
+    for link, page in (
+        (f"| `{kind.name}` |", listed),
+        (f"| `{kind.name}` |", readme),
+        (f"](dialects/{name})", listed),
+        (f"]({document})", readme),
+        (f"]({Path(name).with_suffix('.png')})", text),
+    ):
+        assert link in page
     rules = [rule_of(field) for field in fields(kind)]
     values = [value for rule in rules if isinstance(rule, Choice) for value in rule.allowed]
     names = [field.name for field in fields(kind)]
@@ -122,28 +122,23 @@ def test_every_example_prints_what_stands_beside_it(document: str, target: str) 
             value.close()
 
 
-def test_the_readme_is_short_and_every_command_in_it_exists() -> None:
+def test_the_readme_is_short_and_its_commands_and_extras_are_all_that_exist() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 120
     assert set(PAGES) < set(DOCUMENTS)
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE)) <= set(targets)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = re.findall(r"`(?:pip install )?\"\.\[([a-z0-9,]+)\]\"`|; `(\w+)` for drivers", text)
+    extras = {extra for pair in named for one in pair for extra in one.split(",")}
+    assert extras - {""} == set(project["optional-dependencies"])
     for block in blocks("README.md", "sh"):
         programs = set(re.findall(r"^\w+", block, re.MULTILINE))
         assert "gradwire-server &" in block or programs == {"make"}  # other tests run both
 
 
-def test_the_readme_s_table_has_every_extra() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    text = (ROOT / "README.md").read_text()
-    named = re.findall(r"`(?:pip install )?\"\.\[([a-z0-9,]+)\]\"`|; `(\w+)` for drivers", text)
-    extras = {extra for pair in named for one in pair for extra in one.split(",")}
-    assert extras - {""} == set(project["optional-dependencies"])
-
-
 def test_the_quick_start_runs_line_by_line(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         free = f"127.0.0.1:{probe.getsockname()[1]}"
     (block,) = (block for block in blocks("README.md", "sh") if "gradwire-server" in block)
     set_up, separator, commands = block.partition("gradwire-server &\n")

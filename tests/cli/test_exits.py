@@ -29,10 +29,7 @@ def every_kind(kind: type[errors.GradwireError]) -> list[type[errors.GradwireErr
     return [kind, *(each for child in kind.__subclasses__() for each in every_kind(child))]
 
 
-@pytest.mark.parametrize("kind", every_kind(errors.GradwireError))
-def test_every_error_of_the_sdk_has_the_code_that_help_documents(
-    kind: type[errors.GradwireError],
-) -> None:
+def test_every_error_of_the_sdk_has_the_code_that_help_documents() -> None:
     documented: dict[type[errors.GradwireError], tuple[int, str]] = {
         errors.InvalidRequestError: (2, "invalid request"),
         errors.UnsupportedOperatorError: (3, "does not know"),
@@ -44,67 +41,51 @@ def test_every_error_of_the_sdk_has_the_code_that_help_documents(
         errors.AuthenticationError: (8, "needs a token"),
         errors.PermissionDeniedError: (8, "does not permit"),
     }
-    code, words = documented.get(kind, (1, "any other failure"))
-    assert output.code_of(kind("")) == code
-    (line,) = (line for line in output.HELP.splitlines() if line.split()[:1] == [str(code)])
-    assert words in line
-
-
-def test_a_fault_of_the_program_and_a_difference_have_no_code_of_an_error() -> None:
+    for kind in every_kind(errors.GradwireError):
+        code, words = documented.get(kind, (1, "any other failure"))
+        assert output.code_of(kind("")) == code
+        (line,) = (line for line in output.HELP.splitlines() if line.split()[:1] == [str(code)])
+        assert words in line
+    # A fault of the program and a difference have none of these.
     assert output.code_of(KeyError("x")) is None
     assert output.DIFFERENT not in {output.OTHER, output.INVALID, *output.CODES.values()}
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (),
-        ("--help",),
-        ("-h",),
-        *((name, "-h") for name in sorted(commands.commands)),
-        ("demo", "--help"),
-    ],
-    ids=" ".join,
-)
-def test_help_goes_to_stdout(arguments: tuple[str, ...]) -> None:
-    done = run_here(*arguments)
-    assert (done.code, done.stderr) == (0, "")
-    assert done.stdout.startswith("Usage: gradwire")
-    assert "\\b" not in done.stdout
-    if arguments == ("--help",):
-        assert all(line in done.stdout for line in output.HELP.splitlines()[2:])
+def test_help_and_version_go_to_stdout() -> None:
+    for arguments in (
+        "",
+        "--help",
+        "-h",
+        "demo --help",
+        *(f"{name} -h" for name in commands.commands),
+    ):
+        done = run_here(*arguments.split())
+        assert (done.code, done.stderr) == (0, "")
+        assert done.stdout.startswith("Usage: gradwire")
+        assert "\\b" not in done.stdout
+    done = run_here("--help")
+    assert all(line in done.stdout for line in output.HELP.splitlines()[2:])
+    for module, name in (("gradwire", "gradwire"), ("gradwire_server", "gradwire-server")):
+        told = run_command("--version", program=("-m", module))
+        printed = f"{name} {version('gradwire')}\n"
+        assert (told.returncode, told.stdout, told.stderr) == (0, printed, "")
 
 
-@pytest.mark.parametrize(
-    ("module", "name"), [("gradwire", "gradwire"), ("gradwire_server", "gradwire-server")]
-)
-def test_every_command_tells_its_version_alike(module: str, name: str) -> None:
-    done = run_command("--version", program=("-m", module))
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{name} {version('gradwire')}\n", "")
-
-
-@pytest.mark.parametrize(
-    ("name", "guess"),
-    [
+def test_a_variable_that_is_no_setting_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tuple(f"GRADWIRE_{each.name.upper()}" for each in fields(Settings)) == SERVER_VARIABLES
+    for known in ("GRADWIRE_TOKENS", "GRADWIRE_PUBLISH", "GRADWIRE_TOKEN_FILE"):
+        monkeypatch.setenv(known, "")
+    for name, guess in (
         ("GRADWIRE_TRAGET", "; did you mean GRADWIRE_TARGET?"),
         ("GRADWIRE_BACKENDS", "; did you mean GRADWIRE_BACKEND?"),
         ("GRADWIRE_FOO", ""),
-    ],
-)
-def test_a_variable_that_is_no_setting_is_warned_of(
-    name: str, guess: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(name, "127.0.0.1:1")
-    for known in ("GRADWIRE_TOKENS", "GRADWIRE_PUBLISH", "GRADWIRE_TOKEN_FILE"):
-        monkeypatch.setenv(known, "")
-    done = run_here("explain", "--op", "nothing", "--input-shape", "1")
-    first, *_ = done.stderr.splitlines()
-    assert first == f"gradwire: warning: {name} is not a setting of gradwire{guess}"
-    assert done.stderr.count("warning") == 1
-
-
-def test_the_settings_of_a_server_are_those_it_has() -> None:
-    assert tuple(f"GRADWIRE_{each.name.upper()}" for each in fields(Settings)) == SERVER_VARIABLES
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "127.0.0.1:1")
+            done = run_here("explain", "--op", "nothing", "--input-shape", "1")
+        first, *_ = done.stderr.splitlines()
+        assert first == f"gradwire: warning: {name} is not a setting of gradwire{guess}"
+        assert done.stderr.count("warning") == 1
 
 
 @pytest.mark.parametrize(
@@ -132,34 +113,14 @@ def test_an_error_names_what_the_command_line_has(
     assert words in capsys.readouterr().err
 
 
-def test_the_shell_completes_commands_and_options() -> None:
+def test_the_shell_completes_commands_and_options_and_a_reader_may_leave() -> None:
     for words, expected in (("gradwire ben", "bench"), ("gradwire bench --out", "--output")):
         asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-        done = subprocess.run(  # noqa: S603 - our own program
-            GRADWIRE,
-            env={**os.environ, **asked, "_GRADWIRE_COMPLETE": "bash_complete"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert done.stdout == f"plain,{expected}\n"
-
-
-def test_a_reader_who_leaves_is_met_with_silence() -> None:
-    command = f"{sys.executable} -m gradwire --help | true"
-    done = subprocess.run(  # noqa: S603 - our own program
-        ["/bin/bash", "-c", command], capture_output=True, text=True, check=True
-    )
+        env = {**os.environ, **asked, "_GRADWIRE_COMPLETE": "bash_complete"}
+        assert subprocess.check_output(GRADWIRE, env=env, text=True) == f"plain,{expected}\n"  # noqa: S603
+    command = ["/bin/bash", "-c", f"{sys.executable} -m gradwire --help | true"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
     assert (done.stdout, done.stderr) == ("", "")
-
-
-@pytest.mark.parametrize("command", ["info", "operators", "health"])
-def test_where_nobody_listens_the_program_says_how_to_start_a_server(
-    nobody: str, command: str
-) -> None:
-    done = run_here(command, "--target", nobody)
-    assert done.code == 7
-    assert done.stderr.startswith(f"gradwire: error: {no_server(nobody)}: ")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
@@ -330,19 +291,18 @@ def test_a_wrong_request_is_one_line_with_code_2_before_any_server_starts(
     assert sorted(path for path in folder.iterdir() if path.name != "__pycache__") == before
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
+def test_what_is_not_there_has_one_code_in_all_commands(nobody: str) -> None:
+    for command in (
         f"evaluate {FILE} x.npy --op dml-resample-grad",
         "explain --op dml-resample-grad --input-shape 1",
         "compare --op dml-resample-grad --input-shape 1",
         "check math:sqrt --op dml-resample-grad",
-    ],
-)
-def test_an_operator_that_is_not_known_has_one_code_in_all_commands(command: str) -> None:
-    done = run_here(*shlex.split(command))
-    assert (done.code, done.stdout) == (3, "")
-    assert done.stderr.startswith(
-        "gradwire: error: --op: 'dml-resample-grad' is not an operator; give one of "
-    )
-    assert done.stderr.endswith("; did you mean 'dml_resample_grad'?\n")
+    ):
+        done = run_here(*shlex.split(command))
+        assert (done.code, done.stdout) == (3, "")
+        told = "gradwire: error: --op: 'dml-resample-grad' is not an operator; give one of "
+        assert done.stderr.startswith(told)
+        assert done.stderr.endswith("; did you mean 'dml_resample_grad'?\n")
+    for command in ("info", "operators", "health"):
+        done = run_here(command, "--target", nobody)
+        assert (done.code, done.stderr) == (7, f"gradwire: error: {no_server(nobody)}\n")

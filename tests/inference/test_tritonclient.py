@@ -7,7 +7,7 @@ import io
 import os
 import queue
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf.descriptor_pb2 import (
-    DescriptorProto,
-    EnumDescriptorProto,
     FileDescriptorProto,
 )
 
@@ -52,15 +50,15 @@ def _result(server: ServerThread) -> bytes:
         return client.evaluate(operator, gradient(), output_shape=RESULT_SHAPE).tobytes()
 
 
-def tensor(x: Any, datatype: str = "FP32", module: Any = triton) -> Any:
+def tensor(x: Any, datatype: str = "FP32") -> Any:
     """Return the input x."""
-    made = module.InferInput("x", list(x.shape), datatype)
+    made = triton.InferInput("x", list(x.shape), datatype)
     made.set_data_from_numpy(x)
     return made
 
 
 @pytest.mark.parametrize("datatype", ["FP32", "FP16", "FP64"])
-def test_infer(client: Any, datatype: str) -> None:
+def test_infer(client: Any, result: bytes, datatype: str) -> None:
     x = gradient().astype(DTYPES[datatype])
     given = {"mode": "bilinear", "output_shape": "[1, 3, 32, 32]", "antialias": False}
     reply = client.infer(
@@ -69,35 +67,25 @@ def test_infer(client: Any, datatype: str) -> None:
     assert reply.as_numpy("y").dtype == x.dtype
     assert reply.as_numpy("y").shape == RESULT_SHAPE
     assert reply.get_response().id == "a"
-
-
-def test_requested_outputs_deadlines_and_compression(client: Any, result: bytes) -> None:
     wanted = [triton.InferRequestedOutput("y")]
     for options in ({"client_timeout": 10.0}, {"compression_algorithm": "gzip"}, {"priority": 1}):
         reply = client.infer("up", [tensor(gradient())], outputs=wanted, **options)
         assert reply.as_numpy("y").tobytes() == result
 
 
-def _put_in(ended: queue.SimpleQueue[Any]) -> Callable[[Any, Any], None]:
-    def callback(result: Any, error: Any) -> None:
+def test_callbacks_and_streams(client: Any, result: bytes) -> None:
+    ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def note(result: Any, error: Any) -> None:
         ended.put((result, error))
 
-    return callback
-
-
-def test_callbacks(client: Any, result: bytes) -> None:
-    ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
     for _ in range(8):
-        client.async_infer("up", [tensor(gradient())], callback=_put_in(ended))
+        client.async_infer("up", [tensor(gradient())], callback=note)
     for _ in range(8):
         reply, error = ended.get(timeout=30)
         assert error is None, str(error)
         assert reply.as_numpy("y").tobytes() == result
-
-
-def test_streams(client: Any, result: bytes) -> None:
-    ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    client.start_stream(callback=_put_in(ended))
+    client.start_stream(callback=note)
     for number, model in enumerate(("up", "nope", "up")):
         client.async_stream_infer(model, [tensor(gradient())], request_id=str(number))
     replies = [ended.get(timeout=30) for _ in range(3)]
@@ -167,25 +155,20 @@ def test_system_shared_memory(client: Any, result: bytes) -> None:
             shared_memory.destroy_shared_memory_region(region)
 
 
-def _fields(described: DescriptorProto) -> dict[str, tuple[int, int, int, str]]:
-    return {
-        each.name: (each.number, each.type, each.label, each.type_name) for each in described.field
-    }
-
-
-def _messages(
-    every: Any, prefix: str = ""
-) -> Generator[tuple[str, dict[str, tuple[int, int, int, str]]]]:
+def messages(every: Any, prefix: str = "") -> Generator[tuple[str, dict[str, Any]]]:
     for each in every:
-        yield prefix + each.name, _fields(each)
-        yield from _messages(each.nested_type, f"{prefix}{each.name}.")
+        yield (
+            prefix + each.name,
+            {one.name: (one.number, one.type, one.label, one.type_name) for one in each.field},
+        )
+        yield from messages(each.nested_type, f"{prefix}{each.name}.")
 
 
 def test_descriptors_are_those_of_the_client() -> None:
     theirs, ours = FileDescriptorProto(), FileDescriptorProto()
     triton.service_pb2.DESCRIPTOR.CopyToProto(theirs)
     SERVICE.file.CopyToProto(ours)
-    assert dict(_messages(ours.message_type)) == dict(_messages(theirs.message_type))
+    assert dict(messages(ours.message_type)) == dict(messages(theirs.message_type))
     for described in (ours, theirs):
         for method in described.service[0].method:
             method.ClearField("options")  # of their generator, empty
@@ -193,11 +176,10 @@ def test_descriptors_are_those_of_the_client() -> None:
     # Of the configuration ours has a part, with the same numbers.
     triton.model_config_pb2.DESCRIPTOR.CopyToProto(theirs)
     message("ModelConfig").DESCRIPTOR.file.CopyToProto(ours)
-    every = dict(_messages(theirs.message_type))
-    for name, fields in _messages(ours.message_type):
+    every = dict(messages(theirs.message_type))
+    for name, fields in messages(ours.message_type):
         assert fields.items() <= every[name].items()
-    enums: list[list[EnumDescriptorProto]] = [list(ours.enum_type), list(theirs.enum_type)]
-    assert enums[0] == enums[1]
+    assert list(ours.enum_type) == list(theirs.enum_type)
 
 
 def test_the_example_of_the_page_runs(server: ServerThread) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import sys
+from dataclasses import replace
+from itertools import chain
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -52,7 +53,7 @@ def results(run: Run) -> list[ScenarioResult]:
         run(one, 0.5) for one in (SCENARIOS["cancellations"], changed(SCENARIOS["mixed"], rate=50))
     ]
     seconds = [ServerSecond(second=0.4, cpu_cores=0.5, rss_mib=100.0, processes=1)]
-    return [dataclasses.replace(one, server=seconds, warnings=[MARKUP]) for one in found]
+    return [replace(one, server=seconds, warnings=[MARKUP]) for one in found]
 
 
 def test_a_document_reads_as_it_was_written(results: list[ScenarioResult]) -> None:
@@ -61,9 +62,12 @@ def test_a_document_reads_as_it_was_written(results: list[ScenarioResult]) -> No
     assert json.loads(json.dumps(from_json(text), default=vars)) == json.loads(text)
 
 
-def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere(
-    results: list[ScenarioResult],
+def test_the_page_tells_all_and_needs_nothing_from_elsewhere(
+    results: list[ScenarioResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    nothing = Tally(Phase(SCENARIOS["mixed"].flows, LoadSettings(1.0, 0.0, 1.0)))
+    empty = ScenarioResult("mixed", "", 1.0, None, nothing.results(), [], nothing.generators(), [])
+    ET.fromstring(to_html(document(empty)).removeprefix("<!DOCTYPE html>"))  # noqa: S314 - our own
     page = to_html(document(*results, text=MARKUP))
     root = ET.fromstring(page.removeprefix("<!DOCTYPE html>"))  # noqa: S314 - our own
     names = {element.tag for element in root.iter()}
@@ -73,33 +77,14 @@ def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere(
     assert not attributes & {"src", "href", "srcset", "onload", "onclick", "action"}
     assert not re.search(r"url\(|@import|https?:", page)
     assert MARKUP in "".join(root.itertext())
-
-
-def test_the_page_has_a_line_for_each_flow_and_every_figure_of_it(
-    results: list[ScenarioResult],
-) -> None:
-    page = to_html(document(*results))
-    for result in results:
-        for flow in result.flows:
-            assert (f">{flow.name}, corrected</text>" in page) is (flow.ok > 0)
-            p99 = f"{flow.corrected.p99_ms:,.2f}" if flow.ok else "-"
-            assert f"<td>{p99}</td>" in page
-
-
-def test_a_page_without_matplotlib_says_how_to_get_charts(
-    results: list[ScenarioResult], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    for flow in chain.from_iterable(result.flows for result in results):
+        assert (f">{flow.name}, corrected</text>" in page) is (flow.ok > 0)
+        assert f"<td>{f'{flow.corrected.p99_ms:,.2f}' if flow.ok else '-'}</td>" in page
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     page = to_html(document(*results))
     assert "<figure>" not in page
     assert "pip install &#34;gradwire[plot]&#34;" in page
     assert f"<td>{results[1].flows[0].corrected.p99_ms:,.2f}</td>" in page
-
-
-def test_a_page_of_nothing_is_a_page() -> None:
-    nothing = Tally(Phase(SCENARIOS["mixed"].flows, LoadSettings(1.0, 0.0, 1.0)))
-    empty = ScenarioResult("mixed", "", 1.0, None, nothing.results(), [], nothing.generators(), [])
-    ET.fromstring(to_html(document(empty)).removeprefix("<!DOCTYPE html>"))  # noqa: S314 - our own
 
 
 def test_a_comparison_tells_ratios_and_what_is_not_alike(results: list[ScenarioResult]) -> None:
@@ -109,38 +94,35 @@ def test_a_comparison_tells_ratios_and_what_is_not_alike(results: list[ScenarioR
     assert all(set(row[2:6]) <= {"1.00", "-"} for row in rows)
     assert len(notes) == 1
     flow = results[1].flows[0]
-    slower = dataclasses.replace(
-        flow,
-        calls_per_s=flow.calls_per_s / 2,
-        corrected=dataclasses.replace(flow.corrected, p99_ms=flow.corrected.p99_ms * 3),
+    latencies = replace(flow.corrected, p99_ms=flow.corrected.p99_ms * 3)
+    slower = replace(flow, calls_per_s=flow.calls_per_s / 2, corrected=latencies)
+    other = replace(
+        first,
+        scenarios=[replace(results[1], flows=[slower])],
+        server=replace(first.server, backend="numpy_cpu"),
+        settings=replace(first.settings, duration_s=5.0),
+        interrupted=True,
     )
-    other = dataclasses.replace(results[1], flows=[slower])
-    elsewhere = dataclasses.replace(first.server, backend="numpy_cpu")
-    rows, notes = comparison(first, dataclasses.replace(first, scenarios=[other], server=elsewhere))
+    rows, notes = comparison(first, other)
     assert [row[:2] for row in rows] == [("mixed", "tiny")]
     assert (rows[0][2], rows[0][4]) == ("0.50", "3.00")
     text = "\n".join(notes)
-    assert "server.backend differs:  and numpy_cpu" in text
-    assert "mixed, large is in A only" in text
-
-
-def test_a_comparison_names_what_was_set_otherwise_and_who_was_interrupted() -> None:
-    first = document()
-    longer = dataclasses.replace(first.settings, duration_s=5.0)
-    _, notes = comparison(first, dataclasses.replace(first, settings=longer, interrupted=True))
-    assert notes[1:] == [
-        "B was interrupted: its figures are those until then",
+    for words in (
+        "server.backend differs:  and numpy_cpu",
         "settings.duration_s differs: 1.0 and 5.0",
-    ]
+        "B was interrupted: its figures are those until then",
+        "mixed, large is in A only",
+    ):
+        assert words in text
 
 
 def test_a_generator_that_is_the_bottleneck_is_told_of(results: list[ScenarioResult]) -> None:
     result = results[1]
-    idle = [dataclasses.replace(one, cpu_cores=0.1, late_p99_ms=0.0) for one in result.generators]
-    enough = [dataclasses.replace(flow, ok=1000) for flow in result.flows]
+    idle = [replace(one, cpu_cores=0.1, late_p99_ms=0.0) for one in result.generators]
+    enough = [replace(flow, ok=1000) for flow in result.flows]
     assert warnings(enough, idle, [], cores=2) == []
-    busy = [dataclasses.replace(one, cpu_cores=0.95) for one in idle]
-    late = [dataclasses.replace(one, late_p99_ms=1e6) for one in idle]
+    busy = [replace(one, cpu_cores=0.95) for one in idle]
+    late = [replace(one, late_p99_ms=1e6) for one in idle]
     taking = [ServerSecond(second=1.0, cpu_cores=1.8, rss_mib=1.0, processes=1)]
     for generators, seconds, words in (
         (busy, [], "0.95 of one core"),

@@ -6,16 +6,15 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from gradwire.loadtest.generator import Batch, LoadSettings, Phase, dues
-from gradwire.loadtest.result import FlowResult, Tally, failures
+from gradwire.loadtest.generator import LoadSettings, Phase, dues
+from gradwire.loadtest.result import FlowResult, failures
 from gradwire.loadtest.scenarios import (
     PROBLEMS,
     SCENARIOS,
@@ -45,16 +44,11 @@ def test_the_digest_is_that_of_the_specifications_result(problem: Problem) -> No
     assert result.nbytes == problem.received_bytes
 
 
-def right_result() -> NDArray[Any]:
-    """Return what the tiny problem is to bring."""
+def test_a_judge_knows_one_bit_from_another() -> None:
     problem = PROBLEMS["tiny"]
     with LocalClient("numpy_cpu") as local:
-        return local.evaluate(problem.operator, problem.input(), output_shape=problem.received)
-
-
-def test_a_judge_knows_one_bit_from_another() -> None:
-    judge, right = Judge(PROBLEMS["tiny"]), right_result()
-    wrong = right.copy()
+        right = local.evaluate(problem.operator, problem.input(), output_shape=problem.received)
+    judge, wrong = Judge(problem), right.copy()
     wrong.view(np.uint32).flat[-1] ^= 1
     # The first wrong one must not become what others are compared with.
     assert [judge.is_right(one) for one in (wrong, right, wrong, right)] == [0, 1, 0, 1]
@@ -76,12 +70,11 @@ def test_every_call_made_has_one_end(run: Run, name: str) -> None:
     assert (result.peak_per_s is not None) is (name == "overload")
 
 
-def test_an_open_loop_makes_as_many_calls_as_are_due(run: Run) -> None:
+def test_an_open_loop_makes_the_calls_that_are_due_and_items_of_one_stream_are_judged_each(
+    run: Run,
+) -> None:
     flow = run(changed(SCENARIOS["tiny"], rate=60), 1.0).flows[0]
     assert (flow.sent, flow.rate, flow.callers) == (60, 60, None)
-
-
-def test_many_by_one_stream_are_judged_each(run: Run) -> None:
     many = Flow(name="many", problem="tiny", manner="many", items=8, callers=1)
     result = run(Scenario(name="many", summary="", flows=(many,)), 0.3)
     assert failures(result) == 0
@@ -91,8 +84,7 @@ def test_many_by_one_stream_are_judged_each(run: Run) -> None:
 
 def test_callers_whom_no_server_answers_pause(nobody: str) -> None:
     with loading(nobody) as run:
-        result = run(SCENARIOS["tiny"], 2.5)
-    (flow,) = result.flows
+        (flow,) = run(SCENARIOS["tiny"], 2.5).flows
     assert [one.status for one in flow.outcomes] == ["UNAVAILABLE"]
     # Four in a second, of each of 4 callers.
     assert flow.sent <= 4 * 11
@@ -100,14 +92,10 @@ def test_callers_whom_no_server_answers_pause(nobody: str) -> None:
 
 def stalled(scenario: Scenario) -> FlowResult:
     """Run a scenario on a server that is stopped for a while in the midst of it."""
-    calling = threading.Event()
-    with (
-        # Calls that were due in the stall are late, and not refused.
-        serving_process("--backend", "numpy_cpu", "--no-warm-up", "--max-queue-s", "60") as server,
-        loading(
-            server.address, show=lambda line: None if "warming" in line else calling.set()
-        ) as run,
-    ):
+    # Calls that were due in the stall are late, and not refused.
+    flags = ("--backend", "numpy_cpu", "--no-warm-up", "--max-queue-s", "60")
+    with serving_process(*flags) as server, ThreadPoolExecutor(1) as pool:
+        calling = threading.Event()
 
         def stop() -> None:
             calling.wait()
@@ -116,10 +104,11 @@ def stalled(scenario: Scenario) -> FlowResult:
             time.sleep(STALL_S)
             os.kill(server.process.pid, signal.SIGCONT)
 
-        stopping = threading.Thread(target=stop)
-        stopping.start()
-        result = run(scenario, LOAD_S)
-        stopping.join()
+        pool.submit(stop)
+        with loading(
+            server.address, show=lambda line: None if "warming" in line else calling.set()
+        ) as run:
+            result = run(scenario, LOAD_S)
     assert failures(result) == 0
     return result.flows[0]
 
@@ -133,38 +122,26 @@ def test_a_stall_is_in_the_percentiles_of_an_open_loop() -> None:
 
 
 @pytest.mark.slow
-def test_the_correction_of_a_closed_loop_finds_a_stall_that_few_calls_met(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    met: list[float] = []
-
-    class Watching(Tally):
-        def add(self, batch: Batch) -> None:
-            super().add(batch)
-            for _, made, over in np.concatenate([np.empty((0, 3)), *batch.ended.values()]).tolist():
-                if over - made >= 0.9 * STALL_S:
-                    met.append(over - made)
-
-    monkeypatch.setattr("gradwire.loadtest.runner.Tally", Watching)
+def test_the_correction_of_a_closed_loop_finds_a_stall_that_few_calls_met() -> None:
     flow = stalled(changed(SCENARIOS["tiny"], callers=2))
     assert flow.uncorrected.max_ms >= 0.95e3 * STALL_S
-    assert 1 <= len(met) <= 2
-    # Without those calls the 90th percentile knows nothing of it; corrected it does.
+    # Of at least a hundred calls one or two met it: the 90th percentile knows nothing of it.
+    assert flow.uncorrected.count > 100
+    assert flow.uncorrected.p90_ms < 0.5e3 * STALL_S
     assert flow.corrected.p90_ms > 2 * flow.uncorrected.p90_ms
     assert flow.expected_interval_ms == flow.uncorrected.p50_ms
 
 
-@pytest.mark.parametrize("processes", [1, 3])
-@pytest.mark.parametrize("burst", [1, 4])
-def test_processes_together_make_the_calls_of_one_rate(processes: int, burst: int) -> None:
-    flow = Flow(name="", problem="tiny", rate=10.0, burst=burst)
-    phases = [
-        Phase((flow,), LoadSettings(2.0, 1.0, 1.0, processes=processes), number)
-        for number in range(processes)
-    ]
-    times = sorted(chain.from_iterable(dues(flow, phase, 100.0) for phase in phases))
-    expected = [99 + number // burst * burst / 10 for number in range(40)]
-    np.testing.assert_allclose(times, [time for time in expected if time < 102])
+def test_processes_together_make_the_calls_of_one_rate() -> None:
+    for processes, burst in ((1, 1), (1, 4), (3, 1), (3, 4)):
+        flow = Flow(name="", problem="tiny", rate=10.0, burst=burst)
+        phases = [
+            Phase((flow,), LoadSettings(2.0, 1.0, 1.0, processes=processes), number)
+            for number in range(processes)
+        ]
+        times = sorted(chain.from_iterable(dues(flow, phase, 100.0) for phase in phases))
+        expected = [99 + number // burst * burst / 10 for number in range(40)]
+        np.testing.assert_allclose(times, [time for time in expected if time < 102])
 
 
 def test_a_rate_and_callers_are_divided_as_the_scenario_does() -> None:

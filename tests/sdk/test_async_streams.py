@@ -6,7 +6,7 @@ import asyncio
 import math
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -34,27 +34,6 @@ def call(client: AsyncClient, **options: Any) -> asyncio.Task[Any]:
 
 def receivers() -> int:
     return sum(each.name == "gradwire-receiver" for each in threading.enumerate())
-
-
-def wait_for_receivers() -> None:
-    wait_until(lambda: receivers() >= BOUND)
-
-
-def with_held_streams(relay: Relay, work: Callable[[AsyncClient], Awaitable[None]]) -> None:
-    """Run work with a client that has as many streams as it may, on a network that stands still."""
-
-    async def run() -> None:
-        async with AsyncClient(relay.address) as client:
-            await call(client)
-            relay.hold()
-            held = [call(client) for _ in range(BOUND)]
-            await asyncio.to_thread(wait_for_receivers)
-            await work(client)
-            relay.let_go()
-            for task in held:
-                np.testing.assert_array_equal(await task, ARRAY)
-
-    asyncio.run(run())
 
 
 @contextmanager
@@ -99,19 +78,32 @@ def test_no_stream_and_no_thread_is_started_in_the_event_loop(
 
 
 def test_streams_beyond_the_bound_wait_without_a_thread(relay: Relay) -> None:
-    async def work(client: AsyncClient) -> None:
-        threads = threading.active_count()
-        waiting = [call(client) for _ in range(3 * BOUND)]
-        await asyncio.sleep(0.2)
-        assert receivers() == BOUND
-        # Fewer where one of before has ended.
-        assert threading.active_count() <= threads
-        relay.let_go()
-        for task in waiting:
-            np.testing.assert_array_equal(await task, ARRAY)
-            assert receivers() <= BOUND
+    async def run() -> None:
+        async with AsyncClient(relay.address) as client:
+            await call(client)
+            # From here on the network stands still.
+            relay.hold()
+            held = [call(client) for _ in range(BOUND)]
+            await asyncio.to_thread(wait_until, lambda: receivers() >= BOUND)
+            threads = threading.active_count()
+            waiting = [call(client) for _ in range(3 * BOUND)]
+            with pytest.raises(DeadlineExceededError, match=r"within timeout_s, 0\.2 s"):
+                await call(client, timeout_s=0.2)
+            assert receivers() == BOUND
+            # Fewer where one of before has ended.
+            assert threading.active_count() <= threads
+            # No thread helps to cancel them.
+            for task in waiting[:100]:
+                task.cancel()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert all(task.cancelled() for task in waiting[:100])
+            relay.let_go()
+            for task in (*held, *waiting[100:]):
+                np.testing.assert_array_equal(await task, ARRAY)
+                assert receivers() <= BOUND
 
-    with_held_streams(relay, work)
+    asyncio.run(run())
 
 
 def test_calls_are_admitted_in_the_order_in_which_they_came() -> None:
@@ -145,14 +137,6 @@ def test_calls_are_admitted_in_the_order_in_which_they_came() -> None:
     asyncio.run(run())
 
 
-def test_waiting_counts_against_the_deadline(relay: Relay) -> None:
-    async def work(client: AsyncClient) -> None:
-        with pytest.raises(DeadlineExceededError, match=r"within timeout_s, 0\.2 s"):
-            await call(client, timeout_s=0.2)
-
-    with_held_streams(relay, work)
-
-
 def test_waiting_does_not_count_as_a_stall() -> None:
     async def run() -> None:
         channels = AsyncClientChannels(Options(target=("127.0.0.1:1",), timeout_s=0.2))
@@ -175,41 +159,20 @@ def test_waiting_does_not_count_as_a_stall() -> None:
     asyncio.run(run())
 
 
-def test_calls_that_wait_are_cancelled_without_the_help_of_a_thread(relay: Relay) -> None:
-    async def work(client: AsyncClient) -> None:
-        waiting = [call(client) for _ in range(100)]
-        await asyncio.sleep(0)
-        for task in waiting:
-            task.cancel()
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert all(task.cancelled() for task in waiting)
-
-    with_held_streams(relay, work)
-
-
-def test_cancelling_at_any_moment_of_the_start_ends_the_call(server: ServerThread) -> None:
-    async def run() -> None:
-        async with AsyncClient(server.address) as client:
-            for turns in range(40):
-                tasks = [call(client) for _ in range(4)]
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-            np.testing.assert_array_equal(await call(client), ARRAY)
-
-    asyncio.run(run())
-
-
-def test_closing_ends_calls_that_wait(relay: Relay) -> None:
+def test_cancelling_at_any_moment_of_the_start_and_closing_end_calls(relay: Relay) -> None:
     async def run() -> None:
         client = AsyncClient(relay.address)
-        await call(client)
+        for turns in range(40):
+            tasks = [call(client) for _ in range(4)]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        np.testing.assert_array_equal(await call(client), ARRAY)
         relay.hold()
         tasks = [call(client) for _ in range(BOUND + 9)]
-        await asyncio.to_thread(wait_for_receivers)
+        await asyncio.to_thread(wait_until, lambda: receivers() >= BOUND)
         await client.close()
         for error in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(error, CallCancelledError)

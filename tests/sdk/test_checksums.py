@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,96 +21,64 @@ from support.servers import ServerThread
 LINEAR = ops.DmlResampleGrad(interpolation_mode="linear")
 SMALL = np.arange(2048, dtype=np.float32).reshape(1, 2, 32, 32)
 LARGE = np.arange(1 << 19, dtype=np.float32).reshape(1, 2, 512, 512)
-LOCAL = Options(target=["127.0.0.1:1"])
 
 
-def results(client: Any) -> list[bytes]:
-    """Evaluate by each RPC."""
-    many = client.evaluate_many(Item(LINEAR, each, half(each)) for each in [SMALL] * 5)
-    singles = [client.evaluate(LINEAR, each, output_shape=half(each)) for each in (SMALL, LARGE)]
-    return [each.tobytes() for each in (*singles, *many)]
-
-
-@pytest.mark.parametrize(
-    ("target", "on"),
-    [
-        (["127.0.0.1:1"], False),
-        (["localhost:1"], False),
-        (["unix:/tmp/name"], False),
-        (["10.0.0.1:1"], True),
-        (["dns:///name:1"], True),
-        (["127.0.0.1:1", "name:1"], True),
-    ],
-)
 def test_checksums_are_on_where_plain_text_leaves_the_machine(
-    target: list[str], *, on: bool
-) -> None:
-    assert Options(target=target).checking.is_on is on
-    assert not Options(target=target, credentials=object()).checking.is_on
-    assert Options(target=target, checksums=True).checking.is_on
-    assert not Options(target=target, checksums=False).checking.is_on
-
-
-@pytest.mark.parametrize(("word", "on"), [("1", True), ("0", False), ("true", True)])
-def test_the_variable_decides_without_the_argument(
-    monkeypatch: pytest.MonkeyPatch, word: str, *, on: bool
-) -> None:
-    monkeypatch.setenv("GRADWIRE_CHECKSUMS", word)
-    assert replace(LOCAL).checking.is_on is on
-    assert replace(LOCAL, checksums=not on).checking.is_on is not on
-
-
-def test_another_word_in_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRADWIRE_CHECKSUMS", "maybe")
-    with pytest.raises(InvalidRequestError, match="GRADWIRE_CHECKSUMS"):
-        replace(LOCAL)
-
-
-def test_results_with_and_without_checksums_are_the_same(
-    server: ServerThread, plain: Client, face: Face
-) -> None:
-    with face(server.address, checksums=True) as checked:
-        assert results(checked) == results(plain)
-
-
-def test_a_server_that_knows_no_checksums_gets_none(
-    server: ServerThread,
-    plain: Client,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with Client(server.address, checksums=True) as client:
-        expected = results(plain)
-        client.wait_ready()
-        monkeypatch.setattr("gradwire_server.rpc.codec.checksums.AVAILABLE", False)
-        with caplog.at_level(logging.WARNING, "gradwire"):
-            assert results(client) == results(client) == expected
-        own = [each for each in caplog.records if each.name == "gradwire"]
-        assert [each.message for each in own] == ["no checksums: a server does not know them"]
-
-
-@pytest.mark.parametrize("first", range(3), ids=["small", "large", "many"])
-def test_each_rpc_learns_that_a_server_knows_none(
-    server: ServerThread, monkeypatch: pytest.MonkeyPatch, first: int
-) -> None:
-    with Client(server.address, checksums=True) as client:
-        client.wait_ready()
-        monkeypatch.setattr("gradwire_server.rpc.codec.checksums.AVAILABLE", False)
-        if first == 2:
-            items = [Item(LINEAR, SMALL + each, half(SMALL)) for each in range(40)]
-            assert len(list(client.evaluate_many(items))) == len(items)
-        else:
-            array = (SMALL, LARGE)[first]
-            assert client.evaluate(LINEAR, array, output_shape=half(array)).any()
-
-
-def test_a_missing_build_turns_them_off_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    here = ["127.0.0.1:1"], ["localhost:1"], ["unix:/tmp/name"]
+    there = ["10.0.0.1:1"], ["dns:///name:1"], ["127.0.0.1:1", "name:1"]
+    for target in (*here, *there):
+        assert Options(target=target).checking.is_on is (target in there)
+        assert not Options(target=target, credentials=object()).checking.is_on
+        assert Options(target=target, checksums=True).checking.is_on
+        assert not Options(target=target, checksums=False).checking.is_on
+    for word, on in (("1", True), ("0", False), ("true", True)):
+        monkeypatch.setenv("GRADWIRE_CHECKSUMS", word)
+        assert Options(target=here[0]).checking.is_on is on
+        assert Options(target=here[0], checksums=not on).checking.is_on is not on
+    monkeypatch.setenv("GRADWIRE_CHECKSUMS", "maybe")
+    with pytest.raises(InvalidRequestError, match="GRADWIRE_CHECKSUMS"):
+        Options(target=here[0])
+    monkeypatch.delenv("GRADWIRE_CHECKSUMS")
+    # Without a compiled build of the function it is too slow.
     monkeypatch.setattr(checksums, "AVAILABLE", False)
     with caplog.at_level(logging.WARNING, "gradwire"):
-        assert not Options(target=["name:1"]).checking.is_on
+        assert not Options(target=there[0]).checking.is_on
     assert "google-crc32c" in caplog.text
+
+
+MANY = [Item(LINEAR, SMALL + each, half(SMALL)) for each in range(40)]
+ASKS: dict[str, Callable[[Any], list[NDArray[Any]]]] = {
+    "small": lambda client: [client.evaluate(LINEAR, SMALL, output_shape=half(SMALL))],
+    "large": lambda client: [client.evaluate(LINEAR, LARGE, output_shape=half(LARGE))],
+    "many": lambda client: list(client.evaluate_many(MANY)),
+}
+
+
+# Whichever RPC it is that learns it.
+@pytest.mark.parametrize("first", ASKS)
+def test_results_are_the_same_also_of_a_server_that_knows_no_checksums(
+    server: ServerThread,
+    face: Face,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    first: str,
+) -> None:
+    def results(client: Any) -> list[bytes]:
+        order = sorted(ASKS, key=lambda name: name != first)
+        return [each.tobytes() for name in order for each in ASKS[name](client)]
+
+    with face(server.address, checksums=False) as plain:
+        expected = results(plain)
+    with face(server.address, checksums=True) as client:
+        assert results(client) == expected
+    with face(server.address, checksums=True) as client, caplog.at_level(logging.WARNING):
+        client.wait_ready()
+        monkeypatch.setattr("gradwire_server.rpc.codec.checksums.AVAILABLE", False)
+        assert results(client) == results(client) == expected
+    own = [each.message for each in caplog.records if each.name == "gradwire"]
+    assert own == ["no checksums: a server does not know them"]
 
 
 @pytest.mark.parametrize("up", [True, False], ids=["request", "result"])

@@ -15,7 +15,7 @@ from gradwire._core.evaluation import ResultBuffer, Transfer
 from gradwire._wire.requests import prepare
 
 COPY = ops.DmlResample(interpolation_mode="linear")
-ARRAY = np.random.default_rng(0).normal(size=(6, 7)).astype(np.float32)
+ARRAY: Any = np.random.default_rng(0).normal(size=(6, 7)).astype(np.float32)
 BYTES = ARRAY.tobytes()
 DESCRIPTOR = tensors.describe(ARRAY)
 
@@ -30,19 +30,26 @@ def begun(**options: Any) -> Transfer:
     return transfer
 
 
-def underway() -> Transfer:
-    """Return one that has its answer to open."""
-    transfer = begun()
-    transfer.accept(opened())
-    return transfer
-
-
 def opened(digest: str = "one", **changes: Any) -> v1.Opened:
     answer = v1.Opened(
         output=DESCRIPTOR, read_from_byte=0, evaluation_digest=digest, max_chunk_bytes=100
     )
     answer.MergeFrom(v1.Opened(**changes))
     return answer
+
+
+@given(st.integers(0, 2 * len(BYTES)), st.binary(max_size=2 * len(BYTES)))
+def test_only_the_bytes_that_come_next_are_taken(offset: int, data: bytes) -> None:
+    transfer = begun()
+    transfer.accept(opened())
+    transfer.store(0, BYTES[:50])
+    if offset == 50 and 1 <= len(data) <= len(BYTES) - 50:
+        transfer.store(offset, data)
+        assert transfer.received == 50 + len(data)
+    else:
+        with pytest.raises(ServerError, match="comes next"):
+            transfer.store(offset, data)
+        assert transfer.received == 50
 
 
 @given(st.lists(st.integers(1, len(BYTES) - 1), unique=True).map(sorted))
@@ -57,21 +64,7 @@ def test_a_result_cut_anywhere_is_put_together(cuts: list[int]) -> None:
         transfer.store(start, BYTES[start:stop])
         assert transfer.progressed
     transfer.end()
-    assert buffer.array is not None
     np.testing.assert_array_equal(buffer.array, ARRAY)
-
-
-@given(st.integers(0, 2 * len(BYTES)), st.binary(max_size=2 * len(BYTES)))
-def test_only_the_bytes_that_come_next_are_taken(offset: int, data: bytes) -> None:
-    transfer = underway()
-    transfer.store(0, BYTES[:50])
-    if offset == 50 and 1 <= len(data) <= len(BYTES) - 50:
-        transfer.store(offset, data)
-        assert transfer.received == 50 + len(data)
-    else:
-        with pytest.raises(ServerError, match="comes next"):
-            transfer.store(offset, data)
-        assert transfer.received == 50
 
 
 @given(st.lists(st.integers(1, len(BYTES) // 4 - 1), unique=True).map(sorted), st.randoms())
@@ -95,21 +88,12 @@ def test_parts_of_a_result_land_in_one_array_whatever_their_order(
             transfer.store(part.start, bytes(len(part) + 1))
         transfer.store(part.start, BYTES[part.start : part.stop])
         transfer.end()
-    assert buffer.array is not None
     np.testing.assert_array_equal(buffer.array, ARRAY)
 
 
-def test_parts_of_two_evaluations_are_not_joined() -> None:
-    buffer = ResultBuffer(JOB)
-    parts = range(80), range(80, len(BYTES))
-    one, other = (begun(part=part, buffer=buffer) for part in parts)
-    one.accept(opened(read_before_byte=80))
-    with pytest.raises(EvaluationChangedError):
-        other.accept(opened("another", read_from_byte=80, read_before_byte=len(BYTES)))
-
-
 def test_bytes_of_another_evaluation_are_not_joined() -> None:
-    transfer = underway()
+    transfer = begun()
+    transfer.accept(opened())
     transfer.store(0, BYTES[:8])
     transfer.begin()
     with pytest.raises(EvaluationChangedError):
@@ -123,6 +107,12 @@ def test_bytes_of_another_evaluation_are_not_joined() -> None:
     transfer.store(4, BYTES[4:])
     assert transfer.progressed
     assert transfer.complete
+    buffer = ResultBuffer(JOB)
+    parts = range(80), range(80, len(BYTES))
+    one, other = (begun(part=part, buffer=buffer) for part in parts)
+    one.accept(opened(read_before_byte=80))
+    with pytest.raises(EvaluationChangedError):
+        other.accept(opened("another", read_from_byte=80, read_before_byte=len(BYTES)))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +140,8 @@ def test_an_answer_that_makes_no_sense_is_the_servers_fault(changes: dict[str, A
 def test_too_little_is_the_servers_fault_too() -> None:
     with pytest.raises(ServerError, match="before opened"):
         begun().store(0, BYTES)
-    transfer = underway()
+    transfer = begun()
+    transfer.accept(opened())
     transfer.store(0, BYTES[:-1])
     with pytest.raises(ServerError, match="more are due"):
         transfer.end()

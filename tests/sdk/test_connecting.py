@@ -51,6 +51,7 @@ from support.servers import ServerThread, serving
 
 STRANGER = trustme.CA()
 CLOSED = "the server closed the connection; it probably requires TLS"
+STRANGE = "not signed by a trusted authority"
 
 
 @pytest.fixture(scope="module")
@@ -80,70 +81,65 @@ def check_nothing(address: str, credentials: grpc.ChannelCredentials | None, wor
             client.wait_ready(0.1)
 
 
-def test_plain_text_meets_tls(private: str, mutual: str) -> None:
-    check_nothing(private, None, CLOSED)
-    check_nothing(mutual, None, CLOSED)
-
-
-def test_tls_meets_plain_text(server: ServerThread, papers: Papers) -> None:
-    check_nothing(server.address, trusting(papers.roots), "the server does not use TLS")
-
-
-def test_a_server_of_another_authority_is_not_trusted(private: str) -> None:
-    roots = STRANGER.cert_pem.bytes()
-    check_nothing(private, trusting(roots), "not signed by a trusted authority")
-
-
-def test_a_client_without_papers_of_the_authority_is_not_let_in(
-    mutual: str, papers: Papers
+def test_without_what_a_server_wants_no_call_is_answered(
+    server: ServerThread, private: str, mutual: str, papers: Papers
 ) -> None:
+    check_nothing(private, None, CLOSED)
+    check_nothing(private, trusting(STRANGER.cert_pem.bytes()), STRANGE)
+    check_nothing(server.address, trusting(papers.roots), "the server does not use TLS")
+    check_nothing(mutual, None, CLOSED)
     for shown in (None, pair(STRANGER), pair(papers.authority, expired=True)):
         check_nothing(mutual, trusting(papers.roots, shown), CLOSED)
     with Client(mutual, credentials=trusting(papers.roots, pair(papers.authority))) as client:
         assert client.operators()
 
 
-def test_a_server_whose_certificate_has_expired_or_is_anothers_is_not_trusted(
+def test_a_certificate_that_is_anothers_is_refused_and_one_that_has_expired_waited_for(
     tmp_path: Path,
 ) -> None:
     papers = Papers(tmp_path)
-    papers.write(expired=True)
-    with serving(**papers.settings) as server:
-        check_nothing(server.address, trusting(papers.roots), "certificate has expired")
+    credentials = trusting(papers.roots)
     papers.write(name="elsewhere.test")
     with serving(**papers.settings) as server:
-        check_nothing(server.address, trusting(papers.roots), "does not name the host")
+        check_nothing(server.address, credentials, "does not name the host")
+    papers.write(expired=True)
+    with (
+        serving(**papers.settings) as server,
+        Client(server.address, credentials=credentials, connect_timeout_s=60) as client,
+        ThreadPoolExecutor(1) as caller,
+    ):
+        check_nothing(server.address, credentials, "certificate has expired")
+        with impatient(server.address, credentials) as once:
+            with pytest.raises(UnavailableError) as refused:
+                once.operators()
+            assert not refused.value.lasting
+        answer = caller.submit(client.operators)
+        papers.write()
+        assert answer.result()
 
 
-def test_what_waiting_does_not_mend_is_tried_twice(
-    private: str, server: ServerThread, papers: Papers
+def test_what_waiting_does_not_mend_is_tried_twice_and_not_waited_for(
+    private: str, server: ServerThread, papers: Papers, face: Face
 ) -> None:
     counting = Counting(initial_backoff_s=0.01, max_backoff_s=0.05)
-    for address, roots in (
-        (private, STRANGER.cert_pem.bytes()),
-        (server.address, papers.roots),
-    ):
-        with Client(address, credentials=trusting(roots), retry=counting) as client:
+    strange = trusting(STRANGER.cert_pem.bytes())
+    for address, credentials in ((private, strange), (server.address, trusting(papers.roots))):
+        with face(address, credentials=credentials, retry=counting) as client:
             for call in CALLS.values():
                 counting.failed.clear()
                 with pytest.raises(UnavailableError) as refused:
                     call(client)
                 assert refused.value.lasting
                 assert counting.failed == [1, 2]
-
-
-def test_what_waiting_does_not_mend_is_not_waited_for(
-    private: str, papers: Papers, face: Face
-) -> None:
-    strange = trusting(STRANGER.cert_pem.bytes())
-    with (
-        face(private, credentials=strange) as client,
-        pytest.raises(UnavailableError, match="not signed by a trusted authority") as refused,
-    ):
-        client.wait_ready(100_000)
-    assert refused.value.lasting
-    with face(private, credentials=trusting(papers.roots)) as client:
+            with pytest.raises(UnavailableError) as refused:
+                client.wait_ready(100_000)
+            assert refused.value.lasting
+    # Another server may still do.
+    several = [server.address, private]
+    with face(several, credentials=trusting(papers.roots), retry=PROMPT) as client:
         client.wait_ready()
+        for _ in range(4):
+            assert client.operators()
 
 
 def test_an_authority_of_the_same_name_with_another_key_is_another() -> None:
@@ -153,33 +149,8 @@ def test_an_authority_of_the_same_name_with_another_key_is_another() -> None:
         "failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1a000064:ECDSA routines:"
         "OPENSSL_internal:BAD_SIGNATURE: certificate signature failure: OK"
     )
-    assert "not signed by a trusted authority" in with_hint(message)
+    assert STRANGE in with_hint(message)
     assert is_lasting(message)
-
-
-def test_another_server_may_still_do(private: str, server: ServerThread, papers: Papers) -> None:
-    with Client(
-        [server.address, private], credentials=trusting(papers.roots), retry=PROMPT
-    ) as client:
-        for _ in range(4):
-            assert client.operators()
-
-
-def test_a_certificate_that_has_expired_is_waited_for(tmp_path: Path) -> None:
-    papers = Papers(tmp_path)
-    papers.write(expired=True)
-    with (
-        serving(**papers.settings) as server,
-        Client(server.address, credentials=trusting(papers.roots), connect_timeout_s=60) as client,
-        ThreadPoolExecutor(1) as caller,
-    ):
-        with impatient(server.address, trusting(papers.roots)) as once:
-            with pytest.raises(UnavailableError) as refused:
-                once.operators()
-            assert not refused.value.lasting
-        answer = caller.submit(client.operators)
-        papers.write()
-        assert answer.result()
 
 
 @pytest.fixture(scope="module")
@@ -201,38 +172,32 @@ def guarded(path: Path, token: str) -> Iterator[ServerThread]:
 
 @pytest.fixture(autouse=True)
 def no_token_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    Counting.failed.clear()
     for name in ("GRADWIRE_TOKEN", "GRADWIRE_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
 
 
 def do_all(client: Client) -> None:
-    for call in CALLS.values():
-        call(client)
-    client.wait_ready(10)
+    with client:
+        for call in CALLS.values():
+            call(client)
+        client.wait_ready(10)
 
 
-def test_every_call_shows_the_token(guarded: ServerThread, token: str, face: Face) -> None:
-    with face(guarded.address, token=token) as client:
-        do_all(client)
-    with pickle.loads(pickle.dumps(Client(guarded.address, token=token))) as copy:  # noqa: S301 - our own
-        do_all(copy)
-
-
-def test_the_environment_may_hold_it_or_its_file(
-    guarded: ServerThread, token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_every_call_shows_the_token_wherever_it_is_from(
+    guarded: ServerThread, token: str, face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    do_all(face(guarded.address, token=token))
+    do_all(pickle.loads(pickle.dumps(Client(guarded.address, token=token))))  # noqa: S301 - our own
     file = tmp_path / "token"
     file.write_text(f"{token}\n")
     monkeypatch.setenv("GRADWIRE_TOKEN_FILE", str(file))
-    with Client(guarded.address) as client:
-        do_all(client)
+    do_all(face(guarded.address))
     monkeypatch.setenv("GRADWIRE_TOKEN_FILE", "/nowhere")
     monkeypatch.setenv("GRADWIRE_TOKEN", token)
-    with Client(guarded.address) as client:
-        do_all(client)
+    do_all(face(guarded.address))
     monkeypatch.setenv("GRADWIRE_TOKEN", "another")
-    with Client(guarded.address, token_file=str(file)) as client:
-        do_all(client)
+    do_all(face(guarded.address, token_file=str(file)))
 
 
 @pytest.mark.parametrize("shown", [None, "another"])
@@ -325,8 +290,8 @@ def test_no_repr_shows_it(guarded: ServerThread, token: str) -> None:
         client.operators()
         seen = [client, *vars(client).values(), vars(client)["_calls"].get()]
         assert token not in repr(seen)
-    with pytest.raises(GradwireError) as caught, Client(guarded.address, token=token) as client:
-        client.evaluate(BILINEAR, SMALL, output_shape=(1, 1, 1))
+        with pytest.raises(GradwireError) as caught:
+            client.evaluate(BILINEAR, SMALL, output_shape=(1, 1, 1))
     assert token not in repr(caught.value)
 
 
@@ -351,41 +316,15 @@ def test_commands_take_a_file_or_the_environment_and_no_token(
     assert token not in done.stderr
 
 
-def test_with_tls_a_token_goes_anywhere(path: Path, token: str, papers: Papers) -> None:
-    with serving(tokens=str(path), **papers.settings) as server:
-        credentials = trusting(papers.roots)
-        with Client(server.address, credentials=credentials, token=token) as client:
-            do_all(client)
-        with (
-            Client(server.address, credentials=credentials) as client,
-            pytest.raises(AuthenticationError),
-        ):
-            client.operators()
-
-
 LOCAL = (
-    "127.0.0.1:50051",
-    "127.9.9.9:1",
-    "localhost:50051",
-    "[::1]:50051",
-    "unix:/run/gradwire",
-    "unix:///run/gradwire",
-    "unix-abstract:gradwire",
-    "dns:///localhost:50051",
+    *("127.0.0.1:50051", "127.9.9.9:1", "localhost:50051", "[::1]:50051", "unix:/run/gradwire"),
+    *("unix:///run/gradwire", "unix-abstract:gradwire", "dns:///localhost:50051", "ipv6:[::1]:1"),
     "ipv4:127.0.0.1:1,127.0.0.2:1",
-    "ipv6:[::1]:1",
 )
 DISTANT = (
-    "192.0.2.1:50051",
-    "gradwire.example:50051",
-    "localhost.example:50051",
-    "127.0.0.1.example:50051",
-    "[2001:db8::1]:50051",
-    "dns:///gradwire.example:50051",
-    "dns://127.0.0.1/gradwire.example:50051",
-    "ipv4:127.0.0.1:1,192.0.2.1:1",
-    "0.0.0.0:50051",
-    "xds:///localhost",
+    *("192.0.2.1:50051", "gradwire.example:50051", "localhost.example:50051", "xds:///localhost"),
+    *("127.0.0.1.example:50051", "[2001:db8::1]:50051", "dns:///gradwire.example:50051"),
+    *("dns://127.0.0.1/gradwire.example:50051", "ipv4:127.0.0.1:1,192.0.2.1:1", "0.0.0.0:50051"),
 )
 
 
@@ -418,13 +357,10 @@ def test_to_no_other_machine_does_a_token_go_in_plain_text(
 POLICY = Counting(max_attempts=4, initial_backoff_s=0.01, max_backoff_s=0.01)
 
 
-@pytest.fixture(autouse=True)
-def _count_anew() -> None:  # pyright: ignore[reportUnusedFunction]
-    Counting.failed.clear()
-
-
-def error_of(face: Face, target: str, array: NDArray[Any] = SMALL, **options: Any) -> GradwireError:
-    with face(target, **options) as client, pytest.raises(GradwireError) as caught:
+def unavailable(
+    face: Face, target: str, array: NDArray[Any] = SMALL, **options: Any
+) -> UnavailableError:
+    with face(target, **options) as client, pytest.raises(UnavailableError) as caught:
         copied(client, array)
     return caught.value
 
@@ -438,10 +374,8 @@ def test_connecting_is_tried_for_as_long_as_the_client_is_told(
     connect_timeout_s: float | None,
     tries: int,
 ) -> None:
-    error = error_of(face, nobody, array, retry=POLICY, connect_timeout_s=connect_timeout_s)
-    assert isinstance(error, UnavailableError)
+    error = unavailable(face, nobody, array, retry=POLICY, connect_timeout_s=connect_timeout_s)
     assert error.unreachable
-    assert pickle.loads(pickle.dumps(error)).unreachable  # noqa: S301 - our own
     assert len(Counting.failed) == tries
 
 
@@ -465,8 +399,7 @@ def test_an_attempt_to_connect_takes_no_longer(face: Face) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         target = f"127.0.0.1:{silent.getsockname()[1]}"
         # By itself gRPC waits 20 s for a server that takes a connection and says nothing.
-        error = error_of(face, target, connect_timeout_s=0.2, timeout_s=10, retry=POLICY)
-    assert isinstance(error, UnavailableError)
+        unavailable(face, target, connect_timeout_s=0.2, timeout_s=10, retry=POLICY)
 
 
 @either_size
@@ -476,26 +409,14 @@ def test_tls_is_told_of_whichever_address_has_the_server(
     # gRPC tells of the address of a name that failed last, which may be another one.
     name = private.replace("127.0.0.1", "localhost")
     for target in (name, f"{private},{nobody}", f"{nobody},{private}", f"ipv4:{private},{nobody}"):
-        error = error_of(face, target, array, retry=POLICY)
-        assert isinstance(error, UnavailableError)
-        assert "requires TLS" in str(error)
+        assert "requires TLS" in str(unavailable(face, target, array, retry=POLICY))
     if array is SMALL:
         for many in (f"{private},{nobody}", f"ipv4:{nobody},{private}"):
-            with (
-                face(many, retry=BRISK) as client,
-                pytest.raises(UnavailableError, match="requires TLS"),
-            ):
-                list(client.evaluate_many([ITEM]))
-
-
-def test_waiting_tells_of_tls_whichever_of_several_targets_answers_last(
-    nobody: str, face: Face, private: str
-) -> None:
-    with (
-        face(f"{private},{nobody}") as client,
-        pytest.raises(UnavailableError, match="requires TLS"),
-    ):
-        client.wait_ready(0.3)
+            with face(many, retry=BRISK) as client:
+                with pytest.raises(UnavailableError, match="requires TLS"):
+                    list(client.evaluate_many([ITEM]))
+                with pytest.raises(UnavailableError, match="requires TLS"):
+                    client.wait_ready(0.3)
 
 
 @either_size
@@ -503,15 +424,13 @@ def test_where_nobody_listens_the_error_says_what_to_do(
     nobody: str, face: Face, array: NDArray[Any], tmp_path: Path
 ) -> None:
     for target in (nobody, f"unix:{tmp_path}/none"):
-        assert str(error_of(face, target, array, retry=ONCE)).startswith(f"{no_server(target)}: ")
+        error = unavailable(face, target, array, retry=ONCE)
+        assert str(error).startswith(f"{no_server(target)}: ")
     assert f"`gradwire-server --address {nobody}`" in no_server(nobody)
-
-
-@pytest.mark.parametrize("address", ["10.0.0.1:50051", "127.0.0.1:1,127.0.0.1:2"])
-def test_a_command_is_named_only_for_one_address_of_this_machine(address: str) -> None:
-    assert no_server(address) == (
-        f"no server listens at {address}; start one there, or give another target"
-    )
+    # A command only for one address of this machine.
+    for address in ("10.0.0.1:50051", "127.0.0.1:1,127.0.0.1:2"):
+        advice = "start one there, or give another target"
+        assert no_server(address) == f"no server listens at {address}; {advice}"
 
 
 @pytest.mark.parametrize("tls", [False, True])
@@ -521,14 +440,12 @@ def test_a_port_of_http_is_told_from_one_of_grpc(face: Face, papers: Papers, *, 
         # An address of localhost where nothing listens does not decide.
         for host in ("127.0.0.1", "localhost"):
             target = server.http_address.replace("127.0.0.1", host)
-            error = error_of(face, target, retry=ONCE, credentials=credentials)
-            assert isinstance(error, UnavailableError)
+            error = unavailable(face, target, retry=ONCE, credentials=credentials)
             assert str(error).startswith("the server at this port does not speak gRPC; ")
 
 
 def test_a_name_that_is_not_known_is_unreachable(face: Face) -> None:
-    error = error_of(face, "nothing.invalid:1", retry=POLICY, connect_timeout_s=0.005)
-    assert isinstance(error, UnavailableError)
+    error = unavailable(face, "nothing.invalid:1", retry=POLICY, connect_timeout_s=0.005)
     assert error.unreachable
     assert str(error).startswith("the host name in target cannot be resolved; ")
     assert not isinstance(error, InvalidRequestError)

@@ -116,18 +116,15 @@ def test_a_client_cannot_be_made_of_nonsense(
     assert refused(lambda: face(**made)) == (field, message)
 
 
-def test_credentials_that_are_none_are_refused_for_health_too() -> None:
-    wrong: Any = "roots.pem"
-    asked = refused(lambda: health("127.0.0.1:1", credentials=wrong))
-    assert asked == ("credentials", f"credentials: is of type str; {CREDENTIALS}")
-
-
-def test_a_target_in_the_environment_is_refused_by_its_name(
+def test_a_target_in_the_environment_is_refused_by_its_name_and_health_asks_alike(
     face: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for target, advice in (("127.0.0.1", HOST_PORT), ("a:1,", next(iter(TARGETS)))):
         monkeypatch.setenv("GRADWIRE_TARGET", target)
         assert refused(face) == ("target", f"GRADWIRE_TARGET is {target!r}; {advice}")
+    wrong: Any = "roots.pem"
+    asked = refused(lambda: health("127.0.0.1:1", credentials=wrong))
+    assert asked == ("credentials", f"credentials: is of type str; {CREDENTIALS}")
 
 
 INTEGER = "give an integer from 0 to 2**63 - 1"
@@ -201,23 +198,23 @@ def test_a_call_that_cannot_be_made_is_refused(
         assert refused(lambda: call(client)) == (field, message)
 
 
-BACKOFFS = "; 0 < initial_backoff_s <= max_backoff_s is needed"
+POLICIES: dict[str, dict[str, Any]] = {
+    "max_attempts is 0; at least 1 is needed": {"max_attempts": 0},
+    **{
+        f"initial_backoff_s is {initial} and max_backoff_s {most}; "
+        "0 < initial_backoff_s <= max_backoff_s is needed": {
+            "initial_backoff_s": initial,
+            "max_backoff_s": most,
+        }
+        for initial, most in ((0.0, 5.0), (2.0, 1.0), (0.1, math.inf))
+    },
+    **{
+        f"backoff_multiplier is {by}; at least 1 is needed": {"backoff_multiplier": by}
+        for by in (0.5, math.nan)
+    },
+}
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"max_attempts": 0}, "max_attempts is 0; at least 1 is needed"),
-        ({"initial_backoff_s": 0.0}, f"initial_backoff_s is 0.0 and max_backoff_s 5.0{BACKOFFS}"),
-        (
-            {"initial_backoff_s": 2.0, "max_backoff_s": 1.0},
-            f"initial_backoff_s is 2.0 and max_backoff_s 1.0{BACKOFFS}",
-        ),
-        ({"max_backoff_s": math.inf}, f"initial_backoff_s is 0.1 and max_backoff_s inf{BACKOFFS}"),
-        ({"backoff_multiplier": 0.5}, "backoff_multiplier is 0.5; at least 1 is needed"),
-        ({"backoff_multiplier": math.nan}, "backoff_multiplier is nan; at least 1 is needed"),
-    ],
-    ids=str,
-)
-def test_a_policy_out_of_range_is_refused(wrong: dict[str, Any], message: str) -> None:
-    assert refused(lambda: RetryPolicy(**wrong)) == (None, message)
+@pytest.mark.parametrize("message", POLICIES)
+def test_a_policy_out_of_range_is_refused(message: str) -> None:
+    assert refused(lambda: RetryPolicy(**POLICIES[message])) == (None, message)

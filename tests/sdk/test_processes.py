@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import grpc
 import numpy as np
@@ -81,6 +82,40 @@ def test_results_stay_with_the_process_that_asked_for_them(
         assert len(list(results)) == 19
 
 
+def parent_and_result(client: Client) -> tuple[int, Any]:
+    with client:
+        return os.getppid(), copied(client, LARGE)
+
+
+def test_a_pickled_client_has_its_arguments_and_connections_of_its_own(
+    server: ServerThread,
+) -> None:
+    options: dict[str, Any] = {"chunk_bytes": 5000, "retry": RetryPolicy(max_attempts=3)}
+    with Client(server.address, timeout_s=7.0, **options) as client:
+        client.server_info()
+        dumped = pickle.dumps(client)
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            parent, result = pool.apply(parent_and_result, (client,))
+    assert parent == os.getpid()
+    np.testing.assert_array_equal(result, LARGE)
+    assert pickle.dumps(pickle.loads(dumped)) == dumped  # noqa: S301 - our own bytes
+
+    async def dump() -> bytes:
+        async with AsyncClient(server.address, chunk_bytes=5000) as client:
+            await client.server_info()
+            return pickle.dumps(client)
+
+    async def load(dumped: bytes) -> None:
+        # It belongs to the event loop it wakes up in.
+        async with pickle.loads(dumped) as client:  # noqa: S301 - our own bytes
+            np.testing.assert_array_equal(await copied(client, SMALL), SMALL)
+
+    asyncio.run(load(asyncio.run(dump())))
+    for kind in (Client, AsyncClient):
+        with pytest.raises(TypeError, match="credentials"):
+            pickle.dumps(kind("127.0.0.1:1", credentials=grpc.ssl_channel_credentials()))
+
+
 def run(script: str, *arguments: str) -> None:
     done = subprocess.run(  # noqa: S603 - a script above
         [sys.executable, "-c", script, *arguments],
@@ -90,55 +125,6 @@ def run(script: str, *arguments: str) -> None:
         check=False,
     )
     assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
-
-
-def test_a_pickled_client_has_its_arguments_and_a_connection_of_its_own(
-    server: ServerThread,
-) -> None:
-    policy = RetryPolicy(max_attempts=3)
-    with Client(server.address, timeout_s=7.0, chunk_bytes=5000, retry=policy) as client:
-        client.server_info()
-        copy = pickle.loads(pickle.dumps(client))  # noqa: S301 - our own bytes
-    with copy:
-        np.testing.assert_array_equal(copied(copy, LARGE), LARGE)
-        assert pickle.dumps(copy) == pickle.dumps(client)
-
-
-def test_a_client_travels_to_a_spawned_process(server: ServerThread) -> None:
-    with (
-        Client(server.address) as client,
-        multiprocessing.get_context("spawn").Pool(1) as pool,
-    ):
-        client.server_info()
-        assert pool.apply(_version, (client,)) == (client.server_info().version, True)
-
-
-def _version(client: Client) -> tuple[str, bool]:
-    parent = multiprocessing.parent_process()
-    with client:
-        return client.server_info().version, parent is not None and parent.pid != os.getpid()
-
-
-def test_a_pickled_async_client_belongs_to_the_loop_it_wakes_up_in(server: ServerThread) -> None:
-    async def dump() -> bytes:
-        async with AsyncClient(server.address, chunk_bytes=5000) as client:
-            await client.server_info()
-            return pickle.dumps(client)
-
-    async def load(dumped: bytes) -> None:
-        async with pickle.loads(dumped) as client:  # noqa: S301 - our own bytes
-            np.testing.assert_array_equal(await copied(client, SMALL), SMALL)
-
-    asyncio.run(load(asyncio.run(dump())))
-
-
-@pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_a_client_with_credentials_says_that_it_cannot_be_pickled(
-    kind: type[Client | AsyncClient],
-) -> None:
-    client = kind("127.0.0.1:1", credentials=grpc.ssl_channel_credentials())
-    with pytest.raises(TypeError, match="credentials"):
-        pickle.dumps(client)
 
 
 # Apart from pytest: without the task's reference this ends by SIGSEGV within some rounds.

@@ -18,8 +18,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gradwire import Client, DeadlineExceededError, InvalidRequestError, ops, v1
@@ -27,7 +25,6 @@ from gradwire._transport.shared_memory import (
     SegmentPool,
     SegmentRefusedError,
     SharedTry,
-    segment_bytes,
 )
 from gradwire._wire.requests import prepare
 from support.clients import BILINEAR, LAYOUTS, Face
@@ -99,31 +96,40 @@ ARRAYS: dict[str, NDArray[Any]] = {
 @pytest.mark.parametrize("name", ARRAYS)
 def test_any_array_gives_the_bits_of_a_stream(server: ServerThread, face: Face, name: str) -> None:
     array = ARRAYS[name]
-    stream = evaluated(Client, server, array, output_shape=RESULT, shared_memory=False)
     before = calls(server, "EvaluateShared")
+    stream = evaluated(Client, server, array, output_shape=RESULT, shared_memory=False)
+    assert calls(server, "EvaluateShared") == before
     shared = evaluated(face, server, array, output_shape=RESULT)
     assert calls(server, "EvaluateShared") == before + 1
     assert shared.dtype == stream.dtype
     assert shared.strides == stream.strides
     assert shared.tobytes() == stream.tobytes()
+    out = np.full((2, 3, 150, 400), np.nan, stream.dtype)[..., ::2]
+    assert evaluated(face, server, array, out=out) is out
+    assert out.tobytes() == np.ascontiguousarray(stream).tobytes()
 
 
-def test_out_is_written(server: ServerThread, expected: NDArray[Any], face: Face) -> None:
-    out = np.full((2, 3, 150, 400), np.nan, np.float32)[..., ::2]
-    assert evaluated(face, server, GRADIENT, out=out) is out
-    assert out.tobytes() == expected.tobytes()
-
-
-def test_results_stay_as_they_are_after_later_calls_and_the_end(
+def test_memory_is_used_again_but_not_that_of_results_that_live(
     server: ServerThread, expected: NDArray[Any]
 ) -> None:
-    with Client(server.address) as client:
-        first = client.evaluate(LINEAR, GRADIENT, output_shape=RESULT)
-        for _ in range(5):
-            client.evaluate(LINEAR, -GRADIENT, output_shape=RESULT)
-        assert first.tobytes() == expected.tobytes()
+    with Client(server.address) as client, ThreadPoolExecutor(8) as pool:
+        evaluate = partial(client.evaluate, LINEAR, output_shape=RESULT)
+        first = evaluate(GRADIENT)
+        evaluate(-GRADIENT)
+        gc.collect()
+        before = held(server)
+        for _ in range(20):
+            evaluate(-GRADIENT)
+        gc.collect()
+        assert held(server) <= before + 2 * GRADIENT.nbytes
+        results = [first, *client.evaluate_many([(LINEAR, GRADIENT, RESULT)] * 3)]
+        results += pool.map(evaluate, [GRADIENT] * 8)
+        assert {one.tobytes() for one in results} == {expected.tobytes()}
     first += 0
     assert first.tobytes() == expected.tobytes()
+    del first, results, evaluate
+    gc.collect()
+    wait_until(lambda: held(server) == 0)
 
 
 def test_an_array_of_empty_is_not_copied_and_results_are_inputs_again(
@@ -139,42 +145,11 @@ def test_an_array_of_empty_is_not_copied_and_results_are_inputs_again(
         small = (2, 3, 75, 100)
         again = client.evaluate(LINEAR, result, output_shape=small)
         assert held(server) - before < GRADIENT.nbytes
-    plain = evaluated(Client, server, expected, output_shape=small, shared_memory=False)
+    with Client(server.address, shared_memory=False) as ordinary:
+        array = ordinary.empty(RESULT)
+        array[...] = expected
+        plain = ordinary.evaluate(LINEAR, array, output_shape=small)
     assert again.tobytes() == plain.tobytes()
-
-
-def test_memory_is_used_again(server: ServerThread) -> None:
-    with Client(server.address) as client:
-        client.evaluate(LINEAR, GRADIENT, output_shape=RESULT)
-        gc.collect()
-        before = held(server)
-        for _ in range(20):
-            client.evaluate(LINEAR, GRADIENT, output_shape=RESULT)
-        gc.collect()
-        assert held(server) <= before + 2 * GRADIENT.nbytes
-    wait_until(lambda: held(server) == 0)
-
-
-def test_evaluate_many_and_threads_share_the_memory(
-    server: ServerThread, expected: NDArray[Any]
-) -> None:
-    with Client(server.address) as client, ThreadPoolExecutor(8) as pool:
-        results = list(client.evaluate_many([(LINEAR, GRADIENT, RESULT)] * 3))
-        single = partial(client.evaluate, LINEAR, output_shape=RESULT)
-        results += pool.map(single, [GRADIENT] * 8)
-    assert len(results) == 11
-    assert {one.tobytes() for one in results} == {expected.tobytes()}
-
-
-def test_without_shared_memory_an_array_of_empty_is_ordinary(
-    server: ServerThread, expected: NDArray[Any]
-) -> None:
-    with Client(server.address, shared_memory=False) as client:
-        array = client.empty(SOURCE)
-        array[...] = GRADIENT
-        before = calls(server, "EvaluateShared")
-        assert client.evaluate(LINEAR, array, output_shape=RESULT).tobytes() == expected.tobytes()
-        assert calls(server, "EvaluateShared") == before
 
 
 def test_a_server_without_room_gets_streams(expected: NDArray[Any]) -> None:
@@ -204,10 +179,9 @@ def test_a_late_worker_writes_to_no_array_of_its_caller() -> None:
     ):
         gate.set()
         client.evaluate(LINEAR, GRADIENT, output_shape=RESULT)
-        out = np.zeros(RESULT, np.float32)
         gate.clear()
         with pytest.raises(DeadlineExceededError):
-            client.evaluate(LINEAR, GRADIENT, out=out, timeout_s=0.3)
+            client.evaluate(LINEAR, GRADIENT, out=np.zeros(RESULT, np.float32), timeout_s=0.3)
         kept = [client.empty(RESULT) for _ in range(4)]
         for each in kept:
             each[...] = 7
@@ -265,36 +239,13 @@ def test_a_forked_process_shares_memory_of_its_own(server: ServerThread) -> None
 
 
 @pytest.fixture
-def small() -> Generator[ServerThread]:
-    """Run a server with little memory, of which a test has all."""
+def pool() -> Generator[SegmentPool]:
+    """Share memory with a server that has little, of which a test has all."""
     with served_locally(max_memory_bytes=64 << 20) as one:
-        yield one
-
-
-@pytest.fixture
-def pool(small: ServerThread) -> Generator[SegmentPool]:
-    one = SegmentPool(f"{small.address.removeprefix('unix:')}.memory")
-    yield one
-    one.close()
-
-
-@given(nbytes=st.integers(1, 1 << 40))
-def test_segments_are_whole_pages_and_at_most_an_eighth_longer(nbytes: int) -> None:
-    size = segment_bytes(nbytes)
-    assert size % 4096 == 0
-    assert nbytes <= size <= max(4096, nbytes + nbytes // 8 + 4096)
-
-
-def test_a_segment_is_used_again_once_no_array_lies_in_it(pool: SegmentPool) -> None:
-    segment = pool.take(100_000)
-    array = pool.memory(segment, 100_000).view(np.float32)
-    view = array[10:20:3]
-    del array
-    gc.collect()
-    assert pool.take(100_000) is not segment
-    del view
-    gc.collect()
-    assert pool.take(100_000) is segment
+        pool = SegmentPool(f"{one.address.removeprefix('unix:')}.memory")
+        yield pool
+        pool.close()
+        wait_until(lambda: held(one) == 0)
 
 
 def test_an_array_of_empty_is_found_with_its_aligned_parts(pool: SegmentPool) -> None:
@@ -308,38 +259,27 @@ def test_an_array_of_empty_is_found_with_its_aligned_parts(pool: SegmentPool) ->
     assert pool.find(np.empty((10, 16))) is None
 
 
-def test_unused_segments_make_room_for_another_size(small: ServerThread, pool: SegmentPool) -> None:
+def test_unused_segments_make_room_for_another_size(pool: SegmentPool) -> None:
     pool.keep(pool.take(20 << 20))
     kept = pool.take(30 << 20)
-    wait_until(lambda: held(small) == 30 << 20)
     with pytest.raises(SegmentRefusedError, match="bytes of memory"):
         pool.take(30 << 20)
     assert kept.nbytes == 30 << 20
 
 
-def test_a_closed_pool_leaves_nothing(small: ServerThread, pool: SegmentPool) -> None:
-    array = pool.empty((1 << 20,), np.uint8)
-    pool.close()
-    wait_until(lambda: held(small) == 0)
-    array[:] = 1
-    with pytest.raises(SegmentRefusedError):
-        pool.take(1)
-
-
 def test_after_an_answer_that_comes_late_no_other_is_awaited() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        beside = Path(folder) / "s"
-        beside.touch()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
-            silent.bind(f"{beside}.memory")
-            silent.listen()
-            pool = SegmentPool(f"{beside}.memory")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent,
+    ):
+        (Path(folder) / "s").touch()
+        silent.bind(f"{folder}/s.memory")
+        silent.listen()
+        pool = SegmentPool(f"{folder}/s.memory")
+        for _ in range(2):
             with pytest.raises(SegmentRefusedError):
                 pool.take(1, wait_s=0.05)
             assert pool.closed
-            with pytest.raises(SegmentRefusedError):
-                pool.take(1)
-            pool.close()
 
 
 def test_an_abandoned_try_writes_nothing_to_its_caller(pool: SegmentPool) -> None:

@@ -7,8 +7,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +51,6 @@ from support.servers import (
 )
 
 CASES = st.one_of([table.cases for table in TABLES.values()])
-DTYPES = [np.dtype(t) for t in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)]
-
-
-@pytest.fixture(scope="module")
-def spread(fleet: Fleet) -> Iterator[Client]:
-    with Client(fleet.targets * 2, chunk_bytes=4099, **ALWAYS) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -67,46 +59,42 @@ def local() -> Iterator[LocalClient]:
         yield local
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call of evaluate(); output_shape is None where it is to be inferred."""
-
-    operator: ops.Operator
-    array: NDArray[Any]
-    output_shape: tuple[int, ...] | None
-
-
 @st.composite
-def calls(draw: st.DrawFn) -> Call:
+def calls(draw: st.DrawFn) -> tuple[ops.Operator, NDArray[Any], tuple[int, ...] | None]:
     """Make a call of any dialect, on any type, that may be one to refuse."""
     case: Case = draw(CASES)
-    dtype = draw(st.sampled_from(DTYPES))
+    dtype = draw(st.sampled_from([np.float32, np.float16, ml_dtypes.bfloat16, np.float64]))
     backward = draw(st.booleans())
     operator = case.pair.gradient if backward else case.pair.forward
     source, shape = (case.result, case.source) if backward else (case.source, case.result)
     array = np.random.default_rng(0).normal(size=source).astype(dtype)
-    return Call(operator, array, shape if draw(st.booleans()) else None)
+    return operator, array, shape if draw(st.booleans()) else None
+
+
+Evaluated = NDArray[Any] | tuple[str | None, str]
+
+
+def evaluated(client: Any, operator: ops.Operator, array: Any, shape: Any) -> Evaluated:
+    """Return a result, or field and message of a refusal."""
+    try:
+        result: NDArray[Any] = client.evaluate(operator, array, output_shape=shape)
+    except InvalidRequestError as error:
+        return error.field, str(error)
+    return result
 
 
 @settings(max_examples=100, deadline=None)
 @given(call=calls(), threshold=st.sampled_from([0, 64, 500]))
-def test_every_dialect_has_the_bits_of_one_server(
-    fleet: Fleet, local: LocalClient, call: Call, threshold: int
+def test_every_dialect_has_the_bits_or_the_refusal_of_one_server(
+    fleet: Fleet, local: LocalClient, call: tuple[Any, ...], threshold: int
 ) -> None:
-    refusal = None
-    try:
-        whole = local.evaluate(call.operator, call.array, output_shape=call.output_shape)
-    except InvalidRequestError as error:
-        refusal, whole = error, np.empty(0)
     options: dict[str, Any] = {**ALWAYS, "split_threshold_bytes": threshold, "chunk_bytes": 4099}
     with Client(fleet.targets * 2, **options) as client:
-        if refusal is None:
-            result = client.evaluate(call.operator, call.array, output_shape=call.output_shape)
-            same_bits(result, whole)
-            return
-        with pytest.raises(InvalidRequestError) as caught:
-            client.evaluate(call.operator, call.array, output_shape=call.output_shape)
-    assert (caught.value.field, str(caught.value)) == (refusal.field, str(refusal))
+        result, whole = evaluated(client, *call), evaluated(local, *call)
+    if isinstance(result, tuple) or isinstance(whole, tuple):
+        assert result == whole
+    else:
+        same_bits(result, whole)
 
 
 @st.composite
@@ -127,43 +115,30 @@ def layouts(draw: st.DrawFn, *, sizes: tuple[int, ...], shape: tuple[int, ...]) 
 @settings(max_examples=60, deadline=None)
 @given(layout=layouts(sizes=(2, 3, 12, 10), shape=(2, 3, 5, 7)))
 def test_any_strides_of_input_and_out_have_the_bits_of_one_server(
-    spread: Client, local: LocalClient, layout: tuple[NDArray[Any], NDArray[Any]]
+    fleet: Fleet, local: LocalClient, layout: tuple[NDArray[Any], NDArray[Any]]
 ) -> None:
     array, out = layout
-    assert spread.evaluate(BILINEAR, array, out=out) is out
+    with Client(fleet.targets * 2, chunk_bytes=4099, **ALWAYS) as spread:
+        assert spread.evaluate(BILINEAR, array, out=out) is out
     expected = local.evaluate(BILINEAR, array, output_shape=out.shape)
     np.testing.assert_array_equal(out, expected)
 
 
-@pytest.mark.parametrize(
-    ("bulk", "servers", "threshold", "count"),
-    [
-        (100, 4, 100, 1),
-        (101, 4, 100, 2),
-        (200, 4, 100, 2),
-        (201, 4, 100, 3),
-        (1000, 4, 100, 4),
-        (1000, 1, 100, 1),
-        (5, 3, 0, 3),
-        (4, 4, 1, 4),
-        (0, 3, 0, 1),
-    ],
-)
-def test_a_part_has_half_the_threshold_or_more(
-    bulk: int, servers: int, threshold: int, count: int
-) -> None:
-    assert share_count(bulk, servers=servers, threshold_bytes=threshold) == count
+def test_a_part_has_half_the_threshold_or_more() -> None:
+    for bulk, servers, threshold, count in (
+        *((100, 4, 100, 1), (101, 4, 100, 2), (200, 4, 100, 2), (201, 4, 100, 3)),
+        *((1000, 4, 100, 4), (1000, 1, 100, 1), (5, 3, 0, 3), (4, 4, 1, 4), (0, 3, 0, 1)),
+    ):
+        assert share_count(bulk, servers=servers, threshold_bytes=threshold) == count
 
 
-def test_the_size_of_a_result_is_asked_for_with_one_byte_of_it() -> None:
+def test_a_part_asks_for_no_more_than_it_needs() -> None:
     job = prepare(BILINEAR, DIFF_DST, output_shape=None, out=None)
     question = Shares(job, 3, chunk_bytes=999).ask()
     assert question is not None
     header = question.begin().open
+    # The size of the result comes with one byte of it.
     assert (header.resume_from, header.stop_before) == (0, 1)
-
-
-def test_an_input_with_broadcast_axes_stays_as_small_as_it_is() -> None:
     small = np.broadcast_to(DIFF_DST[:, :1], DIFF_DST.shape)
     job = prepare(BILINEAR, small, output_shape=SHAPE, out=None)
     assert in_order(job).input_bytes == job.input_bytes < small.nbytes
@@ -200,18 +175,14 @@ def test_all_replicas_of_a_list_share_and_those_that_come_join_them(
     listing = List(fleet.targets[0])
     timings: list[Timing] = []
 
-    def evaluate() -> int:
-        result = halved(client, DIFF_DST, on_timing=timings.append)
-        same_bits(result, expected)
+    def tries() -> int:
+        same_bits(halved(client, DIFF_DST, on_timing=timings.append), expected)
         return timings[-1].tries
 
-    try:
-        with Client(listing.url, **ALWAYS) as client:
-            assert evaluate() == 1
-            listing.replicas += fleet.targets[1:]
-            wait_until(lambda: evaluate() == len(fleet.targets))
-    finally:
-        listing.close()
+    with closing(listing), Client(listing.url, **ALWAYS) as client:
+        assert tries() == 1
+        listing.replicas += fleet.targets[1:]
+        wait_until(lambda: tries() == len(fleet.targets))
 
 
 def test_progress_and_calls_at_once_see_one_call(
@@ -278,27 +249,22 @@ def test_a_share_for_which_no_server_has_room_waits_for_another_to_end(
         wait_idle(narrow)
 
 
-def test_a_share_may_take_longer_than_an_answer(fleet: Fleet, expected: NDArray[Any]) -> None:
-    options: dict[str, Any] = {**ALWAYS, "timeout_s": 2.0, "chunk_bytes": 20_000}
-    with ExitStack() as stack:
-        relays = [stack.enter_context(relaying(target)) for target in fleet.targets[1:]]
-        for relay in relays:
-            relay.delay_s = 0.12
-        client = stack.enter_context(Client([one.address for one in relays], **options))
-        began = time.monotonic()
-        same_bits(halved(client, DIFF_DST), expected)
-        assert time.monotonic() - began > options["timeout_s"]
-
-
-def test_a_server_that_never_answers_leaves_its_share_to_the_others(
+def test_a_share_may_take_longer_than_an_answer_but_one_that_never_comes_is_anothers(
     fleet: Fleet, expected: NDArray[Any]
 ) -> None:
-    with relaying(fleet.targets[0]) as silent:
-        silent.swallow()
-        targets = [silent.address, *fleet.targets]
-        with Client(targets, timeout_s=4.0, **ALWAYS) as client:
+    with ExitStack() as stack:
+        relays = [stack.enter_context(relaying(target)) for target in fleet.targets]
+        for relay in relays[1:]:
+            relay.delay_s = 0.12
+        options: dict[str, Any] = {**ALWAYS, "timeout_s": 2.0, "chunk_bytes": 20_000}
+        with Client([one.address for one in relays[1:]], **options) as client:
+            began = time.monotonic()
             same_bits(halved(client, DIFF_DST), expected)
-        nothing_runs(fleet)
+            assert time.monotonic() - began > options["timeout_s"]
+        relays[0].swallow()
+        with Client([relays[0].address, *fleet.targets], timeout_s=4.0, **ALWAYS) as client:
+            same_bits(halved(client, DIFF_DST), expected)
+    nothing_runs(fleet)
 
 
 def test_where_a_thread_cannot_start_none_is_left_that_writes(
@@ -320,42 +286,28 @@ def test_where_a_thread_cannot_start_none_is_left_that_writes(
         nothing_runs(fleet)
 
 
-def test_servers_that_compute_other_bits_do_not_share(
-    fleet: Fleet, expected: NDArray[Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("other", ["bits", "release"])
+def test_servers_that_compute_other_bits_or_know_no_parts_do_not_share(
+    fleet: Fleet, expected: NDArray[Any], monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
     digests = iter(["one", "another"])
-    opened = stream.opened
+    opened, wanted_bytes = stream.opened, stream.wanted_bytes
 
-    def disagreeing(output: Any, wants: range, *, digest: str, max_chunk_bytes: int) -> Any:
-        said = next(digests, digest)
-        return opened(output, wants, digest=said, max_chunk_bytes=max_chunk_bytes)
-
-    monkeypatch.setattr(stream, "opened", disagreeing)
-    with Client(fleet.targets, **ALWAYS) as client:
-        same_bits(halved(client, DIFF_DST), expected)
-
-
-def test_servers_of_a_release_without_parts_do_not_share(
-    fleet: Fleet, expected: NDArray[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted_bytes = stream.wanted_bytes
+    def disagreeing(*arguments: Any, digest: str, max_chunk_bytes: int) -> Any:
+        digest = next(digests, digest)
+        return opened(*arguments, digest=digest, max_chunk_bytes=max_chunk_bytes)
 
     def older(header: Any, *others: Any) -> range:
         if header.stop_before:
             raise UnknownFieldError("open has field number 9, which this server does not know")
         return wanted_bytes(header, *others)
 
-    monkeypatch.setattr(stream, "wanted_bytes", older)
+    if other == "bits":
+        monkeypatch.setattr(stream, "opened", disagreeing)
+    else:
+        monkeypatch.setattr(stream, "wanted_bytes", older)
     with Client(fleet.targets, **ALWAYS) as client:
         same_bits(halved(client, DIFF_DST), expected)
-
-
-def test_a_refusal_is_that_of_one_server(fleet: Fleet) -> None:
-    wrong = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1.0,))
-    with Client(fleet.targets, **ALWAYS) as client, pytest.raises(InvalidRequestError) as caught:
-        client.evaluate(wrong, DIFF_DST, output_shape=SHAPE)
-    assert caught.value.field == "operator.dml_resample_grad.scales"
-    assert caught.value.request_id
 
 
 def test_each_server_sees_token_and_certificate(expected: NDArray[Any], tmp_path: Path) -> None:

@@ -14,60 +14,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gradwire import Client, Timing
-from gradwire._core.options import Options
+from gradwire import Timing
 from gradwire._core.reports import read_timing
-from gradwire._transport.tracing import call_span
 from gradwire._wire.requests import Progress
 from gradwire._wire.semantic_conventions import Conventions, of_address
 from gradwire.errors import InvalidRequestError
 from support.clients import COPY, LARGE, PROMPT, SMALL, Face, copied, either_size, halved
-from support.raw_calls import RawClient, as_stream, published_request
 from support.relay import relaying
 from support.servers import ServerThread, serving
 
 
-def check(timing: Timing, *, streamed: bool) -> None:
-    """Check what holds whatever the machine."""
-    phases = (timing.receive_s, timing.queue_s, timing.compute_s, timing.send_s)
-    told = [phase for phase in phases if phase is not None]
-    assert len(told) == 4
-    assert min(told) >= 0
-    assert timing.compute_s
-    assert max(told) < timing.total_s
-    # Those of a stream overlap.
-    assert streamed or sum(told) < timing.total_s
-    assert timing.tries == 1
-
-
 @either_size
-def test_a_call_tells_its_timing_once(
+def test_a_call_tells_its_timing_and_tries_once(
     server: ServerThread, face: Face, array: NDArray[np.float32]
 ) -> None:
     timings: list[Timing] = []
     with face(server.address) as client:
         halved(client, array[np.newaxis, np.newaxis], on_timing=timings.append)
+        with pytest.raises(InvalidRequestError):
+            client.evaluate(COPY, array, output_shape=(4, 0), on_timing=timings.append)
     (timing,) = timings
-    check(timing, streamed=array is LARGE)
-
-
-def test_a_call_that_fails_tells_none(plain: Client) -> None:
-    timings: list[Timing] = []
-    with pytest.raises(InvalidRequestError):
-        plain.evaluate(COPY, SMALL, output_shape=(4, 0), on_timing=timings.append)
-    assert not timings
-
-
-@either_size
-def test_tries_are_counted(server: ServerThread, array: NDArray[np.float32]) -> None:
-    timings: list[Timing] = []
+    told = [timing.receive_s, timing.queue_s, timing.compute_s, timing.send_s]
+    assert all(phase is not None and 0 <= phase < timing.total_s for phase in told)
+    assert timing.compute_s
+    # Phases of a stream overlap.
+    assert array is LARGE or sum(phase or 0 for phase in told) < timing.total_s
+    assert timing.tries == 1
     with (
         relaying(server.address, cuts=(100, 100)) as relay,
-        Client(relay.address, connections=1, retry=PROMPT) as client,
+        face(relay.address, connections=1, retry=PROMPT) as client,
     ):
         copied(client, array, on_timing=timings.append)
-    (timing,) = timings
-    assert timing.tries >= 3
+    assert len(timings) == 2
+    assert timings[1].tries >= 3
 
 
 def test_an_exception_from_on_timing_reaches_the_caller(server: ServerThread, face: Face) -> None:
@@ -78,38 +57,16 @@ def test_an_exception_from_on_timing_reaches_the_caller(server: ServerThread, fa
         copied(client, SMALL, on_timing=tear)
 
 
-def test_the_trailing_metadata_are_those_that_the_schema_names(server: ServerThread) -> None:
-    with RawClient(server.address) as client:
-        answers = [
-            client.evaluate(published_request()),
-            client.stream(as_stream(published_request())),
-        ]
-    for answer in answers:
-        entries = [entry.split(";dur=") for entry in answer.trailers["gradwire-timing"].split(", ")]
-        assert [name for name, _ in entries] == ["receive", "queue", "compute", "send"]
-        assert all(float(milliseconds) >= 0 for _, milliseconds in entries)
-
-
-@pytest.mark.parametrize(
-    ("told", "compute_s"),
-    [
+def test_what_is_not_understood_is_not_told() -> None:
+    for told, compute_s in (
         ("compute;dur=1500", 1.5),
         ("receive;dur=1, compute;dur=2.5, send;dur=3", 0.0025),
         ('queue, compute;desc="all of it";dur=20', 0.02),
-        ("compute", None),
-        ("compute;dur=soon", None),
-        ("dur=3", None),
-        ("", None),
-        (b"x", None),
-    ],
-)
-def test_what_is_not_understood_is_not_told(told: str | bytes, compute_s: float | None) -> None:
-    timing = read_timing([("gradwire-timing", told)], total_s=4, tries=2)
-    assert (timing.compute_s, timing.queue_s) == (compute_s, None)
-    assert (timing.total_s, timing.tries) == (4, 2)
-
-
-def test_a_server_that_tells_nothing_is_no_error() -> None:
+        *((told, None) for told in ("compute", "compute;dur=soon", "dur=3", "", b"x")),
+    ):
+        timing = read_timing([("gradwire-timing", told)], total_s=4, tries=2)
+        assert (timing.compute_s, timing.queue_s) == (compute_s, None)
+        assert (timing.total_s, timing.tries) == (4, 2)
     assert read_timing([("traceparent", "x")], total_s=1, tries=1) == Timing(total_s=1, tries=1)
 
 
@@ -144,19 +101,12 @@ def test_reports_grow_and_keep_a_tenth_of_a_second_apart(
         assert before[2] <= after[2]
 
 
-PLAIN = """
-import sys
-import numpy as np
-from gradwire import Client, ops
-operator = ops.DmlResample(interpolation_mode="linear")
-with Client(sys.argv[1]) as client:
-    print(client.evaluate(operator, np.ones((1, 1), np.float32), output_shape=(1, 1)))
-print([name for name in sys.modules if name.startswith("opentelemetry")])
-"""
-
 TRACED = """
 import asyncio, json, sys
 import numpy as np
+import gradwire
+gradwire.Client(sys.argv[1]).operators()
+assert not [name for name in sys.modules if name.startswith("opentelemetry")]
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import TracerProvider
@@ -195,21 +145,6 @@ print(json.dumps({"trace": f"{told.trace_id:032x}", "span": f"{told.span_id:016x
 """
 
 
-def run(script: str, *arguments: str) -> str:
-    """Run a script in a process of its own, since that has one tracer for good."""
-    command = [sys.executable, "-W", "error", "-c", script, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
-    return done.stdout
-
-
-def test_a_process_that_does_not_use_opentelemetry_never_imports_it() -> None:
-    with serving() as server:
-        printed = run(PLAIN, server.address)
-    assert printed == "[[1.]]\n[]\n"
-
-
 def test_every_call_is_a_span_below_the_callers_and_above_the_servers() -> None:
     pytest.importorskip(
         "opentelemetry.exporter.otlp.proto.http", reason='the extra "otel" is not installed'
@@ -218,24 +153,18 @@ def test_every_call_is_a_span_below_the_callers_and_above_the_servers() -> None:
 
     with collecting() as collector:
         with serving(otlp_endpoint=collector.url, max_rank=5) as server:
-            outer: dict[str, Any] = json.loads(run(TRACED, server.address, collector.url))
+            # A process of its own has one tracer for good.
+            command = [sys.executable, "-W", "error", "-c", TRACED, server.address, collector.url]
+            told = subprocess.check_output(command, text=True, timeout=60)  # noqa: S603
+        outer: dict[str, Any] = json.loads(told)
         callers = [seen for seen in collector.spans if seen.span.kind == 3]
-        names = [seen.span.name.rpartition("/")[2] for seen in callers]
-        assert names == [
-            "EvaluateStream",
-            "Evaluate",
-            "EvaluateMany",
-            "Evaluate",
-            "Evaluate",
-            "GetServerInfo",
-            "EvaluateMany",
-        ]
+        unary, many = "Evaluate", "EvaluateMany"
+        names = ["EvaluateStream", unary, many, unary, unary, "GetServerInfo", many]
+        assert [seen.span.name.rpartition("/")[2] for seen in callers] == names
         for seen in callers:
             span = seen.span
-            assert (span.trace_id.hex(), span.parent_span_id.hex()) == (
-                outer["trace"],
-                outer["span"],
-            )
+            parent = span.trace_id.hex(), span.parent_span_id.hex()
+            assert parent == (outer["trace"], outer["span"])
             assert seen.told["rpc.system"] == "grpc"
             assert f"127.0.0.1:{seen.told['server.port']}" == server.address
             (answered,) = collector.children(seen)
@@ -243,46 +172,28 @@ def test_every_call_is_a_span_below_the_callers_and_above_the_servers() -> None:
             assert answered.span.name == span.name
             codes = [each.told["rpc.grpc.status_code"] for each in (seen, answered)]
             assert codes[0] == codes[1]
-        failed = callers[3]
-        assert outer["failed"] == failed.told["error.type"] != "OK"
+        assert outer["failed"] == callers[3].told["error.type"] != "OK"
         assert [seen.span.status.code for seen in callers] == [0, 0, 0, 2, 0, 0, 0]
 
 
-def test_without_a_tracer_a_call_sends_nothing_more() -> None:
-    with call_span("Evaluate", Options(target=("127.0.0.1:1",))) as span:
-        assert span.metadata is None
-        span.answer = None
+def test_an_address_is_told_in_its_parts() -> None:
+    for address, host, *port in (
+        ("127.0.0.1:50051", "127.0.0.1", 50051),
+        *(("[::1]:7", "::1", 7), ("ipv6:%5B::1%5D:7", "::1", 7)),
+        *(("ipv4:10.0.0.1:7", "10.0.0.1", 7), ("dns:///a.example:7", "a.example", 7)),
+        *(("unix:/run/socket", "/run/socket"), ("unix:///run/socket", "/run/socket")),
+        *(("ipv4:10.0.0.1:7,10.0.0.2:7", "10.0.0.1:7,10.0.0.2:7"), ("a.example", "a.example")),
+    ):
+        told = of_address("server", address)
+        assert told == {"server.address": host, **({"server.port": port[0]} if port else {})}
 
 
-@pytest.mark.parametrize(
-    ("address", "told"),
-    [
-        ("127.0.0.1:50051", {"server.address": "127.0.0.1", "server.port": 50051}),
-        ("[::1]:7", {"server.address": "::1", "server.port": 7}),
-        ("ipv4:10.0.0.1:7", {"server.address": "10.0.0.1", "server.port": 7}),
-        ("ipv6:%5B::1%5D:7", {"server.address": "::1", "server.port": 7}),
-        ("dns:///a.example:7", {"server.address": "a.example", "server.port": 7}),
-        ("unix:/run/socket", {"server.address": "/run/socket"}),
-        ("unix:///run/socket", {"server.address": "/run/socket"}),
-        ("ipv4:10.0.0.1:7,10.0.0.2:7", {"server.address": "10.0.0.1:7,10.0.0.2:7"}),
-        ("a.example", {"server.address": "a.example"}),
-    ],
-)
-def test_an_address_is_told_in_its_parts(address: str, told: dict[str, Any]) -> None:
-    assert of_address("server", address) == told
-
-
-@pytest.mark.parametrize(
-    ("variable", "names"),
-    [
-        ("", {"rpc.system", "rpc.service", "rpc.method"}),
-        ("http", {"rpc.system", "rpc.service", "rpc.method"}),
-        ("rpc", {"rpc.system.name", "rpc.method"}),
-        ("rpc/dup", {"rpc.system", "rpc.service", "rpc.system.name", "rpc.method"}),
-    ],
-)
-def test_the_conventions_are_those_that_are_asked_for(variable: str, names: set[str]) -> None:
-    chosen = Conventions.chosen({"OTEL_SEMCONV_STABILITY_OPT_IN": variable})
-    assert chosen.of_method("Evaluate").keys() == names
-    assert len(chosen.of_status("OK", failed=False)) == (2 if variable == "rpc/dup" else 1)
-    assert chosen.of_status("status 99", failed=True)["error.type"] == "status 99"
+def test_the_conventions_are_those_that_are_asked_for() -> None:
+    older, newer = {"rpc.system", "rpc.service", "rpc.method"}, {"rpc.system.name", "rpc.method"}
+    for variable, names in (
+        *(("", older), ("http", older), ("rpc", newer), ("rpc/dup", older | newer)),
+    ):
+        chosen = Conventions.chosen({"OTEL_SEMCONV_STABILITY_OPT_IN": variable})
+        assert chosen.of_method("Evaluate").keys() == names
+        assert len(chosen.of_status("OK", failed=False)) == (2 if variable == "rpc/dup" else 1)
+        assert chosen.of_status("status 99", failed=True)["error.type"] == "status 99"

@@ -20,7 +20,6 @@ from support.servers import ServerThread, serving
 from web.chromium import browsing
 
 EVIL = "<script>document.title='evil'</script><img src=x onerror=\"document.title='evil'\">"
-MARKED = "window.unchanged = document.getElementById('settings')"
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +30,8 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
-    page = browser.new_page()
-    yield page
-    page.close()
+    with browser.new_page() as page:
+        yield page
 
 
 @pytest.fixture
@@ -51,48 +49,50 @@ def server() -> Iterator[ServerThread]:
         yield server
 
 
-def url_of(server: ServerThread) -> str:
-    return f"http://{server.http_address}/"
-
-
-def spoil(server: ServerThread, request_id: str) -> None:
-    """Make a call that is refused."""
+def refuse(server: ServerThread, request_id: str) -> None:
     wrong = wrong_request()
     wrong.request_id = request_id
     with RawClient(server.address) as client:
         assert client.evaluate(wrong).refusal is not None
 
 
-def test_figures_follow_calls_without_a_reload(
-    page: Page, console: list[str], server: ServerThread
+def test_figures_follow_calls_without_a_reload_until_the_server_is_gone(
+    page: Page, console: list[str]
 ) -> None:
-    page.goto(url_of(server))
-    page.evaluate("window.sameDocument = true")
-    assert page.evaluate("document.title") == "gradwire: serving"
-    assert page.inner_text("#operators .empty") == "Nothing has been called yet."
-    page.wait_for_function("() => document.querySelectorAll('#tiles .tile').length === 6")
-    with RawClient(server.address) as client:
-        for _ in range(5):
-            client.evaluate(published_request())
-    page.wait_for_function(
-        "() => document.querySelector('#operators').innerText.includes('dml_resample_grad')"
-    )
-    row = re.split(r"\s+", page.inner_text("#operators tbody tr"))
-    assert row[0] == "dml_resample_grad"
-    assert row[-2:] == ["5", "0"]
-    page.wait_for_function("() => document.querySelector('#tiles .tile').innerText.includes('/s')")
-    assert page.evaluate("window.sameDocument") is True
-    assert console == []
+    with serving(http_port="0", backend=NumpyCpu()) as server:
+        page.goto(f"http://{server.http_address}/")
+        page.evaluate("window.settings = document.getElementById('settings')")
+        assert page.evaluate("document.title") == "gradwire: serving"
+        assert page.inner_text("#operators .empty") == "Nothing has been called yet."
+        page.wait_for_function("() => document.querySelectorAll('#tiles .tile').length === 6")
+        with RawClient(server.address) as client:
+            for _ in range(5):
+                client.evaluate(published_request())
+        page.wait_for_function(
+            "() => document.querySelector('#operators').innerText.includes('dml_resample_grad')"
+        )
+        row = re.split(r"\s+", page.inner_text("#operators tbody tr"))
+        assert row[0] == "dml_resample_grad"
+        assert row[-2:] == ["5", "0"]
+        page.wait_for_function(
+            "() => document.querySelector('#tiles .tile').innerText.includes('/s')"
+        )
+        # What has not changed is not put in anew.
+        assert page.evaluate("document.getElementById('settings') === window.settings") is True
+        assert page.evaluate("document.getElementById('stale').checkVisibility()") is False
+        assert console == []
+    page.wait_for_function("() => document.getElementById('stale').checkVisibility()")
+    assert page.inner_text("#stale") == "No answer from the server; trying again."
 
 
 def test_what_callers_wrote_stays_text(
     page: Page, console: list[str], server: ServerThread
 ) -> None:
-    spoil(server, EVIL)
-    page.goto(url_of(server))
+    refuse(server, EVIL)
+    page.goto(f"http://{server.http_address}/")
     assert page.inner_text("#errors code") == EVIL
-    spoil(server, EVIL[::-1])
-    spoil(server, EVIL)
+    refuse(server, EVIL[::-1])
+    refuse(server, EVIL)
     # Also in what the script puts in later.
     page.wait_for_function("() => document.querySelector('#errors').innerText.includes('3 times')")
     assert page.inner_text("#errors code") == EVIL
@@ -104,7 +104,7 @@ def test_what_callers_wrote_stays_text(
 def test_its_policy_stops_what_is_not_its_own(
     page: Page, console: list[str], server: ServerThread
 ) -> None:
-    page.goto(url_of(server))
+    page.goto(f"http://{server.http_address}/")
     page.evaluate(
         "document.body.append(Object.assign(document.createElement('script'), "
         "{textContent: 'window.ran = true'}))"
@@ -115,29 +115,14 @@ def test_its_policy_stops_what_is_not_its_own(
     assert sum("Content Security Policy" in line for line in console) >= 2
 
 
-def test_parts_that_have_not_changed_stay_where_they_are(page: Page, server: ServerThread) -> None:
-    page.goto(url_of(server))
-    page.evaluate(f"{MARKED}; window.now = document.getElementById('now').innerText")
-    page.wait_for_function("() => document.getElementById('now').innerText !== window.now")
-    assert page.evaluate("document.getElementById('settings') === window.unchanged") is True
-
-
-def test_a_server_that_is_gone_is_told(page: Page) -> None:
-    with serving(http_port="0", backend=NumpyCpu()) as server:
-        page.goto(url_of(server))
-        assert page.evaluate("document.getElementById('stale').checkVisibility()") is False
-    page.wait_for_function("() => document.getElementById('stale').checkVisibility()")
-    assert page.inner_text("#stale") == "No answer from the server; trying again."
-
-
 def test_without_scripts_all_is_there_and_fetched_again(
     browser: Browser, server: ServerThread
 ) -> None:
-    spoil(server, "before")
+    refuse(server, "before")
     page = browser.new_page(java_script_enabled=False)
-    page.goto(url_of(server))
+    page.goto(f"http://{server.http_address}/")
     assert page.inner_text("#errors code") == "before"
-    spoil(server, "after")
+    refuse(server, "after")
     expect(page.locator("#errors")).to_contain_text("2 times", timeout=30_000)
     page.close()
 
@@ -146,10 +131,10 @@ def test_without_scripts_all_is_there_and_fetched_again(
 def test_it_fits_any_window_and_scheme(
     browser: Browser, server: ServerThread, width: int, scheme: Literal["light", "dark"]
 ) -> None:
-    spoil(server, "x" * 128)
+    refuse(server, "x" * 128)
     size = ViewportSize(width=width, height=900)
     page = browser.new_page(viewport=size, color_scheme=scheme, is_mobile=width == 390)
-    page.goto(url_of(server))
+    page.goto(f"http://{server.http_address}/")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate("innerWidth") == width
     red, green, blue = map(

@@ -33,12 +33,7 @@ def told_at(address: str) -> dict[str, Any]:
     return told
 
 
-def status_at(address: str, path: str) -> int:
-    return get(address, path)[0]
-
-
-def spoil(address: str, request_id: str = "nightly") -> None:
-    """Make a call that is refused."""
+def refuse(address: str, request_id: str = "nightly") -> None:
     wrong = wrong_request()
     wrong.request_id = request_id
     with RawClient(address) as client:
@@ -55,7 +50,7 @@ def test_calls_items_and_errors_are_told() -> None:
         with Client(server.address) as sdk:
             assert len(list(sdk.evaluate_many([(*ITEM, (1, 1, 2, 2))] * 7))) == 7
         for _ in range(4):
-            spoil(server.address)
+            refuse(server.address)
         wait_until(lambda: told_at(address)["totals"]["calls"] == 9)
         wait_until(lambda: [one["count"] for one in told_at(address)["errors"]] == [4])
         told = told_at(address)
@@ -95,20 +90,6 @@ def test_a_stream_that_is_refused_for_a_limit_has_its_operator(tmp_path: Path) -
     assert (row["operator"], row["failed"]) == ("dml_resample_grad", 1)
 
 
-def test_what_a_worker_takes_of_the_machine_is_told(tmp_path: Path) -> None:
-    flags = ("--workers", "2", "--http-port", "0")
-    with running_command(*flags, log=tmp_path / "log") as command:
-        told = told_at(command.http_address)
-        for worker in told["workers"]:
-            (pid,) = worker["pids"]
-            resident = memory_kib(pid, "VmRSS") << 10
-            assert 0.5 < worker["resident_bytes"] / resident < 2
-            assert worker["processor_s"] > 0
-            assert worker["request_budget_bytes"] == 0
-    budget = told["settings"].get("max_memory_bytes", Settings().max_memory_bytes)
-    assert told["request_budget_bytes"] == {"now": 0, "limit": budget}
-
-
 def test_secrets_are_masked(tmp_path: Path) -> None:
     tokens = tmp_path / "secret"
     add_token(tokens, name="reader", scopes={Scope.INSPECT})
@@ -129,11 +110,18 @@ def test_workers_are_one_server_and_the_dead_are_not_forgotten(tmp_path: Path) -
         assert {pid for each in told["workers"] for pid in each["pids"]} == {
             *command.workers.values()
         }
+        for worker in told["workers"]:
+            resident = memory_kib(worker["pids"][0], "VmRSS") << 10
+            assert 0.5 < worker["resident_bytes"] / resident < 2
+            assert worker["processor_s"] > 0
+            assert worker["request_budget_bytes"] == 0
+        budget = told["settings"].get("max_memory_bytes", Settings().max_memory_bytes)
+        assert told["request_budget_bytes"] == {"now": 0, "limit": budget}
         seen: list[str] = []
 
         def both() -> bool:
             seen.append(f"call {len(seen)}")
-            spoil(command.address, seen[-1])
+            refuse(command.address, seen[-1])
             return all(re.search(rf"worker={one} .*reason=INVALID", command.log) for one in "01")
 
         wait_until(both)
@@ -153,15 +141,12 @@ def worker(silent_s: float, *, ready: bool = True, pids: tuple[int, ...] = (1,))
     return Worker("0", values, pids, silent_s)
 
 
-def test_a_worker_whose_event_loop_is_silent_hangs_if_it_served() -> None:
+def test_a_silent_event_loop_hangs_if_it_served_and_a_server_lives_while_one_does() -> None:
     assert state_of(worker(SILENT_S - 1)) == "serving"
     assert state_of(worker(SILENT_S)) == "hangs"
     # It compiles, say.
     assert state_of(worker(SILENT_S, ready=False)) == "not ready"
     assert state_of(worker(0.0, ready=False, pids=())) == "away"
-
-
-def test_a_server_lives_as_long_as_one_event_loop_does() -> None:
     dead = worker(DEAD_S)
     assert is_alive([dead, worker(0.0)])
     assert not is_alive([dead, worker(DEAD_S + 1)])
@@ -169,28 +154,28 @@ def test_a_server_lives_as_long_as_one_event_loop_does() -> None:
     assert is_alive([worker(DEAD_S, ready=False)] * 2)
 
 
-def test_the_silence_of_an_event_loop_is_measured() -> None:
-    with serving(http_port="0", backend=NumpyCpu()) as server:
-        address, over = server.http_address, threading.Event()
-
-        def silent_s() -> float:
-            return float(told_at(address)["workers"][0]["silent_s"])
-
-        assert silent_s() < 1
-        server.loop.call_soon_threadsafe(over.wait)
-        wait_until(lambda: silent_s() > 1)
-        over.set()
-        wait_until(lambda: silent_s() < 1)
-
-
-def test_probes_tell_whether_calls_are_taken(tmp_path: Path) -> None:
-    server = ServerThread(http_port="0", backend=NumpyCpu())
+def test_probes_tell_whether_calls_are_taken_and_the_silence_of_the_event_loop() -> None:
+    server, over = ServerThread(http_port="0", backend=NumpyCpu()), threading.Event()
     server.listen()
     address = server.http_address
-    assert status_at(address, "/healthz") == 200
+    assert get(address, "/healthz")[0] == 200
     server.wait_until_serving()
-    assert status_at(address, "/readyz") == 200
+    assert get(address, "/readyz")[0] == 200
+
+    def silent_s() -> float:
+        return float(told_at(address)["workers"][0]["silent_s"])
+
+    assert silent_s() < 1
+    server.loop.call_soon_threadsafe(over.wait)
+    wait_until(lambda: silent_s() > 1)
+    over.set()
+    wait_until(lambda: silent_s() < 1)
     server.stop()
+
+
+def test_probes_tell_that_a_part_of_the_workers_serves_and_that_a_server_drains(
+    tmp_path: Path,
+) -> None:
     flags = ("--workers", "2", "--backend", "numpy_cpu", "--http-port", "0")
     with running_command(*flags, "--drain-delay-s", "60", log=tmp_path / "log") as command:
         address = command.http_address
@@ -202,9 +187,9 @@ def test_probes_tell_whether_calls_are_taken(tmp_path: Path) -> None:
             return bool(told_at(address)["state"] == "partly")
 
         wait_until(is_partly)
-        assert status_at(address, "/readyz") == 200
+        assert get(address, "/readyz")[0] == 200
         wait_until(lambda: told_at(address)["state"] == "serving")
         command.signal(signal.SIGTERM)
-        wait_until(lambda: status_at(address, "/readyz") == 503)
-        assert status_at(address, "/healthz") == 200
+        wait_until(lambda: get(address, "/readyz")[0] == 503)
+        assert get(address, "/healthz")[0] == 200
         wait_until(lambda: told_at(address)["state"] == "away")
