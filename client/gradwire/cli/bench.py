@@ -228,7 +228,7 @@ def _run(
                 show("")
                 if not as_json:
                     click.echo("\n".join(_told(result)))
-        except (KeyboardInterrupt, UnavailableError, ChildProcessError) as error:
+        except (KeyboardInterrupt, UnavailableError, ChildProcessError, CommandError) as error:
             ended = error
     if ended is not None and not results:
         raise ended

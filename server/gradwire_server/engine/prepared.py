@@ -527,6 +527,8 @@ class Preparer:
         if prepared.walk.layout.held:
             came += ", since its input is held whole: its axis order is not the output's"
             kind = LayoutNotStreamableError
+        elif prepared.walk.map is not None and not prepared.walk.map.is_increasing:
+            came += ", since its map runs backward, which needs the whole input"
         raise exceeded(came, "max_request_memory_bytes", allowed, kind)
 
 

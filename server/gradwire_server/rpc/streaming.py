@@ -102,8 +102,8 @@ class ServedStream(ABC):
         with self._service.admission.stream(caller_of(self._context)):
             self._reader = asyncio.ensure_future(self._read())
             self._writer = asyncio.ensure_future(self._write())
-            beside = (self._reader, self._writer)
-            await tasks.together(self._work(), self._watch(), beside=beside)
+            # A name for the two would keep their tracebacks, and so all buffers, alive.
+            await tasks.together(self._work(), self._watch(), beside=(self._reader, self._writer))
 
     async def _work(self) -> None:
         try:
