@@ -99,7 +99,11 @@ def test_every_manner_of_call_shows_the_token(tmp_path: Path) -> None:
         url = f"http://{server.http_address}/metrics"
         for file, more, words in (
             (looker, (), "the token inspect lacks the scope evaluate"),
-            (shown, ("--metrics", url), f"--metrics {url}: HTTP Error 403"),
+            (
+                shown,
+                ("--metrics", url),
+                f"--metrics {url}: the token evaluate lacks the scope inspect",
+            ),
         ):
             done = run_here(*arguments, "--token-file", file, *more)
             assert (done.code, done.stdout) == (8, "")

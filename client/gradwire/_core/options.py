@@ -53,6 +53,8 @@ _HOST_PORT = re.compile(
     r"(?P<host>\[[^\[\]\s/\0-\x1f]+\]|[^\[\]:\s/\0-\x1f]+):(?P<port>[0-9]+)", re.ASCII
 )
 _MAX_PORT = 65535
+# Longest part of a host's name between dots (RFC 1035).
+_MAX_LABEL = 63
 
 Sent = tuple[tuple[str, str], ...]
 Bearer = Callable[[], Sent]
@@ -295,6 +297,9 @@ def is_host_port(text: str) -> bool:
     """
     found = _HOST_PORT.fullmatch(text)
     if found is None or not 1 <= int(found["port"]) <= _MAX_PORT:
+        return False
+    labels = found["host"].removesuffix(".").split(".")
+    if not all(1 <= len(label) <= _MAX_LABEL for label in labels):
         return False
     return not text.startswith("[") or ip_version(text) == 6  # noqa: PLR2004 - IPv6
 

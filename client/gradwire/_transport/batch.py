@@ -419,11 +419,14 @@ class BatchStream:
             stream = channel.channel.stream_stream(f"{SERVICE_PATH}EvaluateMany")
             self._call = stream(iter(self._requests.get, None), metadata=self._span.metadata)
             start_thread("watch", self._watch)
-        except (GradwireError, ValueError) as error:
-            # grpc raises a ValueError for a closed channel.
-            failure = error if isinstance(error, GradwireError) else CallCancelledError(str(error))
-            self._end(failure)
-            raise failure from None
+        except GradwireError as error:
+            self._end(error)
+            raise
+        except ValueError as error:
+            # The channel is closed.
+            closed = CallCancelledError(str(error))
+            self._end(closed)
+            raise closed from error
         if self._over.is_set():
             self.cancel()
 

@@ -11,12 +11,14 @@ before in use: its source may be gone while the replicas serve.
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from http.client import HTTPException
 from typing import Any, cast
+from urllib.error import HTTPError, URLError
 
 from gradwire._core.options import ip_version, is_host_port, is_list
 from gradwire.errors import UnavailableError
@@ -29,6 +31,7 @@ _SOON_S = 0.25
 # Timeout of one request, in seconds.
 _PATIENCE_S = 2.0
 _MOST_BYTES = 1 << 20
+_ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 
 
 def resolve(target: str, *, timeout_s: float = _PATIENCE_S) -> tuple[str, ...]:
@@ -45,7 +48,13 @@ def resolve(target: str, *, timeout_s: float = _PATIENCE_S) -> tuple[str, ...]:
         with _OPENER.open(request, timeout=timeout_s) as response:
             return _read(response.read(_MOST_BYTES))
     except (OSError, ValueError, RecursionError, HTTPException) as error:
-        reason = "it answers with no HTTP" if isinstance(error, HTTPException) else error
+        reason: object = error
+        if isinstance(error, HTTPException):
+            reason = "it answers with no HTTP, or cuts it off"
+        elif isinstance(error, HTTPError):
+            error.close()
+        elif isinstance(error, URLError):
+            reason = error.reason
         raise UnavailableError(f"no replicas are known from {target}: {reason}") from error
 
 
@@ -71,7 +80,7 @@ def _read(body: bytes) -> tuple[str, ...]:
 
 def _target(value: object) -> str:
     """Return gRPC's target for HOST:PORT; raise ValueError for other values."""
-    if not (isinstance(value, str) and is_host_port(value)):
+    if not (isinstance(value, str) and _ADDRESS.fullmatch(value) and is_host_port(value)):
         raise ValueError("the answer is not a list of HOST:PORT")
     # A name may equal a scheme, such as unix, and would then lead elsewhere.
     return value if ip_version(value) else f"dns:///{value}"

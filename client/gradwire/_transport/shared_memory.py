@@ -47,6 +47,8 @@ _STEPS: Final = 8
 _PAUSE_S: Final = 1.0
 # Unused segments that the pool keeps.
 _MOST_UNUSED: Final = 16
+# Size of a block of a result that is copied while its caller may be cancelled.
+_PIECE_BYTES: Final = 1 << 20
 
 
 class SegmentRefusedError(Exception):
@@ -295,9 +297,12 @@ class SharedTry:
         memory, out = self._pool.memory(self._output, self._output_bytes), self._request.out
         if out is None:
             return tensors.empty_result(output, memory)
-        with self._writing:
-            if not self._is_over:
-                tensors.WireView(out, output).write(0, memory.data)
+        view = tensors.WireView(out, output)
+        for start in range(0, view.nbytes, _PIECE_BYTES):
+            with self._writing:
+                if self._is_over:
+                    break
+                view.write(start, memory[start : start + _PIECE_BYTES].data)
         return out
 
     def abandon(self) -> None:

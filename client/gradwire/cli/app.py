@@ -162,9 +162,8 @@ def _words(operator: str, attribute: AttributeInfo) -> tuple[str, str]:
         if field.name == attribute.name and isinstance(rule, Choice):
             values = rule.allowed
             default = field.default if isinstance(field.default, str) else default
-    return "|".join(
-        values
-    ) or attribute.type, "Required." if attribute.required else f"Default: {default}."
+    kinds = "|".join(values) or attribute.type
+    return kinds, "Required." if attribute.required else f"Default: {default}."
 
 
 for command in (

@@ -186,6 +186,8 @@ OWN_PATIENCE_S = 600.0
 TARGET_PATIENCE_S = 30.0
 # Seconds that a server has to answer after a scenario in which it was not available.
 _PRESENCE_S = 5.0
+# Bytes shown of an endpoint's refusal.
+_MOST_SAID = 1000
 
 
 def _page_writer() -> Callable[[Document], str]:
@@ -295,10 +297,13 @@ def _check_endpoint(endpoint: MetricsEndpoint, option: str) -> None:
     """Refuse an endpoint that lacks the needed metrics, before the load."""
     try:
         endpoint()
+    except HTTPError as error:
+        with error:
+            said = error.read(_MOST_SAID).decode(errors="replace").strip()
+        code = output.REFUSED if error.code in {401, 403} else output.OTHER
+        raise CommandError(f"{option}: {said or error}", code=code) from None
     except OSError as error:
-        refused = isinstance(error, HTTPError) and error.code in {401, 403}
-        code = output.REFUSED if refused else output.OTHER
-        raise CommandError(f"{option}: {error}", code=code) from None
+        raise CommandError(f"{option}: {error}") from None
 
 
 def _server(connection: Connection, *, own: bool) -> ServerFacts:

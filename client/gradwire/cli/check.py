@@ -350,7 +350,12 @@ def load_function(name: str) -> Callable[[Any, Shape], Any]:
     except (Exception, SystemExit) as error:
         message = f"{place} cannot be imported: {type(error).__name__}: {error}"
         raise InvalidUsage(message) from error
-    function: Callable[[Any, Shape], Any] | None = names.get(attribute)
+    finally:
+        with suppress(ValueError):
+            sys.path.remove(str(Path.cwd()))
+    if attribute not in names:
+        raise InvalidUsage(f"{name}: {place} has no {attribute}; give a function of it")
+    function: Callable[[Any, Shape], Any] = names[attribute]
     if not callable(function):
         raise InvalidUsage(
             f"{name}: {attribute} is {type(function).__name__}; a function is needed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -69,9 +70,12 @@ class Positive(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the number."""
-        number = super().convert(value, param, ctx)
+        number = math.nan
+        with suppress(click.BadParameter):
+            number = super().convert(value, param, ctx)
         if math.isnan(number):
-            self.fail(f"{value!r} is not a number above 0", param, ctx)
+            most = "" if self.max is None else f", at most {self.max:g}"
+            self.fail(f"{value!r} is not a number above 0{most}", param, ctx)
         return number
 
 

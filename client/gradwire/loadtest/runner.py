@@ -49,8 +49,12 @@ class Fleet(AbstractContextManager["Fleet"]):
     def __init__(self, connect: Connect, *, processes: int) -> None:
         self._pipes: list[Pipe] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        for _ in range(processes):
-            self._start(connect)
+        try:
+            for _ in range(processes):
+                self._start(connect)
+        except BaseException:
+            self.__exit__()
+            raise
 
     def _start(self, connect: Connect) -> None:
         ours, theirs = connection.Pipe()

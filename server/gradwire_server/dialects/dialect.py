@@ -146,7 +146,6 @@ class Dialect:
     axes          (attributes, call) -> one Axis per axis; raises InvalidFieldError
     output_shape  (attributes, input shape) -> output shape; None where sizes always come from the
                   descriptor
-    by_compute    whether tables for float64 tensors differ from those for other types
     fill          attributes -> value of forward elements that read nothing along some axis
     """
 
@@ -155,7 +154,6 @@ class Dialect:
     ranks: range
     axes: Callable[[Attributes, OperatorCall], Axes]
     output_shape: Callable[[Attributes, Shape], Shape] | None = None
-    by_compute: bool = False
     fill: Callable[[Attributes], float] | None = None
 
 

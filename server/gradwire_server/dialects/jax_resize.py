@@ -202,5 +202,4 @@ DIALECTS: Final = both(
     ranks=range(1, 9),
     axes=_axes,
     output_shape=_output_shape,
-    by_compute=True,
 )

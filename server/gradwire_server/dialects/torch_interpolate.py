@@ -141,5 +141,4 @@ DIALECTS: Final = both(
     ranks=range(3, 6),
     axes=_axes,
     output_shape=_output_shape,
-    by_compute=True,
 )

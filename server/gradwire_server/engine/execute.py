@@ -182,7 +182,9 @@ class Workbench:
     def run(self, prepared: Prepared, data: bytes | memoryview) -> memoryview:
         """Execute all steps; return the wire bytes of the result.
 
-        They last until the next run. The evaluation is one that takes() is true for.
+        They last until the next run.
+
+        Raises ValueError if takes() is false.
         """
         bound: _Bound | None = prepared.derived.get(self)
         if bound is None:

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, product
+from itertools import accumulate, compress, product
 
 import numpy as np
 from prometheus_client import Metric as PrometheusMetric
@@ -76,9 +76,9 @@ def _samples(metric: Metric, first: dict[str, str], values: Floats) -> Iterator[
     name, bounds = metric.name, [*map(str, metric.buckets), "+Inf"]
     rows = cells(metric, values).reshape(-1, metric.shape[-1])
     names = [label.name for label in metric.labels]
-    for texts, row in zip(product(*(label.values for label in metric.labels)), rows, strict=True):
-        if rows.size > _FEW_CELLS and not row.any():
-            continue
+    told: list[bool] = np.logical_or(rows.any(axis=1), rows.size <= _FEW_CELLS).tolist()
+    every = zip(product(*(label.values for label in metric.labels)), rows, strict=True)
+    for texts, row in compress(every, told):
         labels = first | dict(zip(names, texts, strict=True))
         value, *counts = row.tolist()
         if not counts:

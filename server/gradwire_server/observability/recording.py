@@ -200,7 +200,7 @@ class Observer:
             self._count_error(call, failed)
 
     def step(self, nbytes: int) -> None:
-        """Record a step of a stream, which moved so many bytes."""
+        """Record a step of a stream and its number of bytes."""
         if self.cells is not None:
             self.cells.observe(STEP, nbytes)
 

@@ -325,13 +325,14 @@ def read_chunk(message: bytes, after: int | None) -> Chunk:
     after  checksum of open, if it has one; each chunk has one then, and only then
     """
     chunk = framing.read_chunk(message)
-    if (chunk is None and checksums.is_chunk(message)) != (after is not None):
+    if chunk is None and not checksums.is_chunk(message):
+        chunk = _parse_chunk(message)
+    if (chunk is None) != (after is not None):
         raise ChecksumError("chunk.checksum: each chunk has one if open has one, and only then")
     if after is not None:
         with _checking():
             chunk = checksums.read_chunk(message, after=after)
-    else:
-        chunk = chunk or _parse_chunk(message)
+    assert chunk is not None  # noqa: S101 - else it has a checksum, and open has none
     return Chunk(chunk[0], np.frombuffer(chunk[1], np.uint8))
 
 

@@ -189,7 +189,7 @@ class ServiceContext:
 
     @contextmanager
     def turns(self, call: ActiveCall, work: int, *, paced: bool) -> Generator[Do]:
-        """Admit work of a call; yield what runs its parts.
+        """Admit work of a call; yield a function that runs its parts.
 
         Each part runs in a thread, in turn. For paced see Claim.
         """

@@ -124,5 +124,5 @@ def _short(text: str, length: int) -> str:
 
 
 def duration(seconds: float) -> Duration:
-    """Return a Duration of so many seconds."""
+    """Convert seconds to a Duration."""
     return Duration(seconds=int(seconds), nanos=int(seconds % 1 * 1e9))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -23,7 +24,7 @@ from gradwire_server.engine import (
     at_once,
     in_memory,
 )
-from gradwire_server.errors import InvalidDataError, InvalidFieldError
+from gradwire_server.errors import InvalidDataError, InvalidFieldError, UnknownSegmentError
 from gradwire_server.rpc import codec
 from gradwire_server.rpc.call_context import ActiveCall, Context, Metadata
 from gradwire_server.rpc.message_budget import MessageBudget
@@ -234,6 +235,8 @@ class GradientService(UnaryEvaluator[ActiveCall]):
 
         They must not overlap.
         """
+        if not self._segments.are_taken:
+            raise UnknownSegmentError("input.handle: this server takes no shared memory")
         data = self._segments.view(request.input, "input", prepared.input.wire_bytes)
         result = self._segments.view(request.output, "output", prepared.output.wire_bytes)
         if np.may_share_memory(data, result):
@@ -242,24 +245,30 @@ class GradientService(UnaryEvaluator[ActiveCall]):
 
     async def list_operators(self, _requests: object, context: Context) -> bytes:
         """List the operators."""
-        return await self._tell("ListOperators", v1.ListOperatorsRequest, context, self._operators)
+        return await self._tell(
+            "ListOperators", v1.ListOperatorsRequest, context, lambda: self._operators
+        )
 
     async def get_server_info(self, _requests: object, context: Context) -> bytes:
         """Return version, backend and limits."""
-        service, in_use = self._service, self._service.in_use
-        told = server_info(service.settings, in_use.backend.name, in_use.reason)
-        told.backend_to_come = in_use.to_come
-        told.shared_memory = self._segments.are_taken and context.peer().startswith("unix:")
-        return await self._tell("GetServerInfo", v1.GetServerInfoRequest, context, told)
+
+        def info() -> v1.GetServerInfoResponse:
+            service, in_use = self._service, self._service.in_use
+            told = server_info(service.settings, in_use.backend.name, in_use.reason)
+            told.backend_to_come = in_use.to_come
+            told.shared_memory = self._segments.are_taken and context.peer().startswith("unix:")
+            return told
+
+        return await self._tell("GetServerInfo", v1.GetServerInfoRequest, context, info)
 
     async def _tell(
-        self, method: str, kind: type[Message], context: Context, reply: Message
+        self, method: str, kind: type[Message], context: Context, reply: Callable[[], Message]
     ) -> bytes:
         message = await self._budget.receive(context)
 
         async def answer() -> bytes:
             codec.parse(kind, codec.well_formed(message))
-            return reply.SerializeToString()
+            return reply().SerializeToString()
 
         return await ActiveCall(method, context, self._service.active).answer(answer)
 

@@ -367,7 +367,9 @@ class InlineWork:
         """
         if not self.is_short(prepared):
             return 0
-        return int((_MOST_OF_A_TURN_S - self._spent_s) / max(self.estimate_s(prepared), 1e-9))
+        left = (_MOST_OF_A_TURN_S - self._spent_s) / max(self.estimate_s(prepared), 1e-9)
+        # Computed together, they are one call of the backend.
+        return int(min(left, self._most_work / max(1, prepared.inline_work)))
 
     def step_s(self, prepared: Prepared, nbytes: int) -> float | None:
         """Return the estimated seconds of a stream's step on the event loop.
