@@ -147,7 +147,7 @@ def _exception(
     if kind is OverloadedError and retry_after is None:
         kind = LimitExceededError
     text = named_as_arguments(message) or f"the server answered {status} without a message"
-    if not reason and kind is UnavailableError:
+    if not reason and kind in {UnavailableError, DeadlineExceededError}:
         text = with_hint(text)
     elif not reason and kind is ServerError:
         text = f"{status}: {text}"
@@ -196,6 +196,10 @@ _HINTS = {
     "Failed parsing HTTP/2|missing selected ALPN": (
         "the server at this port does not speak gRPC; it may be an HTTP server, such as the one of "
         "--http-port: give the gRPC port"
+    ),
+    "^Deadline Exceeded$": "no answer came within the timeout",
+    "timed out before receiving SETTINGS": (
+        "the program at this port takes connections and does not answer; it may be no gRPC server"
     ),
     "DNS resolution failed|errors resolving.*Domain name not found": (
         "the host name in target cannot be resolved; give another name, or its IP address"

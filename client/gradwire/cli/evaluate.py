@@ -230,6 +230,6 @@ def _facts(
 def _sentence(facts: dict[str, Any]) -> str:
     return (
         "{operator}: {dtype} {input_shape} to {output_shape} in {seconds:.3f} s, "
-        "{bytes_up} bytes up at {mb_per_s_up:.1f} MB/s, "
-        "{bytes_down} bytes down at {mb_per_s_down:.1f} MB/s"
+        "{bytes_up} bytes up at {mb_per_s_up:.3g} MB/s, "
+        "{bytes_down} bytes down at {mb_per_s_down:.3g} MB/s"
     ).format_map(facts)

@@ -269,6 +269,11 @@ class Settings:
                 f"--workers is {self.workers} and --{socket or f'address {self.address}'}: a unix "
                 "socket takes one worker; give HOST:PORT alone, or --workers 1"
             )
+        folder = Path(self.socket_path).parent
+        if self.socket_path and not folder.is_dir():
+            unix = self.address.startswith("unix:")
+            came = f"address is {self.address}" if unix else f"local-socket is {self.local_socket}"
+            raise ValueError(f"--{came}: there is no folder {folder}; make it")
         _ = self.users_sharing_memory
         _ = self.scopes_of_strangers
         _ = self.named_models
