@@ -411,8 +411,9 @@ class ClientChannels:
 def from_rpc_error(error: grpc.RpcError) -> GradwireError:
     """Convert an error of grpc or grpc.aio to one of this package."""
     status: Any = error
-    trailers: dict[str, Any] = dict(status.trailing_metadata() or ())
-    details = trailers.get(STATUS_DETAILS_KEY)
+    # Not dict(): the metadata of older releases of grpc.aio are no mapping of their pairs.
+    trailers: list[tuple[str, Any]] = list(status.trailing_metadata() or ())
+    details = next((value for key, value in trailers if key == STATUS_DETAILS_KEY), None)
     return from_status(status.code().name, status.details() or "", details)
 
 
