@@ -68,7 +68,6 @@ def test_the_port_of_another_server_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("address", "workers"),
     [
-        ("unix:/no/such/socket", "1"),
         ("no.such.host.invalid:1", "1"),
         ("no.such.host.invalid:1", "2"),
         ("taken", "1"),

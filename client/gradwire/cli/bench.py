@@ -270,6 +270,8 @@ def _compare(before: Path, after: Path) -> int:
             raise InvalidUsage(f"--compare {path}: {error}; {wanted}") from None
         documents.append(one)
     rows, notes = comparison(*documents)
+    if not rows:
+        raise InvalidUsage(f"--compare: {before} and {after} have no scenario in common")
     click.echo("\n".join(["", *table(TITLES, rows), "", *notes]))
     return 0
 

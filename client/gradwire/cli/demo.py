@@ -49,7 +49,7 @@ LIPSCHITZ: Final = 1 / 16 + 8 * SLOPE / WIDTH
 @click.command(short_help="Rebuild a photograph through the service.")
 @click.option(
     "--output",
-    type=OutputFile(),
+    type=OutputFile(".png"),
     default="demo.png",
     help="Picture to write.",
 )

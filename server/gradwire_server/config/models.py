@@ -95,7 +95,9 @@ def read_models(text: str) -> dict[str, NamedModel]:
             raise ValueError(f"{text[at : at + 60]!r}; NAME=OPERATOR:{{JSON}} is needed")
         name, operator = head.groups()
         if operator not in ops.OPERATORS:
-            raise ValueError(f"{name} has operator {operator}; one of {', '.join(ops.OPERATORS)}")
+            raise ValueError(
+                f"{name} has operator {operator}; give one of {', '.join(ops.OPERATORS)}"
+            )
         if name in ops.OPERATORS or name in models:
             raise ValueError(f"{name} names another model already; give another name")
         try:

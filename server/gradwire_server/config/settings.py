@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -23,7 +24,10 @@ _MOST = {
     "max_connection_calls": 2**31 - 1,
     # More than the cores of any machine; a port number given by mistake would exhaust it.
     "workers": 1024,
+    "compute_threads": 1024,
 }
+# Of a unix socket: sun_path of Linux has 108, the last of which is 0.
+_MOST_PATH_BYTES = 107
 _MOST_S = 1e9
 _MOST_INT = 2**63 - 1
 _MAY_BE_ZERO = {"compute_threads", "drain_delay_s", "grace_s", "max_connection_age_s", "workers"}
@@ -269,11 +273,7 @@ class Settings:
                 f"--workers is {self.workers} and --{socket or f'address {self.address}'}: a unix "
                 "socket takes one worker; give HOST:PORT alone, or --workers 1"
             )
-        folder = Path(self.socket_path).parent
-        if self.socket_path and not folder.is_dir():
-            unix = self.address.startswith("unix:")
-            came = f"address is {self.address}" if unix else f"local-socket is {self.local_socket}"
-            raise ValueError(f"--{came}: there is no folder {folder}; make it")
+        self._check_socket()
         _ = self.users_sharing_memory
         _ = self.scopes_of_strangers
         _ = self.named_models
@@ -298,6 +298,17 @@ class Settings:
                 f"--max-message-bytes is {self.max_message_bytes}; {MAX_HEADER_BYTES} more than "
                 "--max-unary-bytes and --max-chunk-bytes is needed"
             )
+
+    def _check_socket(self) -> None:
+        """Raise ValueError if there can be no unix socket at its path."""
+        path, unix = Path(self.socket_path), self.address.startswith("unix:")
+        came = f"address is {self.address}" if unix else f"local-socket is {self.local_socket}"
+        if self.socket_path and not path.parent.is_dir():
+            raise ValueError(f"--{came}: there is no folder {path.parent}; make it")
+        if len(os.fsencode(path)) > _MOST_PATH_BYTES:
+            raise ValueError(f"--{came}: a path of at most {_MOST_PATH_BYTES} bytes is possible")
+        if path.is_file():
+            raise ValueError(f"--{came}: this is a file; give a path that is free")
 
     def _check_numbers(self) -> None:
         """Raise ValueError if a number is out of bounds or NaN."""
