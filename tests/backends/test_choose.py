@@ -102,7 +102,7 @@ def test_cuda_without_a_driver_ends_the_server_with_one_line() -> None:
     assert "there is no NVIDIA driver" in _server_without_device()
 
 
-# What other versions of numba may lack, and how its lack shows.
+# A name that another version of numba may lack, and the error that follows.
 BREAKS = {
     "import": ("del numba.core.caching.IndexDataCacheFile", "AttributeError: "),
     "warm-up": ("del numba.core.config.LOOP_VECTORIZE", "KeyError: 'LOOP_VECTORIZE'"),

@@ -176,7 +176,7 @@ def message(**member: Any) -> Made:
     return next(iter(member), ""), lambda: ops.from_message(v1.Operator(**member))
 
 
-# What is made, the attribute that is refused, and words of the refusal.
+# A call that makes an operator, the refused attribute, and words of the error.
 REFUSALS: dict[str, tuple[Made, str, list[str]]] = {
     "missing": (
         ("dml_resample_grad", ops.OPERATORS["dml_resample_grad"]),

@@ -59,7 +59,7 @@ _UNKNOWN = {"ftz", "hi", "local", "rm", "rp", "rz", "sat"}
 
 @dataclass(slots=True)
 class Scope:
-    """What names in an entry's instructions stand for.
+    """The names that an entry's instructions use, and their places.
 
     parameters  places of the parameters
     offsets     places in bytes of shared arrays in the block's memory

@@ -308,7 +308,7 @@ BAD: dict[str, tuple[ops.Operator, Any, Any, str, list[str]]] = {
     "size of another": (backward(sizes=(5,)), ROW, (1, 2, 1), BACKWARD + "sizes[0]", ["5", "4"]),
     "scale of another": (backward(scales=(3,)), ROW, (1, 4, 1), BACKWARD + "scales[0]", ["3", "4"]),
 }
-# What the caller writes for a path of the wire; an attribute is its last part.
+# The argument that the SDK names for a field of the wire; an attribute has the last part as name.
 WRITTEN = {
     "data": "array",
     "input": "array",
@@ -370,7 +370,7 @@ GARBAGE = {
 }
 
 
-# What the questions have no field for may hold anything.
+# GetServerInfo and ListOperators have no fields: the text of an unknown field is not decoded.
 CALLS = [
     *(
         pytest.param("Evaluate", garbage, id=f"Evaluate, {name}")

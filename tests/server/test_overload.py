@@ -147,7 +147,7 @@ def busy(
 def test_evaluations_wait_for_a_thread_and_those_beyond_max_queue_are_refused_at_once() -> None:
     with busy(3, max_queue=1) as (server, _, client, _):
         check_overload(client.evaluate(laborious()), "max_queue")
-        # What is small is not in their way, nor they in its.
+        # Small evaluations neither wait for them nor delay them.
         assert client.evaluate(published_request()).refusal is None
     assert server.server.service.admission.refusals == {"max_queue": 1}
 

@@ -112,7 +112,7 @@ def test_readers_that_stop_are_ended_and_give_their_memory_back(
     wait_until(lambda: admission.entered >= before + count)
     wait_idle(server)
     for came, call in zip(first, calls, strict=True):
-        # What was on its way still arrives, then the truth.
+        # Chunks in transit still arrive, and then the error.
         answer = read_all(call, itertools.chain(came, call))
         refused(answer, "STALLED")
         assert len(answer.data) < 64 << 20
@@ -153,7 +153,7 @@ def test_writing_all_before_reading_is_served_where_flow_control_lets_it_through
     # On a busy machine it may have come and gone before anybody looks.
     wait_until(lambda: server.server.service.admission.streams or not call.is_active())
     wait_idle(server)
-    # What buffers on the way hold.
+    # No more was written than the buffers in transit hold.
     assert sum(written) < 64 << 20
     refused(read_all(call), "STALLED")
 

@@ -154,7 +154,7 @@ class Connection:
     def _credentials(self) -> grpc.ChannelCredentials | None:
         if not self.tls and self.tls_ca is None:
             return None
-        # That of SSL_CERT_FILE if it is set. Without one, grpc uses its own list.
+        # OpenSSL names the file of SSL_CERT_FILE if that is set; grpc has a list of its own.
         authorities = self.tls_ca or ssl.get_default_verify_paths().cafile
         files = (authorities, self.tls_key, self.tls_certificate)
         return grpc.ssl_channel_credentials(

@@ -322,7 +322,9 @@ def _why_not_cuda() -> str:
     """
     if find_spec("cupy") is None:
         return f"not {_CUDA}: CuPy is not installed"
-    return f"{_CUDA} is chosen by its name only: it is faster for few calls"
+    return (
+        f"{_CUDA} is chosen by its name only: it is faster only for calls of many multiplications"
+    )
 
 
 __all__ = [

@@ -102,7 +102,7 @@ class ServedStream(ABC):
         with self._service.admission.stream(caller_of(self._context)):
             self._reader = asyncio.ensure_future(self._read())
             self._writer = asyncio.ensure_future(self._write())
-            # A name for the two would keep their tracebacks, and so all buffers, alive.
+            # A local variable for both tasks would keep their tracebacks and buffers alive.
             await tasks.together(self._work(), self._watch(), beside=(self._reader, self._writer))
 
     async def _work(self) -> None:

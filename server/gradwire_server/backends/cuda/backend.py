@@ -224,7 +224,7 @@ class Cuda:
         return bool(plan.passes) and self._pays(plan.work, x, y)
 
     def _pays(self, work: int, x: Array, y: Array) -> bool:
-        """Whether the device is faster at a number of multiplications."""
+        """Whether the device is faster at a call of `work` multiplications."""
         return work >= self.cpu_work + self.cpu_work * (x.nbytes + y.nbytes) // _CPU_WORK_BYTES
 
     def _call(self, plan: Plan, x: Array, y: Array) -> _DeviceCall:
