@@ -87,14 +87,17 @@ class WireView:
     def chunk_stop(self, start: int, size: int) -> int:
         """Return the end of a chunk of at most `size` bytes.
 
-        It is the end of a block of the inner axes, as large a block as leaves the chunk three
-        quarters of that size: a server computes whole blocks where they arrived.
+        It is the end of a block of the inner axes, of the largest that fills three quarters of that
+        size: a server computes whole blocks where they arrived.
         """
         most = start + size
         if most >= self.nbytes:
             return self.nbytes
-        stops = (most // block * block for block in reversed(self._blocks) if block)
-        return next((stop for stop in stops if 4 * (stop - start) >= 3 * size), most)
+        fits = (
+            block for block in reversed(self._blocks) if 4 * (size // block * block) >= 3 * size
+        )
+        block = next(fits, 1)
+        return most // block * block
 
     def in_place(self, start: int, stop: int) -> NDArray[np.uint8] | None:
         """View bytes start..stop-1 of the array's own memory.

@@ -16,6 +16,8 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from gradwire._wire.environment import GRPC_VARIABLES
+
 _log = logging.getLogger("gradwire_ray")
 
 _GREETING = "gradwire-server listening on "
@@ -90,7 +92,7 @@ class Replica:
             stdout=subprocess.PIPE,
             env={
                 "GRADWIRE_COMPUTE_THREADS": str(threads),
-                "GRPC_VERBOSITY": "NONE",
+                **GRPC_VARIABLES,
                 **os.environ,
             },
             start_new_session=True,

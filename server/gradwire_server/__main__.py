@@ -16,10 +16,12 @@ def main() -> None:
     """Run the command; signals are blocked before the other imports."""
     startup.hold()
     startup.open_closed()
-    startup.silence()
     _warn_of_address_space()
     # gRPC's fork handlers start threads in a forked child, which crash before its exec.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    from gradwire._wire.environment import configure_grpc  # noqa: PLC0415 - takes long
+
+    configure_grpc()
     from gradwire_server import command  # noqa: PLC0415 - takes long
 
     command.main()

@@ -307,13 +307,16 @@ def test_any_range_has_the_bytes_of_the_definition_viewed_where_they_lie_so(
 
 
 @given(arrays(), st.integers(1, 100), st.data())
-def test_a_chunk_has_three_quarters_of_the_bytes_it_may_have(
+def test_chunks_have_three_quarters_of_the_bytes_they_may_have_after_the_first(
     array: Array, size: int, data: st.DataObject
 ) -> None:
     view = WireView(array)
     start = data.draw(st.integers(0, view.nbytes))
     stop = view.chunk_stop(start, size)
-    assert start + 0.75 * size <= stop <= start + size or stop == view.nbytes <= start + size
+    while stop < view.nbytes:
+        assert start < stop <= start + size
+        start, stop = stop, view.chunk_stop(stop, size)
+        assert start + 0.75 * size <= stop <= start + size or stop == view.nbytes <= start + size
 
 
 def test_a_chunk_ends_with_the_largest_block_of_inner_axes_that_fits() -> None:
@@ -324,6 +327,7 @@ def test_a_chunk_ends_with_the_largest_block_of_inner_axes_that_fits() -> None:
     assert view.chunk_stop(0, 399) == 9 * 40
     assert view.chunk_stop(40, image) == image
     assert view.chunk_stop(3 * image, 2 * image) == view.nbytes
+    assert view.chunk_stop(11 * channel, 11 * channel) == 22 * channel  # not at the image before
 
 
 @given(arrays(broadcast=False), st.data())

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from gradwire import Client, ops, v1
+from gradwire._wire.environment import GRPC_VARIABLES
 from gradwire_server.backends import cache_files, changeover
 from support.kernels.numba_calls import compiled, needs_numba
 from support.load import KINDS, Callers, problem
@@ -187,6 +188,9 @@ def test_a_child_that_is_killed_is_replaced(tmp_path: Path, cache: Cache) -> Non
         # Handlers of grpc start threads between fork and exec, which end some of the children by
         # SIGSEGV. Until its exec a child shows the variables with which the server was started.
         wait_until(lambda: b"GRPC_ENABLE_FORK_SUPPORT=0" in environment())
+        assert {f"{name}={value}".encode() for name, value in GRPC_VARIABLES.items()} < {
+            *environment()
+        }
         os.kill(child, signal.SIGKILL)
         command.wait_for_log("ended with status -9")
         command.wait_for_log(" compiling kernels", times=2)

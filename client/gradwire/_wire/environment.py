@@ -31,6 +31,15 @@ CLIENT_VARIABLES = (
     TOKEN_FILE_VARIABLE,
     CHECKSUMS_VARIABLE,
 )
+# Of programs, not of the SDK: its process and its grpc belong to others. grpc reads them on import.
+GRPC_VARIABLES = {
+    # grpc's lines on stderr do not have the format of the log, and there is one for each failed
+    # connection: any client that reaches a port with TLS could fill a disk.
+    "GRPC_VERBOSITY": "NONE",
+    # With the EventEngine, the default since grpcio 1.80, bytes pass through one more thread: calls
+    # one after another have 0.7 of the rate. Later releases may ignore this.
+    "GRPC_EXPERIMENTS": "-event_engine_listener,-event_engine_client",
+}
 # deploy/compose/compose.yaml reads these.
 COMPOSE_VARIABLES = ("GRADWIRE_IMAGE", "GRADWIRE_NAMES", "GRADWIRE_PUBLISH")
 # Settings of the server, for commands that start one. The SDK never imports the server; a test
@@ -47,6 +56,12 @@ STALL_TIMEOUT_S DRAIN_DELAY_S GRACE_S MAX_CONNECTION_AGE_S LOG_FORMAT LOG_LEVEL 
 HTTP_PORT HTTP_OPEN HTTP_HOSTS OTLP_ENDPOINT
 """
 SERVER_VARIABLES = tuple(f"{PREFIX}{name}" for name in _SETTINGS.split())
+
+
+def configure_grpc() -> None:
+    """Set the variables of grpc that are not set."""
+    for name, value in GRPC_VARIABLES.items():
+        os.environ.setdefault(name, value)
 
 
 def unknown_variables(settings: Collection[str]) -> Iterator[str]:

@@ -1,12 +1,9 @@
-"""Signal blocking and grpc log settings, applied before long imports.
+"""Signals and standard streams, prepared before long imports.
 
 SIGUSR2 would end the process by default. So would SIGTERM, but not in the first process of a
 container, for which Linux drops signals without a handler (pid_namespaces(7)): a container would
 then run until it is killed. Both stay blocked until handlers exist. A signal can end the process
 only before hold(), so this module imports nothing slow.
-
-grpc writes lines of its own to stderr, not in the log's format and one for each failed connection:
-any client that can reach a port with TLS could fill a disk with them.
 """
 
 from __future__ import annotations
@@ -49,11 +46,3 @@ def tell(text: str) -> None:
         logging.getLogger("gradwire_server").warning("stdout cannot be written: %s", error)
         # Otherwise the interpreter fails to flush it at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def silence() -> None:
-    """Disable grpc's log lines unless GRPC_VERBOSITY is set.
-
-    grpc reads the variable when it is imported.
-    """
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
