@@ -172,8 +172,9 @@ class LocalClient:
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         operator, source = check_operator(operator), to_array(array)
         try:
-            with asking(partial(_check_table_time, until)):
-                call, result = self._prepare(operator, source, output_shape=output_shape, out=out)
+            call, result = self._prepare(
+                operator, source, until, output_shape=output_shape, out=out
+            )
             self._run(call, source, np.asarray(result), until, Progress(on_progress))
         except DeviceLostError:
             raise
@@ -231,6 +232,7 @@ class LocalClient:
         self,
         operator: ops.Operator,
         source: Array,
+        until: float,
         *,
         output_shape: Sequence[int] | None,
         out: Array | None,
@@ -240,9 +242,10 @@ class LocalClient:
         call = None if key is None else self._calls.get(key)
         if call is not None and call.takes(operator, source, out):
             return call, call.empty_result() if out is None else out
-        job, prepared = self._prepared(
-            prepare(operator, source, output_shape=output_shape, out=out)
-        )
+        with asking(partial(_check_table_time, until)):
+            job, prepared = self._prepared(
+                prepare(operator, source, output_shape=output_shape, out=out)
+            )
         output = codec.write_descriptor(prepared.output)
         result = job.result_as(output)
         whole, direct = self._direct(prepared, source, np.asarray(result))
