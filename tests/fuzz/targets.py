@@ -30,7 +30,8 @@ from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.config.models import read_models
 from gradwire_server.config.settings import MAX_HEADER_BYTES, Settings
 from gradwire_server.engine import Limits, Preparer, TableCache, at_once
-from gradwire_server.rpc import batch, call_context, codec, status_map
+from gradwire_server.observability import recording
+from gradwire_server.rpc import batch, codec, status_map
 from gradwire_server.rpc.call_context import ActiveCalls
 from gradwire_server.rpc.open_inference.requests import InferReader, ModelInferRequest, Models
 from gradwire_server.rpc.service_context import BackendInUse, ServiceContext
@@ -138,7 +139,7 @@ def names(data: bytes) -> None:
     outcome = _outcome(lambda: codec.read_request_id(text).encode())
     assert outcome == data or isinstance(outcome, tuple)
     assert not isinstance(outcome, bytes) or text.isprintable() or not text
-    kept = call_context.traceparent_of([("traceparent", text), ("traceparent-bin", data)])
+    kept = recording.traceparent_of([("traceparent", text), ("traceparent-bin", data)])
     assert kept.isprintable()
     assert len(kept) == len("00-") + 32 + 1 + 16 + 3
 

@@ -522,7 +522,7 @@ def test_the_requests_of_the_page_to_grpcurl_are_answered(client: InferenceClien
         kind = message(SERVICE.methods_by_name[method].input_type.name)
         replies[method] = client.call(method, json_format.Parse(text, kind()))
     assert replies["ModelMetadata"].name == OPERATOR
-    result = np.array([1, 2], np.float32).tobytes()
+    result = np.array([1, 1.25, 1.75, 2], np.float32).tobytes()
     assert replies["ModelInfer"].raw_output_contents == [result]
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # The property `name` of a dtype takes longer than a look-up.
 _DTYPES: dict[Any, str] = {None: "", **{dtype: dtype.name for dtype in DTYPES.values()}}
+# W3C Trace Context, version 00; a malformed header starts a new trace.
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Phases:
@@ -126,25 +128,51 @@ class CallRecord:
     operator     empty until it is known, and if there is none
     dtype        None likewise
     received_bytes, sent_bytes  bytes of tensors so far
-    traceparent  trace and parent span, in the form of W3C Trace Context
     span         its span, if there is a tracer
     """
 
     method: str
     context: Any
     phases: Phases
-    traceparent: str
     operator = ""
     dtype: np.dtype[Any] | None = None
     received_bytes = 0
     sent_bytes = 0
     span: Any = None
+    _request_id = ""
+    _traceparent = ""
 
-    @cached_property
+    @property
     def request_id(self) -> str:
         """The request_id chosen by the caller, or a generated one."""
-        # It is no secret: os.urandom would take longer than a small call.
-        return f"{random.getrandbits(128):032x}"
+        if not self._request_id:
+            # It is no secret: os.urandom would take longer than a small call.
+            self._request_id = f"{random.getrandbits(128):032x}"
+        return self._request_id
+
+    @request_id.setter
+    def request_id(self, given: str) -> None:
+        self._request_id = given
+
+    @property
+    def traceparent(self) -> str:
+        """The caller's trace and parent span, or a generated one."""
+        if not self._traceparent:
+            self._traceparent = traceparent_of(self.context.invocation_metadata() or ())
+        return self._traceparent
+
+    @traceparent.setter
+    def traceparent(self, given: str) -> None:
+        self._traceparent = given
+
+
+def traceparent_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """Return the traceparent in a call's metadata, or a new one."""
+    for key, value in metadata:
+        if key == "traceparent" and isinstance(value, str) and _TRACEPARENT.fullmatch(value):
+            return value
+    digits = f"{random.getrandbits(192):048x}"
+    return f"00-{digits[:32]}-{digits[32:]}-00"
 
 
 class Observer:

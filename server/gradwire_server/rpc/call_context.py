@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import random
-import re
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Any, Never, Protocol, TypeAlias, TypeVar, cast
@@ -40,8 +38,6 @@ _log = logging.getLogger("gradwire_server")
 
 # grpc first reports the end of a cancelled call's input, and only then cancels the handler.
 CANCELLATION_S = 0.1
-# W3C Trace Context, version 00; a malformed header starts a new trace.
-_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class ActiveCalls:
@@ -122,17 +118,10 @@ class ActiveCall(CallRecord):
     checksum: int | None = None
     _sizes: tuple[int, ...] = ()
 
-    def __init__(
-        self, method: str, context: Context, active: ActiveCalls, sent: Metadata | None = None
-    ) -> None:
-        """Begin a call.
-
-        sent is its metadata, None to read them from the context.
-        """
+    def __init__(self, method: str, context: Context, active: ActiveCalls) -> None:
+        """Begin a call."""
         self.method = method
         self.context: Context = context
-        sent = context.invocation_metadata() or () if sent is None else sent
-        self.traceparent = traceparent_of(sent)
         self.facts: dict[str, Any] = {}
         self.phases = Phases(active.in_phase)
         self._active = active
@@ -270,15 +259,6 @@ class ActiveCall(CallRecord):
             logs.tell(level, "call", facts)
         else:
             _log.log(level, "call", extra={"facts": facts}, exc_info=error)
-
-
-def traceparent_of(metadata: Metadata) -> str:
-    """Return the traceparent in a call's metadata, or a new one."""
-    for key, value in metadata:
-        if key == "traceparent" and isinstance(value, str) and _TRACEPARENT.fullmatch(value):
-            return value
-    digits = f"{random.getrandbits(192):048x}"
-    return f"00-{digits[:32]}-{digits[32:]}-00"
 
 
 class Caller(Protocol):

@@ -15,7 +15,7 @@ from gradwire_server.rpc.batch import ManyStream
 from gradwire_server.rpc.health import HEALTH, Health
 from gradwire_server.rpc.message_budget import MessageBudget
 from gradwire_server.rpc.open_inference import descriptors
-from gradwire_server.rpc.open_inference.service import INFER, InferenceService
+from gradwire_server.rpc.open_inference.service import InferenceService
 from gradwire_server.rpc.segments import Segments
 from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.rpc.stream import EvaluationStream
@@ -35,9 +35,8 @@ class Handlers:
         stream: Any = grpc.stream_stream_rpc_method_handler
         budget = MessageBudget(service.admission, service.settings)
         plain = GradientService(service, budget, segments)
-        # Metadata that grpc has already read: the context would read them again each time.
-        self._with_metadata: dict[str, Any] = {f"/{NAME}/Evaluate": plain.evaluate}
-        self._others: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        self._all: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            f"/{NAME}/Evaluate": unary(plain.evaluate),
             f"/{NAME}/EvaluateStream": stream(partial(EvaluationStream.serve, service)),
             f"/{NAME}/EvaluateMany": stream(partial(ManyStream.serve, service)),
             f"/{NAME}/EvaluateShared": unary(plain.evaluate_shared),
@@ -47,15 +46,13 @@ class Handlers:
         }
         names = [NAME, HEALTH, reflection.SERVICE_NAME]
         if service.settings.serves_open_inference:
-            inference = InferenceService(service, budget)
-            self._with_metadata[INFER] = inference.infer
-            self._others |= inference.handlers()
+            self._all |= InferenceService(service, budget).handlers()
             names.append(descriptors.NAME)
         schema: Any = reflection_pb2
         reflecting: Any = reflection.aio.ReflectionServicer(names, descriptors.BothPools())
         # Not by add_ServerReflectionServicer_to_server, which registers the method individually:
         # after each call of any method, grpc.aio waits again for a call of each such method.
-        self._others[f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"] = stream(
+        self._all[f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"] = stream(
             reflecting.ServerReflectionInfo,
             schema.ServerReflectionRequest.FromString,
             schema.ServerReflectionResponse.SerializeToString,
@@ -63,15 +60,11 @@ class Handlers:
 
     def find(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Return the handler of a call, or None."""
-        evaluate = self._with_metadata.get(details.method)
-        if evaluate is not None:
-            evaluate = partial(evaluate, details.invocation_metadata or ())
-            return grpc.stream_unary_rpc_method_handler(evaluate)
-        return self._others.get(details.method)
+        return self._all.get(details.method)
 
 
 # Time until a lost peer, or a connection dropped by the network, is detected.
-_KEEPALIVE_MS = 60_000
+_KEEPALIVE_MS = 20_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
 # Clients that wait for a call may send keepalive pings this often.
 _LEAST_PING_INTERVAL_MS = 10_000

@@ -24,10 +24,33 @@ from gradwire_server.scheduling.admission import Admission
 
 # A request that is incomplete after this time counts as slow.
 _MOMENT_S = 0.5
+# Time between two looks at incomplete requests.
+_LOOK_S = 0.1
 # A reply of fewer bytes fits into the socket's own buffers.
 LEAST_BYTES = 1 << 16
 # Parts of the budget, for slow requests and for unsent replies.
 _ARRIVING_OF_A_CALLER, _ARRIVING, _LEAVING_OF_A_CALLER = 1 / 4, 1 / 2, 1 / 4
+
+
+class _Arrival:
+    """A request that has not arrived whole.
+
+    began   time on the event loop's clock
+    caller  for which memory is reserved; None while it is not slow
+    error   that ends its call, if any
+    """
+
+    __slots__ = ("began", "caller", "context", "error", "task")
+
+    def __init__(self, context: Context, task: asyncio.Task[Any], began: float) -> None:
+        self.context, self.task, self.began = context, task, began
+        self.caller: Hashable | None = None
+        self.error: ServerFullError | StalledError | None = None
+
+    def end(self, error: ServerFullError | StalledError) -> None:
+        """End the call with an error."""
+        self.error = error
+        self.task.cancel()
 
 
 class MessageBudget:
@@ -44,6 +67,9 @@ class MessageBudget:
         self._own_leaving_bytes = int(budget * _LEAVING_OF_A_CALLER)
         self._message_bytes = settings.max_message_bytes
         self._timeout_s = settings.stall_timeout_s
+        # The oldest first; one timer looks at them, since a timer for each would take longer.
+        self._arrivals: dict[_Arrival, None] = {}
+        self._looks = False
         self._arriving_bytes: Counter[Hashable] = Counter()
         self._leaving_bytes: Counter[Hashable] = Counter()
 
@@ -55,47 +81,57 @@ class MessageBudget:
         if the call has no request, MemoryError if grpc cannot allocate the message.
         """
         task: Any = asyncio.current_task()
-        loop, caller = task.get_loop(), None
-        timer: asyncio.TimerHandle
-        refused: ServerFullError | StalledError | None = None
-
-        def end(error: ServerFullError | StalledError) -> None:
-            nonlocal refused
-            refused = error
-            task.cancel()
-
-        def note_slow() -> None:
-            """Reserve memory for a late request, or end its call."""
-            nonlocal caller, timer
-            try:
-                caller = self._reserve(context)
-            except ServerFullError as error:
-                end(error)
-                return
-            stalled = StalledError(
-                f"the request was not there after {self._timeout_s} s (GRADWIRE_STALL_TIMEOUT_S)",
-                timeout_s=self._timeout_s,
-            )
-            timer = loop.call_later(self._timeout_s - _MOMENT_S, end, stalled)
-
-        timer = loop.call_later(_MOMENT_S, note_slow)
+        loop = task.get_loop()
+        arrival = _Arrival(context, task, loop.time())
+        self._arrivals[arrival] = None
+        if not self._looks:
+            self._looks = True
+            loop.call_later(_MOMENT_S, self._look, loop)
         try:
             message = await context.read()
         except asyncio.CancelledError:
-            if refused is None or task.uncancel():
+            if arrival.error is None or task.uncancel():
                 raise
-            return refused
+            return arrival.error
         except MemoryError as error:
             # grpc could not allocate the message; raised outside answer(), it would be UNKNOWN.
             return error
         finally:
-            timer.cancel()
-            if caller is not None:
-                self._free(self._arriving_bytes, caller, self._message_bytes)
+            del self._arrivals[arrival]
+            if arrival.caller is not None:
+                self._free(self._arriving_bytes, arrival.caller, self._message_bytes)
         if message is grpc.aio.EOF:
             await asyncio.sleep(CANCELLATION_S)
             return InvalidDataError("message", "none came; a call has one request")
         return message
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Reserve memory for slow requests, or end their calls."""
+        now = loop.time()
+        for arrival in self._arrivals:
+            waited_s = now - arrival.began
+            if waited_s < _MOMENT_S:
+                break
+            if arrival.error is None:
+                self._note_slow(arrival, waited_s)
+        self._looks = bool(self._arrivals)
+        if self._looks:
+            loop.call_later(_LOOK_S, self._look, loop)
+
+    def _note_slow(self, arrival: _Arrival, waited_s: float) -> None:
+        if arrival.caller is None:
+            try:
+                arrival.caller = self._reserve(arrival.context)
+            except ServerFullError as error:
+                arrival.end(error)
+        elif waited_s >= self._timeout_s:
+            arrival.end(
+                StalledError(
+                    f"the request was not there after {self._timeout_s} s "
+                    "(GRADWIRE_STALL_TIMEOUT_S)",
+                    timeout_s=self._timeout_s,
+                )
+            )
 
     def check(self, context: Context, needed: int) -> None:
         """Raise ServerFullError if there is no room for another reply.

@@ -26,7 +26,7 @@ from gradwire_server.engine import (
 )
 from gradwire_server.errors import InvalidDataError, InvalidFieldError, UnknownSegmentError
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import ActiveCall, Context, Metadata
+from gradwire_server.rpc.call_context import ActiveCall, Context
 from gradwire_server.rpc.message_budget import MessageBudget
 from gradwire_server.rpc.segments import Segments
 from gradwire_server.rpc.service_context import ServiceContext
@@ -174,10 +174,10 @@ class GradientService(UnaryEvaluator[ActiveCall]):
             operators=[ops.describe(operator) for operator in ops.OPERATORS.values()]
         )
 
-    async def evaluate(self, metadata: Metadata, _requests: object, context: Context) -> bytes:
-        """Evaluate one operator on one small tensor; metadata is the call's."""
+    async def evaluate(self, _requests: object, context: Context) -> bytes:
+        """Evaluate one operator on one small tensor."""
         message = await self._budget.receive(context)
-        call = ActiveCall("Evaluate", context, self._service.active, sent=metadata)
+        call = ActiveCall("Evaluate", context, self._service.active)
         return await self._answer(message, call)
 
     def _split(self, message: bytes, call: ActiveCall) -> tuple[bytes, memoryview]:

@@ -23,7 +23,7 @@ from gradwire_server.errors import (
     UnsupportedCallError,
 )
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import ActiveCall, Context, Metadata
+from gradwire_server.rpc.call_context import ActiveCall, Context
 from gradwire_server.rpc.message_budget import MessageBudget
 from gradwire_server.rpc.open_inference.descriptors import NAME, SERVICE, message
 from gradwire_server.rpc.open_inference.regions import Range, Regions, check_local
@@ -39,7 +39,6 @@ from gradwire_server.rpc.status_map import EncodedStatus
 from gradwire_server.rpc.streaming import ServedStream
 from gradwire_server.rpc.unary import UnaryEvaluator
 
-INFER, STREAM_INFER = f"/{NAME}/ModelInfer", f"/{NAME}/ModelStreamInfer"
 # Bytes of a response beside its contents, at most.
 _RESPONSE_BYTES = 4096
 _StreamResponse = message("ModelStreamInferResponse")
@@ -57,6 +56,10 @@ class InferCall(ActiveCall):
     given_id = ""
     source: Range | None = None
     sink: Range | None = None
+
+    def succeed(self) -> None:
+        """End the call with OK, without trailing metadata: the protocol has none."""
+        self._finish(self._active.success_level, "OK")
 
     def _status(self, error: Exception) -> EncodedStatus:
         failed = super()._status(renamed(error))
@@ -80,11 +83,10 @@ class InferenceService(UnaryEvaluator[InferCall]):
         self._reader = InferReader(self._models)
         self._regions = Regions(service.settings)
 
-    async def infer(self, metadata: Metadata, _requests: object, context: Context) -> bytes:
-        """Evaluate one model on one tensor; metadata is the call's."""
+    async def infer(self, _requests: object, context: Context) -> bytes:
+        """Evaluate one model on one tensor."""
         received = await self._budget.receive(context)
-        call = InferCall("ModelInfer", context, self._service.active, sent=metadata)
-        return await self._answer(received, call)
+        return await self._answer(received, InferCall("ModelInfer", context, self._service.active))
 
     async def infer_item(self, received: bytes, context: Context) -> bytes:
         """Answer one message of a stream, whose status stays its own."""
@@ -145,14 +147,15 @@ class InferenceService(UnaryEvaluator[InferCall]):
         return call.inference.reply(call.given_id, result)
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        """Return the handlers of all methods but ModelInfer."""
-        answers, stream = self._answers(), cast("Any", self._stream)
+        """Return the handlers of all methods, by path."""
+        answers, infer, stream = self._answers(), cast("Any", self.infer), cast("Any", self._stream)
         found: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         for method in SERVICE.methods:
             control: Any = partial(self._control, method, answers.get(method.name, _refuse))
             found[f"/{NAME}/{method.name}"] = grpc.stream_unary_rpc_method_handler(control)
-        del found[INFER]
-        return found | {STREAM_INFER: grpc.stream_stream_rpc_method_handler(stream)}
+        found[f"/{NAME}/ModelInfer"] = grpc.stream_unary_rpc_method_handler(infer)
+        found[f"/{NAME}/ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(stream)
+        return found
 
     async def _stream(self, _requests: object, context: Context) -> None:
         await InferStream(self, self._service, context).answer()
