@@ -118,6 +118,7 @@ class StreamTry:
         try:
             for message in messages:
                 self._take(message)
+                del message  # as large as a chunk, and the next one is built meanwhile
             self._transfer.end()
         except grpc.RpcError as error:
             self.error = from_rpc_error(error)
