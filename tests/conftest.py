@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+# Before grpc starts: servers in this process read connections as those of gradwire-server do, and
+# clients as those of other programs.
+os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
 
 # How long an example takes depends on what else the machine does.
 settings.register_profile("untimed", settings(), deadline=None)

@@ -87,8 +87,8 @@ class WireView:
     def chunk_stop(self, start: int, size: int) -> int:
         """Return the end of a chunk of at most `size` bytes.
 
-        It is the end of a block of the inner axes, of the largest that fills three quarters of that
-        size: a server computes whole blocks where they arrived.
+        It is a multiple of the largest block of inner axes whose multiples fill three quarters of
+        `size`: chunks have one size, and a server computes whole blocks where they arrived.
         """
         most = start + size
         if most >= self.nbytes:

@@ -248,6 +248,17 @@ def test_contents_of_another_size_are_refused_whether_known_or_not(
         client.call("ModelInfer", infer_request(gradient()))
 
 
+def test_only_errors_have_trailing_metadata(client: InferenceClient) -> None:
+    untyped: Any = client.channel
+    infer = untyped.unary_unary(f"/{NAME}/ModelInfer")
+    _, done = infer.with_call(infer_request(gradient()).SerializeToString())
+    assert not done.trailing_metadata()
+    with pytest.raises(grpc.RpcError) as failed:
+        infer(b"")
+    error: Any = failed.value
+    assert {"gradwire-request-id", "traceparent"} <= dict(error.trailing_metadata()).keys()
+
+
 def test_bytes_that_are_no_message_are_refused(client: InferenceClient) -> None:
     empty = b"\x0a\x00" * (1 << 20)
     assert "max_header_bytes" in client.refused("ModelInfer", empty)[1]

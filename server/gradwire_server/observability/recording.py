@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # The property `name` of a dtype takes longer than a look-up.
 _DTYPES: dict[Any, str] = {None: "", **{dtype: dtype.name for dtype in DTYPES.values()}}
+# The invocation metadata of a call.
+Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 # W3C Trace Context, version 00; a malformed header starts a new trace.
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -128,6 +130,7 @@ class CallRecord:
     operator     empty until it is known, and if there is none
     dtype        None likewise
     received_bytes, sent_bytes  bytes of tensors so far
+    request_id, traceparent     made when they are first read, unless the caller gave them
     span         its span, if there is a tracer
     """
 
@@ -166,7 +169,7 @@ class CallRecord:
         self._traceparent = given
 
 
-def traceparent_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+def traceparent_of(metadata: Metadata) -> str:
     """Return the traceparent in a call's metadata, or a new one."""
     for key, value in metadata:
         if key == "traceparent" and isinstance(value, str) and _TRACEPARENT.fullmatch(value):

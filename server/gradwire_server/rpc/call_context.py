@@ -29,8 +29,6 @@ from gradwire_server.scheduling.admission import InlineWork
 from gradwire_server.scheduling.scheduler import Claim
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-# The invocation metadata of a call.
-Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 Reply = TypeVar("Reply")
 Result = TypeVar("Result")
 

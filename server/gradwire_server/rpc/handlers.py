@@ -63,7 +63,8 @@ class Handlers:
         return self._all.get(details.method)
 
 
-# Time until a lost peer, or a connection dropped by the network, is detected.
+# Time until a lost peer, or a connection dropped by the network, is detected. Without the
+# EventEngine, so are some connections that were reset before their first request.
 _KEEPALIVE_MS = 20_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
 # Clients that wait for a call may send keepalive pings this often.

@@ -15,8 +15,9 @@ from typing import Any, TypeAlias, cast
 import grpc
 
 from gradwire_server.errors import MissingScopeError, UnauthenticatedError
+from gradwire_server.observability.recording import Metadata
 from gradwire_server.rpc.batch import ManyStream
-from gradwire_server.rpc.call_context import ActiveCall, ActiveCalls, Context, Metadata
+from gradwire_server.rpc.call_context import ActiveCall, ActiveCalls, Context
 from gradwire_server.rpc.open_inference import descriptors
 from gradwire_server.rpc.status_map import EncodedStatus
 from gradwire_server.rpc.stream import EvaluationStream

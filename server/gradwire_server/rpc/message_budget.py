@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 
 from gradwire_server.config.settings import Settings
-from gradwire_server.errors import InvalidDataError, ServerFullError, StalledError
+from gradwire_server.errors import InvalidDataError, StalledError
 from gradwire_server.rpc.call_context import CANCELLATION_S, Context, caller_of
 from gradwire_server.scheduling.admission import Admission
 
@@ -35,19 +35,21 @@ _ARRIVING_OF_A_CALLER, _ARRIVING, _LEAVING_OF_A_CALLER = 1 / 4, 1 / 2, 1 / 4
 class _Arrival:
     """A request that has not arrived whole.
 
-    began   time on the event loop's clock
-    caller  for which memory is reserved; None while it is not slow
-    error   that ends its call, if any
+    began      time on the event loop's clock
+    caller     for which memory is reserved; None while it is not slow
+    stalls_at  when a slow one ends its call
+    error      that ends its call, if any
     """
 
-    __slots__ = ("began", "caller", "context", "error", "task")
+    __slots__ = ("began", "caller", "context", "error", "stalls_at", "task")
 
     def __init__(self, context: Context, task: asyncio.Task[Any], began: float) -> None:
         self.context, self.task, self.began = context, task, began
         self.caller: Hashable | None = None
-        self.error: ServerFullError | StalledError | None = None
+        self.stalls_at = 0.0
+        self.error: Exception | None = None
 
-    def end(self, error: ServerFullError | StalledError) -> None:
+    def end(self, error: Exception) -> None:
         """End the call with an error."""
         self.error = error
         self.task.cancel()
@@ -109,22 +111,23 @@ class MessageBudget:
         """Reserve memory for slow requests, or end their calls."""
         now = loop.time()
         for arrival in self._arrivals:
-            waited_s = now - arrival.began
-            if waited_s < _MOMENT_S:
+            if now - arrival.began < _MOMENT_S:
                 break
             if arrival.error is None:
-                self._note_slow(arrival, waited_s)
+                self._note_slow(arrival, now)
         self._looks = bool(self._arrivals)
         if self._looks:
             loop.call_later(_LOOK_S, self._look, loop)
 
-    def _note_slow(self, arrival: _Arrival, waited_s: float) -> None:
+    def _note_slow(self, arrival: _Arrival, now: float) -> None:
         if arrival.caller is None:
             try:
                 arrival.caller = self._reserve(arrival.context)
-            except ServerFullError as error:
+            except Exception as error:  # noqa: BLE001 - the caller gets a status
                 arrival.end(error)
-        elif waited_s >= self._timeout_s:
+            # Counted from now: a stopped process must not end calls as soon as it continues.
+            arrival.stalls_at = now + self._timeout_s - _MOMENT_S
+        elif now >= arrival.stalls_at:
             arrival.end(
                 StalledError(
                     f"the request was not there after {self._timeout_s} s "

@@ -58,7 +58,10 @@ class InferCall(ActiveCall):
     sink: Range | None = None
 
     def succeed(self) -> None:
-        """End the call with OK, without trailing metadata: the protocol has none."""
+        """End the call with OK, without trailing metadata.
+
+        Clients of this protocol do not read them.
+        """
         self._finish(self._active.success_level, "OK")
 
     def _status(self, error: Exception) -> EncodedStatus:
