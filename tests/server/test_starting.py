@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ from gradwire import Client, v1
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.errors import RETRY_AFTER_S
 from gradwire_server.plans import Plan
+from support.certificates import Papers
 from support.clients import LARGE, SMALL, copied
 from support.command_line import run_here
 from support.processes import environment, run_command, running_command
@@ -104,6 +106,21 @@ def test_calls_are_told_that_the_server_starts_and_questions_are_answered() -> N
         at_once = run_here("health", "--target", server.address, "--json")
         assert at_once.code == 7
         assert json.loads(at_once.stdout)["status"] == "NOT_SERVING"
+
+
+def test_a_command_that_waits_finds_a_server_with_tls_that_starts_later(tmp_path: Path) -> None:
+    papers = Papers(tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    trusted = ("--tls-ca", str(papers.mutual["tls_client_ca"]))
+    ask = ("health", "--target", address, "--wait", str(PATIENCE_S), *trusted)
+    program = (sys.executable, "-m", "gradwire")
+    with subprocess.Popen((*program, *ask), stderr=subprocess.PIPE, text=True) as waiting:  # noqa: S603
+        assert waiting.stderr is not None
+        assert "waiting up to" in waiting.stderr.readline()
+        with running_command("--address", address, *papers.flags, log=tmp_path / "log"):
+            assert waiting.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize("service", ["", "gradwire.v1.GradientService"])

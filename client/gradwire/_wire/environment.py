@@ -36,9 +36,10 @@ GRPC_VARIABLES = {
     # grpc's lines on stderr do not have the format of the log, and there is one for each failed
     # connection: any client that reaches a port with TLS could fill a disk.
     "GRPC_VERBOSITY": "NONE",
-    # With the EventEngine, the default since grpcio 1.80, bytes pass through one more thread: calls
-    # one after another have 0.7 of the rate. Later releases may ignore this.
-    "GRPC_EXPERIMENTS": "-event_engine_listener,-event_engine_client",
+    # With the EventEngine, the default since grpcio 1.80, requests pass through one more thread:
+    # small calls one after another have 0.7 of the rate. Later releases may ignore this. Clients
+    # keep it: without it they connect only while a call waits, and a TLS handshake may never end.
+    "GRPC_EXPERIMENTS": "-event_engine_listener",
 }
 # deploy/compose/compose.yaml reads these.
 COMPOSE_VARIABLES = ("GRADWIRE_IMAGE", "GRADWIRE_NAMES", "GRADWIRE_PUBLISH")
