@@ -38,7 +38,7 @@ numba_calls.check_all(compiled(2))
 with streaming(2) as backend:
     numba_calls.check_all(backend)
 numba_calls.check_guarded_sums()
-every = numba_calls.methods() | numba_calls.window_methods()
+every = numba_calls.methods()
 assert {way.method for way in numba_calls.listed_ways()} == every
 assert not any(map(assembly.fused, assembly.of_kernels().values()))
 print(*(feature.strip("+") for feature in FEATURES))

@@ -58,6 +58,8 @@ def compiled(threads: int) -> Backend:
 @contextmanager
 def streaming(threads: int) -> Generator[Backend]:
     """Let a compiled backend write all results past the caches, short rows as well."""
+    # Importing jobs first would compile into numba's own cache, which misses changes of callees.
+    import_module(f"{_PACKAGE}.compilation").load("")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(f"{_PACKAGE}.jobs._LEAST_STREAMED", 0)
         made: Backend = import_module(_PACKAGE).NumbaCpu(threads=threads, streamed_bytes=0)
@@ -99,7 +101,6 @@ class Way:
     method: int
     staged: bool
     compute: str
-    plain: bool
     tiled: bool
     axes: int
     chunked: bool
@@ -111,18 +112,11 @@ def listed_ways() -> set[Way]:
 
 
 def methods() -> set[int]:
-    return _named("NO_WIDTH", "CHANNELS", "COLUMNS", "HALVE", "DOUBLE", picking="PERMUTE")
-
-
-def window_methods() -> set[int]:
-    """Return all methods that take every axis at once, where weights are 1."""
-    return _named("WINDOW_CHANNELS", "WINDOW_HALVE", picking="WINDOW_PERMUTE")
-
-
-def _named(*names: str, picking: str) -> set[int]:
+    """Return the methods of the width stage that this processor can run."""
     records = import_module(f"{_PACKAGE}.records")
     can_pick = import_module(f"{_PACKAGE}.instructions").CAN_PICK
-    return {getattr(records, name) for name in (*names, *[picking] * can_pick)}
+    names = ("NO_WIDTH", "CHANNELS", "COLUMNS", "HALVE", "DOUBLE", *["PERMUTE"] * can_pick)
+    return {getattr(records, name) for name in names}
 
 
 def _ways(case: Case, formats: Formats) -> Iterator[Way]:
@@ -144,7 +138,6 @@ def _ways(case: Case, formats: Formats) -> Iterator[Way]:
             method=int(record["method"]),
             staged=bool(record["staged"]),
             compute=str(compute),
-            plain=bool((plan.passes[-1].map.weight == 1).all()),
             tiled=bool(record["tiles"] > 1),
             axes=sum(int(record[axis]["moves"]) for axis in ("depth", "height", "width")),
             chunked=bool(record["chunk"] < longest),

@@ -10,7 +10,6 @@ From a plan to machine code:
 - blocks.py        runs a block through up to three stages
 - rows.py          sums of rows for the first two stages, conversion, streaming
 - width.py         the third stage, along rows
-- nearest.py       all stages at once if every weight is 1
 - instructions.py  the instructions of the kernels, on the types of vectors.py
 
 threads.py and the kernels compile when they are imported; only compilation.py imports them,

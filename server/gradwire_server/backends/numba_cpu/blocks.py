@@ -26,7 +26,6 @@ from gradwire_server.backends.numba_cpu.records import (
     NO_WIDTH,
     PAD,
     WIDTH_AT,
-    WINDOW_CHANNELS,
     band,
     span,
 )
@@ -229,22 +228,6 @@ def _transposed_block(job, x, y, scratch, bottom, first, count, j0, j1):
 
 
 @part
-def _windows(job, x, y, scratch, first, count, j0, j1):
-    """Apply all passes of nearest.py to some rows.
-
-    y is the address of their first result.
-    """
-    if not job.stream:
-        call(job.width_stage, (job.address, x, first, count, j0, j1, y))
-        return
-    size = job.channels * job.output_size
-    rows, line = scratch + job.lines_at, job.width.outputs * size
-    for i in range(count):
-        call(job.width_stage, (job.address, x, first + i, 1, j0, j1, rows))
-        call(job.stream, (rows, 0, 1, (j1 - j0) * size, y + i * line, line))
-
-
-@part
 def _block(job, x, y, scratch, unit):
     """Apply all stages to one block."""
     itemsize, height, width = job.itemsize, job.height, job.width
@@ -260,9 +243,6 @@ def _block(job, x, y, scratch, unit):
     count = min(job.block, rows - first)
     size = job.channels * job.output_size
     to = y + (first * width.outputs + j0) * size
-    if job.method >= WINDOW_CHANNELS:
-        _windows(job, x, to, scratch, first, count, j0, j1)
-        return
     if job.staged:
         inside = block * job.block
         bottom, top = span(height, itemsize, inside, inside + count)

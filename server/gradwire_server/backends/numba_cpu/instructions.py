@@ -113,12 +113,6 @@ def lanewise_product(builder, weights, value):
     return builder.fmul(_loaded(builder, weights, value.type), value)
 
 
-@part
-def unweighted(_weight, value):
-    """The vector itself, in place of `product` where every weight is 1."""
-    return value
-
-
 @instruction(lambda computed: VectorType(computed.format))
 def zeros(_builder, computed):
     """+0 in all lanes."""

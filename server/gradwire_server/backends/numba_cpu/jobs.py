@@ -6,7 +6,7 @@ height and width, the plan is one job. Any other plan applies its first pass alo
 through an intermediate tensor of the compute type.
 
 A job states how the result is cut into blocks (blocks.py), which method the width stage has
-(width.py, nearest.py), and where its buffers are.
+(width.py), and where its buffers are.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gradwire_server.backends.numba_cpu import blocks, nearest, records, rows, width
+from gradwire_server.backends.numba_cpu import blocks, records, rows, width
 from gradwire_server.backends.numba_cpu.instructions import CAN_PICK
-from gradwire_server.backends.numba_cpu.tables import Steady, Table
+from gradwire_server.backends.numba_cpu.tables import Table
 from gradwire_server.backends.numpy_cpu import compute_dtype
 from gradwire_server.plans import BandedMap, Pass
 
@@ -31,6 +31,8 @@ Array = npt.NDArray[Any]
 Formats = tuple[np.dtype[Any], np.dtype[Any]]
 Tables = Callable[[BandedMap], Table]
 
+# Weights of axes without a pass, by compute type.
+_ONES = {name: np.ones(1, name) for name in ("float32", "float64")}
 # Compiled functions have no types.
 _BLOCKS: Any = blocks
 _ROWS: Any = rows
@@ -51,10 +53,6 @@ _STAGE_BYTES = 1 << 20
 _CHUNK = 4096
 # Shorter rows are mostly ends, which PERMUTE does not compute separately.
 _SHORT_ROW = 32
-# Taps of results that are sums of two.
-_PAIR = 2
-# Rows of a block of nearest.py: as many as _TILE_BYTES hold, within these bounds.
-_LEAST_ROWS, _MOST_ROWS = 16, 256
 # Shorter rows are not streamed: their ends share too many cache lines with other rows.
 _LEAST_STREAMED = 2 << 10
 # Fewer rows are not worth a transpose.
@@ -207,7 +205,7 @@ def accumulate(table: Table, x: Array, y: Array, *, axis: int, carried: int) -> 
     compute = table.weight.dtype
     _BLOCKS.accumulate(
         np.array([table.record], records.AXIS),
-        rows.ROW_KERNELS[compute.name].weighted.address,
+        rows.ROW_KERNELS[compute.name].sums.address,
         rows.SUM_ONTO[compute.name].address,
         compute.itemsize,
         math.prod(x.shape[:axis]),
@@ -271,11 +269,6 @@ class _Task:
         return _VECTOR_BYTES // self.compute.itemsize
 
     @property
-    def plain(self) -> list[bool]:
-        """Whether all weights of depth, height and width each are 1."""
-        return [table is None or table.is_plain for table in self.axes]
-
-    @property
     def is_streamed(self) -> bool:
         """Whether results bypass the caches."""
         row = self.pixels * self.channels * self.formats[1].itemsize
@@ -300,13 +293,10 @@ def _job(task: _Task, repeats: Sequence[bool]) -> CompiledPass | None:
 
     None if its buffers would be too large.
     """
-    found = _window_blocks(task) or _blocks(task)
+    found = _blocks(task)
     if found is None:
         return None
-    form, formats, method = task.form, task.formats, found.values["method"]
-    if method >= records.WINDOW_CHANNELS:
-        # Its loops end by addresses, which need steps.
-        repeats = (repeats[0], False, False)
+    form, formats = task.form, task.formats
     values = {
         "itemsize": task.compute.itemsize,
         "channels": task.channels,
@@ -316,13 +306,14 @@ def _job(task: _Task, repeats: Sequence[bool]) -> CompiledPass | None:
         "input_size": formats[0].itemsize,
         "output_size": formats[1].itemsize,
         **form.steps(formats[0].itemsize, repeats),
-        **_functions(task, method),
+        **_functions(task, found.values["method"]),
         **found.values,
     }
+    one = _ONES[task.compute.name].ctypes.data
     for name, length, table in zip(
         ("depth", "height", "width"), form.lengths[1:4], task.axes, strict=True
     ):
-        values[name] = (0, length, length) if table is None else table.record
+        values[name] = (0, length, length, 0, 0, one) if table is None else table.record
     inputs, outputs = math.prod(form.lengths), math.prod(task.lengths)
     return CompiledPass(
         record=_record(values),
@@ -356,20 +347,15 @@ def _functions(task: _Task, method: int) -> dict[str, int]:
     """Return the addresses of each stage's functions."""
     arriving, leaving = task.formats
     staged = arriving if task.axes[0] is None else task.compute
-    formats = {"depth_sum": arriving, "height_sum": staged, "width_sum": task.compute}
     stages = width.WIDTH_KERNELS[task.compute.name]
     functions: dict[str, Any] = {
+        "depth_sum": rows.ROW_KERNELS[arriving.name].sums,
+        "height_sum": rows.ROW_KERNELS[staged.name].sums,
+        "width_sum": rows.ROW_KERNELS[task.compute.name].sums,
+        "width_stage": stages.columns if method == records.COLUMNS else stages.along_rows,
         "to_rows": stages.to_rows,
         "convert": rows.ROW_KERNELS[leaving.name].convert,
     }
-    for (name, summed), is_plain in zip(formats.items(), task.plain, strict=True):
-        kernels = rows.ROW_KERNELS[summed.name]
-        functions[name] = kernels.plain if is_plain else kernels.weighted
-    if method >= records.WINDOW_CHANNELS:
-        functions["width_stage"] = nearest.NEAREST_KERNELS[arriving.name]
-    else:
-        transposed = method == records.COLUMNS
-        functions["width_stage"] = stages.columns if transposed else stages.along_rows
     if task.is_streamed:
         functions["stream"] = _ROWS.stream
     return {name: int(function.address) for name, function in functions.items()}
@@ -429,42 +415,6 @@ def _blocks(task: _Task) -> _Blocks | None:
     return _Blocks(described | values | places_of, count * tiles, scratch)
 
 
-def _window_blocks(task: _Task) -> _Blocks | None:
-    """Choose a method of nearest.py, and blocks; None if none applies."""
-    width, channels = task.width, task.channels
-    if width is None or task.formats[0] != task.formats[1] or not all(task.plain):
-        return None
-    if channels >= _FEW_CHANNELS:
-        described: dict[str, Any] = {"method": records.WINDOW_CHANNELS}
-    elif channels == 1 and (steady := _pairs(width)):
-        described = {"method": records.WINDOW_HALVE, **steady.fields}
-    else:
-        groups = width.groups(channels) if CAN_PICK else None
-        if groups is None or groups.reach >= 4 * task.lanes:
-            return None
-        described = {
-            "method": records.WINDOW_PERMUTE,
-            "groups": groups.record(wide=groups.reach >= 2 * task.lanes),
-        }
-    tile = _tile(task, described["method"])
-    line = max(task.pixels, width.inputs) * channels * task.compute.itemsize
-    block = max(_LEAST_ROWS, min(_MOST_ROWS, _TILE_BYTES // line))
-    tiles = -(-task.pixels // tile)
-    scratch = (tile * channels + records.PAD) * task.formats[0].itemsize * task.is_streamed
-    values = {**described, "block": block, "tile": tile, "tiles": tiles}
-    return _Blocks(values, -(-task.rows // block) * tiles, scratch)
-
-
-def _pairs(width: Table) -> Steady | None:
-    """Return all results as steady if each sums the next two inputs.
-
-    Otherwise there are none.
-    """
-    steady = width.halving
-    whole = steady and (steady.first, steady.stop) == (0, width.outputs)
-    return steady if steady and whole and steady.phases[0].taps == _PAIR else None
-
-
 def _method(task: _Task) -> dict[str, Any]:
     """Choose a method of width.py; return the fields that describe it."""
     width, channels = task.width, task.channels
@@ -477,7 +427,7 @@ def _method(task: _Task) -> dict[str, Any]:
         return steady
     groups = width.groups(channels) if CAN_PICK else None
     if groups is not None:
-        return {"method": records.PERMUTE, "groups": groups.record(wide=groups.wide)}
+        return {"method": records.PERMUTE, "groups": groups.record}
     few = channels == 1 and task.rows < _FEW_ROWS
     return steady or {"method": records.HALVE if few else records.COLUMNS}
 
@@ -499,7 +449,7 @@ def _tile(task: _Task, method: int) -> int:
     # The longer of a row's two sides counts.
     longer = max(task.form.lengths[3], task.pixels)
     tile = limit * task.pixels // (task.channels * task.compute.itemsize * longer)
-    if method not in {records.CHANNELS, records.WINDOW_CHANNELS}:
+    if method != records.CHANNELS:
         tile = max(1, tile // _TILE_STEP) * _TILE_STEP
     return min(task.pixels, max(tile, 1))
 

@@ -29,7 +29,7 @@ _GROUPS = _integers(
     "uneven",
 )
 AXIS = _integers(
-    "moves",  # whether the axis has a pass; if not, only the lengths are set
+    "moves",  # whether the axis has a pass; if not, its weight is a single 1
     "outputs",
     "inputs",
     "start",  # addresses of the table's arrays, the weights in the compute type
@@ -86,8 +86,6 @@ JOB = _integers(
 PAD = 128
 # Methods of the width stage: without a pass, by pixels of many channels, and those of width.py.
 NO_WIDTH, CHANNELS, COLUMNS, HALVE, DOUBLE, PERMUTE = range(6)
-# Methods of nearest.py.
-WINDOW_CHANNELS, WINDOW_HALVE, WINDOW_PERMUTE = range(6, 9)
 # Compiled functions take records by address.
 JOB_POINTER = types.CPointer(from_dtype(JOB))
 AXIS_POINTER = types.CPointer(from_dtype(AXIS))
@@ -98,7 +96,7 @@ DEPTH_AT, HEIGHT_AT, WIDTH_AT = (int(JOB.fields[name][1]) for name in ("depth", 
 def band(axis, itemsize, index):
     """First input, taps and address of the weights of a result."""
     if not axis.moves:
-        return index, 1, 0
+        return index, 1, axis.weight
     offset = integer_at(axis.offset + 8 * index)
     taps = integer_at(axis.offset + 8 * index + 8) - offset
     return integer_at(axis.start + 8 * index), taps, axis.weight + offset * itemsize

@@ -28,7 +28,6 @@ from gradwire_server.backends.numba_cpu.instructions import (
     store,
     store_first,
     twice,
-    unweighted,
 )
 from gradwire_server.backends.numba_cpu.records import AXIS_POINTER, band
 from gradwire_server.backends.numba_cpu.vectors import (
@@ -53,30 +52,30 @@ def _store_whole(computed, to, vector, left):
     store(computed, to, vector)
 
 
-def _sum_of_vectors(term: Any, load_one: Any, store_one: Any, *, onto: bool, again: bool) -> Any:
+def _sum_of_vectors(load_one: Any, store_one: Any, *, onto: bool, again: bool) -> Any:
     """Build the sum of the vectors at one place of each row."""
 
     @part
     def sum_vectors(stored, at, step, weights, taps, to, left):
         computed = computed_of(stored)
         size = element_bytes(computed)
-        total = term(weights, load_one(stored, at, left))
+        total = product(weights, load_one(stored, at, left))
         if onto:
             total = load_one(computed, to, left) + total
         last = weights + (taps - 1) * size if again else at + (taps - 1) * step
         while (weights if again else at) != last:
             at += step
             weights += size
-            total = total + term(weights, load_one(stored, at, left))
+            total = total + product(weights, load_one(stored, at, left))
         prefetch(stored, at + _AHEAD)
         store_one(computed, to, total, left)
 
     return sum_vectors
 
 
-def _sum_rows(term: Any, *, onto: bool, again: bool) -> Any:
-    whole = _sum_of_vectors(term, _load_whole, _store_whole, onto=onto, again=again)
-    some = _sum_of_vectors(term, load_first, store_first, onto=onto, again=again)
+def _sum_rows(*, onto: bool, again: bool) -> Any:
+    whole = _sum_of_vectors(_load_whole, _store_whole, onto=onto, again=again)
+    some = _sum_of_vectors(load_first, store_first, onto=onto, again=again)
 
     @part
     def sum_rows(stored, at, step, weights, taps, length, to):
@@ -104,13 +103,13 @@ def _sum_rows(term: Any, *, onto: bool, again: bool) -> Any:
     return sum_rows
 
 
-def _sums(term: Any, *, onto: bool) -> Any:
+def _sums(*, onto: bool) -> Any:
     """Build the sums of some bands.
 
     onto: whether they are added to the values in place.
     """
-    sum_rows = _sum_rows(term, onto=onto, again=False)
-    sum_again = sum_rows if onto else _sum_rows(term, onto=False, again=True)
+    sum_rows = _sum_rows(onto=onto, again=False)
+    sum_again = sum_rows if onto else _sum_rows(onto=False, again=True)
 
     @part
     def banded(stored, axis, first, stop, rows, step, length, result, result_step):
@@ -130,9 +129,7 @@ def _sums(term: Any, *, onto: bool) -> Any:
     return banded
 
 
-_weighted = _sums(product, onto=False)
-_plain = _sums(unweighted, onto=False)
-_onto = _sums(product, onto=True)
+_replacing, _onto = _sums(onto=False), _sums(onto=True)
 
 
 @part
@@ -163,30 +160,24 @@ _CONVERT = types.void(*[types.int64] * 6)
 class RowKernels(NamedTuple):
     """Compiled functions for rows of one storage type.
 
-    weighted  sums rows times their weights
-    plain     sums rows whose weights are all 1
-    convert   rounds rows of the compute type to the storage type
+    sums     sums rows times their weights
+    convert  rounds rows of the compute type to the storage type
     """
 
-    weighted: Any
-    plain: Any
+    sums: Any
     convert: Any
 
 
 def _compiled(stored: Format) -> RowKernels:
     @cfunc(_SUM, cache=True)
-    def weighted(axis, first, stop, rows, step, length, result, to):
-        _weighted(stored, carray(axis, 1)[0], first, stop, rows, step, length, result, to)
-
-    @cfunc(_SUM, cache=True)
-    def plain(axis, first, stop, rows, step, length, result, to):
-        _plain(stored, carray(axis, 1)[0], first, stop, rows, step, length, result, to)
+    def sums(axis, first, stop, rows, step, length, result, to):
+        _replacing(stored, carray(axis, 1)[0], first, stop, rows, step, length, result, to)
 
     @cfunc(_CONVERT, cache=True)
     def convert(rows, step, count, length, result, to):
         _convert(stored, rows, step, count, length, result, to)
 
-    return RowKernels(weighted, plain, convert)
+    return RowKernels(sums, convert)
 
 
 def _compiled_onto(computed: Format) -> Any:

@@ -57,7 +57,6 @@ class Groups:
     data    [n, taps + 2, lanes]: for each lane the offset of its first tap from base, as an
             integer; its number of taps, likewise; its weights, 0 beyond its taps
     wide    whether some lanes begin beyond two vectors
-    reach   greatest offset of any tap
     gaps    whether some lanes have no taps
     uneven  whether some lanes have fewer taps than others
     """
@@ -65,15 +64,15 @@ class Groups:
     base: Indices
     data: npt.NDArray[Any]
     wide: bool
-    reach: int
     gaps: bool
     uneven: bool
 
-    def record(self, *, wide: bool) -> tuple[int, ...]:
+    @property
+    def record(self) -> tuple[int, ...]:
         """Return the field `groups` of records.JOB."""
         addresses = self.base.ctypes.data, self.data.ctypes.data
         taps = self.data.shape[1] - 2
-        return (*addresses, self.data.strides[0], taps, wide, self.gaps, self.uneven)
+        return (*addresses, self.data.strides[0], taps, self.wide, self.gaps, self.uneven)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +81,7 @@ class Table:
 
     A table must outlive its addresses.
 
-    bits      the weights' bits, as integers: zeros of both signs differ
-    is_plain  whether all weights are 1
+    bits  the weights' bits, as integers: zeros of both signs differ
     """
 
     inputs: int
@@ -92,7 +90,6 @@ class Table:
     counts: Indices
     weight: npt.NDArray[Any]
     bits: npt.NDArray[Any]
-    is_plain: bool
     _groups: dict[int, Groups | None] = field(default_factory=dict[int, Any])
 
     @classmethod
@@ -102,8 +99,7 @@ class Table:
         with np.errstate(all="ignore"):
             weight = np.ascontiguousarray(bands.weight, compute)
         bits: npt.NDArray[Any] = weight.view(_INTEGERS[compute.itemsize])
-        is_plain = bool((weight == 1).all())
-        return cls(bands.inputs, start, offset, bands.counts, weight, bits, is_plain)
+        return cls(bands.inputs, start, offset, bands.counts, weight, bits)
 
     @property
     def outputs(self) -> int:
@@ -214,7 +210,6 @@ def _grouped(table: Table, channels: int) -> Groups | None:
         base,
         data,
         wide=bool(place.max() >= 2 * lanes),
-        reach=int((place + np.maximum(taps - 1, 0) * channels).max()),
         gaps=not taps.all(),
         uneven=bool((taps < most).any()),
     )
