@@ -121,25 +121,21 @@ def connect(rounds: int) -> Rows:
 
 def guard(rounds: int) -> dict[str, float]:
     """Measure the microseconds of finding a handler."""
-    finder = _Finder()
+    handlers: dict[str, Any] = {_EVALUATE: object()}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokens"
         token = add_token(path, name="bench", scopes=[Scope.EVALUATE])
-        few = AuthorizingHandler(
-            finder.service, Authorizer(Settings(tokens=str(path))), ActiveCalls()
-        )
+        few = AuthorizingHandler(handlers, Authorizer(Settings(tokens=str(path))), ActiveCalls())
         more = Path(folder) / "more"
         for number in range(99):
             add_token(more, name=f"t{number}", scopes=[Scope.EVALUATE])
         of_many = add_token(more, name="bench", scopes=[Scope.EVALUATE])
-        many = AuthorizingHandler(
-            finder.service, Authorizer(Settings(tokens=str(more))), ActiveCalls()
-        )
+        many = AuthorizingHandler(handlers, Authorizer(Settings(tokens=str(more))), ActiveCalls())
         agent = ("user-agent", "grpc-python")
         lookups = {
-            "the handler alone": partial(finder.service, _Details((agent,))),
+            "the handler alone": partial(handlers.get, _EVALUATE),
             "no tokens": partial(
-                AuthorizingHandler(finder.service, Authorizer(Settings()), ActiveCalls()).service,
+                AuthorizingHandler(handlers, Authorizer(Settings()), ActiveCalls()).service,
                 _Details((agent,)),
             ),
             "a token of 1": partial(few.service, _Details(_shown(agent, token))),
@@ -158,16 +154,6 @@ class _Details:
 
     invocation_metadata: tuple[tuple[str, str | bytes], ...]
     method: str = _EVALUATE
-
-
-class _Finder(grpc.GenericRpcHandler):
-    """Finds the same handler for every call."""
-
-    handler: Any = object()
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Return the handler."""
-        return self.handler
 
 
 def _shown(agent: tuple[str, str], token: str) -> tuple[tuple[str, str], ...]:

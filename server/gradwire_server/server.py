@@ -22,7 +22,6 @@ from gradwire_server.exporters import Instruments
 from gradwire_server.observability import logs
 from gradwire_server.rpc import codec, handlers
 from gradwire_server.rpc.call_context import ActiveCalls
-from gradwire_server.rpc.handlers import Handlers
 from gradwire_server.rpc.health import Health
 from gradwire_server.rpc.interceptors import AuthorizingHandler
 from gradwire_server.rpc.segments import SegmentListener, Segments
@@ -91,8 +90,8 @@ class Server:
         server = grpc.aio.server(options=options)
         segments = Segments(self.service.admission)
         self._segments = _segment_listener(self.settings, segments)
-        find = Handlers(self.service, segments, self._health).find
-        asking = AuthorizingHandler(find, self._authorizer, self.service.active)
+        found = handlers.of_methods(self.service, segments, self._health)
+        asking = AuthorizingHandler(found, self._authorizer, self.service.active)
         server.add_generic_rpc_handlers((asking,))
         return server
 

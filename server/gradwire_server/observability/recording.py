@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
@@ -142,31 +143,17 @@ class CallRecord:
     received_bytes = 0
     sent_bytes = 0
     span: Any = None
-    _request_id = ""
-    _traceparent = ""
 
-    @property
+    @cached_property
     def request_id(self) -> str:
         """The request_id chosen by the caller, or a generated one."""
-        if not self._request_id:
-            # It is no secret: os.urandom would take longer than a small call.
-            self._request_id = f"{random.getrandbits(128):032x}"
-        return self._request_id
+        # It is no secret: os.urandom would take longer than a small call.
+        return f"{random.getrandbits(128):032x}"
 
-    @request_id.setter
-    def request_id(self, given: str) -> None:
-        self._request_id = given
-
-    @property
+    @cached_property
     def traceparent(self) -> str:
         """The caller's trace and parent span, or a generated one."""
-        if not self._traceparent:
-            self._traceparent = traceparent_of(self.context.invocation_metadata() or ())
-        return self._traceparent
-
-    @traceparent.setter
-    def traceparent(self, given: str) -> None:
-        self._traceparent = given
+        return traceparent_of(self.context.invocation_metadata() or ())
 
 
 def traceparent_of(metadata: Metadata) -> str:

@@ -23,44 +23,41 @@ from gradwire_server.rpc.unary import NAME, GradientService
 from gradwire_server.security.certificates import Certificates, LoadedCertificates
 
 
-class Handlers:
-    """Finds the handler of each RPC.
+def of_methods(
+    service: ServiceContext, segments: Segments, health: Health
+) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    """Return the handlers of all RPCs, by path.
 
     Unary RPCs are registered as stream-unary: the same bytes on the wire, but the handlers read
     the request themselves.
     """
-
-    def __init__(self, service: ServiceContext, segments: Segments, health: Health) -> None:
-        unary: Any = grpc.stream_unary_rpc_method_handler
-        stream: Any = grpc.stream_stream_rpc_method_handler
-        budget = MessageBudget(service.admission, service.settings)
-        plain = GradientService(service, budget, segments)
-        self._all: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            f"/{NAME}/Evaluate": unary(plain.evaluate),
-            f"/{NAME}/EvaluateStream": stream(partial(EvaluationStream.serve, service)),
-            f"/{NAME}/EvaluateMany": stream(partial(ManyStream.serve, service)),
-            f"/{NAME}/EvaluateShared": unary(plain.evaluate_shared),
-            f"/{NAME}/ListOperators": unary(plain.list_operators),
-            f"/{NAME}/GetServerInfo": unary(plain.get_server_info),
-            **health.handlers,
-        }
-        names = [NAME, HEALTH, reflection.SERVICE_NAME]
-        if service.settings.serves_open_inference:
-            self._all |= InferenceService(service, budget).handlers()
-            names.append(descriptors.NAME)
-        schema: Any = reflection_pb2
-        reflecting: Any = reflection.aio.ReflectionServicer(names, descriptors.BothPools())
-        # Not by add_ServerReflectionServicer_to_server, which registers the method individually:
-        # after each call of any method, grpc.aio waits again for a call of each such method.
-        self._all[f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"] = stream(
-            reflecting.ServerReflectionInfo,
-            schema.ServerReflectionRequest.FromString,
-            schema.ServerReflectionResponse.SerializeToString,
-        )
-
-    def find(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Return the handler of a call, or None."""
-        return self._all.get(details.method)
+    unary: Any = grpc.stream_unary_rpc_method_handler
+    stream: Any = grpc.stream_stream_rpc_method_handler
+    budget = MessageBudget(service.admission, service.settings)
+    plain = GradientService(service, budget, segments)
+    found: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        f"/{NAME}/Evaluate": unary(plain.evaluate),
+        f"/{NAME}/EvaluateStream": stream(partial(EvaluationStream.serve, service)),
+        f"/{NAME}/EvaluateMany": stream(partial(ManyStream.serve, service)),
+        f"/{NAME}/EvaluateShared": unary(plain.evaluate_shared),
+        f"/{NAME}/ListOperators": unary(plain.list_operators),
+        f"/{NAME}/GetServerInfo": unary(plain.get_server_info),
+        **health.handlers,
+    }
+    names = [NAME, HEALTH, reflection.SERVICE_NAME]
+    if service.settings.serves_open_inference:
+        found |= InferenceService(service, budget).handlers()
+        names.append(descriptors.NAME)
+    schema: Any = reflection_pb2
+    reflecting: Any = reflection.aio.ReflectionServicer(names, descriptors.BothPools())
+    # Not by add_ServerReflectionServicer_to_server, which registers the method individually:
+    # after each call of any method, grpc.aio waits again for a call of each such method.
+    found[f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"] = stream(
+        reflecting.ServerReflectionInfo,
+        schema.ServerReflectionRequest.FromString,
+        schema.ServerReflectionResponse.SerializeToString,
+    )
+    return found
 
 
 # Time until a lost peer, or a connection dropped by the network, is detected. Without the

@@ -8,7 +8,7 @@ handlers read the body themselves after the check.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -47,16 +47,16 @@ _STREAMS: dict[str, type[ServedStream]] = {
 class AuthorizingHandler(grpc.GenericRpcHandler):
     """Generic handler that checks authorization before it delegates to other handlers.
 
-    find  returns the handler of a call, or None
+    handlers  those of all methods, by path
     """
 
     def __init__(
         self,
-        find: Callable[[grpc.HandlerCallDetails], Handler | None],
+        handlers: Mapping[str, Handler],
         authorizer: Authorizer,
         active: ActiveCalls,
     ) -> None:
-        self._find = find
+        self._handlers = handlers
         self._authorizer = authorizer
         self._active = active
         # Methods open to every caller; checked first, since they are the most frequent.
@@ -68,7 +68,7 @@ class AuthorizingHandler(grpc.GenericRpcHandler):
         It is the method's own, or one that refuses the call.
         """
         method = handler_call_details.method
-        handler = self._find(handler_call_details)
+        handler = self._handlers.get(method)
         if method in self._open or (handler is not None and method.startswith(_FREE)):
             return handler
         # Unknown methods return UNIMPLEMENTED to authorized callers.
