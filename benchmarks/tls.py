@@ -25,8 +25,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import grpc
-
 from benchmarks import machine
 from benchmarks.servers import OURS, Server
 from benchmarks.wire.loads import OPERATOR, Array, Call, sdk
