@@ -13,16 +13,17 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gradwire import Client, ops, v1
+from gradwire import ops, v1
 from gradwire._wire.environment import GRPC_VARIABLES
 from gradwire_server.backends import cache_files, changeover
 from support.kernels.numba_calls import compiled, needs_numba
-from support.load import KINDS, Callers, problem
+from support.load import KINDS, PAUSE_S, Callers, problem
 from support.processes import Command, is_running, running_command
 from support.raw_calls import (
     PUBLISHED_RESULT,
@@ -36,7 +37,7 @@ from support.raw_calls import (
     wait_until,
 )
 from support.scraping import scrape
-from support.servers import commanded
+from support.servers import commanded, served
 
 AUTO = ("--backend", "auto")
 CHANGED = " backend=numba_cpu after_s="
@@ -46,8 +47,8 @@ class Cache:
     """An empty cache of kernels, locked until they are put into it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         self.flags = (*AUTO, "--compile-cache", str(folder))
+        self._folder = folder
         folder.mkdir()
         self._lock = os.open(folder, os.O_RDONLY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -57,14 +58,12 @@ class Cache:
         compiled(1)
         kept = cache_files.user_folder("kernels")
         assert kept is not None
-        shutil.copytree(kept, self.folder, dirs_exist_ok=True)
+        shutil.copytree(kept, self._folder, dirs_exist_ok=True)
         self.unlock()
 
     def unlock(self) -> None:
         """Let a server compile."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
 
 
 @pytest.fixture
@@ -107,7 +106,8 @@ def test_numpy_answers_first_and_kernels_take_over_amid_calls_and_streams(
     flags = (*cache.flags, "--slab-bytes", str(1 << 18), "--http-port", "127.0.0.1:0")
     with commanded(*flags, log=tmp_path / "log") as (command, client), ManyCall(client) as many:
         call = client.start(messages())
-        with Callers(command.address, "unary", "small stream", "sums", "many") as callers:
+        kinds = ("unary", "small stream", "sums", "many")
+        with Callers(command.address, *kinds, pause_s=PAUSE_S) as callers:
             callers.wait_for_more()
             check("numpy_cpu", "numba_cpu")
             cache.fill()
@@ -137,16 +137,10 @@ def test_several_workers_change_over_and_a_restart_waits_for_kernels(
 
 
 @needs_numba
-def test_a_server_told_to_wait_for_kernels_computes_with_them_alone(tmp_path: Path) -> None:
-    compiled(1)
-    flags = (*AUTO, "--wait-for-kernels")
-    with (
-        running_command(*flags, log=tmp_path / "log") as command,
-        Client(command.address) as client,
-    ):
-        info = client.server_info()
-        assert (info.backend, info.backend_to_come) == ("numba_cpu", "")
-        assert " computing " not in command.log
+def test_a_server_told_to_wait_for_kernels_computes_with_them_alone() -> None:
+    with served(wait_for_kernels=True) as (_server, client):
+        info = client.stub.GetServerInfo(v1.GetServerInfoRequest())
+    assert (info.backend, info.backend_to_come) == ("numba_cpu", "")
 
 
 def children(pid: int) -> list[int]:
@@ -162,52 +156,50 @@ def compiling(command: Command) -> list[int]:
     return children(command.pid)
 
 
-@needs_numba
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_server_that_ends_while_its_children_compile_leaves_none(
-    tmp_path: Path, cache: Cache, number: int
-) -> None:
-    cache.unlock()
-    with running_command(*cache.flags, log=tmp_path / "log") as command:
-        found = compiling(command)
-        command.signal(number)
-        assert command.wait() == (0 if number == signal.SIGTERM else -number)
-        wait_until(lambda: not any(map(is_running, found)))
+def check_ended(command: Command, found: list[int]) -> None:
+    wait_until(lambda: not any(map(is_running, found)))
     assert "Traceback" not in command.log
 
 
 @needs_numba
-def test_a_child_that_is_killed_is_replaced(tmp_path: Path, cache: Cache) -> None:
+def test_a_child_that_is_killed_is_replaced_and_none_outlives_a_killed_server(
+    tmp_path: Path, cache: Cache
+) -> None:
     cache.unlock()
     with commanded(*cache.flags, log=tmp_path / "log") as (command, client):
         child = compiling(command)[0]
 
-        def environment() -> list[bytes]:
-            return Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        def environment() -> set[bytes]:
+            return set(Path(f"/proc/{child}/environ").read_bytes().split(b"\0"))
 
         # Handlers of grpc start threads between fork and exec, which end some of the children by
         # SIGSEGV. Until its exec a child shows the variables with which the server was started.
         wait_until(lambda: b"GRPC_ENABLE_FORK_SUPPORT=0" in environment())
-        assert {f"{name}={value}".encode() for name, value in GRPC_VARIABLES.items()} < {
-            *environment()
-        }
+        assert {f"{key}={value}".encode() for key, value in GRPC_VARIABLES.items()} < environment()
         os.kill(child, signal.SIGKILL)
         command.wait_for_log("ended with status -9")
         command.wait_for_log(" compiling kernels", times=2)
         client.check_alive()
+        found = compiling(command)
+        command.signal(signal.SIGKILL)
+        assert command.wait() == -signal.SIGKILL
+        check_ended(command, found)
 
 
 @needs_numba
-def test_without_a_cache_children_compile_into_a_temporary_folder(tmp_path: Path) -> None:
+def test_without_a_cache_children_compile_into_a_temporary_folder_and_neither_is_left(
+    tmp_path: Path,
+) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     flags = (*AUTO, "--compile-cache", "/dev/null/cache")
     env = {"TMPDIR": str(temporary)}
     with running_command(*flags, log=tmp_path / "log", env=env) as command:
-        compiling(command)
+        found = compiling(command)
         assert command.log.count("kernels cannot be cached") == 1
         assert list(temporary.glob("gradwire-kernels-*"))
         command.stop()
+        check_ended(command, found)
     assert list(temporary.iterdir()) == []
 
 
@@ -215,32 +207,25 @@ class Stored:
     """A backend whose one kernel is a file."""
 
     def load_stored(self, folder: str) -> bool:
-        """Return whether the file is there."""
         return Path(folder, "kernel").exists()
 
 
 COMPILE = "import pathlib, sys; pathlib.Path(sys.argv[2], 'kernel').open('a').write('x')"
 
 
-def test_who_comes_second_waits_and_finds_the_kernels(
+def test_who_comes_second_waits_and_finds_the_kernels_and_children_that_always_fail_are_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changeover, "_PROGRAM", ("-c", COMPILE))
+    def load(folder: str) -> Coroutine[Any, Any, None]:
+        return changeover.load_kernels(Stored(), cache_dir=str(tmp_path / folder))
 
     async def both() -> None:
-        one = changeover.load_kernels(Stored(), cache_dir=str(tmp_path))
-        other = changeover.load_kernels(Stored(), cache_dir=str(tmp_path))
-        await asyncio.gather(one, other)
+        await asyncio.gather(load("good"), load("good"))
 
+    monkeypatch.setattr(changeover, "_PROGRAM", ("-c", COMPILE))
     asyncio.run(both())
-    assert (tmp_path / "kernel").read_text() == "x"
-
-
-def test_children_that_always_fail_are_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert (tmp_path / "good/kernel").read_text() == "x"
     monkeypatch.setattr(changeover, "_PROGRAM", ("-c", "raise SystemExit('no compiler here')"))
     monkeypatch.setattr(changeover, "_PAUSE_S", 0.0)
-    loading = changeover.load_kernels(Stored(), cache_dir=str(tmp_path))
     with pytest.raises(RuntimeError, match="status 1: no compiler here"):
-        asyncio.run(loading)
+        asyncio.run(load("bad"))
