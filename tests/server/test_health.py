@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import struct
-import time
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from gradwire import v1
 from gradwire.v1 import gradient_service_pb2
 from gradwire_server.rpc.health import has_list
 from gradwire_server.rpc.open_inference.descriptors import SERVICE
-from support.raw_calls import HEALTH, PATIENCE_S, TRACEPARENT, RawClient, call, published_request
+from support.raw_calls import (
+    HEALTH,
+    PATIENCE_S,
+    REFLECTION,
+    TRACEPARENT,
+    RawClient,
+    call,
+    published_request,
+    wait_until,
+)
 from support.raw_frames import DATA, END_HEADERS, HEADERS, RawConnection, call_headers, frame
-from support.servers import serving
+from support.servers import served
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 METHODS = ("Check", "Watch", *["List"] * has_list())
@@ -47,12 +55,10 @@ def test_all_that_is_served_is_listed(client: RawClient) -> None:
     assert told == {"": SERVING, "gradwire.v1.GradientService": SERVING}
 
 
-LONG = health_pb2.HealthCheckRequest(service="x" * 5000).SerializeToString()
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_no_short_question_is_refused(client: RawClient, method: str) -> None:
-    wrong = {"no request came": (), "at most 4096 bytes": (LONG,)}
+    long = health_pb2.HealthCheckRequest(service="x" * 5000).SerializeToString()
+    wrong = {"no request came": (), "at most 4096 bytes": (long,)}
     if method != "List":  # whose request has no fields
         wrong["not a HealthCheckRequest"] = (b"\xff",)
     for words, messages in wrong.items():
@@ -68,32 +74,31 @@ def test_of_questions_that_do_not_come_whole_a_few_are_awaited(method: str) -> N
     # Of twenty, four are more than are awaited: the oldest end, and who asks as usual is answered.
     head = call_headers(method=f"/grpc.health.v1.Health/{method}")
     begun = struct.pack(">BI", 0, 1 << 20) + bytes(500)
-    with serving() as server, RawConnection(server.address) as slow:
+    received = b""
+
+    def ended(count: int) -> bool:
+        nonlocal received
+        received += slow.drain(0.2)
+        return received.count(b"the request did not come in time") == count
+
+    with served() as (server, client), RawConnection(server.address) as slow:
         for stream in range(1, 41, 2):
             slow.send(frame(HEADERS, END_HEADERS, stream, head), frame(DATA, 0, stream, begun))
-        with RawClient(server.address) as client:
-            client.check_alive()
-        received = slow.drain(1.0)
-        assert received.count(b"the request did not come in time") == 4
-        until = time.monotonic() + PATIENCE_S
-        while received.count(b"the request did not come in time") < 20:
-            received += slow.drain(0.2)
-            assert time.monotonic() < until
+        client.check_alive()
+        wait_until(lambda: ended(4))
+        wait_until(lambda: ended(20))
 
 
-def ask(client: RawClient, **question: str) -> reflection_pb2.ServerReflectionResponse:
+def asked(client: RawClient, **question: Any) -> reflection_pb2.ServerReflectionResponse:
     """Ask reflection one question."""
-    stub: Any = reflection_pb2_grpc.ServerReflectionStub(client.channel)
-    request = reflection_pb2.ServerReflectionRequest(**question)  # type: ignore[arg-type]
-    answers: list[reflection_pb2.ServerReflectionResponse] = list(
-        stub.ServerReflectionInfo(iter([request]), timeout=PATIENCE_S)
-    )
-    (answer,) = answers
-    return answer
+    request = reflection_pb2.ServerReflectionRequest(**question).SerializeToString()
+    (answer,), refusal = call(client.channel, REFLECTION, (request,))
+    assert refusal is None
+    return reflection_pb2.ServerReflectionResponse.FromString(answer)
 
 
 def test_reflection_lists_the_services(client: RawClient) -> None:
-    listed = ask(client, list_services="").list_services_response.service
+    listed = asked(client, list_services="").list_services_response.service
     assert {each.name for each in listed} == {
         "gradwire.v1.GradientService",
         "grpc.health.v1.Health",
@@ -108,9 +113,8 @@ def test_reflection_lists_the_services(client: RawClient) -> None:
 def test_reflection_tells_the_schema_of_both_pools(client: RawClient, service: Any) -> None:
     own = descriptor_pb2.FileDescriptorProto()
     service.CopyToProto(own)
-    answer = ask(client, file_containing_symbol=f"{own.package}.{own.service[0].name}")
-    files = answer.file_descriptor_response.file_descriptor_proto
-    assert own in [descriptor_pb2.FileDescriptorProto.FromString(each) for each in files]
+    answer = asked(client, file_containing_symbol=f"{own.package}.{own.service[0].name}")
+    assert own.SerializeToString() in answer.file_descriptor_response.file_descriptor_proto
 
 
 def test_questions_about_the_server_return_name_and_trace_too(client: RawClient) -> None:
