@@ -59,23 +59,6 @@ def test_metrics_are_openmetrics_on_request_also_for_many_at_once(host: str) -> 
             assert list(pool.map(is_told, [address] * 32)) == [True] * 32
 
 
-def test_it_answers_before_the_server_serves_and_while_the_event_loop_is_busy() -> None:
-    server = ServerThread(http_port="127.0.0.1:0")
-    server.listen()
-    address = server.http_address
-    assert scrape(address).value("gradwire_worker_ready") in {0, 1}
-    server.wait_until_serving()
-    over = threading.Event()
-    server.loop.call_soon_threadsafe(over.wait)
-    try:
-        assert scrape(address).value("gradwire_streams_limit") == 64
-    finally:
-        over.set()
-        server.stop()
-    with pytest.raises(ConnectionRefusedError):
-        get(address)
-
-
 @pytest.mark.parametrize(
     ("count", "says"),
     [
