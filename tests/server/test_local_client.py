@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -27,8 +27,9 @@ from gradwire_server import LocalClient
 from gradwire_server.engine import Limits
 from support.servers import ServerThread
 
+Array = NDArray[Any]
+
 UP = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
-SMALL_SLABS = Limits(slab_bytes=1 << 12)
 
 
 @pytest.fixture(scope="module")
@@ -37,25 +38,34 @@ def client(server: ServerThread) -> Iterator[Client]:
         yield client
 
 
+def normal(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def limited(threads: int = 1, **limits: int) -> LocalClient:
+    return LocalClient(threads=threads, limits=Limits(**limits))
+
+
 def test_wide_bands_give_the_same_bits_on_any_number_of_threads() -> None:
-    array = np.random.default_rng(0).normal(size=(1, 2, 4000, 40)).astype(np.float32)
+    array = normal(1, 2, 4000, 40)
     results: set[bytes] = set()
     for threads in (1, 2):
         for slab in (1 << 10, 1 << 14, 1 << 30):
-            with LocalClient(threads=threads, limits=Limits(slab_bytes=slab)) as local:
-                result = local.evaluate(UP, array, output_shape=(1, 2, 3, 20))
-                results.add(result.tobytes())
+            with limited(threads, slab_bytes=slab) as local:
+                results.add(local.evaluate(UP, array, output_shape=(1, 2, 3, 20)).tobytes())
     assert len(results) == 1
 
 
-def test_a_layout_too_large_to_hold_is_gathered_in_the_results_order() -> None:
-    array = np.random.default_rng(0).normal(size=(1, 64, 64, 64)).astype(np.float32)
+def test_a_layout_too_large_to_hold_is_gathered_in_the_results_order_and_progress_is_told() -> None:
+    array = normal(1, 64, 64, 64)
     out = np.empty((1, 32, 32, 64), np.float32).transpose(0, 3, 1, 2)
-    tight = Limits(max_request_memory_bytes=600_000, slab_bytes=1 << 12)
-    with LocalClient(limits=tight) as local:
-        local.evaluate(UP, array, out=out)
+    told: list[tuple[int, int]] = []
+    with limited(max_request_memory_bytes=600_000, slab_bytes=1 << 12) as local:
+        local.evaluate(UP, array, out=out, on_progress=lambda *bytes_: told.append(bytes_))
     with LocalClient() as local:
         np.testing.assert_array_equal(local.evaluate(UP, array, output_shape=out.shape), out)
+    assert told == sorted(told)
+    assert told[-1] == (array.nbytes, out.nbytes)
 
 
 def test_a_map_that_runs_backward_is_told_as_the_reason_for_much_memory() -> None:
@@ -64,8 +74,7 @@ def test_a_map_that_runs_backward_is_told_as_the_reason_for_much_memory() -> Non
         return ops.OnnxResize(mode="linear", sizes=(2000,), roi=roi, **cut)
 
     array = np.ones((1000, 1000), np.float32)
-    tight = Limits(max_request_memory_bytes=1 << 20, slab_bytes=1 << 12)
-    with LocalClient(limits=tight) as local:
+    with limited(max_request_memory_bytes=1 << 20, slab_bytes=1 << 12) as local:
         local.evaluate(crop(0.0, 1.0), array)
         with pytest.raises(LimitExceededError, match="since its map runs backward") as caught:
             local.evaluate(crop(1.0, 0.0), array)
@@ -73,40 +82,26 @@ def test_a_map_that_runs_backward_is_told_as_the_reason_for_much_memory() -> Non
     assert "GRADWIRE_MAX_REQUEST_MEMORY_BYTES" in str(caught.value)
 
 
-def test_its_progress_is_told() -> None:
-    array = np.ones((1, 1, 512, 512), np.float32)
-    told: list[tuple[int, int]] = []
-    with LocalClient(limits=SMALL_SLABS) as local:
-        local.evaluate(
-            UP,
-            array,
-            output_shape=(1, 1, 256, 256),
-            on_progress=lambda sent, got: told.append((sent, got)),
-        )
-    assert told == sorted(told)
-    assert told[-1] == (array.nbytes, array.nbytes // 4)
-
-
-GIVEN = [
-    np.random.default_rng(seed).normal(size=(1, 2, 2 * size, 2 * size)).astype(np.float32)
+ITEMS = [
+    Item(UP, normal(1, 2, 2 * size, 2 * size, seed=seed), (1, 2, size, size))
     for seed, size in enumerate((1, 3, 8, 300, 8))
 ]
-ITEMS = [Item(UP, each, (1, 2, each.shape[2] // 2, each.shape[3] // 2)) for each in GIVEN]
 
 
-def test_results_are_those_of_evaluate() -> None:
+def test_results_of_many_are_those_of_evaluate() -> None:
     with LocalClient() as client:
         wanted = [client.evaluate(i.op, i.array, output_shape=i.output_shape) for i in ITEMS]
-        for result, each in zip(client.evaluate_many(ITEMS), wanted, strict=True):
-            np.testing.assert_array_equal(result, each)
+        results = list(client.evaluate_many(ITEMS))
         pairs = list(client.evaluate_many(ITEMS, ordered=False))
     assert [index for index, _ in pairs] == list(range(len(ITEMS)))
-    for index, result in pairs:
-        np.testing.assert_array_equal(result, wanted[index])
+    for each in (results, [result for _, result in pairs]):
+        for result, expected in zip(each, wanted, strict=True):
+            np.testing.assert_array_equal(result, expected)
 
 
 def test_an_error_is_raised_at_its_item_and_the_others_go_on() -> None:
-    bad: list[Any] = [ITEMS[0], (UP, GIVEN[0], (1, 1)), GIVEN[0], ITEMS[1]]
+    first, second, *_ = ITEMS
+    bad: list[Any] = [first, (UP, first.array, (1, 1)), first.array, second]
     with LocalClient() as client:
         results = client.evaluate_many(bad)
         next(results)
@@ -115,9 +110,8 @@ def test_an_error_is_raised_at_its_item_and_the_others_go_on() -> None:
         assert (results.index, caught.value.__notes__) == (1, ["item 1 of evaluate_many"])
         with pytest.raises(TypeError, match="an item is a ndarray"):
             next(results)
-        assert next(results).shape == ITEMS[1].output_shape
-        with pytest.raises(StopIteration):
-            next(results)
+        assert next(results).shape == second.output_shape
+        assert list(results) == []
 
 
 def test_items_are_taken_when_results_are_asked_for() -> None:
@@ -140,8 +134,6 @@ def test_evaluate_many_takes_and_refuses_what_a_client_does() -> None:
             one.evaluate_many([], max_in_flight=most)
 
 
-Array = NDArray[Any]
-
 TYPES = [np.dtype(t) for t in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)]
 OPERATORS = (
     UP,
@@ -162,8 +154,7 @@ RESULTS: list[Any] = [
 SOUND = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """Arguments of one evaluate(); the arrays' numbers are made from a seed."""
 
     operator: ops.Operator
@@ -173,16 +164,15 @@ class Call:
 
     def outcome(self, client: LocalClient | Client) -> tuple[object, ...]:
         """Evaluate and tell all that comes of it."""
-        if self.out is not None and self.out.flags.writeable:
-            self.out[...] = 77
+        operator, source, shape, out = self
+        if out is not None and out.flags.writeable:
+            out[...] = 77
         try:
-            result = client.evaluate(
-                self.operator, self.source, output_shape=self.result_shape, out=self.out
-            )
+            result = client.evaluate(operator, source, output_shape=shape, out=out)
         except (GradwireError, TypeError) as error:
             field = getattr(error, "field", None)
             return type(error), field, str(error).partition(" (request ")[0]
-        assert self.out is None or result is self.out
+        assert out is None or result is out
         return result.dtype, result.shape, result.strides, result.tobytes()
 
 
@@ -219,16 +209,14 @@ def calls(draw: st.DrawFn) -> Call:
 @pytest.fixture(scope="module", params=[1, 2])
 def experienced(request: pytest.FixtureRequest) -> Iterator[dict[int, LocalClient]]:
     """Clients that have seen other calls before, by the size of their slabs."""
-    slabs = (1 << 7, 1 << 20)
-    made = {
-        slab: LocalClient(threads=request.param, limits=Limits(slab_bytes=slab)) for slab in slabs
-    }
-    yield made
-    for client in made.values():
-        client.close()
+    with ExitStack() as stack:
+        yield {
+            slab: stack.enter_context(limited(request.param, slab_bytes=slab))
+            for slab in (1 << 7, 1 << 20)
+        }
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(call=calls(), slab=st.sampled_from([1 << 7, 1 << 20]))
 def test_it_answers_as_the_service_does_whether_it_knows_the_call_or_not(
     client: Client, experienced: dict[int, LocalClient], call: Call, slab: int
@@ -240,23 +228,21 @@ def test_it_answers_as_the_service_does_whether_it_knows_the_call_or_not(
     assert call.outcome(experienced[slab]) == expected
 
 
-X = np.arange(64, dtype=np.float32).reshape(1, 1, 8, 8)
-
-
 @pytest.mark.parametrize("slab", [1 << 7, 1 << 20])
 @pytest.mark.parametrize(
     "part", [np.s_[:, :, 2:6, 1:5], np.s_[:, :, ::2, 1::2], np.s_[:, :, 3::-1, -2:1:-1]]
 )
 def test_only_the_elements_of_out_are_written(slab: int, part: tuple[slice, ...]) -> None:
+    array = normal(1, 1, 8, 8)
     memory = np.full((1, 1, 8, 9), 7.5, np.float32)
     others = np.ones(memory.shape, np.bool_)
     others[part] = False
     out = memory[part][:, :, :, :4]
-    with LocalClient(limits=Limits(slab_bytes=slab)) as client:
-        expected = client.evaluate(UP, X, output_shape=(1, 1, 4, 4))
+    with limited(slab_bytes=slab) as client:
+        expected = client.evaluate(UP, array, output_shape=(1, 1, 4, 4))
         for _ in range(2):
             out[...] = 0
-            assert client.evaluate(UP, X, out=out) is out
+            assert client.evaluate(UP, array, out=out) is out
             np.testing.assert_array_equal(out, expected)
     assert (memory[others] == 7.5).all()
 
@@ -276,7 +262,7 @@ def test_memory_that_became_unfit_for_a_result_is_refused() -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_nothing_is_written_to_out_after_a_deadline(threads: int) -> None:
     x = np.ones((1, 4, 512, 512), np.float32)
-    outs = [np.zeros((1, 4, 256, 256), np.float32) for _ in range(20)]
+    outs = np.zeros((20, 1, 4, 256, 256), np.float32)
     left: list[Array] = []
     with LocalClient("numpy_cpu", threads, limits=Limits(slab_bytes=1 << 20)) as client:
         for out in outs:
