@@ -14,6 +14,7 @@ import grpc
 import pytest
 import trustme
 
+from gradwire_server.config.addresses import split
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import Scope, add_token, revoke_token
 from gradwire_server.security.certificates import Certificates
@@ -47,20 +48,24 @@ def is_served(address: str, roots: bytes, shown: Pair | None = None) -> bool:
     return refusal is None
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the server's lines of certificates."""
+    messages = [each.getMessage() for each in caplog.records if each.name == "gradwire_server"]
+    return [message for message in messages if message.startswith("certificate")]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
 def test_connections_that_are_no_tls_leave_nothing_but_json_in_the_log(
-    papers: Papers, tmp_path: Path, workers: int
+    papers: Papers, tmp_path: Path, workers: str
 ) -> None:
-    flags = (*papers.flags, "--log-format", "json", "--workers", str(workers))
+    flags = (*papers.flags, "--log-format", "json", "--workers", workers)
     with running_command(*flags, log=tmp_path / "log") as command:
-        host, _, port = command.address.rpartition(":")
         for _ in range(10):
-            with socket.create_connection((host, int(port))) as junk:
+            with socket.create_connection(split(command.address)) as junk:
                 junk.sendall(b"GET / HTTP/1.1\r\n\r\n" * 20)
                 while junk.recv(1 << 10):
                     pass
-        with RawClient(command.address, trusting(papers.roots)) as client:
-            client.check_alive()
+        assert is_served(command.address, papers.roots)
         lines = command.log.splitlines()
     assert lines
     assert papers.settings["tls_key"] not in command.log
@@ -103,47 +108,36 @@ def test_what_cannot_be_used_is_refused_at_first_and_kept_out_later(
     papers: Papers, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     shown, good = pair(papers.authority), papers.read(name)
-
-    def own() -> list[logging.LogRecord]:
-        return [each for each in caplog.records if each.name == "gradwire_server"]
-
     with serving(**papers.mutual) as server, caplog.at_level(logging.ERROR, "gradwire_server"):
         for broken in BROKEN[name]:
             caplog.clear()
             papers.put(name, broken)
-            wait_until(lambda: is_served(server.address, papers.roots, shown) and own())
-            (record,) = own()
-            assert record.getMessage() == "certificates cannot be used"
-            assert "PRIVATE" not in str(vars(record))
+            with pytest.raises(ValueError, match=r"^--tls-"):
+                Certificates(Settings(**papers.mutual))
+            wait_until(lambda: is_served(server.address, papers.roots, shown) and told(caplog))
+            assert told(caplog) == ["certificates cannot be used"]
+            assert "PRIVATE" not in str([vars(each) for each in caplog.records])
         papers.put(name, good)
         assert is_served(server.address, papers.roots, shown)
-    for broken in BROKEN[name]:
-        papers.put(name, broken)
-        with pytest.raises(ValueError, match=r"^--tls-"):
-            Certificates(Settings(**papers.mutual))
 
 
 def test_a_certificate_that_has_expired_is_told_of_once_each_time_it_is_read(
     papers: Papers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def told() -> list[str]:
-        messages = [record.getMessage() for record in caplog.records]
-        return [message for message in messages if message.startswith("certificate")]
-
     shown = pair(papers.authority)
     papers.write(expired=True)
     with caplog.at_level(logging.INFO, "gradwire_server"), serving(**papers.mutual) as server:
-        assert told() == ["certificate has expired"]
+        assert told(caplog) == ["certificate has expired"]
         assert not is_served(server.address, papers.roots, shown)
         papers.write()
         wait_until(lambda: is_served(server.address, papers.roots, shown))
-        assert told() == ["certificate has expired", "certificates reloaded"]
+        assert told(caplog) == ["certificate has expired", "certificates reloaded"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", ["1", "2"])
 def test_rotation_of_certificates_and_tokens_under_load_loses_no_call(
-    papers: Papers, path: Path, tmp_path: Path, workers: int
+    papers: Papers, path: Path, tmp_path: Path, workers: str
 ) -> None:
     """Clients trust both authorities, as one has them do; each call has its own connection."""
     other = trustme.CA()
@@ -165,7 +159,7 @@ def test_rotation_of_certificates_and_tokens_under_load_loses_no_call(
         return all(code(method, token, roots) is expected for _ in range(8))
 
     flags = [*papers.flags, f"--tls-client-ca={papers.mutual['tls_client_ca']}", "--no-warm-up"]
-    flags += ["--tokens", str(path), "--workers", str(workers)]
+    flags += ["--tokens", str(path), "--workers", workers]
     with running_command(*flags, log=tmp_path / "log") as server, repeated(ask) as load:
         for number, authority in enumerate((other, papers.authority, other)):
             papers.write(authority)
@@ -180,31 +174,28 @@ def test_rotation_of_certificates_and_tokens_under_load_loses_no_call(
     assert not [token for token in tokens if token in server.log]
 
 
-def shakes_hands(address: str, roots: bytes, version: ssl.TLSVersion) -> bool:
-    """Shake hands in one version of TLS."""
-    host, _, port = address.rpartition(":")
-    context = ssl.create_default_context(cadata=roots.decode())
-    # Or OpenSSL would not even ask for one as old.
-    context.set_ciphers("ALL:@SECLEVEL=0")
-    context.minimum_version = context.maximum_version = version
-    context.set_alpn_protocols(["h2", "http/1.1"])
-    try:
-        with (
-            socket.create_connection((host, int(port))) as plain,
-            context.wrap_socket(plain, server_hostname=host),
-        ):
-            return True
-    except OSError:
-        return False
-
-
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated:DeprecationWarning")
 def test_tls_is_1_2_or_newer_on_both_ports(papers: Papers) -> None:
+    def shakes_hands(place: tuple[str, int], version: ssl.TLSVersion) -> bool:
+        context = papers.context()
+        # Or OpenSSL would not even ask for one as old.
+        context.set_ciphers("ALL:@SECLEVEL=0")
+        context.minimum_version = context.maximum_version = version
+        context.set_alpn_protocols(["h2", "http/1.1"])
+        try:
+            with (
+                socket.create_connection(place) as plain,
+                context.wrap_socket(plain, server_hostname=place[0]),
+            ):
+                return True
+        except OSError:
+            return False
+
     with serving(**papers.settings, http_port="0") as server:
-        for address in (server.address, server.http_address):
-            assert not shakes_hands(address, papers.roots, ssl.TLSVersion.TLSv1_1)
-            assert shakes_hands(address, papers.roots, ssl.TLSVersion.TLSv1_2)
-            assert shakes_hands(address, papers.roots, ssl.TLSVersion.TLSv1_3)
+        for place in map(split, (server.address, server.http_address)):
+            assert not shakes_hands(place, ssl.TLSVersion.TLSv1_1)
+            assert shakes_hands(place, ssl.TLSVersion.TLSv1_2)
+            assert shakes_hands(place, ssl.TLSVersion.TLSv1_3)
         assert get(server.http_address, "/")[0] == 400
 
 
@@ -212,10 +203,9 @@ def test_the_http_port_shows_a_replaced_certificate_and_tells_when_it_expires(
     papers: Papers,
 ) -> None:
     def shown() -> tuple[str, float]:
-        host, port = server.http_address.split(":")
-        told = scrape(f"{host}:{port}", tls=papers.context())
-        name = "gradwire_certificate_expiration_timestamp_seconds"
-        return ssl.get_server_certificate((host, int(port))), told.value(name)
+        told = scrape(server.http_address, tls=papers.context())
+        ends_s = told.value("gradwire_certificate_expiration_timestamp_seconds")
+        return ssl.get_server_certificate(split(server.http_address)), ends_s
 
     ends = [datetime(2100 + years, 1, 2, 3, 4, 5, tzinfo=UTC) for years in (0, 1)]
     papers.write(not_after=ends[0])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import signal
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gradwire import v1
-from support.processes import is_running, running_command
+from support.processes import is_running
 from support.raw_calls import (
     PATIENCE_S,
     REQUEST_ID,
@@ -63,11 +63,10 @@ def test_a_writer_in_full_flow_learns_that_the_server_drains(number: int) -> Non
         wait_until(lambda: server.server.service.admission.memory_bytes)
         server.stop()
 
-    with RawClient(server.address) as client:
-        stopper = threading.Thread(target=stop)
-        stopper.start()
+    with RawClient(server.address) as client, ThreadPoolExecutor(1) as pool:
+        stopped = pool.submit(stop)
         check_told(client.stream(endless((1 << 10, 64 << 10, 1 << 20)[number % 3])).refusal)
-        stopper.join()
+        stopped.result()
 
 
 @pytest.mark.parametrize("flow", ["idle", "full"])
@@ -111,26 +110,17 @@ def test_a_draining_server_finishes_what_runs_and_takes_nothing_new(
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
         watch.cancel()
         command.wait_for_log(" draining ", times=workers)
+
+        def refuses() -> bool:
+            with RawClient(command.address) as client:
+                answer = client.evaluate(published_request(), timeout_s=5)
+            return answer.code is grpc.StatusCode.UNAVAILABLE
+
         # The listener is closed at some moment after that.
-        wait_until(lambda: _refused(command.address))
+        wait_until(refuses)
         assert command.running
         stream.finish()
         assert command.wait() == 0
         assert command.log.count(" stopped") >= workers
         assert "Traceback" not in command.log
         assert not any(map(is_running, command.workers.values()))
-
-
-def _refused(address: str) -> bool:
-    with RawClient(address) as client:
-        return client.evaluate(published_request(), timeout_s=5).code is grpc.StatusCode.UNAVAILABLE
-
-
-def test_what_outlasts_the_grace_period_is_ended(tmp_path: Path) -> None:
-    with running_command("--grace-s", "0", log=tmp_path / "log") as command:
-        with RawClient(command.address) as client:
-            call = client.start(endless(1 << 16))
-            opened = next(call)
-            command.signal(signal.SIGTERM)
-            check_told(read_all(call, itertools.chain([opened], call)).refusal)
-        assert command.wait() == 0

@@ -21,9 +21,7 @@ from support.raw_calls import (
     refused,
 )
 from support.refusals import check_in_band
-from support.servers import served, serving, wait_idle
-
-LINEAR = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_LINEAR
+from support.servers import served, wait_idle
 
 
 def resample(source: tuple[int, ...], result: tuple[int, ...]) -> v1.EvaluateRequest:
@@ -48,14 +46,11 @@ EXCEEDED: dict[str, tuple[str, int, v1.EvaluateRequest, str]] = {
 
 
 @pytest.mark.parametrize("how", BOTH_WAYS)
-@pytest.mark.parametrize(
-    ("setting", "allowed", "request_", "reason"), EXCEEDED.values(), ids=list(EXCEEDED)
-)
-def test_what_exceeds_a_limit_is_refused_by_its_name(
-    setting: str, allowed: int, request_: v1.EvaluateRequest, reason: str, how: str
-) -> None:
+@pytest.mark.parametrize("name", EXCEEDED)
+def test_what_exceeds_a_limit_is_refused_by_its_name(name: str, how: str) -> None:
+    setting, allowed, request, reason = EXCEEDED[name]
     with served(**{setting: allowed}) as (server, client):
-        refusal = refused(client.ask(request_, how), reason, limit=setting, allowed=allowed)
+        refusal = refused(client.ask(request, how), reason, limit=setting, allowed=allowed)
         assert f"GRADWIRE_{setting.upper()}" in refusal.message
         assert f" {allowed}" in refusal.message
         if how == "EvaluateStream":
@@ -65,59 +60,50 @@ def test_what_exceeds_a_limit_is_refused_by_its_name(
 
 
 @pytest.mark.parametrize("how", BOTH_WAYS)
-@pytest.mark.parametrize(
-    ("setting", "request_"),
-    [(setting, request) for setting, _, request, _ in EXCEEDED.values()],
-    ids=list(EXCEEDED),
-)
+@pytest.mark.parametrize("name", EXCEEDED)
 def test_the_default_limits_let_the_same_requests_in(
-    setting: str, request_: v1.EvaluateRequest, how: str, client: RawClient
+    name: str, how: str, client: RawClient
 ) -> None:
-    assert client.ask(request_, how).refusal is None, setting
-
-
-def transposed(rows: int, columns: int) -> v1.EvaluateRequest:
-    """Ask for an identity from row-major to column-major, so that the input is held whole."""
-    request = identity_request(rows, columns)
-    request.output.CopyFrom(float32(rows, columns, strides=(1, rows)))
-    return request
+    assert client.ask(EXCEEDED[name][2], how).refusal is None
 
 
 def test_a_layout_that_cannot_be_held_whole_is_refused_before_any_data() -> None:
-    with serving(max_request_memory_bytes=32 << 20) as server:
-        client = RawClient(server.address)
-        ended(
-            client.stream([opening(transposed(4096, 4096))]),
-            "LAYOUT_NOT_STREAMABLE",
-            limit="max_request_memory_bytes",
-        )
-        # The same in one axis order streams, however large it is.
-        call = client.start([opening(identity_request(4096, 4096))])
+    request = identity_request(4096, 4096)
+    with served(max_request_memory_bytes=32 << 20) as (_server, client):
+        # In one axis order it streams, however large it is.
+        call = client.start([opening(request)])
         assert next(call).WhichOneof("message") == "opened"
         call.cancel()
+        request.output.strides[:] = (1, 4096)
+        answer = client.stream([opening(request)])
+        ended(answer, "LAYOUT_NOT_STREAMABLE", limit="max_request_memory_bytes")
         client.check_alive()
-        client.channel.close()
 
 
 # 4-byte requests that order results of 4 GiB and more, or work of many hours.
 GREEDY = {"copies": copies(1 << 15), "upsampling": resample((1 << 15, 1), (1 << 15, 1 << 15))}
 
 
-@pytest.mark.parametrize("request_", GREEDY.values(), ids=list(GREEDY))
+@pytest.mark.parametrize("name", GREEDY)
 def test_a_small_request_that_orders_a_huge_result_is_sent_to_the_stream(
-    request_: v1.EvaluateRequest, client: RawClient
+    name: str, client: RawClient
 ) -> None:
-    refusal = refused(client.evaluate(request_), "USE_STREAM", limit="max_unary_bytes")
+    refusal = refused(client.evaluate(GREEDY[name]), "USE_STREAM", limit="max_unary_bytes")
     assert str(4 << 30) in refusal.message
 
 
-@pytest.mark.parametrize("name", ["input", "output"])
-def test_what_exceeds_max_unary_bytes_on_either_side_is_sent_to_the_stream(name: str) -> None:
-    sizes = {"input": ((101,), (1,)), "output": ((1,), (101,))}[name]
-    request = identity_request(1)
-    request.input.CopyFrom(float32(*sizes[0]))
-    request.output.CopyFrom(float32(*sizes[1]))
-    request.data = bytes(4 * sizes[0][0])
+def test_use_stream_comes_before_data_is_missed(client: RawClient) -> None:
+    refused(client.evaluate(identity_request(1 << 20)), "USE_STREAM")
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "result"), [("input", 101, 1), ("output", 1, 101)], ids=["input", "output"]
+)
+def test_what_exceeds_max_unary_bytes_on_either_side_is_sent_to_the_stream(
+    name: str, source: int, result: int
+) -> None:
+    request = identity_request(source, data=bytes(4 * source))
+    request.output.sizes[:] = [result]
     with served(max_unary_bytes=400) as (_server, client):
         refusal = refused(client.evaluate(request), "USE_STREAM")
         assert refusal.message.startswith(f"{name} is 404 bytes; Evaluate takes 400")
@@ -125,28 +111,20 @@ def test_what_exceeds_max_unary_bytes_on_either_side_is_sent_to_the_stream(name:
         assert client.evaluate(identity_request(100, data=bytes(400))).refusal is None
 
 
-def test_use_stream_comes_before_data_is_missed(client: RawClient) -> None:
-    refused(client.evaluate(identity_request(1 << 20)), "USE_STREAM")
-
-
 def test_max_chunk_bytes_binds_both_sides() -> None:
+    request = published_request()
     with served(max_chunk_bytes=5) as (_server, client):
-        request = published_request()
         answer = client.stream([opening(request), *chunks(request.data, 5)])
         assert answer.opened is not None
         assert answer.opened.max_chunk_bytes == 5
         assert [length for _, length in answer.chunks] == [5, 5, 5, 1]
-        ended(
-            client.stream([opening(request), *chunks(request.data, 6)]),
-            "INVALID_DATA",
-            field="chunk.data",
-        )
+        answer = client.stream([opening(request), *chunks(request.data, 6)])
+        ended(answer, "INVALID_DATA", field="chunk.data")
 
 
 def test_a_message_beyond_max_message_bytes_is_not_read() -> None:
     with served(max_message_bytes=5 << 20) as (server, client):
-        request = identity_request(1 << 20, data=bytes(6 << 20))
-        refusal = client.evaluate(request).refusal
+        refusal = client.evaluate(identity_request(1 << 20, data=bytes(6 << 20))).refusal
         assert refusal is not None
         assert refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED
         # Told apart from overload by the lack of these.
