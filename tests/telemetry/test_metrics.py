@@ -1,27 +1,44 @@
-"""The HTTP port tells the metrics of every call and worker, and is in nobody's way."""
+"""Metrics: memory that processes share, the port that tells them, and what asks for them."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram
 
-from gradwire import Client, v1
+from gradwire import v1
 from gradwire_server.config.settings import Settings
 from gradwire_server.exporters import open_site
-from gradwire_server.observability import Ledger
-from gradwire_server.observability.definitions import METRICS
-from support.clients import SMALL, copied
-from support.load import repeated
+from gradwire_server.observability.cells import (
+    COUNTED,
+    MOST,
+    NOTES_BYTES,
+    TOTAL,
+    Cells,
+    Ledger,
+    Notes,
+    place,
+    span,
+    width,
+)
+from gradwire_server.observability.definitions import COUNTS, ERRORS, METHOD, METRICS, STATES, STEP
 from support.processes import running_command
 from support.raw_calls import (
     PATIENCE_S,
@@ -70,7 +87,7 @@ def test_readers_that_wait_or_do_not_read_hold_up_no_scrape_no_call_and_no_stop(
     count: int, says: bytes
 ) -> None:
     with (
-        contextlib.ExitStack() as afterwards,
+        ExitStack() as afterwards,
         served(http_port="0") as (server, client),
     ):
         host, port = server.http_address.split(":")
@@ -248,13 +265,20 @@ def test_a_busy_event_loop_shows_as_lag(server: ServerThread, told: Callable[[],
     over.set()
 
 
-FLAGS = ("--workers", "2", "--http-port", "127.0.0.1:0")
+def counts(seen: Scrape) -> dict[object, float]:
+    """Return all that may never fall; CPU time starts anew with a process."""
+    return {
+        key: value
+        for key, value in seen.samples.items()
+        if key[0].endswith(("_total", "_count", "_sum", "_bucket")) and key[0][:4] != "proc"
+    }
 
 
-def test_workers_are_merged_and_told_apart_and_one_that_is_away_is_not_ready(
+def test_workers_are_merged_and_one_that_is_killed_is_not_ready_and_no_count_is_lost_with_it(
     tmp_path: Path,
 ) -> None:
-    with running_command(*FLAGS, log=tmp_path / "log") as command:
+    flags = ("--workers", "2", "--http-port", "127.0.0.1:0")
+    with running_command(*flags, log=tmp_path / "log") as command:
         told = partial(scrape, command.http_address)
         workers = {"0", "1"}
         calls = 0
@@ -277,6 +301,7 @@ def test_workers_are_merged_and_told_apart_and_one_that_is_away_is_not_ready(
         memory = "process_resident_memory_bytes"
         assert seen.labels(memory, "worker") == {*workers, "supervisor"}
         assert seen.value(memory, worker="0") > 0
+        before = counts(told())
         pid = command.workers[1]
         os.kill(pid, signal.SIGSTOP)
         # Its metrics are read where they are; it need not answer.
@@ -284,45 +309,182 @@ def test_workers_are_merged_and_told_apart_and_one_that_is_away_is_not_ready(
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not told().value("gradwire_worker_ready", worker="1"))
         wait_until(lambda: told().value("gradwire_worker_ready", worker="1"))
-
-
-def counts(seen: Scrape) -> dict[object, float]:
-    """Return all that may never fall; CPU time starts anew with a process."""
-    return {
-        key: value
-        for key, value in seen.samples.items()
-        if key[0].endswith(("_total", "_count", "_sum", "_bucket")) and key[0][:4] != "proc"
-    }
-
-
-@pytest.mark.slow
-def test_no_count_falls_and_none_is_lost_while_workers_are_killed(tmp_path: Path) -> None:
-    kills = 4
-    with (
-        running_command(*FLAGS, log=tmp_path / "log") as command,
-        Client(command.address) as caller,
-    ):
-        told = partial(scrape, command.http_address)
-        before: dict[object, float] = {}
-
-        def fallen() -> object:
-            now = counts(told())
-            less = [key for key, value in before.items() if now.get(key, 0) < value]
-            before.update(now)
-            return less or None
-
-        def evaluate() -> None:
-            copied(caller, SMALL)
-
-        with repeated(fallen, threads=1), repeated(evaluate, threads=1) as load:
-            for kill in range(kills):
-                load.wait_for_more(20)
-                command.kill_worker(kill % 2)
-                command.wait_for_log(f"worker serves worker={kill % 2} ", times=2 + kill // 2)
-        wait_until(lambda: told().value("gradwire_worker_ready") == 2)
         seen = told()
-    assert seen.value("gradwire_worker_restarts_total", worker="0") == kills // 2
-    # A try whose answer was lost with its worker was counted too, once for each kill at most.
-    counted = seen.value("gradwire_requests_total", status="OK")
-    assert load.calls <= counted <= load.calls + kills
-    assert seen.value("gradwire_requests_in_flight") == 0
+        assert seen.value("gradwire_worker_restarts_total", worker="1") == 1
+        assert seen.value("gradwire_requests_in_flight") == 0
+        now = counts(seen)
+        assert not [key for key, value in before.items() if now.get(key, 0) < value]
+        assert all(by_worker())
+
+
+STORED = (*COUNTS, *STATES)
+
+
+def test_every_time_series_has_cells_of_its_own_and_a_name_of_its_kind() -> None:
+    cells: list[int] = []
+    for metric in STORED:
+        for values in product(*(label.values for label in metric.labels)):
+            first = place(metric, *values)
+            cells += range(first, first + width(metric))
+    assert sorted(cells) == list(range(1, TOTAL - 1))
+    assert max(span(metric).stop for metric in COUNTS) == COUNTED
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    for metric in METRICS:
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+        assert bool(metric.buckets) == (metric.kind == "histogram")
+        assert list(metric.buckets) == sorted(metric.buckets)
+
+
+@pytest.mark.parametrize("value", ["EvaluateFaster", "", "x" * 1000, "OK\n"])
+def test_a_value_that_is_not_known_counts_as_the_last_one(value: str) -> None:
+    assert place(ERRORS, value, value, "other") == place(ERRORS, "unknown", "UNSPECIFIED", "other")
+    assert METHOD.values[-1] == "unknown"
+
+
+@given(st.lists(st.floats(0, 1e12), max_size=40))
+def test_values_fall_into_the_buckets_that_prometheus_client_puts_them_in(
+    values: list[float],
+) -> None:
+    registry = CollectorRegistry()
+    oracle = Histogram("oracle", "oracle", buckets=STEP.buckets, registry=registry)
+    cells = Cells()
+    for value in (*values, *STEP.buckets):
+        oracle.observe(value)
+        cells.observe(STEP, value)
+    ours = cells.array[span(STEP)]
+    assert registry.get_sample_value("oracle_sum") == pytest.approx(ours[0])
+    samples = [sample for metric in oracle.collect() for sample in metric.samples]
+    counts = [sample.value for sample in samples if sample.name == "oracle_bucket"]
+    assert counts == np.cumsum(ours[1:]).tolist()
+
+
+@pytest.mark.parametrize("size", [0, 8, TOTAL * 8])
+def test_cells_of_another_layout_are_left_alone(size: int) -> None:
+    fd = os.memfd_create("other")
+    os.ftruncate(fd, size)
+    assert Cells.attached(fd) is None
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.sampled_from(["start", "end", "count"]), st.integers(0, 3))))
+def test_counts_never_fall_and_none_is_lost_when_processes_come_and_go(
+    events: list[tuple[str, int]],
+) -> None:
+    ledger, cell = Ledger(0), place(STEP) + 1
+    running: list[tuple[ExitStack, Cells]] = []
+    counted, before = 0, np.zeros(COUNTED)
+    for event, amount in events:
+        if event == "start":
+            stack = ExitStack()
+            running.append((stack, stack.enter_context(ledger.process())))
+        elif running and event == "end":
+            running.pop(0)[0].close()
+        elif running:
+            cells = running[-1][1]
+            cells.values[cell] += amount
+            cells.values[TOTAL - 2] = 1
+            counted += amount
+        now = ledger.read().values
+        assert (now[:COUNTED] >= before).all()
+        assert now[cell] == counted
+        assert running or not now[COUNTED:].any()
+        before = now[:COUNTED].copy()
+    for stack, _ in running:
+        stack.close()
+
+
+def notes(memory: bytearray | None = None) -> Notes:
+    return Notes(memoryview(memory or bytearray(NOTES_BYTES)))
+
+
+def note(made: Notes, message: str, *, alike: str = "") -> None:
+    texts = dict.fromkeys(("method", "operator", "status", "reason", "request_id"), "text")
+    made.error(**texts, message=message, alike=alike)
+
+
+def messages(made: Notes) -> list[str]:
+    made.write()
+    return [error["message"] for error in made.read()[1]]
+
+
+def test_the_latest_errors_are_kept_and_one_that_comes_again_only_adds_to_its_count() -> None:
+    made = notes()
+    assert made.read() == ({}, [])
+    for number in range(3 * MOST):
+        note(made, str(number))
+    assert messages(made) == [str(number) for number in range(2 * MOST, 3 * MOST)]
+    for number in range(10_000):
+        note(made, f"full; retry after {number} ms", alike="max_queue")
+    assert messages(made)[-2:] == [str(3 * MOST - 1), "full; retry after 9999 ms"]
+    rare, full = made.read()[1][-2:]
+    assert (rare["count"], full["count"]) == (1, 10_000)
+    assert full["latest"] >= rare["latest"]
+    note(made, rare["message"])
+    assert messages(made)[-1] == rare["message"]
+
+
+TEXTS = st.builds(lambda text, times: text * times, st.text(max_size=50), st.integers(0, 120))
+
+
+@given(st.lists(TEXTS, max_size=5), TEXTS)
+def test_any_text_fits_or_is_cut(texts: list[str], fact: str) -> None:
+    made = notes()
+    made.description = {"backend": fact}
+    for text in texts:
+        note(made, text)
+    assert sorted(messages(made)) == sorted(text[:600] for text in set(texts))
+    assert made.read()[0] == {"backend": fact}
+
+
+def test_another_process_reads_what_is_whole() -> None:
+    memory = bytearray(NOTES_BYTES)
+    writer, reader = notes(memory), notes(memory)
+    hostile = '<script>alert("1")</script> \\ " \x00\ud800 é'
+    note(writer, hostile)
+    writer.description = {"backend": "numpy_cpu"}
+    writer.write()
+    description, (error,) = reader.read()
+    assert (description, error["message"]) == ({"backend": "numpy_cpu"}, hostile)
+    memory[100] ^= 1
+    assert reader.read() == ({}, [])
+    memory[:8] = b"\xff" * 8
+    assert reader.read() == ({}, [])
+
+
+FILES = Path(__file__).parents[2] / "deploy/monitoring"
+PANELS: list[dict[str, Any]] = json.loads((FILES / "dashboard.json").read_text())["panels"]
+DASHBOARD = [target["expr"] for panel in PANELS for target in panel.get("targets", ())]
+ALERTS = re.findall(
+    r"expr: (?:>-\n)?((?:.|\n)*?)\n +(?:for|labels):", (FILES / "alerts.yml").read_text()
+)
+SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("",), "gauge": ("",)}
+# Of Prometheus itself, and of every time series it scrapes.
+OWN = {"up": {"job", "instance"}}
+SERIES = OWN | {
+    metric.name + suffix: {*metric.label_names, "job", "instance"}
+    | ({"le"} if suffix == "_bucket" else set[str]())
+    for metric in METRICS
+    for suffix in SUFFIXES[metric.kind]
+}
+
+
+@pytest.mark.parametrize("query", [*DASHBOARD, *ALERTS])
+def test_a_query_asks_for_what_there_is(query: str) -> None:
+    names = set(re.findall(r"\b(?:gradwire|process)_\w+|\bup\b", query))
+    assert names
+    assert names <= SERIES.keys()
+    labels = set[str]().union(*(SERIES[name] for name in names))
+    asked = re.findall(r"(\w+)(?:=~|!=|=)\"", query)
+    for grouped in re.findall(r"by \(([^)]*)\)", query):
+        asked += grouped.split(", ")
+    assert set(asked) <= labels
+    assert query.count("(") == query.count(")")
+
+
+def test_every_alert_is_tested() -> None:
+    named = re.findall(r"- alert: (\w+)", (FILES / "alerts.yml").read_text())
+    assert len(named) == len(ALERTS) > 10
+    tested = re.findall(r"alertname: (\w+)", (FILES / "alerts_test.yml").read_text())
+    assert len(set(named)) == len(named)
+    assert all(tested.count(name) > 1 for name in named if name != "GradwireDown")
+    assert set(named) == set(tested)
