@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import grpc
@@ -165,7 +165,7 @@ BAD_FIELDS: dict[str, tuple[v1.EvaluateRequest, str, list[str]]] = {
 
 @pytest.mark.parametrize("how", BOTH_WAYS)
 @pytest.mark.parametrize("name", BAD_FIELDS)
-def test_a_bad_field_is_named_with_what_came_and_what_would_do(
+def test_a_bad_field_is_prefixwith_what_came_and_what_would_do(
     client: RawClient, name: str, how: str
 ) -> None:
     request, path, words = BAD_FIELDS[name]
@@ -308,7 +308,30 @@ def field(number: int, content: bytes) -> bytes:
     return varint(number << 3 | 2) + varint(len(content)) + content
 
 
+GOOD = published_request().SerializeToString()
 OPEN = opening(published_request()).SerializeToString()
+# Messages that hold the bytes of a header, by method and place.
+WAYS: dict[str, Callable[[bytes], tuple[bytes, ...]]] = {
+    "Evaluate": lambda head: (head,),
+    "ListOperators": lambda head: (head,),
+    "GetServerInfo": lambda head: (head,),
+    "EvaluateStream, open": lambda head: (field(1, head),),
+    "EvaluateStream, chunk": lambda head: (field(2, head),),
+    "EvaluateStream, open after open": lambda head: (OPEN, field(1, head)),
+    "EvaluateStream, chunk after open": lambda head: (OPEN, field(2, head)),
+    "EvaluateMany": lambda head: (field(1, GOOD), field(1, head)),
+}
+
+
+def sent(client: RawClient, way: str, head: bytes) -> tuple[Refusal | None, bool]:
+    """Send a header in one of the ways; return how it was refused, and whether in-band too."""
+    method, messages = way.partition(",")[0], WAYS[way](head)
+    if method != "EvaluateMany":
+        return send_bytes(client, method, *messages), method == "EvaluateStream"
+    with ManyCall.of_bytes(client, *messages) as call:
+        return call.refusal(), True
+
+
 GARBAGE = {
     "a tag without a value": b"\x0a",
     "a length beyond the end": b"\x12\xff\xff\xff\x7f",
@@ -316,46 +339,32 @@ GARBAGE = {
     "no UTF-8": b"\x0a\x02\xc3\x28",
     "noise": bytes(range(255, 0, -1)),
 }
-after = pytest.mark.parametrize("before", [0, 1], ids=["first", "after open"])
-garbage = pytest.mark.parametrize("wrong", GARBAGE.values(), ids=list(GARBAGE))
 
 
-# GetServerInfo and ListOperators have no fields: the text of an unknown field is not decoded.
+# Those that have no field of text do not decode that of an unknown one.
 @pytest.mark.parametrize(
-    ("method", "name"),
+    ("way", "name"),
     [
-        pytest.param(method, name, id=f"{method}, {name}")
-        for method in ("Evaluate", "ListOperators", "GetServerInfo")
+        pytest.param(way, name, id=f"{way}, {name}")
+        for way in WAYS
         for name in GARBAGE
-        if method == "Evaluate" or name != "no UTF-8"
+        if name != "no UTF-8" or not re.search("List|Info|chunk", way)
     ],
 )
 def test_bytes_that_are_no_message_are_refused_as_invalid_data(
-    client: RawClient, method: str, name: str
+    client: RawClient, way: str, name: str
 ) -> None:
-    refusal = send_bytes(client, method, GARBAGE[name])
-    told = refused(refusal, "INVALID_DATA", field="message").message
-    assert f"{len(GARBAGE[name])} bytes" in told
+    refusal, in_band = sent(client, way, GARBAGE[name])
+    told = refused(refusal, "INVALID_DATA", field="message", in_band=in_band).message
+    assert in_band or f"{len(GARBAGE[name])} bytes" in told
 
 
-@after
-@garbage
-def test_bytes_that_are_no_message_of_a_stream_are_refused_as_invalid_data(
-    client: RawClient, wrong: bytes, before: int
+@pytest.mark.parametrize("before", [(), (OPEN,)], ids=["first", "after open"])
+def test_noise_in_a_stream_is_refused_as_invalid_data(
+    client: RawClient, before: tuple[bytes, ...]
 ) -> None:
-    # Field 1 is open, a message: what is inside it need not be one either.
-    wrapped = field(1, wrong) if len(wrong) < 128 else wrong
-    refusal = send_bytes(client, "EvaluateStream", *[OPEN][:before], wrapped)
+    refusal = send_bytes(client, "EvaluateStream", *before, GARBAGE["noise"])
     ended(refusal, "INVALID_DATA", field="message")
-
-
-@garbage
-def test_bytes_that_are_no_request_among_many_end_the_stream(
-    client: RawClient, wrong: bytes
-) -> None:
-    good = named(published_request(), "good").SerializeToString()
-    with ManyCall.of_bytes(client, good, field(1, wrong)) as call:
-        ended(call.refusal(), "INVALID_DATA", field="message")
 
 
 def test_a_unary_call_without_a_request_is_refused_as_invalid_data(client: RawClient) -> None:
@@ -373,36 +382,16 @@ FILLINGS = {
     "a long name": field(1, b"n" * LARGE),
     "data behind a group": b"\x33\x34" + field(15, bytes(LARGE)),
 }
-fillings = pytest.mark.parametrize("filling", FILLINGS.values(), ids=list(FILLINGS))
 
 
-def check_too_long(refusal: Refusal | None, *, in_band: bool = True) -> None:
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("filling", FILLINGS.values(), ids=list(FILLINGS))
+def test_a_header_that_is_too_long_is_refused(client: RawClient, way: str, filling: bytes) -> None:
+    prefix = field(1, b"name") if way == "EvaluateMany" else b""
+    refusal, in_band = sent(client, way, prefix + filling + field(6, b""))
     limit = {"limit": "max_header_bytes", "allowed": MAX_HEADER_BYTES}
     checked = refused(refusal, "INVALID_DATA", field="message", in_band=in_band, **limit)
     assert f"at most {MAX_HEADER_BYTES} (max_header_bytes) are read" in checked.message
-
-
-@pytest.mark.parametrize("method", ["Evaluate", "ListOperators", "GetServerInfo"])
-@fillings
-def test_a_request_is_refused(client: RawClient, method: str, filling: bytes) -> None:
-    check_too_long(send_bytes(client, method, filling + field(6, b"")), in_band=False)
-
-
-@after
-@pytest.mark.parametrize("inside", [1, 2], ids=["open", "chunk"])
-@fillings
-def test_a_message_of_a_stream_is_refused(
-    client: RawClient, filling: bytes, inside: int, before: int
-) -> None:
-    message = field(inside, filling)
-    check_too_long(send_bytes(client, "EvaluateStream", *[OPEN][:before], message))
-
-
-@fillings
-def test_a_request_among_many_ends_the_stream(client: RawClient, filling: bytes) -> None:
-    message = field(1, field(1, b"name") + filling + field(6, b""))
-    with ManyCall.of_bytes(client, message) as call:
-        check_too_long(call.refusal())
 
 
 def test_requests_among_many_whose_names_can_be_read_are_refused_alone(client: RawClient) -> None:

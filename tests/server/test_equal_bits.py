@@ -130,9 +130,10 @@ def requests(draw: st.DrawFn) -> v1.EvaluateRequest:
     values = np.random.default_rng(seed).standard_normal(carried).astype(TYPES[number])
     name = draw(st.sampled_from(["dml_resample_grad", "dml_resample"]))
     mode: Any = draw(st.sampled_from([1, 2]))
+    operator: dict[str, Any] = {name: v1.DmlResample(interpolation_mode=mode)}
     packed = strides(draw, result, other)
     return v1.EvaluateRequest(
-        operator=v1.Operator(**{name: v1.DmlResample(interpolation_mode=mode)}),
+        operator=v1.Operator(**operator),
         input=v1.TensorDescriptor(data_type=number, sizes=source, strides=steps),
         output=v1.TensorDescriptor(data_type=number, sizes=result, strides=packed),
         data=values.tobytes(),
@@ -168,16 +169,17 @@ def test_a_stream_gives_the_bits_of_evaluate_however_it_is_cut(
 def large(name: str, number: Any) -> v1.EvaluateRequest:
     """Make a tensor of several slabs of 1000 bytes."""
     source, result = (1, 3, 16, 9), (1, 3, 8, 7)
-    attributes = {
+    attributes: dict[str, Any] = {
         "mode": v1.Interpolate.MODE_BILINEAR,
         "data_format": v1.Interpolate.DATA_FORMAT_NCX,
         "sizes": source[2:],
     }
+    operator: dict[str, Any] = {name: v1.Interpolate(**attributes)}
     if name == "interpolate":
         source, result = result, source
     values = np.random.default_rng(7).standard_normal(source).astype(TYPES[number])
     return v1.EvaluateRequest(
-        operator=v1.Operator(**{name: v1.Interpolate(**attributes)}),
+        operator=v1.Operator(**operator),
         input=v1.TensorDescriptor(data_type=number, sizes=source),
         output=v1.TensorDescriptor(data_type=number, sizes=result),
         data=values.tobytes(),

@@ -108,7 +108,7 @@ def test_readers_that_wait_or_do_not_read_hold_up_no_scrape_no_call_and_no_stop(
 
 def test_an_address_that_cannot_be_had_is_told_with_the_flag() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        settings = {"http_port": f"127.0.0.1:{taken.getsockname()[1]}"}
+        settings: dict[str, Any] = {"http_port": f"127.0.0.1:{taken.getsockname()[1]}"}
         words = f"^--http-port {settings['http_port']} cannot be had: Address already in use$"
         with pytest.raises(OSError, match=words):
             ServerThread(**settings).listen()
@@ -187,8 +187,8 @@ def test_what_goes_on_now_and_errors_by_reason_and_setting_are_told(
     assert client.stream(as_stream(published_request())).refusal is not None
     for stream in streams:
         stream.cancel()
-    for name in ("gradwire_requests_in_flight", "gradwire_streams"):
-        wait_until(lambda name=name: not told().value(name))
+    wait_until(lambda: not told().value("gradwire_requests_in_flight"))
+    wait_until(lambda: not told().value("gradwire_streams"))
     client.evaluate(wrong_request())
     unknown = published_request()
     unknown.operator.CopyFrom(v1.Operator.FromString(b"\xfa\x7f\x00"))

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -168,13 +169,12 @@ def test_the_setting_and_the_variables_turn_traces_on_and_off(
     environment: dict[str, str],
     expected: str | None,
 ) -> None:
-    given: list[str] = []
-    make = otlp.tracer_provider
-    monkeypatch.setattr(otlp, "tracer_provider", lambda url: given.append(url) or make(url))
+    provider = Mock(wraps=otlp.tracer_provider)
+    monkeypatch.setattr(otlp, "tracer_provider", provider)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     found = tracer(Settings(otlp_endpoint=endpoint), address="127.0.0.1:1")
-    assert given == ([] if expected is None else [expected])
+    assert provider.mock_calls == ([] if expected is None else [call(expected)])
     if found is not None:
         found.close()
 
