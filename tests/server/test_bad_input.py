@@ -165,7 +165,7 @@ BAD_FIELDS: dict[str, tuple[v1.EvaluateRequest, str, list[str]]] = {
 
 @pytest.mark.parametrize("how", BOTH_WAYS)
 @pytest.mark.parametrize("name", BAD_FIELDS)
-def test_a_bad_field_is_prefixwith_what_came_and_what_would_do(
+def test_a_bad_field_is_named_with_what_came_and_what_would_do(
     client: RawClient, name: str, how: str
 ) -> None:
     request, path, words = BAD_FIELDS[name]
