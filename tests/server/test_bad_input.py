@@ -56,13 +56,13 @@ def changed(**fields: Any) -> v1.EvaluateRequest:
 
 
 def dml(**attributes: Any) -> v1.EvaluateRequest:
-    given = v1.DmlResample(**{"interpolation_mode": 1, "scales": (0.5, 1.5), **attributes})
-    return changed(operator=v1.Operator(dml_resample_grad=given))
+    given: dict[str, Any] = {"interpolation_mode": 1, "scales": (0.5, 1.5), **attributes}
+    return changed(operator=v1.Operator(dml_resample_grad=v1.DmlResample(**given)))
 
 
 def interpolate(**attributes: Any) -> v1.EvaluateRequest:
-    given = v1.Interpolate(**{"mode": v1.Interpolate.MODE_LINEAR, **attributes})
-    operator = v1.Operator(interpolate_backward=given)
+    given: dict[str, Any] = {"mode": v1.Interpolate.MODE_LINEAR, **attributes}
+    operator = v1.Operator(interpolate_backward=v1.Interpolate(**given))
     row = float32(1, 4, 1)
     return changed(operator=operator, input=row, output=row, data=bytes(16))
 

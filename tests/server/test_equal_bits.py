@@ -303,7 +303,7 @@ def test_a_layout_too_large_to_hold_is_gathered_in_the_results_order_and_progres
     out = np.empty((1, 32, 32, 64), np.float32).transpose(0, 3, 1, 2)
     told: list[tuple[int, int]] = []
     with limited(max_request_memory_bytes=600_000, slab_bytes=1 << 12) as local:
-        local.evaluate(UP, array, out=out, on_progress=lambda *bytes_: told.append(bytes_))
+        local.evaluate(UP, array, out=out, on_progress=lambda sent, got: told.append((sent, got)))
     with LocalClient() as local:
         np.testing.assert_array_equal(local.evaluate(UP, array, output_shape=out.shape), out)
     assert told == sorted(told)

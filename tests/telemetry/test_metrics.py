@@ -423,7 +423,11 @@ def test_the_latest_errors_are_kept_and_one_that_comes_again_only_adds_to_its_co
     assert messages(made)[-1] == rare["message"]
 
 
-TEXTS = st.builds(lambda text, times: text * times, st.text(max_size=50), st.integers(0, 120))
+def repeated(text: str, times: int) -> str:
+    return text * times
+
+
+TEXTS = st.builds(repeated, st.text(max_size=50), st.integers(0, 120))
 
 
 @given(st.lists(TEXTS, max_size=5), TEXTS)
