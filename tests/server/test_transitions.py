@@ -152,8 +152,8 @@ class Cache:
         self.flags = (*AUTO, "--compile-cache", str(folder))
         self._folder = folder
         folder.mkdir()
-        self._lock = os.open(folder, os.O_RDONLY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.lock = os.open(folder, os.O_RDONLY)
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
 
     def fill(self) -> None:
         """Put in the kernels that this user's cache has, and unlock."""
@@ -165,14 +165,14 @@ class Cache:
 
     def unlock(self) -> None:
         """Let a server compile."""
-        fcntl.flock(self._lock, fcntl.LOCK_UN)
+        fcntl.flock(self.lock, fcntl.LOCK_UN)
 
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Iterator[Cache]:
     made = Cache(tmp_path / "cache")
     yield made
-    made.unlock()
+    os.close(made.lock)
 
 
 @needs_numba
