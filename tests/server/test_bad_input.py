@@ -1,10 +1,10 @@
-"""Requests and bytes that make no sense are refused by name, and the server goes on."""
+"""Requests and bytes that make no sense, or exceed a limit, are refused by name."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import grpc
@@ -12,25 +12,22 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 
-from gradwire import (
-    Client,
-    GradwireError,
-    InvalidRequestError,
-    LimitExceededError,
-    ops,
-    v1,
-)
+from gradwire import Client, InvalidRequestError, LimitExceededError, ops, v1
 from gradwire._wire.framing import varint
 from gradwire_server.config.settings import MAX_HEADER_BYTES
 from gradwire_server.rpc.codec import DATA, beside_data
 from support.clients import AWAITED, COPY
 from support.raw_calls import (
     BOTH_WAYS,
-    PATIENCE_S,
+    PUBLISHED_GRADIENT,
     SERVICE,
     ManyCall,
     RawClient,
+    as_stream,
     call,
+    chunk,
+    chunks,
+    copies,
     ended,
     float32,
     identity_request,
@@ -40,88 +37,59 @@ from support.raw_calls import (
     refused,
     send_bytes,
 )
-from support.refusals import Refusal, check_in_band, refusal_of
-from support.servers import ServerThread
-
-Change = Callable[[v1.EvaluateRequest], None]
+from support.refusals import Refusal, check_in_band
+from support.servers import ServerThread, served, wait_idle
 
 NAN, INF = math.nan, math.inf
 INT64 = 2**63 - 1
 
-
 pytestmark = pytest.mark.usefixtures("still_alive")
 
 
-def dml(**fields: Any) -> Change:
-    """Set attributes of dml_resample_grad in place of the published ones."""
-
-    def change(request: v1.EvaluateRequest) -> None:
-        attributes = request.operator.dml_resample_grad
-        for name in fields:
-            cast("Message", attributes).ClearField(name)
-        attributes.MergeFrom(v1.DmlResample(**fields))
-
-    return change
+def changed(**fields: Any) -> v1.EvaluateRequest:
+    """Ask for the published example with these fields in place of its own."""
+    request = published_request()
+    for name in fields:
+        cast("Message", request).ClearField(name)
+    request.MergeFrom(v1.EvaluateRequest(**fields))
+    return request
 
 
-def interpolate(**fields: Any) -> Change:
-    """Ask for interpolate_backward of a 1x1x4 tensor with these attributes."""
-
-    def change(request: v1.EvaluateRequest) -> None:
-        given: dict[str, Any] = {"mode": v1.Interpolate.MODE_LINEAR, **fields}
-        attributes = v1.Interpolate(**given)
-        request.operator.interpolate_backward.CopyFrom(attributes)
-        tensors(float32(1, 4, 1))(request)
-        request.data = bytes(16)
-
-    return change
+def dml(**attributes: Any) -> v1.EvaluateRequest:
+    given: dict[str, Any] = {"interpolation_mode": 1, "scales": (0.5, 1.5), **attributes}
+    return changed(operator=v1.Operator(dml_resample_grad=v1.DmlResample(**given)))
 
 
-def tensors(source: v1.TensorDescriptor, result: v1.TensorDescriptor | None = None) -> Change:
-    """Describe the tensors in another way, and take the scales away."""
-
-    def change(request: v1.EvaluateRequest) -> None:
-        if request.operator.HasField("dml_resample_grad"):
-            request.operator.dml_resample_grad.ClearField("scales")
-        request.input.CopyFrom(source)
-        request.output.CopyFrom(result or source)
-
-    return change
+def interpolate(**attributes: Any) -> v1.EvaluateRequest:
+    given: dict[str, Any] = {"mode": v1.Interpolate.MODE_LINEAR, **attributes}
+    operator = v1.Operator(interpolate_backward=v1.Interpolate(**given))
+    row = float32(1, 4, 1)
+    return changed(operator=operator, input=row, output=row, data=bytes(16))
 
 
-def result(descriptor: v1.TensorDescriptor) -> Change:
-    """Describe the result in another way."""
-    return lambda request: request.output.CopyFrom(descriptor)
+def tensors(
+    source: v1.TensorDescriptor, result: v1.TensorDescriptor | None = None
+) -> v1.EvaluateRequest:
+    return changed(operator=dml(scales=()).operator, input=source, output=result or source)
 
 
-def source(descriptor: v1.TensorDescriptor) -> Change:
-    """Describe the input in another way."""
-    return lambda request: request.input.CopyFrom(descriptor)
+def strided(
+    *sizes: int, source: tuple[int, ...] = (), result: tuple[int, ...] = ()
+) -> v1.EvaluateRequest:
+    """Ask for a copy between tensors of these strides."""
+    return tensors(float32(*sizes, strides=source), float32(*sizes, strides=result))
 
 
-def typed(number: int, *sizes: int) -> v1.TensorDescriptor:
-    """Describe a tensor of an element type by its number, known or not."""
-    descriptor = v1.TensorDescriptor(sizes=sizes)
-    descriptor.MergeFromString(b"\x08" + bytes([number]))
-    return descriptor
-
-
-def unset(name: str) -> Change:
-    """Leave a field out."""
-    return lambda request: cast("Message", request).ClearField(name)
-
-
-def rename(request_id: str) -> Change:
-    """Name the request."""
-    return lambda request: setattr(request, "request_id", request_id)
+def typed(number: Any, *sizes: int) -> v1.TensorDescriptor:
+    return v1.TensorDescriptor(data_type=number, sizes=sizes)
 
 
 GRAD = "operator.dml_resample_grad."
 BACKWARD = "operator.interpolate_backward."
 
 # What is wrong, the path of the field at fault, and words of what came and what would do.
-BAD_FIELDS: dict[str, tuple[Change, str, list[str]]] = {
-    "operator unset": (unset("operator"), "operator", ["dml_resample_grad", "interpolate"]),
+BAD_FIELDS: dict[str, tuple[v1.EvaluateRequest, str, list[str]]] = {
+    "operator unset": (changed(operator=None), "operator", ["dml_resample_grad", "interpolate"]),
     "mode unset": (dml(interpolation_mode=0), GRAD + "interpolation_mode", ["missing", "linear"]),
     "mode unknown": (dml(interpolation_mode=99), GRAD + "interpolation_mode", ["99", "LINEAR"]),
     "rounding unknown": (dml(nearest_rounding=3), GRAD + "nearest_rounding", ["3", "HALF_UP"]),
@@ -146,70 +114,61 @@ BAD_FIELDS: dict[str, tuple[Change, str, list[str]]] = {
     "size beyond all": (interpolate(sizes=[INT64]), BACKWARD + "sizes[0]", [str(INT64), "4"]),
     "sizes too many": (interpolate(sizes=[4, 4]), BACKWARD + "sizes", ["2", "1"]),
     "scale disagrees": (interpolate(scales=[3]), BACKWARD + "scales[0]", ["3", "4"]),
-    "input missing": (unset("input"), "input.data_type", ["0", "DATA_TYPE_FLOAT32"]),
-    "type unset": (source(typed(0, 1, 3)), "input.data_type", ["0", "DATA_TYPE_FLOAT32"]),
-    "type unknown": (source(typed(5, 1, 3)), "input.data_type", ["5", "DATA_TYPE_FLOAT64"]),
-    "output type unknown": (result(typed(9, 2, 2)), "output.data_type", ["9"]),
-    "types differ": (result(typed(4, 2, 2)), "output.data_type", ["float64", "float32"]),
+    "input missing": (changed(input=None), "input.data_type", ["0", "DATA_TYPE_FLOAT32"]),
+    "type unset": (changed(input=typed(0, 1, 3)), "input.data_type", ["0", "DATA_TYPE_FLOAT32"]),
+    "type unknown": (changed(input=typed(5, 1, 3)), "input.data_type", ["5", "DATA_TYPE_FLOAT64"]),
+    "output type unknown": (changed(output=typed(9, 2, 2)), "output.data_type", ["9"]),
+    "types differ": (changed(output=typed(4, 2, 2)), "output.data_type", ["float64", "float32"]),
     "rank 0": (tensors(float32()), "input.sizes", ["0 axes", "1 to 8"]),
     "rank 9": (tensors(float32(*[1] * 9)), "input.sizes", ["9 axes", "1 to 8"]),
     "rank absurd": (tensors(float32(*[1] * 1_000)), "input.sizes", ["1000 axes"]),
-    "result of rank 0": (result(float32()), "output.sizes", ["0 axes"]),
-    "ranks differ": (result(float32(2, 2, 1)), "output.sizes", ["3 axes", "2"]),
+    "result of rank 0": (changed(output=float32()), "output.sizes", ["0 axes"]),
+    "ranks differ": (changed(output=float32(2, 2, 1)), "output.sizes", ["3 axes", "2"]),
     "input of negative size": (tensors(float32(-3, 1)), "input.sizes[0]", ["-3", "at least 0"]),
-    "result of size 0": (result(float32(0, 2)), "output.sizes[0]", ["0", "at least 1"]),
-    "result of negative size": (result(float32(2, -(2**63))), "output.sizes[1]", [str(-(2**63))]),
+    "result of size 0": (changed(output=float32(0, 2)), "output.sizes[0]", ["0", "at least 1"]),
+    "result of negative size": (
+        changed(output=float32(2, -INT64)),
+        "output.sizes[1]",
+        [f"-{INT64}"],
+    ),
     "input past int64": (tensors(float32(2**32, 2**32)), "input.sizes", ["2**63"]),
     "input just past int64": (tensors(float32(2**61)), "input.sizes", ["2**63"]),
     "input far past int64": (tensors(float32(*[INT64] * 8)), "input.sizes", ["2**63"]),
-    "result past int64": (result(float32(INT64, INT64)), "output.sizes", ["2**63"]),
+    "result past int64": (changed(output=float32(INT64, INT64)), "output.sizes", ["2**63"]),
     "broadcast input past int64": (
         tensors(float32(INT64, INT64, strides=(0, 0)), float32(1, 1)),
         "input.sizes",
         ["2**63"],
     ),
-    "strides too few": (tensors(float32(2, 2, strides=(1,))), "input.strides", ["1", "2"]),
-    "strides absurd": (tensors(float32(2, strides=(1,) * 1_000)), "input.strides", ["1000"]),
-    "stride negative": (tensors(float32(2, 2, strides=(2, -1))), "input.strides[1]", ["-1"]),
-    "strides equal": (tensors(float32(2, 2, strides=(1, 1))), "input.strides[1]", ["1", "2"]),
-    "strides overlap": (tensors(float32(2, 4, strides=(3, 1))), "input.strides[0]", ["3", "4"]),
-    "strides interleave": (tensors(float32(2, 3, strides=(1, 1))), "input.strides[1]", ["1"]),
-    "result overlaps": (
-        tensors(float32(2, 4), float32(2, 4, strides=(2, 1))),
-        "output.strides[0]",
-        ["2", "4"],
-    ),
-    "result broadcast": (
-        tensors(float32(2, 4), float32(2, 4, strides=(0, 1))),
-        "output.strides[0]",
-        ["0", "overlap"],
-    ),
-    "stride past int64": (tensors(float32(2, 2, strides=(2**61, 1))), "input.strides", ["2**63"]),
+    "strides too few": (strided(2, 2, source=(1,)), "input.strides", ["1", "2"]),
+    "strides absurd": (strided(2, source=(1,) * 1_000), "input.strides", ["1000"]),
+    "stride negative": (strided(2, 2, source=(2, -1)), "input.strides[1]", ["-1"]),
+    "strides equal": (strided(2, 2, source=(1, 1)), "input.strides[1]", ["1", "2"]),
+    "strides overlap": (strided(2, 4, source=(3, 1)), "input.strides[0]", ["3", "4"]),
+    "strides interleave": (strided(2, 3, source=(1, 1)), "input.strides[1]", ["1"]),
+    "result overlaps": (strided(2, 4, result=(2, 1)), "output.strides[0]", ["2", "4"]),
+    "result broadcast": (strided(2, 4, result=(0, 1)), "output.strides[0]", ["0", "overlap"]),
+    "stride past int64": (strided(2, 2, source=(2**61, 1)), "input.strides", ["2**63"]),
     "strides past int64 in all": (
-        tensors(float32(INT64, INT64, strides=(INT64, 1))),
+        strided(INT64, INT64, source=(INT64, 1)),
         "input.sizes",
         ["2**63"],
     ),
-    "result stride past int64": (
-        tensors(float32(2, 2), float32(2, 2, strides=(INT64, 1))),
-        "output.strides",
-        ["2**63"],
-    ),
-    "name too long": (rename("x" * 129), "request_id", ["129", "128"]),
-    "name absurd": (rename("x" * 10_000), "request_id", ["10000"]),
-    "name not ASCII": (rename("f\u00fcr"), "request_id", ["ASCII"]),
-    "name of two lines": (rename("a\nb"), "request_id", ["printable"]),
-    "name with a zero": (rename("a\0b"), "request_id", ["printable"]),
+    "result stride past int64": (strided(2, 2, result=(INT64, 1)), "output.strides", ["2**63"]),
+    "name too long": (changed(request_id="x" * 129), "request_id", ["129", "128"]),
+    "name absurd": (changed(request_id="x" * 10_000), "request_id", ["10000"]),
+    "name not ASCII": (changed(request_id="f\u00fcr"), "request_id", ["ASCII"]),
+    "name of two lines": (changed(request_id="a\nb"), "request_id", ["printable"]),
+    "name with a zero": (changed(request_id="a\0b"), "request_id", ["printable"]),
 }
 
 
 @pytest.mark.parametrize("how", BOTH_WAYS)
-@pytest.mark.parametrize(("change", "path", "words"), BAD_FIELDS.values(), ids=list(BAD_FIELDS))
+@pytest.mark.parametrize("name", BAD_FIELDS)
 def test_a_bad_field_is_named_with_what_came_and_what_would_do(
-    client: RawClient, change: Change, path: str, words: list[str], how: str
+    client: RawClient, name: str, how: str
 ) -> None:
-    request = published_request()
-    change(request)
+    request, path, words = BAD_FIELDS[name]
     answer = client.ask(request, how)
     refusal = refused(answer, "INVALID_FIELD", field=path)
     for word in words:
@@ -225,7 +184,6 @@ def test_an_absent_result_that_attributes_do_not_determine_is_asked_for(
     client: RawClient, name: str, how: str
 ) -> None:
     request = identity_request(1, 1, 2, data=bytes(8))
-    request.operator.Clear()
     getattr(request.operator, name).MergeFromString(b"\x08\x02")  # linear in DirectML
     request.ClearField("output")
     refused(client.ask(request, how), "INVALID_FIELD", field="output")
@@ -235,22 +193,19 @@ def test_an_absent_result_that_attributes_do_not_determine_is_asked_for(
 def test_evaluate_takes_just_the_bytes_that_the_descriptor_promises(
     client: RawClient, count: int
 ) -> None:
-    request = published_request()
-    request.data = bytes(count)
-    refusal = refused(client.evaluate(request), "INVALID_DATA", field="data")
+    answer = client.evaluate(changed(data=bytes(count)))
+    refusal = refused(answer, "INVALID_DATA", field="data")
     assert str(count) in refusal.message
     assert "12" in refusal.message
 
 
-OPEN_NUMBERS = {
-    "resume_from": [-1, 16, 17, INT64, -(2**63)],
-    "max_chunk_bytes": [-1, -(2**63), 1, 4095],
-    "stop_before": [-1, 17, INT64, -(2**63)],
-}
-
-
 @pytest.mark.parametrize(
-    ("name", "number"), [(name, each) for name in OPEN_NUMBERS for each in OPEN_NUMBERS[name]]
+    ("name", "number"),
+    [
+        *(("resume_from", number) for number in (-1, 16, 17, INT64, -(2**63))),
+        *(("max_chunk_bytes", number) for number in (-1, -(2**63), 1, 4095)),
+        *(("stop_before", number) for number in (-1, 17, INT64, -(2**63))),
+    ],
 )
 def test_a_number_of_open_that_is_out_of_range_is_named(
     client: RawClient, name: str, number: int
@@ -278,17 +233,6 @@ def backward(**attributes: Any) -> ops.Operator:
     return ops.InterpolateBackward(mode="linear", **attributes)
 
 
-def caught(server: ServerThread, how: str, *call: Any, **options: Any) -> GradwireError:
-    """Evaluate in this way and return the error."""
-    face = AWAITED if "async" in how else Client
-    threshold = 1 if "stream" in how else 1 << 20
-    with face(server.address, stream_threshold_bytes=threshold) as client:
-        evaluate: Any = client.evaluate
-        with pytest.raises(GradwireError) as error:
-            evaluate(*call, **options)
-    return error.value
-
-
 # Operator, input, shape of the result, the path of the field at fault, words of the message. The
 # SDK sees the first ones for what they are, the server the others.
 BAD: dict[str, tuple[ops.Operator, Any, Any, str, list[str]]] = {
@@ -310,48 +254,46 @@ BAD: dict[str, tuple[ops.Operator, Any, Any, str, list[str]]] = {
 }
 # The argument that the SDK names for a field of the wire; an attribute has the last part as name.
 WRITTEN = {
-    "data": "array",
-    "input": "array",
     "input.sizes": "array.shape",
     "input.data_type": "array.dtype",
     "output": "output_shape",
     "output.sizes": "output_shape",
 }
-HOWS = ["unary", "stream", "async unary", "async stream"]
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.fixture(scope="module", params=["unary", "stream", "async unary", "async stream"])
+def sdk(server: ServerThread, request: pytest.FixtureRequest) -> Iterator[Any]:
+    face = AWAITED if "async" in request.param else Client
+    threshold = 1 if "stream" in request.param else 1 << 20
+    with face(server.address, stream_threshold_bytes=threshold) as client:
+        yield client
+
+
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_request_is_an_invalid_request_that_names_the_field(
-    server: ServerThread, name: str, how: str
-) -> None:
+def test_a_bad_request_is_an_invalid_request_that_names_the_field(sdk: Any, name: str) -> None:
     operator, array, shape, path, words = BAD[name]
-    error = caught(server, how, operator, array, output_shape=shape)
-    assert isinstance(error, InvalidRequestError)
-    assert isinstance(error, ValueError)
-    assert error.reason == "INVALID_FIELD"
-    assert error.field == path
-    assert str(error).startswith(f"{WRITTEN.get(path.partition('[')[0]) or path.split('.')[-1]}")
-    assert not re.search(r"\b(input|output|operator)\.", str(error)), "a path of the wire"
+    with pytest.raises(InvalidRequestError) as caught:
+        sdk.evaluate(operator, array, output_shape=shape)
+    assert isinstance(caught.value, ValueError)
+    assert (caught.value.reason, caught.value.field) == ("INVALID_FIELD", path)
+    told = str(caught.value)
+    assert told.startswith(WRITTEN.get(path.partition("[")[0]) or path.split(".")[-1])
+    assert not re.search(r"\b(input|output|operator)\.", told), "a path of the wire"
     for word in words:
-        assert word in str(error)
+        assert word in told
 
 
-@pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize(
     ("shape", "limit"),
     [((1 << 18, 1 << 19), "max_elements"), (((1 << 23) + 1,), "max_float32_axis")],
     ids=["elements", "axis"],
 )
-def test_a_request_beyond_a_limit_names_it(
-    server: ServerThread, shape: tuple[int, ...], limit: str, how: str
-) -> None:
+def test_a_request_beyond_a_limit_names_it(sdk: Any, shape: tuple[int, ...], limit: str) -> None:
     huge = np.broadcast_to(np.float32(1), shape)
-    error = caught(server, how, COPY, huge, output_shape=(1,) * len(shape))
-    assert isinstance(error, LimitExceededError)
-    assert error.limit == limit
-    assert str(huge.size) in str(error)
-    assert error.request_id
+    with pytest.raises(LimitExceededError, match=str(huge.size)) as caught:
+        sdk.evaluate(COPY, huge, output_shape=(1,) * len(shape))
+    assert caught.value.limit == limit
+    assert caught.value.request_id
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 0.0, -1.0])
@@ -359,6 +301,35 @@ def test_an_attribute_that_is_no_scale_never_leaves_the_caller(number: float) ->
     with pytest.raises(InvalidRequestError) as error:
         ops.DmlResampleGrad(interpolation_mode="linear", scales=(1, number))
     assert error.value.field == "operator.dml_resample_grad.scales[1]"
+
+
+def field(number: int, content: bytes) -> bytes:
+    """Encode a length-delimited field."""
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+GOOD = published_request().SerializeToString()
+OPEN = opening(published_request()).SerializeToString()
+# Messages that hold the bytes of a header, by method and place.
+WAYS: dict[str, Callable[[bytes], tuple[bytes, ...]]] = {
+    "Evaluate": lambda head: (head,),
+    "ListOperators": lambda head: (head,),
+    "GetServerInfo": lambda head: (head,),
+    "EvaluateStream, open": lambda head: (field(1, head),),
+    "EvaluateStream, chunk": lambda head: (field(2, head),),
+    "EvaluateStream, open after open": lambda head: (OPEN, field(1, head)),
+    "EvaluateStream, chunk after open": lambda head: (OPEN, field(2, head)),
+    "EvaluateMany": lambda head: (field(1, GOOD), field(1, head)),
+}
+
+
+def sent(client: RawClient, way: str, head: bytes) -> tuple[Refusal | None, bool]:
+    """Send a header in one of the ways; return how it was refused, and whether in-band too."""
+    method, messages = way.partition(",")[0], WAYS[way](head)
+    if method != "EvaluateMany":
+        return send_bytes(client, method, *messages), method == "EvaluateStream"
+    with ManyCall.of_bytes(client, *messages) as call:
+        return call.refusal(), True
 
 
 GARBAGE = {
@@ -370,66 +341,37 @@ GARBAGE = {
 }
 
 
-# GetServerInfo and ListOperators have no fields: the text of an unknown field is not decoded.
-CALLS = [
-    *(
-        pytest.param("Evaluate", garbage, id=f"Evaluate, {name}")
-        for name, garbage in GARBAGE.items()
-    ),
-    *(
-        pytest.param(method, garbage, id=f"{method}, {name}")
-        for method in ("ListOperators", "GetServerInfo")
-        for name, garbage in GARBAGE.items()
-        if name != "no UTF-8"
-    ),
-]
-
-
-after = pytest.mark.parametrize("before", [0, 1], ids=["first", "after open"])
-OPEN = opening(published_request()).SerializeToString()
-
-
-@pytest.mark.parametrize(("method", "garbage"), CALLS)
+# Those that have no field of text do not decode that of an unknown one.
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        pytest.param(way, name, id=f"{way}, {name}")
+        for way in WAYS
+        for name in GARBAGE
+        if name != "no UTF-8" or not re.search("List|Info|chunk", way)
+    ],
+)
 def test_bytes_that_are_no_message_are_refused_as_invalid_data(
-    client: RawClient, method: str, garbage: bytes
+    client: RawClient, way: str, name: str
 ) -> None:
-    refusal = refused(send_bytes(client, method, garbage), "INVALID_DATA", field="message")
-    assert f"{len(garbage)} bytes" in refusal.message
+    refusal, in_band = sent(client, way, GARBAGE[name])
+    told = refused(refusal, "INVALID_DATA", field="message", in_band=in_band).message
+    assert in_band or f"{len(GARBAGE[name])} bytes" in told
 
 
-@after
-@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=list(GARBAGE))
-def test_bytes_that_are_no_message_of_a_stream_are_refused_as_invalid_data(
-    client: RawClient, garbage: bytes, before: int
+@pytest.mark.parametrize("before", [(), (OPEN,)], ids=["first", "after open"])
+def test_noise_in_a_stream_is_refused_as_invalid_data(
+    client: RawClient, before: tuple[bytes, ...]
 ) -> None:
-    # Field 1 is open, a message: what is inside it need not be one either.
-    wrapped = b"\x0a" + bytes([len(garbage)]) + garbage if len(garbage) < 128 else garbage
-    refusal = send_bytes(client, "EvaluateStream", *[OPEN][:before], wrapped)
+    refusal = send_bytes(client, "EvaluateStream", *before, GARBAGE["noise"])
     ended(refusal, "INVALID_DATA", field="message")
 
 
-@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=list(GARBAGE))
-def test_bytes_that_are_no_request_among_many_end_the_stream(
-    client: RawClient, garbage: bytes
-) -> None:
-    good = named(published_request(), "good").SerializeToString()
-    with ManyCall.of_bytes(client, good, field(1, garbage)) as call:
-        ended(call.refusal(), "INVALID_DATA", field="message")
-
-
 def test_a_unary_call_without_a_request_is_refused_as_invalid_data(client: RawClient) -> None:
-    _, refusal = call(client.channel, f"{SERVICE}/Evaluate", ())
-    refused(refusal, "INVALID_DATA", field="message")
+    refused(send_bytes(client, "Evaluate"), "INVALID_DATA", field="message")
 
 
-LARGE = 15 << 20
-
-
-def field(number: int, content: bytes) -> bytes:
-    """Encode a length-delimited field."""
-    return varint(number << 3 | 2) + varint(len(content)) + content
-
-
+LARGE = 1 << 20
 FILLINGS = {
     "empty fields": b"\x12\x00" * (LARGE // 2),
     "empty data": b"\x7a\x00" * (LARGE // 2),
@@ -440,47 +382,24 @@ FILLINGS = {
     "a long name": field(1, b"n" * LARGE),
     "data behind a group": b"\x33\x34" + field(15, bytes(LARGE)),
 }
-fillings = pytest.mark.parametrize("filling", FILLINGS.values(), ids=list(FILLINGS))
 
 
-def check_too_long(refusal: Refusal | None) -> Refusal:
-    checked = refused(
-        refusal, "INVALID_DATA", field="message", limit="max_header_bytes", allowed=MAX_HEADER_BYTES
-    )
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("filling", FILLINGS.values(), ids=list(FILLINGS))
+def test_a_header_that_is_too_long_is_refused(client: RawClient, way: str, filling: bytes) -> None:
+    prefix = field(1, b"name") if way == "EvaluateMany" else b""
+    refusal, in_band = sent(client, way, prefix + filling + field(6, b""))
+    limit = {"limit": "max_header_bytes", "allowed": MAX_HEADER_BYTES}
+    checked = refused(refusal, "INVALID_DATA", field="message", in_band=in_band, **limit)
     assert f"at most {MAX_HEADER_BYTES} (max_header_bytes) are read" in checked.message
-    return checked
-
-
-@pytest.mark.parametrize("method", ["Evaluate", "ListOperators", "GetServerInfo"])
-@fillings
-def test_a_request_is_refused(client: RawClient, method: str, filling: bytes) -> None:
-    check_too_long(send_bytes(client, method, filling + field(6, b"")))
-
-
-@after
-@pytest.mark.parametrize("inside", [1, 2], ids=["open", "chunk"])
-@fillings
-def test_a_message_of_a_stream_is_refused(
-    client: RawClient, filling: bytes, inside: int, before: int
-) -> None:
-    message = field(inside, filling)
-    refusal = send_bytes(client, "EvaluateStream", *[OPEN][:before], message)
-    check_in_band(check_too_long(refusal))
-
-
-@fillings
-def test_a_request_among_many_ends_the_stream(client: RawClient, filling: bytes) -> None:
-    message = field(1, field(1, b"name") + filling + field(6, b""))
-    with ManyCall.of_bytes(client, message) as call:
-        check_in_band(check_too_long(call.refusal()))
 
 
 def test_requests_among_many_whose_names_can_be_read_are_refused_alone(client: RawClient) -> None:
-    usual = named(published_request(), "good")
-    evaluation = published_request()
-    evaluation.input.sizes.extend([1] * MAX_HEADER_BYTES)
+    long = published_request()
+    long.input.sizes.extend([1] * MAX_HEADER_BYTES)
     with ManyCall(client) as call:
-        call.send(named(evaluation, "long"), named(published_request(), "line\nbreak"), usual)
+        call.send(named(long, "long"))
+        call.send(*(named(published_request(), name) for name in ("line\nbreak", "good")))
         answers = call.answers()
     assert answers["line\nbreak"].error.field_violations[0].field == "request_id"
     assert answers["good"].HasField("result")
@@ -489,39 +408,23 @@ def test_requests_among_many_whose_names_can_be_read_are_refused_alone(client: R
     assert error.field_violations[0].field == "message"
 
 
-def of_length(count: int) -> bytes:
-    """Encode an evaluation with so many bytes beside its data, most of them in an unknown field."""
-    request = published_request()
-    data = request.data
-    request.ClearField("data")
-    head = request.SerializeToString() + b"\x7a" + varint(len(data))
-    rest = count - len(head)
-    padding = field(6, bytes(rest - 3))
-    assert len(padding) == rest
-    return padding + head + data
-
-
-@pytest.mark.parametrize(
-    ("count", "code"),
-    [
-        (MAX_HEADER_BYTES, grpc.StatusCode.UNIMPLEMENTED),
-        (MAX_HEADER_BYTES + 1, grpc.StatusCode.INVALID_ARGUMENT),
-    ],
-)
-def test_the_limit_is_exact(client: RawClient, count: int, code: grpc.StatusCode) -> None:
-    refusal = send_bytes(client, "Evaluate", of_length(count))
+@pytest.mark.parametrize(("more", "reason"), [(0, "UNKNOWN_FIELD"), (1, "INVALID_DATA")])
+def test_the_limit_is_exact(client: RawClient, more: int, reason: str) -> None:
+    """All but the bytes of the data count; most of them are in an unknown field here."""
+    head = changed(data=b"").SerializeToString()
+    rest = MAX_HEADER_BYTES + more - len(head) - len(field(15, b""))
+    message = field(6, bytes(rest - 3)) + head + field(15, PUBLISHED_GRADIENT)
+    assert len(message) == MAX_HEADER_BYTES + more + len(PUBLISHED_GRADIENT)
+    refusal = send_bytes(client, "Evaluate", message)
     assert refusal is not None
-    assert refusal.code is code
+    assert refusal.info.reason == reason
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 1 << 20])
 def test_the_data_do_not_count_wherever_they_are(size: int) -> None:
-    request = published_request()
-    request.data = bytes(size)
-    usual = request.SerializeToString()
     data = field(15, bytes(size)) if size else b""
-    head = usual[: len(usual) - len(data)]
-    for message in (usual, data + head, data + head + data):
+    head = changed(data=b"").SerializeToString()
+    for message in (head + data, data + head, data + head + data):
         expected = len(message) - size * message.count(data) if size else len(message)
         assert beside_data(message) == expected
         among_many = field(1, message)
@@ -531,17 +434,136 @@ def test_the_data_do_not_count_wherever_they_are(size: int) -> None:
     assert beside_data(elsewhere, {1: DATA}) == len(elsewhere)
 
 
-@pytest.mark.parametrize(("size", "served"), [(7 << 10, True), (16 << 10, False)])
-def test_metadata_are_read_up_to_the_limits_of_grpc(
-    client: RawClient, size: int, *, served: bool
-) -> None:
-    metadata = (("name", "x" * size),)
-    if served:
-        for _ in range(20):
-            client.stub.Evaluate(published_request(), timeout=PATIENCE_S, metadata=metadata)
-        return
-    with pytest.raises(grpc.RpcError) as refused:
-        client.stub.Evaluate(published_request(), timeout=PATIENCE_S, metadata=metadata)
-    refusal = refusal_of(refused.value)
+def test_metadata_are_read_up_to_the_limits_of_grpc(client: RawClient) -> None:
+    def sent(size: int) -> Refusal | None:
+        message = published_request().SerializeToString()
+        return call(client.channel, f"{SERVICE}/Evaluate", (message,), ("name", "x" * size))[1]
+
+    assert [sent(7 << 10) for _ in range(20)] == [None] * 20
+    refusal = sent(16 << 10)
+    assert refusal is not None
     assert refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "received metadata size exceeds hard limit" in refusal.message
+
+
+def resample(source: tuple[int, ...], result: tuple[int, ...]) -> v1.EvaluateRequest:
+    """Ask for a linear forward of a broadcast input: 4 bytes, whatever its sizes."""
+    request = identity_request(1, data=bytes(4))
+    request.input.CopyFrom(float32(*source, strides=(0,) * len(source)))
+    request.output.CopyFrom(float32(*result))
+    return request
+
+
+# The setting, a request that it is too small for, and the reason.
+EXCEEDED: dict[str, tuple[str, int, v1.EvaluateRequest, str]] = {
+    "rank": ("max_rank", 2, resample((2, 1, 1), (2, 2, 2)), "LIMIT_EXCEEDED"),
+    "input elements": ("max_elements", 99, resample((10, 10), (2, 2)), "LIMIT_EXCEEDED"),
+    "output elements": ("max_elements", 99, resample((2, 2), (10, 10)), "LIMIT_EXCEEDED"),
+    "intermediate elements": ("max_elements", 199, resample((2, 100), (100, 1)), "LIMIT_EXCEEDED"),
+    "table entries": ("max_table_entries", 50, resample((8,), (100,)), "TABLE_TOO_LARGE"),
+    "float32 axis": ("max_float32_axis", 99, resample((10,), (100,)), "LIMIT_EXCEEDED"),
+    "work": ("max_work", 999, resample((10, 10), (20, 20)), "LIMIT_EXCEEDED"),
+    "memory": ("max_request_memory_bytes", 5000, resample((10, 10), (90, 90)), "LIMIT_EXCEEDED"),
+}
+
+
+@pytest.mark.parametrize("how", BOTH_WAYS)
+@pytest.mark.parametrize("name", EXCEEDED)
+def test_what_exceeds_a_limit_is_refused_by_its_name(name: str, how: str) -> None:
+    setting, allowed, request, reason = EXCEEDED[name]
+    with served(**{setting: allowed}) as (server, client):
+        refusal = refused(client.ask(request, how), reason, limit=setting, allowed=allowed)
+        assert f"GRADWIRE_{setting.upper()}" in refusal.message
+        assert f" {allowed}" in refusal.message
+        if how == "EvaluateStream":
+            check_in_band(refusal)
+        client.check_alive()
+        wait_idle(server)
+
+
+@pytest.mark.parametrize("how", BOTH_WAYS)
+@pytest.mark.parametrize("name", EXCEEDED)
+def test_the_default_limits_let_the_same_requests_in(
+    name: str, how: str, client: RawClient
+) -> None:
+    assert client.ask(EXCEEDED[name][2], how).refusal is None
+
+
+def test_a_layout_that_cannot_be_held_whole_is_refused_before_any_data() -> None:
+    request = identity_request(4096, 4096)
+    with served(max_request_memory_bytes=32 << 20) as (_server, client):
+        # In one axis order it streams, however large it is.
+        call = client.start([opening(request)])
+        assert next(call).WhichOneof("message") == "opened"
+        call.cancel()
+        request.output.strides[:] = (1, 4096)
+        answer = client.stream([opening(request)])
+        ended(answer, "LAYOUT_NOT_STREAMABLE", limit="max_request_memory_bytes")
+        client.check_alive()
+
+
+# 4-byte requests that order results of 4 GiB and more, or work of many hours.
+GREEDY = {"copies": copies(1 << 15), "upsampling": resample((1 << 15, 1), (1 << 15, 1 << 15))}
+
+
+@pytest.mark.parametrize("name", GREEDY)
+def test_a_small_request_that_orders_a_huge_result_is_sent_to_the_stream(
+    name: str, client: RawClient
+) -> None:
+    refusal = refused(client.evaluate(GREEDY[name]), "USE_STREAM", limit="max_unary_bytes")
+    assert str(4 << 30) in refusal.message
+
+
+def test_use_stream_comes_before_data_is_missed(client: RawClient) -> None:
+    refused(client.evaluate(identity_request(1 << 20)), "USE_STREAM")
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "result"), [("input", 101, 1), ("output", 1, 101)], ids=["input", "output"]
+)
+def test_what_exceeds_max_unary_bytes_on_either_side_is_sent_to_the_stream(
+    name: str, source: int, result: int
+) -> None:
+    request = identity_request(source, data=bytes(4 * source))
+    request.output.sizes[:] = [result]
+    with served(max_unary_bytes=400) as (_server, client):
+        refusal = refused(client.evaluate(request), "USE_STREAM")
+        assert refusal.message.startswith(f"{name} is 404 bytes; Evaluate takes 400")
+        assert client.stream(as_stream(request)).refusal is None
+        assert client.evaluate(identity_request(100, data=bytes(400))).refusal is None
+
+
+def test_max_chunk_bytes_binds_both_sides() -> None:
+    request = published_request()
+    with served(max_chunk_bytes=5) as (_server, client):
+        answer = client.stream([opening(request), *chunks(request.data, 5)])
+        assert answer.opened is not None
+        assert answer.opened.max_chunk_bytes == 5
+        assert [length for _, length in answer.chunks] == [5, 5, 5, 1]
+        answer = client.stream([opening(request), *chunks(request.data, 6)])
+        ended(answer, "INVALID_DATA", field="chunk.data")
+
+
+def test_a_message_beyond_max_message_bytes_is_not_read() -> None:
+    with served(max_message_bytes=5 << 20) as (server, client):
+        refusal = client.evaluate(identity_request(1 << 20, data=bytes(6 << 20))).refusal
+        assert refusal is not None
+        assert refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        # Told apart from overload by the lack of these.
+        assert not refusal.info.reason
+        assert refusal.retry_after_s is None
+        answer = client.stream([opening(identity_request(4 << 20)), chunk(0, bytes(6 << 20))])
+        assert answer.refusal is not None
+        wait_idle(server)
+        client.check_alive()
+
+
+def test_the_limits_in_force_can_be_asked_for() -> None:
+    names = [field.name for field in v1.Limits.DESCRIPTOR.fields]
+    settings = {name: number for number, name in enumerate(names, 101)}
+    del settings["stall_timeout"]
+    settings |= {"max_rank": 7, "max_message_bytes": 1 << 20}
+    with served(**settings, stall_timeout_s=12.5) as (_server, client):
+        limits = client.stub.GetServerInfo(v1.GetServerInfoRequest()).limits
+    assert {name: getattr(limits, name) for name in settings} == settings
+    assert limits.stall_timeout.ToNanoseconds() == 12_500_000_000

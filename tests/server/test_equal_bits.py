@@ -1,21 +1,36 @@
-"""However a tensor is cut, resumed or computed in slabs, the bits are those of Evaluate."""
+"""However a tensor is cut, resumed or computed, the bits are those of Evaluate."""
 
 from __future__ import annotations
 
+import inspect
 import math
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from gradwire import v1
+from gradwire import (
+    Client,
+    DeadlineExceededError,
+    GradwireError,
+    InvalidRequestError,
+    Item,
+    LimitExceededError,
+    ops,
+    v1,
+)
+from gradwire_server import LocalClient
+from gradwire_server.engine import Limits
 from support.raw_calls import (
     PATIENCE_S,
+    PUBLISHED_RESULT,
     Answer,
     RawClient,
     as_stream,
@@ -26,7 +41,7 @@ from support.raw_calls import (
     published_request,
     read_all,
 )
-from support.servers import serving
+from support.servers import ServerThread, served
 
 TYPES: dict[int, np.dtype[np.generic]] = {
     v1.DataType.DATA_TYPE_FLOAT32: np.dtype(np.float32),
@@ -34,53 +49,42 @@ TYPES: dict[int, np.dtype[np.generic]] = {
     v1.DataType.DATA_TYPE_BFLOAT16: np.dtype(ml_dtypes.bfloat16),
     v1.DataType.DATA_TYPE_FLOAT64: np.dtype(np.float64),
 }
+WHOLE = 2 << 20
 # The most bytes of a chunk of a server with slabs of this size.
-SLABS = {1: 1, 60: 7, 1000: 99, 2 << 20: 2 << 20}
-
-
-class SlabClient(RawClient):
-    """A client of a server with slabs of this size."""
-
-    def __init__(self, address: str, slab: int) -> None:
-        super().__init__(address)
-        self.chunk_bytes = SLABS[slab]
+SLABS = {1: 1, 60: 7, 1000: 99, WHOLE: WHOLE}
 
 
 @pytest.fixture(scope="module")
-def clients() -> Iterator[dict[int, SlabClient]]:
+def clients() -> Iterator[dict[int, RawClient]]:
     """Connect to a server for each slab size."""
     with ExitStack() as stack:
-        clients = dict[int, SlabClient]()
-        for slab, chunk_bytes in SLABS.items():
-            server = stack.enter_context(serving(slab_bytes=slab, max_chunk_bytes=chunk_bytes))
-            clients[slab] = stack.enter_context(SlabClient(server.address, slab))
-        yield clients
+        yield {
+            slab: stack.enter_context(served(slab_bytes=slab, max_chunk_bytes=most))[1]
+            for slab, most in SLABS.items()
+        }
 
 
-def sliced(client: SlabClient, request: v1.EvaluateRequest, *, send: int) -> Answer:
+Clients = dict[int, RawClient]
+
+
+def sliced(clients: Clients, slab: int, request: v1.EvaluateRequest, send: int) -> Answer:
     """Evaluate by stream, in chunks of this size, or what the server takes."""
-    size = min(send, client.chunk_bytes)
-    return client.stream([opening(request), *chunks(request.data, size)])
+    size = min(send, SLABS[slab])
+    return clients[slab].stream([opening(request), *chunks(request.data, size)])
 
 
 def resumed(
-    client: SlabClient,
-    request: v1.EvaluateRequest,
-    *,
-    start: int,
-    digest: str,
-    send: int,
-    stop: int = 0,
+    clients: Clients, slab: int, request: v1.EvaluateRequest, send: int, **fields: Any
 ) -> Answer:
-    """Resume a stream at a result byte, up to another one, sending what the server wants."""
+    """Open a stream with these fields, and send what the server wants."""
     heard = threading.Event()
     wanted: list[tuple[int, int]] = []
 
     def messages() -> Iterator[v1.EvaluateStreamRequest]:
-        yield opening(request, resume_from=start, evaluation_digest=digest, stop_before=stop)
+        yield opening(request, **fields)
         if heard.wait(PATIENCE_S) and wanted:
             first, last = wanted[0]
-            yield from chunks(request.data[:last], min(send, client.chunk_bytes), start=first)
+            yield from chunks(request.data[:last], min(send, SLABS[slab]), start=first)
 
     def received() -> Iterator[v1.EvaluateStreamResponse]:
         for message in call:
@@ -89,10 +93,16 @@ def resumed(
             heard.set()
             yield message
 
-    call = client.start(messages())
+    call = clients[slab].start(messages())
     answer = read_all(call, received())
     heard.set()
     return answer
+
+
+def opened(answer: Answer) -> v1.Opened:
+    assert answer.refusal is None
+    assert answer.opened is not None
+    return answer.opened
 
 
 def strides(draw: st.DrawFn, sizes: list[int], order: list[int]) -> list[int]:
@@ -110,163 +120,139 @@ def strides(draw: st.DrawFn, sizes: list[int], order: list[int]) -> list[int]:
 def requests(draw: st.DrawFn) -> v1.EvaluateRequest:
     """Make a small resampling of any layout and type, with broadcast axes at times."""
     rank = draw(st.integers(1, 4))
-    small = st.integers(1, 6)
-    source, result = ([draw(small) for _ in range(rank)] for _ in range(2))
+    source, result = ([draw(st.integers(1, 6)) for _ in range(rank)] for _ in range(2))
     order = draw(st.permutations(range(rank)))
     other = order if draw(st.booleans()) else draw(st.permutations(range(rank)))
-    steps = strides(draw, source, order)
-    for axis in range(rank):
-        if draw(st.integers(0, 4)) == 0:
-            steps[axis] = 0
-    number = draw(st.sampled_from(list(TYPES)))
+    steps = [step if draw(st.integers(0, 4)) else 0 for step in strides(draw, source, order)]
+    number: Any = draw(st.sampled_from(list(TYPES)))
     carried = math.prod(size for size, step in zip(source, steps, strict=True) if step)
     seed = draw(st.integers(0, 2**32 - 1))
     values = np.random.default_rng(seed).standard_normal(carried).astype(TYPES[number])
-    request = v1.EvaluateRequest(data=values.tobytes())
     name = draw(st.sampled_from(["dml_resample_grad", "dml_resample"]))
-    mode = draw(st.sampled_from([1, 2]))
-    getattr(request.operator, name).interpolation_mode = mode
-    for descriptor, sizes, strided in (
-        (request.input, source, steps),
-        (request.output, result, strides(draw, result, other)),
-    ):
-        descriptor.MergeFromString(bytes([0x08, number]))
-        descriptor.sizes[:] = sizes
-        descriptor.strides[:] = strided
-    return request
+    mode: Any = draw(st.sampled_from([1, 2]))
+    operator: dict[str, Any] = {name: v1.DmlResample(interpolation_mode=mode)}
+    packed = strides(draw, result, other)
+    return v1.EvaluateRequest(
+        operator=v1.Operator(**operator),
+        input=v1.TensorDescriptor(data_type=number, sizes=source, strides=steps),
+        output=v1.TensorDescriptor(data_type=number, sizes=result, strides=packed),
+        data=values.tobytes(),
+    )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_a_stream_gives_the_bits_of_evaluate_however_it_is_cut(
-    clients: dict[int, SlabClient], data: st.DataObject
+    clients: Clients, data: st.DataObject
 ) -> None:
     request = data.draw(requests())
-    whole = clients[2 << 20].evaluate(request)
+    whole = clients[WHOLE].evaluate(request)
     assert whole.refusal is None
     sizes = st.integers(1, 64)
     slab = data.draw(st.sampled_from(list(SLABS)))
-    client = clients[slab]
-    assert client.evaluate(request).data == whole.data
-    cut = sliced(client, request, send=data.draw(sizes))
-    assert cut.refusal is None
-    assert cut.data == whole.data
-    assert cut.output == whole.output
-    assert cut.opened is not None
+    assert clients[slab].evaluate(request).data == whole.data
+    cut = sliced(clients, slab, request, data.draw(sizes))
+    digest = opened(cut).evaluation_digest
+    assert (cut.data, cut.output) == (whole.data, whole.output)
     start = data.draw(st.integers(0, len(whole.data) - 1))
-    rest = resumed(
-        client, request, start=start, digest=cut.opened.evaluation_digest, send=data.draw(sizes)
-    )
+    resume: dict[str, Any] = {"resume_from": start, "evaluation_digest": digest}
+    rest = resumed(clients, slab, request, data.draw(sizes), **resume)
     assert rest.refusal is None
     assert rest.data == whole.data[start:]
     assert rest.chunks[0][0] == start
     stop = data.draw(st.integers(start + 1, len(whole.data)))
-    part = resumed(client, request, start=start, stop=stop, digest="", send=data.draw(sizes))
+    part = resumed(clients, slab, request, data.draw(sizes), resume_from=start, stop_before=stop)
     assert part.refusal is None
     assert part.data == whole.data[start:stop]
 
 
-def large(name: str, number: int) -> v1.EvaluateRequest:
+def large(name: str, number: Any) -> v1.EvaluateRequest:
     """Make a tensor of several slabs of 1000 bytes."""
-    shapes = {
-        "interpolate_backward": ((1, 3, 16, 9), (1, 3, 8, 7)),
-        "interpolate": ((1, 3, 8, 7), (1, 3, 16, 9)),
+    source, result = (1, 3, 16, 9), (1, 3, 8, 7)
+    attributes: dict[str, Any] = {
+        "mode": v1.Interpolate.MODE_BILINEAR,
+        "data_format": v1.Interpolate.DATA_FORMAT_NCX,
+        "sizes": source[2:],
     }
-    source, result = shapes[name]
+    operator: dict[str, Any] = {name: v1.Interpolate(**attributes)}
+    if name == "interpolate":
+        source, result = result, source
     values = np.random.default_rng(7).standard_normal(source).astype(TYPES[number])
-    request = v1.EvaluateRequest(data=values.tobytes())
-    attributes = getattr(request.operator, name)
-    attributes.mode = v1.Interpolate.MODE_BILINEAR
-    attributes.data_format = v1.Interpolate.DATA_FORMAT_NCX
-    attributes.sizes[:] = (shapes["interpolate"][1] if name == "interpolate" else source)[2:]
-    request.input.MergeFromString(bytes([0x08, number]))
-    request.output.MergeFromString(bytes([0x08, number]))
-    request.input.sizes[:] = source
-    request.output.sizes[:] = result
-    return request
+    return v1.EvaluateRequest(
+        operator=v1.Operator(**operator),
+        input=v1.TensorDescriptor(data_type=number, sizes=source),
+        output=v1.TensorDescriptor(data_type=number, sizes=result),
+        data=values.tobytes(),
+    )
 
 
 # Any two of an operator, a type and a slab meet.
-TRIPLES = [
-    (("interpolate_backward", "interpolate")[(at + turn) % 2], number, slab)
-    for at, number in enumerate(TYPES)
-    for turn, slab in enumerate((1, 1000, 2 << 20))
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "number", "slab"), TRIPLES)
+@pytest.mark.parametrize(
+    ("name", "number", "slab"),
+    [
+        (("interpolate_backward", "interpolate")[(at + turn) % 2], number, slab)
+        for at, number in enumerate(TYPES)
+        for turn, slab in enumerate((1, 1000, WHOLE))
+    ],
+)
 def test_single_bytes_in_and_out_give_the_bits_of_evaluate(
-    clients: dict[int, SlabClient], name: str, number: int, slab: int
+    clients: Clients, name: str, number: int, slab: int
 ) -> None:
     request = large(name, number)
-    whole = clients[2 << 20].evaluate(request).data
+    whole = clients[WHOLE].evaluate(request).data
     assert clients[slab].evaluate(request).data == whole
     for send in (len(request.data), 99, 1):
-        assert sliced(clients[slab], request, send=send).data == whole
+        assert sliced(clients, slab, request, send).data == whole
 
 
 @pytest.mark.parametrize("slab", [1, 1000])
-def test_every_cut_and_resume_point_of_the_published_example(
-    clients: dict[int, SlabClient], slab: int
-) -> None:
+def test_every_cut_and_resume_point_of_the_published_example(clients: Clients, slab: int) -> None:
     request = published_request()
-    client = clients[slab]
-    whole = client.evaluate(request).data
-    first = sliced(client, request, send=12)
-    assert first.opened is not None
-    digest = first.opened.evaluation_digest
+    digest = opened(sliced(clients, slab, request, 12)).evaluation_digest
     for size in range(1, 17):
-        assert sliced(client, request, send=size).data == whole
-        rest = resumed(client, request, start=size - 1, digest=digest, send=size)
-        assert rest.data == whole[size - 1 :]
+        assert sliced(clients, slab, request, size).data == PUBLISHED_RESULT
+        resume: dict[str, Any] = {"resume_from": size - 1, "evaluation_digest": digest}
+        assert resumed(clients, slab, request, size, **resume).data == PUBLISHED_RESULT[size - 1 :]
 
 
 @pytest.mark.parametrize("slab", SLABS)
 def test_a_fresh_stream_starts_at_byte_0_even_where_the_first_bytes_do_not_matter(
-    clients: dict[int, SlabClient], slab: int
+    clients: Clients, slab: int
 ) -> None:
     # Nearest: the one result element reads the middle one of three.
     request = identity_request(3, data=np.array([7, 8, 9], "<f4").tobytes())
     mode = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_NEAREST_NEIGHBOR
     request.operator.dml_resample.interpolation_mode = mode
     request.output.sizes[:] = [1]
-    answer = sliced(clients[slab], request, send=5)
-    assert answer.refusal is None
-    assert answer.opened is not None
-    assert answer.opened.read_from_byte == 0
+    answer = sliced(clients, slab, request, 5)
+    assert opened(answer).read_from_byte == 0
     assert answer.data == request.data[4:8]
 
 
-def test_a_part_of_the_result_reads_only_what_it_needs(clients: dict[int, SlabClient]) -> None:
+def test_a_part_of_the_result_reads_only_what_it_needs(clients: Clients) -> None:
     request = large("interpolate_backward", v1.DataType.DATA_TYPE_FLOAT32)
-    whole = clients[2 << 20].evaluate(request).data
-    answer = resumed(clients[1000], request, start=len(whole) - 1, digest="", send=100)
-    assert answer.opened is not None
+    whole = clients[WHOLE].evaluate(request).data
+    answer = resumed(clients, 1000, request, 100, resume_from=len(whole) - 1)
     # Some rows of the last of three planes.
-    assert answer.opened.read_from_byte >= len(request.data) * 2 // 3
+    assert opened(answer).read_from_byte >= len(request.data) * 2 // 3
     assert answer.data == whole[-1:]
     row = len(whole) // 24  # the first of 8 in each of 3 planes
-    for client, most in ((clients[1], 1 / 6), (clients[2 << 20], 1 / 3)):
-        answer = resumed(client, request, start=0, stop=row, digest="", send=100)
-        assert answer.opened is not None
-        assert answer.opened.read_from_byte == 0
-        assert 0 < answer.opened.read_before_byte <= len(request.data) * most
+    for slab, most in ((1, 1 / 6), (WHOLE, 1 / 3)):
+        answer = resumed(clients, slab, request, 100, stop_before=row)
+        assert opened(answer).read_from_byte == 0
+        assert 0 < opened(answer).read_before_byte <= len(request.data) * most
         assert answer.data == whole[:row]
 
 
 def test_equal_evaluations_have_equal_digests_on_all_servers_and_others_are_not_resumed(
-    clients: dict[int, SlabClient],
+    clients: Clients,
 ) -> None:
     request = large("interpolate", v1.DataType.DATA_TYPE_FLOAT16)
-    digests = set[str]()
-    for client in clients.values():
-        answer = sliced(client, request, send=500)
-        assert answer.opened is not None
-        digests.add(answer.opened.evaluation_digest)
-    (digest,) = digests
-    answer = resumed(clients[1000], published_request(), start=4, digest=digest, send=5)
-    ended(answer, "EVALUATION_CHANGED")
+    answers = [sliced(clients, slab, request, 500) for slab in SLABS]
+    (digest,) = {opened(answer).evaluation_digest for answer in answers}
+    resume: dict[str, Any] = {"resume_from": 4, "evaluation_digest": digest}
+    ended(resumed(clients, 1000, published_request(), 5, **resume), "EVALUATION_CHANGED")
 
 
 def test_small_calls_of_one_length_that_take_turns_have_the_bits_of_streams(
@@ -281,3 +267,252 @@ def test_small_calls_of_one_length_that_take_turns_have_the_bits_of_streams(
         answer = client.evaluate(request)
         assert answer.refusal is None
         assert answer.data == client.stream(as_stream(request)).data
+
+
+Array = NDArray[Any]
+
+UP = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
+
+
+@pytest.fixture(scope="module")
+def remote(server: ServerThread) -> Iterator[Client]:
+    with Client(server.address) as client:
+        yield client
+
+
+def normal(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def limited(threads: int = 1, **limits: int) -> LocalClient:
+    return LocalClient(threads=threads, limits=Limits(**limits))
+
+
+def test_wide_bands_give_the_same_bits_on_any_number_of_threads() -> None:
+    array = normal(1, 2, 4000, 40)
+    results: set[bytes] = set()
+    for threads in (1, 2):
+        for slab in (1 << 10, 1 << 14, 1 << 30):
+            with limited(threads, slab_bytes=slab) as local:
+                results.add(local.evaluate(UP, array, output_shape=(1, 2, 3, 20)).tobytes())
+    assert len(results) == 1
+
+
+def test_a_layout_too_large_to_hold_is_gathered_in_the_results_order_and_progress_is_told() -> None:
+    array = normal(1, 64, 64, 64)
+    out = np.empty((1, 32, 32, 64), np.float32).transpose(0, 3, 1, 2)
+    told: list[tuple[int, int]] = []
+    with limited(max_request_memory_bytes=600_000, slab_bytes=1 << 12) as local:
+        local.evaluate(UP, array, out=out, on_progress=lambda sent, got: told.append((sent, got)))
+    with LocalClient() as local:
+        np.testing.assert_array_equal(local.evaluate(UP, array, output_shape=out.shape), out)
+    assert told == sorted(told)
+    assert told[-1] == (array.nbytes, out.nbytes)
+
+
+def test_a_map_that_runs_backward_is_told_as_the_reason_for_much_memory() -> None:
+    def crop(*roi: float) -> ops.OnnxResize:
+        cut: Any = {"coordinate_transformation_mode": "tf_crop_and_resize", "axes": (0,)}
+        return ops.OnnxResize(mode="linear", sizes=(2000,), roi=roi, **cut)
+
+    array = np.ones((1000, 1000), np.float32)
+    with limited(max_request_memory_bytes=1 << 20, slab_bytes=1 << 12) as local:
+        local.evaluate(crop(0.0, 1.0), array)
+        with pytest.raises(LimitExceededError, match="since its map runs backward") as caught:
+            local.evaluate(crop(1.0, 0.0), array)
+    assert caught.value.limit == "max_request_memory_bytes"
+    assert "GRADWIRE_MAX_REQUEST_MEMORY_BYTES" in str(caught.value)
+
+
+ITEMS = [
+    Item(UP, normal(1, 2, 2 * size, 2 * size, seed=seed), (1, 2, size, size))
+    for seed, size in enumerate((1, 3, 8, 300, 8))
+]
+
+
+def test_results_of_many_are_those_of_evaluate() -> None:
+    with LocalClient() as client:
+        wanted = [client.evaluate(i.op, i.array, output_shape=i.output_shape) for i in ITEMS]
+        results = list(client.evaluate_many(ITEMS))
+        pairs = list(client.evaluate_many(ITEMS, ordered=False))
+    assert [index for index, _ in pairs] == list(range(len(ITEMS)))
+    for each in (results, [result for _, result in pairs]):
+        for result, expected in zip(each, wanted, strict=True):
+            np.testing.assert_array_equal(result, expected)
+
+
+def test_an_error_is_raised_at_its_item_and_the_others_go_on() -> None:
+    first, second, *_ = ITEMS
+    bad: list[Any] = [first, (UP, first.array, (1, 1)), first.array, second]
+    with LocalClient() as client:
+        results = client.evaluate_many(bad)
+        next(results)
+        with pytest.raises(InvalidRequestError, match="output") as caught:
+            next(results)
+        assert (results.index, caught.value.__notes__) == (1, ["item 1 of evaluate_many"])
+        with pytest.raises(TypeError, match="an item is a ndarray"):
+            next(results)
+        assert next(results).shape == second.output_shape
+        assert list(results) == []
+
+
+def test_items_are_taken_when_results_are_asked_for() -> None:
+    taken = iter(ITEMS)
+    with LocalClient() as client, client.evaluate_many(taken) as results:
+        next(results)
+        assert next(taken) is ITEMS[1]
+    assert list(results) == []
+    assert next(taken) is ITEMS[2]
+
+
+def test_evaluate_many_takes_and_refuses_what_a_client_does() -> None:
+    local, client = (
+        inspect.signature(kind.evaluate_many).parameters for kind in (LocalClient, Client)
+    )
+    assert local == client
+    most: Any
+    for most in (0, 1.5, True):
+        with LocalClient() as one, pytest.raises(InvalidRequestError, match="max_in_flight: is"):
+            one.evaluate_many([], max_in_flight=most)
+
+
+OPERATORS = (
+    UP,
+    ops.InterpolateBackward(mode="nearest", data_format="NCX"),
+    ops.InterpolateBackward(mode="bilinear", coordinate_transformation_mode="align_corners"),
+    ops.Interpolate(mode="linear", data_format="NCX"),
+    ops.DmlResampleGrad(interpolation_mode="linear"),
+    ops.DmlResample(interpolation_mode="linear", input_pixel_offsets=(0.0,) * 4),
+    ops.DmlResample(interpolation_mode="linear", input_pixel_offsets=(-0.0,) * 4),
+)
+
+
+# Shapes that an array can have, and others, some of which equal them.
+RESULTS: list[Any] = [
+    *((1, 2, 2, 3), (2, 2, 3, 3), (1, 2, 8, 9), (2, 2)),
+    *((True, 2, 2, 3), (1, 2, 2.0, 3), (1, 2, 0, 3), (1, 2, 2, 3, 1), (1, 3, 2, 3), None),
+]
+SOUND = 4
+
+
+class Call(NamedTuple):
+    """Arguments of one evaluate(); the arrays' numbers are made from a seed."""
+
+    operator: ops.Operator
+    source: Array
+    result_shape: Any
+    out: Array | None
+
+    def outcome(self, client: LocalClient | Client) -> tuple[object, ...]:
+        """Evaluate and tell all that comes of it."""
+        operator, source, shape, out = self
+        if out is not None and out.flags.writeable:
+            out[...] = 77
+        try:
+            result = client.evaluate(operator, source, output_shape=shape, out=out)
+        except (GradwireError, TypeError) as error:
+            field = getattr(error, "field", None)
+            return type(error), field, str(error).partition(" (request ")[0]
+        assert out is None or result is out
+        return result.dtype, result.shape, result.strides, result.tobytes()
+
+
+@st.composite
+def layouts(draw: st.DrawFn, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Draw an array of a shape: permuted, with gaps, backward, either byte order."""
+    order = draw(st.permutations(range(len(shape))))
+    steps = [draw(st.sampled_from([1, 1, 1, 2, -1])) for _ in shape]
+    seed = np.random.default_rng(draw(st.integers(0, 1000)))
+    wide = [shape[axis] * abs(steps[axis]) for axis in order]
+    if dtype.kind == "f" and draw(st.integers(0, 5)) == 0:
+        dtype = dtype.newbyteorder(">")
+    whole = seed.normal(size=wide).astype(dtype).transpose(np.argsort(order))
+    return whole[tuple(slice(None, None, step) for step in steps)]
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> Call:
+    """Draw from so few shapes and layouts that many calls are alike."""
+    dtype = draw(st.sampled_from([*TYPES.values(), *TYPES.values(), np.dtype(np.int32)]))
+    source_shape = draw(st.sampled_from([(1, 2, 4, 6), (2, 2, 6, 6)]))
+    number = draw(st.integers(0, len(RESULTS) - 1))
+    result_shape = RESULTS[number]
+    source = draw(layouts(source_shape, dtype))
+    if draw(st.integers(0, 4)) == 0:
+        source = np.broadcast_to(source[:, :, :1, :1], source_shape)
+    out = None
+    if number < SOUND and draw(st.booleans()):
+        out = draw(
+            layouts(
+                result_shape, draw(st.sampled_from([dtype, dtype, dtype, np.dtype(np.float32)]))
+            )
+        )
+        out.flags.writeable = draw(st.integers(0, 5)) > 0
+    return Call(draw(st.sampled_from(OPERATORS)), source, result_shape, out)
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def experienced(request: pytest.FixtureRequest) -> Iterator[dict[int, LocalClient]]:
+    """Clients that have seen other calls before, by the size of their slabs."""
+    with ExitStack() as stack:
+        yield {
+            slab: stack.enter_context(limited(request.param, slab_bytes=slab))
+            for slab in (1 << 7, 1 << 20)
+        }
+
+
+@settings(max_examples=300)
+@given(call=calls(), slab=st.sampled_from([1 << 7, 1 << 20]))
+def test_it_answers_as_the_service_does_whether_it_knows_the_call_or_not(
+    remote: Client, experienced: dict[int, LocalClient], call: Call, slab: int
+) -> None:
+    with LocalClient(threads=1) as new:
+        expected = call.outcome(new)
+    assert call.outcome(remote) == expected
+    assert call.outcome(experienced[slab]) == expected
+    assert call.outcome(experienced[slab]) == expected
+
+
+@pytest.mark.parametrize("slab", [1 << 7, 1 << 20])
+@pytest.mark.parametrize(
+    "part", [np.s_[:, :, 2:6, 1:5], np.s_[:, :, ::2, 1::2], np.s_[:, :, 3::-1, -2:1:-1]]
+)
+def test_only_the_elements_of_out_are_written(slab: int, part: tuple[slice, ...]) -> None:
+    array = normal(1, 1, 8, 8)
+    memory = np.full((1, 1, 8, 9), 7.5, np.float32)
+    others = np.ones(memory.shape, np.bool_)
+    others[part] = False
+    out = memory[part][:, :, :, :4]
+    with limited(slab_bytes=slab) as client:
+        expected = client.evaluate(UP, array, output_shape=(1, 1, 4, 4))
+        for _ in range(2):
+            out[...] = 0
+            assert client.evaluate(UP, array, out=out) is out
+            np.testing.assert_array_equal(out, expected)
+    assert (memory[others] == 7.5).all()
+
+
+def test_memory_that_became_unfit_for_a_result_is_refused() -> None:
+    both = np.ones((1, 1, 12, 8), np.float32)
+    out = np.empty((1, 1, 4, 8), np.float32)[..., :4]
+    with LocalClient() as client:
+        client.evaluate(UP, both[:, :, :8], out=out)
+        with pytest.raises(GradwireError, match="shares memory"):
+            client.evaluate(UP, both[:, :, :8], out=both[:, :, 6:10, :4])
+        out.flags.writeable = False
+        with pytest.raises(GradwireError, match="read-only"):
+            client.evaluate(UP, both[:, :, :8], out=out)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_nothing_is_written_to_out_after_a_deadline(threads: int) -> None:
+    x = np.ones((1, 4, 512, 512), np.float32)
+    outs = np.zeros((20, 1, 4, 256, 256), np.float32)
+    left: list[Array] = []
+    with LocalClient("numpy_cpu", threads, limits=Limits(slab_bytes=1 << 20)) as client:
+        for out in outs:
+            with pytest.raises(DeadlineExceededError):
+                client.evaluate(UP, x, out=out, timeout_s=1e-9)
+            left.append(out.copy())
+    np.testing.assert_array_equal(outs, left)
+    assert not np.all(left)

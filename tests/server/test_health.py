@@ -1,24 +1,47 @@
-"""Generic tools learn the server's state, its services, and who asked what."""
+"""What tools and logs tell: state, services, and who asked what."""
 
 from __future__ import annotations
 
+import json
+import logging
+import re
 import struct
-import time
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from gradwire import v1
 from gradwire.v1 import gradient_service_pb2
 from gradwire_server.rpc.health import has_list
 from gradwire_server.rpc.open_inference.descriptors import SERVICE
-from support.raw_calls import HEALTH, PATIENCE_S, TRACEPARENT, RawClient, call, published_request
+from support.processes import run_command
+from support.raw_calls import (
+    HEALTH,
+    PATIENCE_S,
+    REFLECTION,
+    REQUEST_ID,
+    TRACEPARENT,
+    ManyCall,
+    RawClient,
+    WaitingStream,
+    as_stream,
+    call,
+    copies,
+    named,
+    published_request,
+    rows,
+    send_bytes,
+    wait_until,
+    wrong_request,
+)
 from support.raw_frames import DATA, END_HEADERS, HEADERS, RawConnection, call_headers, frame
-from support.servers import serving
+from support.servers import commanded, served, served_many, wait_idle
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 METHODS = ("Check", "Watch", *["List"] * has_list())
@@ -47,12 +70,10 @@ def test_all_that_is_served_is_listed(client: RawClient) -> None:
     assert told == {"": SERVING, "gradwire.v1.GradientService": SERVING}
 
 
-LONG = health_pb2.HealthCheckRequest(service="x" * 5000).SerializeToString()
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_no_short_question_is_refused(client: RawClient, method: str) -> None:
-    wrong = {"no request came": (), "at most 4096 bytes": (LONG,)}
+    long = health_pb2.HealthCheckRequest(service="x" * 5000).SerializeToString()
+    wrong = {"no request came": (), "at most 4096 bytes": (long,)}
     if method != "List":  # whose request has no fields
         wrong["not a HealthCheckRequest"] = (b"\xff",)
     for words, messages in wrong.items():
@@ -68,32 +89,31 @@ def test_of_questions_that_do_not_come_whole_a_few_are_awaited(method: str) -> N
     # Of twenty, four are more than are awaited: the oldest end, and who asks as usual is answered.
     head = call_headers(method=f"/grpc.health.v1.Health/{method}")
     begun = struct.pack(">BI", 0, 1 << 20) + bytes(500)
-    with serving() as server, RawConnection(server.address) as slow:
+    received = b""
+
+    def ended(count: int) -> bool:
+        nonlocal received
+        received += slow.drain(0.2)
+        return received.count(b"the request did not come in time") == count
+
+    with served() as (server, client), RawConnection(server.address) as slow:
         for stream in range(1, 41, 2):
             slow.send(frame(HEADERS, END_HEADERS, stream, head), frame(DATA, 0, stream, begun))
-        with RawClient(server.address) as client:
-            client.check_alive()
-        received = slow.drain(1.0)
-        assert received.count(b"the request did not come in time") == 4
-        until = time.monotonic() + PATIENCE_S
-        while received.count(b"the request did not come in time") < 20:
-            received += slow.drain(0.2)
-            assert time.monotonic() < until
+        client.check_alive()
+        wait_until(lambda: ended(4))
+        wait_until(lambda: ended(20))
 
 
-def ask(client: RawClient, **question: str) -> reflection_pb2.ServerReflectionResponse:
+def asked(client: RawClient, **question: Any) -> reflection_pb2.ServerReflectionResponse:
     """Ask reflection one question."""
-    stub: Any = reflection_pb2_grpc.ServerReflectionStub(client.channel)
-    request = reflection_pb2.ServerReflectionRequest(**question)  # type: ignore[arg-type]
-    answers: list[reflection_pb2.ServerReflectionResponse] = list(
-        stub.ServerReflectionInfo(iter([request]), timeout=PATIENCE_S)
-    )
-    (answer,) = answers
-    return answer
+    request = reflection_pb2.ServerReflectionRequest(**question).SerializeToString()
+    (answer,), refusal = call(client.channel, REFLECTION, (request,))
+    assert refusal is None
+    return reflection_pb2.ServerReflectionResponse.FromString(answer)
 
 
 def test_reflection_lists_the_services(client: RawClient) -> None:
-    listed = ask(client, list_services="").list_services_response.service
+    listed = asked(client, list_services="").list_services_response.service
     assert {each.name for each in listed} == {
         "gradwire.v1.GradientService",
         "grpc.health.v1.Health",
@@ -108,9 +128,8 @@ def test_reflection_lists_the_services(client: RawClient) -> None:
 def test_reflection_tells_the_schema_of_both_pools(client: RawClient, service: Any) -> None:
     own = descriptor_pb2.FileDescriptorProto()
     service.CopyToProto(own)
-    answer = ask(client, file_containing_symbol=f"{own.package}.{own.service[0].name}")
-    files = answer.file_descriptor_response.file_descriptor_proto
-    assert own in [descriptor_pb2.FileDescriptorProto.FromString(each) for each in files]
+    answer = asked(client, file_containing_symbol=f"{own.package}.{own.service[0].name}")
+    assert own.SerializeToString() in answer.file_descriptor_response.file_descriptor_proto
 
 
 def test_questions_about_the_server_return_name_and_trace_too(client: RawClient) -> None:
@@ -138,3 +157,146 @@ def test_the_name_of_a_call_comes_back_and_one_without_gets_one(
         assert trailers["traceparent"] == TRACEPARENT
         assert "compute;dur=" in trailers["gradwire-timing"]
     assert names == {name} if name else [len(each) for each in names] == [32] * 3
+
+
+def test_every_line_is_json_and_tells_what_was_asked_by_whom_and_how_it_ended(
+    tmp_path: Path,
+) -> None:
+    flags = ("--log-format", "json", "--stall-timeout-s", "0.5", "--access-log")
+    with commanded(*flags, "--backend", "auto", log=tmp_path / "log") as (command, client):
+        for each in (published_request(), wrong_request()):
+            client.evaluate(each)
+            client.stream(as_stream(each))
+        client.stub.GetServerInfo(v1.GetServerInfoRequest())
+        # At whatever moment it is.
+        for _ in range(300):
+            WaitingStream(client).cancel()
+        command.wait_for_log("CANCELLED", times=300)
+        call = client.start(as_stream(copies(1 << 15)))
+        command.wait_for_log("STALLED")
+        call.cancel()
+        send_bytes(client, "Evaluate", b"\xff")
+        command.stop()
+    lines = [json.loads(line) for line in command.log.splitlines()]
+    assert all({"time", "level", "event"} <= line.keys() for line in lines)
+    events = [line["event"] for line in lines]
+    assert events[:2] == ["warming up", "serving"]
+    assert events[-2:] == ["draining", "stopped"]
+    every = [line for line in lines if line["event"] == "call"]
+    assert [(each["method"], each["status"]) for each in every] == [
+        ("Evaluate", "OK"),
+        ("EvaluateStream", "OK"),
+        ("Evaluate", "INVALID_ARGUMENT"),
+        ("EvaluateStream", "INVALID_ARGUMENT"),
+        ("GetServerInfo", "OK"),
+        *[("EvaluateStream", "CANCELLED")] * 300,
+        ("EvaluateStream", "DEADLINE_EXCEEDED"),
+        ("Evaluate", "INVALID_ARGUMENT"),
+    ]
+    for each in every[:2]:
+        assert (each["operator"], each["sizes"]) == ("dml_resample_grad", [1, 3])
+    for each in every[2:4]:
+        assert (each["reason"], each["level"]) == ("INVALID_FIELD", "info")
+        assert each["error"].startswith("input.sizes[0]: ")
+    for each in every[:-2]:
+        assert datetime.fromisoformat(each["time"]).tzinfo == UTC
+        assert each["duration_ms"] >= 0
+        if each["method"] != "GetServerInfo":
+            assert (each["request_id"], each["traceparent"]) == (REQUEST_ID, TRACEPARENT)
+
+
+def test_calls_that_succeed_are_told_at_debug_unless_asked_for(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def told(**settings: Any) -> list[tuple[str, str]]:
+        caplog.clear()
+        with served_many(**settings) as (_server, client, many):
+            # The first of its kind, and one that is known.
+            client.check_alive()
+            client.check_alive()
+            many.send(named(published_request(), "a"))
+            many.answers()
+            client.evaluate(wrong_request())
+        calls = [each for each in caplog.records if each.getMessage() == "call"]
+        return [(each.levelname, vars(each)["facts"]["status"]) for each in calls]
+
+    caplog.set_level(logging.DEBUG)
+    refused = ("INFO", "INVALID_ARGUMENT")
+    assert told() == [*[("DEBUG", "OK")] * 5, refused]
+    assert told(access_log=True) == [*[("INFO", "OK")] * 5, refused]
+    # Lines below the level are not written.
+    with commanded("--log-level", "warning", log=tmp_path / "log") as (command, client):
+        client.evaluate(wrong_request())
+        command.stop()
+    assert not command.log
+
+
+_TELLING = """
+import asyncio, logging, sys
+from gradwire_server.observability import logs
+
+async def main():
+    for number in range(100):
+        logs.tell(logging.INFO, "call", {"number": number, "name": "two words"})
+    try:
+        raise ValueError("bad")
+    except ValueError:
+        log.exception("failed", extra={"facts": {"number": 100}})
+    log.debug("hidden")
+    logs.tell(logging.INFO, "call", {"number": 101})
+
+log = logging.getLogger("gradwire_server")
+logs.configure(sys.argv[1], "info", worker=3)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_lines_that_wait_come_in_order_with_tracebacks_and_before_the_end(form: str) -> None:
+    lines = run_command(form, program=("-c", _TELLING)).stderr
+    numbers = [int(number) for number in re.findall(r'(?:number=|"number": )(\d+)', lines)]
+    assert numbers == list(range(102))
+    assert lines.count("ValueError: bad") == 1
+    assert "hidden" not in lines
+    if form == "json":
+        told = [json.loads(line) for line in lines.splitlines()]
+        assert all(each["worker"] == 3 for each in told)
+        assert told[100]["traceback"].startswith("Traceback ")
+    else:
+        time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00"
+        assert re.match(rf'{time} info +call worker=3 number=0 name="two words"\n', lines)
+        assert re.search(r"error +failed worker=3 number=100\nTraceback ", lines)
+
+
+def test_a_stream_is_one_line_that_counts_its_requests_and_no_error_where_it_is_cancelled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    names = [str(number) for number in range(100)]
+    with caplog.at_level(logging.DEBUG), served() as (server, client):
+        with ManyCall(client) as call:
+            call.send(*(named(published_request(), name) for name in names))
+            call.send(named(wrong_request(), "bad"))
+            call.answers()
+        wait_idle(server)
+        (facts,) = (vars(each)["facts"] for each in caplog.records if each.getMessage() == "call")
+        told = {key: facts[key] for key in ("method", "status", "items", "items_failed")}
+        assert told == {"method": "EvaluateMany", "status": "OK", "items": 101, "items_failed": 1}
+        for number in range(40):
+            with ManyCall(client) as call:
+                call.send(*(named(rows(1 + number), name) for name in names))
+                for _ in range(number):
+                    call.receive()
+        wait_idle(server)
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
+def test_a_malformed_traceparent_starts_a_new_trace(client: RawClient) -> None:
+    zero = "00-00000000000000000000000000000000-b7ad6b7169203331-01"
+    upper = "00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01"
+    for traceparent in ("", "nonsense", zero, upper, "x" * 4000):
+        answer = client.evaluate(published_request(), traceparent=traceparent)
+        assert answer.refusal is None
+        version, trace, span, flags = answer.trailers["traceparent"].split("-")
+        assert (version, flags) == ("00", "00")
+        assert int(trace, 16)
+        assert int(span, 16)

@@ -1,32 +1,45 @@
-"""A collector gets a span for every call, where it is asked for."""
+"""A collector gets a span for every call, where it is asked for; who asks is told why not."""
 
 from __future__ import annotations
 
+import logging
+import os
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import pytest
 
-from support.raw_calls import wrong_request
-from support.servers import served
+from gradwire_server.config.settings import Settings
+from gradwire_server.exporters import tracer
+from support.servers import ServerThread, served
 
-pytest.importorskip(
-    "opentelemetry.exporter.otlp.proto.http", reason='the extra "otel" is not installed'
-)
+pytest.importorskip("gradwire_server.observability.otlp", reason='"otel" is not installed')
 
+from gradwire_server.observability import otlp
 from gradwire_server.observability.definitions import PHASES
 from support.collector import Collector, Seen, collecting
 from support.processes import running_command
-from support.raw_calls import TRACEPARENT, RawClient, as_stream, published_request
+from support.raw_calls import TRACEPARENT, RawClient, as_stream, published_request, wrong_request
 
 EVALUATE = "gradwire.v1.GradientService/Evaluate"
 STREAM = "gradwire.v1.GradientService/EvaluateStream"
 
 
+URL = "http://127.0.0.1:1"
+ALL = "OTEL_EXPORTER_OTLP_ENDPOINT"
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(name)
+
+
 @pytest.fixture
-def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    for name in ("OTEL_TRACES_SAMPLER", "OTEL_SDK_DISABLED", "OTEL_EXPORTER_OTLP_ENDPOINT"):
-        monkeypatch.delenv(name, raising=False)
+def collector() -> Iterator[Collector]:
     with collecting() as collector:
         yield collector
 
@@ -39,11 +52,9 @@ def of_calls(collector: Collector) -> dict[str, Seen]:
 def test_a_call_is_a_span_in_the_callers_trace_with_a_span_for_each_phase(
     collector: Collector,
 ) -> None:
+    request = published_request()
     with served(otlp_endpoint=collector.url) as (server, client):
-        replies = [
-            client.evaluate(published_request()),
-            client.stream(as_stream(published_request())),
-        ]
+        replies = [client.evaluate(request), client.stream(as_stream(request))]
     calls = of_calls(collector)
     assert calls.keys() == {EVALUATE, STREAM}
     _, trace, parent, _ = TRACEPARENT.split("-")
@@ -52,25 +63,22 @@ def test_a_call_is_a_span_in_the_callers_trace_with_a_span_for_each_phase(
         assert (span.trace_id.hex(), span.parent_span_id.hex()) == (trace, parent)
         assert reply.trailers["traceparent"] == f"00-{trace}-{span.span_id.hex()}-01"
         assert f"127.0.0.1:{seen.told['server.port']}" == server.address
-        assert (
-            seen.told.items()
-            >= {
-                "rpc.system": "grpc",
-                "rpc.service": "gradwire.v1.GradientService",
-                "rpc.method": name.rpartition("/")[2],
-                "rpc.grpc.status_code": 0,
-                "server.address": "127.0.0.1",
-                "client.address": "127.0.0.1",
-                "gradwire.operator": "dml_resample_grad",
-                "gradwire.dtype": "float32",
-                "gradwire.received_bytes": 12,
-                "gradwire.sent_bytes": 16,
-            }.items()
-        )
+        expected = {
+            "rpc.system": "grpc",
+            "rpc.service": "gradwire.v1.GradientService",
+            "rpc.method": name.rpartition("/")[2],
+            "rpc.grpc.status_code": 0,
+            "server.address": "127.0.0.1",
+            "client.address": "127.0.0.1",
+            "gradwire.operator": "dml_resample_grad",
+            "gradwire.dtype": "float32",
+            "gradwire.received_bytes": 12,
+            "gradwire.sent_bytes": 16,
+        }
+        assert seen.told.items() >= expected.items()
         assert seen.resource["service.name"] == "gradwire-server"
         phases = [child.span for child in collector.children(seen)]
-        assert {phase.name for phase in phases} <= set(PHASES)
-        assert {"receive", "queue", "compute"} <= {phase.name for phase in phases}
+        assert {"receive", "queue", "compute"} <= {phase.name for phase in phases} <= set(PHASES)
         for phase in phases:
             slack_ns = 5_000_000  # two clocks are read
             assert span.start_time_unix_nano - slack_ns <= phase.start_time_unix_nano
@@ -80,19 +88,16 @@ def test_a_call_is_a_span_in_the_callers_trace_with_a_span_for_each_phase(
 
 def test_only_what_is_the_servers_fault_makes_an_error_of_its_span(collector: Collector) -> None:
     unknown = published_request()
-    unknown.operator.Clear()
-    unknown.operator.MergeFromString(b"\xfa\x7f\x00")
+    unknown.operator.ParseFromString(b"\xfa\x7f\x00")
     with served(otlp_endpoint=collector.url) as (_server, client):
         client.evaluate(wrong_request())
         client.stream(as_stream(unknown))
-    calls = of_calls(collector)
-    told = calls[EVALUATE].told
-    assert (told["rpc.grpc.status_code"], told["gradwire.reason"]) == (3, "INVALID_FIELD")
-    assert calls[EVALUATE].span.status.code == 0
-    assert "error.type" not in told
-    told = calls[STREAM].told
-    assert (told["rpc.grpc.status_code"], told["error.type"]) == (12, "UNIMPLEMENTED")
-    assert calls[STREAM].span.status.code == 2
+    wrong, failed = (of_calls(collector)[name] for name in (EVALUATE, STREAM))
+    assert wrong.told["rpc.grpc.status_code"] == 3
+    assert wrong.told["gradwire.reason"] == "INVALID_FIELD"
+    assert (wrong.span.status.code, wrong.told.get("error.type")) == (0, None)
+    assert failed.told["rpc.grpc.status_code"] == 12
+    assert (failed.span.status.code, failed.told["error.type"]) == (2, "UNIMPLEMENTED")
 
 
 def test_a_call_without_a_trace_starts_one_that_the_log_and_the_reply_name(
@@ -103,18 +108,17 @@ def test_a_call_without_a_trace_starts_one_that_the_log_and_the_reply_name(
         with RawClient(command.address) as client:
             reply = client.evaluate(published_request(), traceparent="")
         command.stop()
-        log = command.log
     (seen,) = of_calls(collector).values()
     named = reply.trailers["traceparent"]
     assert named.startswith(f"00-{seen.span.trace_id.hex()}-{seen.span.span_id.hex()}-")
-    assert f"traceparent={named}" in log
+    assert f"traceparent={named}" in command.log
     assert not seen.span.parent_span_id
 
 
 def test_the_environment_alone_turns_traces_on_and_off_and_names_them(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+    monkeypatch.setenv(ALL, collector.url)
     monkeypatch.setenv("OTEL_SERVICE_NAME", "gradients")
     monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", "http,rpc")
     with served() as (_server, client):
@@ -136,10 +140,72 @@ def test_the_environment_alone_turns_traces_on_and_off_and_names_them(
 
 
 def test_a_collector_that_is_away_holds_up_no_call_and_no_stop(tmp_path: Path) -> None:
-    flags = ("--otlp-endpoint", "http://127.0.0.1:1", "--log-format", "json")
+    flags = ("--otlp-endpoint", URL, "--log-format", "json")
     with running_command(*flags, log=tmp_path / "log") as command:
         with RawClient(command.address) as client:
             client.check_alive()
         command.stop()
-        lines = command.log.splitlines()
-    assert {line[:1] for line in lines} == {"{"}
+    assert {line[:1] for line in command.log.splitlines()} == {"{"}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "environment", "expected"),
+    [
+        ("", {}, None),
+        (URL, {}, f"{URL}/v1/traces"),
+        (f"{URL}/", {}, f"{URL}/v1/traces"),
+        ("", {ALL: URL}, ""),
+        ("", {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": URL}, ""),
+        ("", {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": URL}, None),
+        ("", {ALL: ""}, None),
+        (URL, {"OTEL_TRACES_EXPORTER": "none"}, None),
+        (URL, {"OTEL_TRACES_EXPORTER": "console, otlp"}, f"{URL}/v1/traces"),
+        (URL, {"OTEL_METRICS_EXPORTER": "none"}, f"{URL}/v1/traces"),
+    ],
+)
+def test_the_setting_and_the_variables_turn_traces_on_and_off(
+    monkeypatch: pytest.MonkeyPatch,
+    endpoint: str,
+    environment: dict[str, str],
+    expected: str | None,
+) -> None:
+    provider = Mock(wraps=otlp.tracer_provider)
+    monkeypatch.setattr(otlp, "tracer_provider", provider)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = tracer(Settings(otlp_endpoint=endpoint), address="127.0.0.1:1")
+    assert provider.mock_calls == ([] if expected is None else [call(expected)])
+    if found is not None:
+        found.close()
+
+
+def forget_the_extra(patch: pytest.MonkeyPatch) -> None:
+    """Let no module of OpenTelemetry be imported, and import what uses it anew."""
+    for name in {"opentelemetry", *sys.modules}:
+        if name.partition(".")[0] == "opentelemetry":
+            patch.setitem(sys.modules, name, None)
+    patch.delitem(sys.modules, otlp.__name__)
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"), [(False, "pip .*otel"), (True, "max_queue_size must be")]
+)
+def test_who_asks_is_told_why_not_and_the_environment_keeps_no_program_from_running(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    words: str,
+    *,
+    extra: bool,
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "-1")
+    if not extra:
+        forget_the_extra(monkeypatch)
+    monkeypatch.setattr(logging.getLogger("gradwire_server"), "propagate", True)
+    with pytest.raises(ValueError, match=f"^--otlp-endpoint is {URL}; traces: {words}"):
+        ServerThread(otlp_endpoint=URL).start()
+    assert not [each for each in caplog.records if each.getMessage() == "not exported"]
+    monkeypatch.setenv(ALL, URL)
+    with served() as (_server, client):
+        client.check_alive()
+    (record,) = (each for each in caplog.records if each.getMessage() == "not exported")
+    assert re.match(words, vars(record)["facts"]["why"])

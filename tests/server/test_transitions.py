@@ -1,0 +1,333 @@
+"""A server that changes over to kernels, or stops, loses no call."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import itertools
+import os
+import re
+import shutil
+import signal
+import threading
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gradwire import ops, v1
+from gradwire._wire.environment import GRPC_VARIABLES
+from gradwire_server.backends import cache_files, changeover
+from support.kernels.numba_calls import compiled, needs_numba
+from support.load import KINDS, PAUSE_S, Callers, problem
+from support.processes import Command, is_running, running_command
+from support.raw_calls import (
+    PATIENCE_S,
+    PUBLISHED_RESULT,
+    REQUEST_ID,
+    ManyCall,
+    RawClient,
+    WaitingStream,
+    chunk,
+    chunks,
+    ended,
+    float32,
+    identity_request,
+    named,
+    opening,
+    published_request,
+    read_all,
+    rows,
+    wait_until,
+)
+from support.refusals import Refusal
+from support.scraping import scrape
+from support.servers import ServerThread, commanded, served, served_many
+
+
+def endless(piece: int) -> Iterator[v1.EvaluateStreamRequest]:
+    """Open a stream of 64 GiB and write it piece by piece."""
+    yield opening(identity_request(1 << 17, 1 << 17))
+    data = bytes(piece)
+    for number in itertools.count():
+        yield chunk(number * piece, data)
+
+
+def check_told(refusal: Refusal | None) -> None:
+    """Assert that the last message said it, whatever became of the trailers behind it."""
+    assert refusal is not None
+    error = refusal.in_band
+    assert error is not None
+    assert error.code == grpc.StatusCode.UNAVAILABLE.value[0]
+    assert error.reason == v1.ErrorReason.ERROR_REASON_DRAINING
+    assert error.metadata["request_id"] == REQUEST_ID
+
+
+@pytest.mark.parametrize(
+    "number", [*range(10), *(pytest.param(each, marks=pytest.mark.slow) for each in range(10, 60))]
+)
+def test_a_writer_in_full_flow_learns_that_the_server_drains(number: int) -> None:
+    server = ServerThread()
+    server.start()
+
+    def stop() -> None:
+        wait_until(lambda: server.server.service.admission.memory_bytes)
+        server.stop()
+
+    with RawClient(server.address) as client, ThreadPoolExecutor(1) as pool:
+        stopped = pool.submit(stop)
+        check_told(client.stream(endless((1 << 10, 64 << 10, 1 << 20)[number % 3])).refusal)
+        stopped.result()
+
+
+@pytest.mark.parametrize("flow", ["idle", "full"])
+def test_streams_that_wait_learn_that_the_server_drains(flow: str) -> None:
+    with served_many() as (server, client, many):
+        stream = WaitingStream(client)
+        many.send(named(published_request(), "a"))
+        many.receive()
+        if flow == "full":
+            many.send(*(named(rows(1 << 10), str(number)) for number in range(4000)))
+        server.loop.call_soon_threadsafe(server.server.service.draining.set)
+        ended(many.refusal(), "DRAINING")
+        ended(read_all(stream.call, itertools.chain([stream.opened], stream.call)), "DRAINING")
+        stream.send()
+
+
+@pytest.mark.parametrize(
+    ("workers", "number"),
+    [
+        (1, signal.SIGTERM),
+        (1, signal.SIGINT),
+        pytest.param(2, signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(2, signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
+def test_a_draining_server_finishes_what_runs_and_takes_nothing_new(
+    tmp_path: Path, workers: int, number: int
+) -> None:
+    flags = ("--grace-s", "30", "--workers", str(workers))
+    with commanded(*flags, log=tmp_path / "log") as (command, client):
+        if workers == 1:
+            for times in (1, 2):
+                command.signal(signal.SIGUSR2)
+                command.wait_for_log("no rolling restart", times=times)
+        stream = WaitingStream(client)
+        health: Any = health_pb2_grpc.HealthStub(client.channel)
+        question = health_pb2.HealthCheckRequest(service="gradwire.v1.GradientService")
+        watch = health.Watch(question, timeout=PATIENCE_S)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        command.signal(number)
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        watch.cancel()
+        command.wait_for_log(" draining ", times=workers)
+
+        def refuses() -> bool:
+            with RawClient(command.address) as client:
+                answer = client.evaluate(published_request(), timeout_s=5)
+            return answer.code is grpc.StatusCode.UNAVAILABLE
+
+        # The listener is closed at some moment after that.
+        wait_until(refuses)
+        assert command.running
+        stream.finish()
+        assert command.wait() == 0
+        assert command.log.count(" stopped") >= workers
+        assert "Traceback" not in command.log
+        assert not any(map(is_running, command.workers.values()))
+
+
+AUTO = ("--backend", "auto")
+CHANGED = " backend=numba_cpu after_s="
+
+
+class Cache:
+    """An empty cache of kernels, locked until they are put into it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.flags = (*AUTO, "--compile-cache", str(folder))
+        self._folder = folder
+        folder.mkdir()
+        self.lock = os.open(folder, os.O_RDONLY)
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
+
+    def fill(self) -> None:
+        """Put in the kernels that this user's cache has, and unlock."""
+        compiled(1)
+        kept = cache_files.user_folder("kernels")
+        assert kept is not None
+        shutil.copytree(kept, self._folder, dirs_exist_ok=True)
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Let a server compile."""
+        fcntl.flock(self.lock, fcntl.LOCK_UN)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Cache]:
+    made = Cache(tmp_path / "cache")
+    yield made
+    os.close(made.lock)
+
+
+@needs_numba
+def test_numpy_answers_first_and_kernels_take_over_amid_calls_and_streams(
+    tmp_path: Path, cache: Cache
+) -> None:
+    """No call is lost, all bits are right, and kernels continue running sums that NumPy began."""
+    array, expected = problem(KINDS["sums"])
+    request = v1.EvaluateRequest(
+        operator=ops.to_message(KINDS["sums"].operator),
+        input=float32(*array.shape),
+        output=float32(*expected.shape),
+    )
+    goes_on = threading.Event()
+
+    def messages() -> Iterator[v1.EvaluateStreamRequest]:
+        yield opening(request)
+        for number, piece in enumerate(chunks(array.tobytes(), 1 << 20)):
+            if number == 4:
+                goes_on.wait()
+            yield piece
+
+    def check(backend: str, to_come: str) -> None:
+        many.send(named(published_request(), backend))
+        assert many.receive().result.data == PUBLISHED_RESULT
+        told = client.stub.GetServerInfo(v1.GetServerInfoRequest())
+        assert (told.backend, told.backend_to_come) == (backend, to_come)
+        metrics = scrape(command.http_address)
+        assert metrics.value("gradwire_kernels_pending") == bool(to_come)
+        for name in ("numpy_cpu", "numba_cpu"):
+            assert metrics.value("gradwire_build_info", backend=name) == (name == backend)
+
+    flags = (*cache.flags, "--slab-bytes", str(1 << 18), "--http-port", "127.0.0.1:0")
+    with commanded(*flags, log=tmp_path / "log") as (command, client), ManyCall(client) as many:
+        call = client.start(messages())
+        kinds = ("unary", "small stream", "sums", "many")
+        with Callers(command.address, *kinds, pause_s=PAUSE_S) as callers:
+            callers.wait_for_more()
+            check("numpy_cpu", "numba_cpu")
+            cache.fill()
+            command.wait_for_log(CHANGED)
+            check("numba_cpu", "")
+            assert "compiling" not in command.log
+            callers.wait_for_more()
+        callers.check()
+        goes_on.set()
+        assert read_all(call).data == expected.tobytes()
+
+
+@needs_numba
+def test_several_workers_change_over_and_a_restart_waits_for_kernels(
+    tmp_path: Path, cache: Cache
+) -> None:
+    flags = ("--workers", "2", *cache.flags)
+    with running_command(*flags, log=tmp_path / "log") as command:
+        assert command.log.count(" serving ") == 2
+        cache.fill()
+        command.wait_for_log(CHANGED, times=2)
+        assert "compiling" not in command.log
+        command.signal(signal.SIGUSR2)
+        command.wait_for_log(" rolling restart done")
+        serving = re.findall(r" serving .* backend=(\w+)", command.log)
+        assert serving == ["numpy_cpu", "numpy_cpu", "numba_cpu", "numba_cpu"]
+
+
+@needs_numba
+def test_a_server_told_to_wait_for_kernels_computes_with_them_alone() -> None:
+    with served(wait_for_kernels=True) as (_server, client):
+        info = client.stub.GetServerInfo(v1.GetServerInfoRequest())
+    assert (info.backend, info.backend_to_come) == ("numba_cpu", "")
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def compiling(command: Command) -> list[int]:
+    """Wait until a server has children that compile, and return them."""
+    command.wait_for_log(" compiling kernels")
+    wait_until(lambda: children(command.pid))
+    return children(command.pid)
+
+
+def check_ended(command: Command, found: list[int]) -> None:
+    wait_until(lambda: not any(map(is_running, found)))
+    assert "Traceback" not in command.log
+
+
+@needs_numba
+def test_a_child_that_is_killed_is_replaced_and_none_outlives_a_killed_server(
+    tmp_path: Path, cache: Cache
+) -> None:
+    cache.unlock()
+    with commanded(*cache.flags, log=tmp_path / "log") as (command, client):
+        child = compiling(command)[0]
+
+        def environment() -> set[bytes]:
+            return set(Path(f"/proc/{child}/environ").read_bytes().split(b"\0"))
+
+        # Handlers of grpc start threads between fork and exec, which end some of the children by
+        # SIGSEGV. Until its exec a child shows the variables with which the server was started.
+        wait_until(lambda: b"GRPC_ENABLE_FORK_SUPPORT=0" in environment())
+        assert {f"{key}={value}".encode() for key, value in GRPC_VARIABLES.items()} < environment()
+        os.kill(child, signal.SIGKILL)
+        command.wait_for_log("ended with status -9")
+        command.wait_for_log(" compiling kernels", times=2)
+        client.check_alive()
+        found = compiling(command)
+        command.signal(signal.SIGKILL)
+        assert command.wait() == -signal.SIGKILL
+        check_ended(command, found)
+
+
+@needs_numba
+def test_without_a_cache_children_compile_into_a_temporary_folder_and_neither_is_left(
+    tmp_path: Path,
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    flags = (*AUTO, "--compile-cache", "/dev/null/cache")
+    env = {"TMPDIR": str(temporary)}
+    with running_command(*flags, log=tmp_path / "log", env=env) as command:
+        found = compiling(command)
+        assert command.log.count("kernels cannot be cached") == 1
+        assert list(temporary.glob("gradwire-kernels-*"))
+        command.stop()
+        check_ended(command, found)
+    assert list(temporary.iterdir()) == []
+
+
+class Stored:
+    """A backend whose one kernel is a file."""
+
+    def load_stored(self, folder: str) -> bool:
+        return Path(folder, "kernel").exists()
+
+
+COMPILE = "import pathlib, sys; pathlib.Path(sys.argv[2], 'kernel').open('a').write('x')"
+
+
+def test_who_comes_second_waits_and_finds_the_kernels_and_children_that_always_fail_are_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(folder: str) -> Coroutine[Any, Any, None]:
+        return changeover.load_kernels(Stored(), cache_dir=str(tmp_path / folder))
+
+    async def both() -> None:
+        await asyncio.gather(load("good"), load("good"))
+
+    monkeypatch.setattr(changeover, "_PROGRAM", ("-c", COMPILE))
+    asyncio.run(both())
+    assert (tmp_path / "good/kernel").read_text() == "x"
+    monkeypatch.setattr(changeover, "_PROGRAM", ("-c", "raise SystemExit('no compiler here')"))
+    monkeypatch.setattr(changeover, "_PAUSE_S", 0.0)
+    with pytest.raises(RuntimeError, match="status 1: no compiler here"):
+        asyncio.run(load("bad"))

@@ -1,0 +1,494 @@
+"""Metrics: memory that processes share, the port that tells them, and what asks for them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram
+
+from gradwire import v1
+from gradwire_server.config.settings import Settings
+from gradwire_server.exporters import open_site
+from gradwire_server.observability.cells import (
+    COUNTED,
+    MOST,
+    NOTES_BYTES,
+    TOTAL,
+    Cells,
+    Ledger,
+    Notes,
+    place,
+    span,
+    width,
+)
+from gradwire_server.observability.definitions import COUNTS, ERRORS, METHOD, METRICS, STATES, STEP
+from support.processes import running_command
+from support.raw_calls import (
+    PATIENCE_S,
+    ManyCall,
+    RawClient,
+    WaitingStream,
+    as_stream,
+    chunks,
+    identity_request,
+    named,
+    opening,
+    published_request,
+    wait_until,
+    wrong_request,
+)
+from support.scraping import Scrape, get, scrape
+from support.servers import ServerThread, served, serving
+
+
+def is_told(address: str) -> bool:
+    return scrape(address).value("gradwire_worker_ready") == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_metrics_are_openmetrics_on_request_also_for_many_at_once(host: str) -> None:
+    with serving(http_port=f"{host}:0") as server:
+        address = server.http_address
+        assert address.startswith(f"{host}:")
+        assert get(address, "/metrics?x=1")[0] == 200
+        accept = "application/openmetrics-text; version=1.0.0"
+        _, content_type, text = get(address, Accept=accept)
+        assert content_type.startswith(accept)
+        assert text.endswith("# EOF\n")
+        with ThreadPoolExecutor(16) as pool:
+            assert list(pool.map(is_told, [address] * 32)) == [True] * 32
+
+
+@pytest.mark.parametrize(
+    ("count", "says"),
+    [
+        *((100, says) for says in (b"", b"GET /metr", b"GET /metrics HTTP/1.0\r\nAccept: ")),
+        (20, b"GET /metrics HTTP/1.0\r\n\r\n"),
+    ],
+)
+def test_readers_that_wait_or_do_not_read_hold_up_no_scrape_no_call_and_no_stop(
+    count: int, says: bytes
+) -> None:
+    with (
+        ExitStack() as afterwards,
+        served(http_port="0") as (server, client),
+    ):
+        host, port = server.http_address.split(":")
+        silent = [
+            afterwards.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
+            for _ in range(count)
+        ]
+        for reader in silent:
+            with contextlib.suppress(ConnectionError):
+                reader.sendall(says)
+        assert is_told(server.http_address)
+        client.check_alive()
+        # Those that had to go know it.
+        if count == 100:
+            with contextlib.suppress(ConnectionResetError):
+                assert silent[0].recv(100) == b""
+
+
+def test_an_address_that_cannot_be_had_is_told_with_the_flag() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings: dict[str, Any] = {"http_port": f"127.0.0.1:{taken.getsockname()[1]}"}
+        words = f"^--http-port {settings['http_port']} cannot be had: Address already in use$"
+        with pytest.raises(OSError, match=words):
+            ServerThread(**settings).listen()
+        with pytest.raises(OSError, match=words):  # as the supervisor of workers does
+            open_site(Settings(**settings), [Ledger(0)], served="127.0.0.1:1")
+
+
+STREAM = {"method": "EvaluateStream"}
+UNARY = {"method": "Evaluate"}
+
+
+@pytest.fixture
+def server() -> Iterator[ServerThread]:
+    with serving(http_port="0", max_streams=2, slab_bytes=1 << 16) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: ServerThread) -> Iterator[RawClient]:
+    with RawClient(server.address) as client:
+        yield client
+
+
+@pytest.fixture
+def told(server: ServerThread) -> Callable[[], Scrape]:
+    """Read the metrics of the server."""
+    return partial(scrape, server.http_address)
+
+
+def test_calls_are_counted_with_their_phases_bytes_and_lookups(
+    told: Callable[[], Scrape], client: RawClient
+) -> None:
+    data = np.ones((64, 1 << 12), "<f4").tobytes()
+    request = identity_request(64, 1 << 12, data=data)
+    assert client.stream([opening(request), *chunks(data, 1 << 18)]).data == data
+    for _ in range(3):
+        client.evaluate(published_request())
+    client.stub.ListOperators(v1.ListOperatorsRequest())
+    name = "gradwire_plan_cache_lookups_total"
+    wait_until(lambda: told().value(name, cache="evaluations", outcome="hit") == 2)
+    client.evaluate(wrong_request())
+    seen = told()
+    assert seen.value(name, cache="tables", outcome="miss") == 2  # of two axes
+    for direction, unary in (("received", 12), ("sent", 16)):
+        assert seen.value(f"gradwire_{direction}_bytes_sum", **STREAM) == len(data)
+        assert seen.value(f"gradwire_{direction}_bytes_sum", **UNARY) == 3 * unary
+    # What is handed on is read and written.
+    assert seen.value("gradwire_step_bytes_sum") == 2 * len(data)
+    assert seen.value("gradwire_step_bytes_count") > 1
+    evaluated = {"dtype": "float32", "status": "OK"}
+    for name in ("gradwire_requests_total", "gradwire_request_duration_seconds_count"):
+        assert seen.value(name, **UNARY, operator="dml_resample_grad", **evaluated) == 3
+        assert seen.value(name, **STREAM, operator="dml_resample", **evaluated) == 1
+        assert seen.value(name, method="ListOperators", operator="unknown", status="OK") == 1
+        assert seen.value(name, **UNARY, operator="unknown", status="INVALID_ARGUMENT") == 1
+        assert seen.value(name) == 6
+    assert seen.value("gradwire_worker_requests_total", worker="0") == 6
+    once = {"operator": "dml_resample_grad"}
+    spent = seen.value("gradwire_phase_duration_seconds_sum", **once)
+    assert 0 < spent <= seen.value("gradwire_request_duration_seconds_sum", **once)
+    phases = seen.labels("gradwire_phase_duration_seconds_count", "phase")
+    assert phases == {"receive", "queue", "compute", "send"}
+
+
+def test_what_goes_on_now_and_errors_by_reason_and_setting_are_told(
+    server: ServerThread, told: Callable[[], Scrape], client: RawClient
+) -> None:
+    streams = [WaitingStream(client) for _ in range(2)]
+    wait_until(lambda: told().value("gradwire_streams", worker="0") == 2)
+    seen = told()
+    assert seen.value("gradwire_requests_in_flight", worker="0", **STREAM) == 2
+    assert seen.value("gradwire_memory_bytes", worker="0") > 0
+    assert seen.value("gradwire_streams_limit", worker="0") == 2
+    limit = server.server.settings.max_memory_bytes
+    assert seen.value("gradwire_memory_limit_bytes", worker="0") == limit
+    assert client.stream(as_stream(published_request())).refusal is not None
+    for stream in streams:
+        stream.cancel()
+    wait_until(lambda: not told().value("gradwire_requests_in_flight"))
+    wait_until(lambda: not told().value("gradwire_streams"))
+    client.evaluate(wrong_request())
+    unknown = published_request()
+    unknown.operator.CopyFrom(v1.Operator.FromString(b"\xfa\x7f\x00"))
+    client.evaluate(unknown)
+    seen = told()
+    assert seen.value("gradwire_requests_total", status="CANCELLED", **STREAM) == 2
+    name = "gradwire_errors_total"
+    assert seen.value(name, reason="OVERLOADED", limit="max_streams", **STREAM) == 1
+    assert seen.value(name, reason="INVALID_FIELD", limit="", **UNARY) == 1
+    assert seen.value(name, reason="UNKNOWN_OPERATOR", **UNARY) == 1
+    assert seen.value(name) == 3
+
+
+def test_items_of_evaluate_many_are_counted_with_their_bytes_and_errors(
+    told: Callable[[], Scrape], client: RawClient
+) -> None:
+    sound = published_request()
+    with ManyCall(client) as call:
+        requests = (sound, sound, wrong_request(), sound)
+        call.send(*(named(each, f"{n}") for n, each in enumerate(requests)))
+        assert len(call.answers()) == 4
+    seen = told()
+    evaluated = {"operator": "dml_resample_grad", "dtype": "float32", "status": "OK"}
+    assert seen.value("gradwire_items_total", **evaluated) == 3
+    failed = {"operator": "unknown", "status": "INVALID_ARGUMENT"}
+    assert seen.value("gradwire_items_total", **failed) == 1
+    many = {"method": "EvaluateMany"}
+    assert seen.value("gradwire_errors_total", reason="INVALID_FIELD", **many) == 1
+    assert seen.value("gradwire_received_bytes_sum", **many) == 4 * 12
+    assert seen.value("gradwire_sent_bytes_sum", **many) == 3 * 16
+    hits = {"cache": "evaluations", "outcome": "hit"}
+    wait_until(lambda: told().value("gradwire_plan_cache_lookups_total", **hits) == 2)
+
+
+def test_what_is_told_is_defined_and_documented_and_no_word_of_a_caller(
+    server: ServerThread, told: Callable[[], Scrape], client: RawClient
+) -> None:
+    request = published_request()
+    request.request_id = "a-word-of-mine"
+    client.evaluate(request, traceparent="a-trace-of-mine")
+    request.operator.dml_resample_grad.scales[0] = -0.8125
+    assert client.evaluate(request).refusal is not None
+    seen = told()
+    assert seen.value("gradwire_requests_total") == 2
+    values = {value for _, labels in seen.samples for _, value in labels}
+    allowed = {value for metric in METRICS for label in metric.labels for value in label.values}
+    bounds = {str(bound) for metric in METRICS for bound in metric.buckets}
+    assert values <= allowed | bounds | {"0", "+Inf"}
+    assert not [value for value in values if "mine" in value or "8125" in value]
+    assert seen.kinds == {metric.name: metric.kind for metric in METRICS}
+    assert seen.helps == {metric.name: metric.help for metric in METRICS}
+    backend = server.server.service.backend.name
+    assert seen.value("gradwire_build_info", backend=backend) == 1
+    document = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+    rows = [line for line in document.splitlines() if line.startswith(("| `gradwire_", "| `proc"))]
+    assert rows == [
+        f"| `{metric.name}` | {metric.kind} | {', '.join(metric.label_names)} | {metric.help} |"
+        for metric in METRICS
+    ]
+    for label in {label for metric in METRICS for label in metric.labels}:
+        assert f"`{label.name}`" in document
+
+
+def test_a_busy_event_loop_shows_as_lag(server: ServerThread, told: Callable[[], Scrape]) -> None:
+    over = threading.Event()
+
+    def big() -> float:
+        name, seen = "gradwire_event_loop_lag_seconds_bucket", told()
+        return seen.value(name, le="+Inf") - seen.value(name, le="0.1")
+
+    before = big()
+    server.loop.call_soon_threadsafe(over.wait, 0.6)
+    wait_until(lambda: big() > before)
+    over.set()
+
+
+def counts(seen: Scrape) -> dict[object, float]:
+    """Return all that may never fall; CPU time starts anew with a process."""
+    return {
+        key: value
+        for key, value in seen.samples.items()
+        if key[0].endswith(("_total", "_count", "_sum", "_bucket")) and key[0][:4] != "proc"
+    }
+
+
+def test_workers_are_merged_and_one_that_is_killed_is_not_ready_and_no_count_is_lost_with_it(
+    tmp_path: Path,
+) -> None:
+    flags = ("--workers", "2", "--http-port", "127.0.0.1:0")
+    with running_command(*flags, log=tmp_path / "log") as command:
+        told = partial(scrape, command.http_address)
+        workers = {"0", "1"}
+        calls = 0
+
+        def by_worker() -> list[float]:
+            nonlocal calls
+            with RawClient(command.address) as client:
+                client.evaluate(published_request())
+            calls += 1
+            seen = told()
+            assert seen.value("gradwire_requests_total", method="Evaluate", status="OK") == calls
+            each = [seen.value("gradwire_worker_requests_total", worker=name) for name in workers]
+            assert sum(each) == calls
+            return each
+
+        wait_until(lambda: all(by_worker()))
+        seen = told()
+        assert seen.value("gradwire_worker_ready") == 2
+        assert seen.labels("gradwire_streams", "worker") == workers
+        memory = "process_resident_memory_bytes"
+        assert seen.labels(memory, "worker") == {*workers, "supervisor"}
+        assert seen.value(memory, worker="0") > 0
+        before = counts(told())
+        pid = command.workers[1]
+        os.kill(pid, signal.SIGSTOP)
+        # Its metrics are read where they are; it need not answer.
+        assert told().value("gradwire_streams_limit", worker="1") == 32
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not told().value("gradwire_worker_ready", worker="1"))
+        wait_until(lambda: told().value("gradwire_worker_ready", worker="1"))
+        seen = told()
+        assert seen.value("gradwire_worker_restarts_total", worker="1") == 1
+        assert seen.value("gradwire_requests_in_flight") == 0
+        now = counts(seen)
+        assert not [key for key, value in before.items() if now.get(key, 0) < value]
+        assert all(by_worker())
+
+
+STORED = (*COUNTS, *STATES)
+
+
+def test_every_time_series_has_cells_of_its_own_and_a_name_of_its_kind() -> None:
+    cells: list[int] = []
+    for metric in STORED:
+        for values in product(*(label.values for label in metric.labels)):
+            first = place(metric, *values)
+            cells += range(first, first + width(metric))
+    assert sorted(cells) == list(range(1, TOTAL - 1))
+    assert max(span(metric).stop for metric in COUNTS) == COUNTED
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    for metric in METRICS:
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+        assert bool(metric.buckets) == (metric.kind == "histogram")
+        assert list(metric.buckets) == sorted(metric.buckets)
+
+
+@pytest.mark.parametrize("value", ["EvaluateFaster", "", "x" * 1000, "OK\n"])
+def test_a_value_that_is_not_known_counts_as_the_last_one(value: str) -> None:
+    assert place(ERRORS, value, value, "other") == place(ERRORS, "unknown", "UNSPECIFIED", "other")
+    assert METHOD.values[-1] == "unknown"
+
+
+@given(st.lists(st.floats(0, 1e12), max_size=40))
+def test_values_fall_into_the_buckets_that_prometheus_client_puts_them_in(
+    values: list[float],
+) -> None:
+    registry = CollectorRegistry()
+    oracle = Histogram("oracle", "oracle", buckets=STEP.buckets, registry=registry)
+    cells = Cells()
+    for value in (*values, *STEP.buckets):
+        oracle.observe(value)
+        cells.observe(STEP, value)
+    ours = cells.array[span(STEP)]
+    assert registry.get_sample_value("oracle_sum") == pytest.approx(ours[0])
+    samples = [sample for metric in oracle.collect() for sample in metric.samples]
+    counts = [sample.value for sample in samples if sample.name == "oracle_bucket"]
+    assert counts == np.cumsum(ours[1:]).tolist()
+
+
+@pytest.mark.parametrize("size", [0, 8, TOTAL * 8])
+def test_cells_of_another_layout_are_left_alone(size: int) -> None:
+    fd = os.memfd_create("other")
+    os.ftruncate(fd, size)
+    assert Cells.attached(fd) is None
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.sampled_from(["start", "end", "count"]), st.integers(0, 3))))
+def test_counts_never_fall_and_none_is_lost_when_processes_come_and_go(
+    events: list[tuple[str, int]],
+) -> None:
+    ledger, cell = Ledger(0), place(STEP) + 1
+    running: list[tuple[ExitStack, Cells]] = []
+    counted, before = 0, np.zeros(COUNTED)
+    for event, amount in events:
+        if event == "start":
+            stack = ExitStack()
+            running.append((stack, stack.enter_context(ledger.process())))
+        elif running and event == "end":
+            running.pop(0)[0].close()
+        elif running:
+            cells = running[-1][1]
+            cells.values[cell] += amount
+            cells.values[TOTAL - 2] = 1
+            counted += amount
+        now = ledger.read().values
+        assert (now[:COUNTED] >= before).all()
+        assert now[cell] == counted
+        assert running or not now[COUNTED:].any()
+        before = now[:COUNTED].copy()
+    for stack, _ in running:
+        stack.close()
+
+
+def notes(memory: bytearray | None = None) -> Notes:
+    return Notes(memoryview(memory or bytearray(NOTES_BYTES)))
+
+
+def note(made: Notes, message: str, *, alike: str = "") -> None:
+    texts = dict.fromkeys(("method", "operator", "status", "reason", "request_id"), "text")
+    made.error(**texts, message=message, alike=alike)
+
+
+def messages(made: Notes) -> list[str]:
+    made.write()
+    return [error["message"] for error in made.read()[1]]
+
+
+def test_the_latest_errors_are_kept_and_one_that_comes_again_only_adds_to_its_count() -> None:
+    made = notes()
+    assert made.read() == ({}, [])
+    for number in range(3 * MOST):
+        note(made, str(number))
+    assert messages(made) == [str(number) for number in range(2 * MOST, 3 * MOST)]
+    for number in range(10_000):
+        note(made, f"full; retry after {number} ms", alike="max_queue")
+    assert messages(made)[-2:] == [str(3 * MOST - 1), "full; retry after 9999 ms"]
+    rare, full = made.read()[1][-2:]
+    assert (rare["count"], full["count"]) == (1, 10_000)
+    assert full["latest"] >= rare["latest"]
+    note(made, rare["message"])
+    assert messages(made)[-1] == rare["message"]
+
+
+def repeated(text: str, times: int) -> str:
+    return text * times
+
+
+TEXTS = st.builds(repeated, st.text(max_size=50), st.integers(0, 120))
+
+
+@given(st.lists(TEXTS, max_size=5), TEXTS)
+def test_any_text_fits_or_is_cut(texts: list[str], fact: str) -> None:
+    made = notes()
+    made.description = {"backend": fact}
+    for text in texts:
+        note(made, text)
+    assert sorted(messages(made)) == sorted(text[:600] for text in set(texts))
+    assert made.read()[0] == {"backend": fact}
+
+
+def test_another_process_reads_what_is_whole() -> None:
+    memory = bytearray(NOTES_BYTES)
+    writer, reader = notes(memory), notes(memory)
+    hostile = '<script>alert("1")</script> \\ " \x00\ud800 é'
+    note(writer, hostile)
+    writer.description = {"backend": "numpy_cpu"}
+    writer.write()
+    description, (error,) = reader.read()
+    assert (description, error["message"]) == ({"backend": "numpy_cpu"}, hostile)
+    memory[100] ^= 1
+    assert reader.read() == ({}, [])
+    memory[:8] = b"\xff" * 8
+    assert reader.read() == ({}, [])
+
+
+FILES = Path(__file__).parents[2] / "deploy/monitoring"
+PANELS: list[dict[str, Any]] = json.loads((FILES / "dashboard.json").read_text())["panels"]
+DASHBOARD = [target["expr"] for panel in PANELS for target in panel.get("targets", ())]
+ALERTS = re.findall(
+    r"expr: (?:>-\n)?((?:.|\n)*?)\n +(?:for|labels):", (FILES / "alerts.yml").read_text()
+)
+SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("",), "gauge": ("",)}
+# Of Prometheus itself, and of every time series it scrapes.
+OWN = {"up": {"job", "instance"}}
+SERIES = OWN | {
+    metric.name + suffix: {*metric.label_names, "job", "instance"}
+    | ({"le"} if suffix == "_bucket" else set[str]())
+    for metric in METRICS
+    for suffix in SUFFIXES[metric.kind]
+}
+
+
+@pytest.mark.parametrize("query", [*DASHBOARD, *ALERTS])
+def test_a_query_asks_for_what_there_is(query: str) -> None:
+    names = set(re.findall(r"\b(?:gradwire|process)_\w+|\bup\b", query))
+    assert names
+    assert names <= SERIES.keys()
+    labels = set[str]().union(*(SERIES[name] for name in names))
+    asked = re.findall(r"(\w+)(?:=~|!=|=)\"", query)
+    for grouped in re.findall(r"by \(([^)]*)\)", query):
+        asked += grouped.split(", ")
+    assert set(asked) <= labels
+    assert query.count("(") == query.count(")")
+
+
+def test_every_alert_is_tested() -> None:
+    named = re.findall(r"- alert: (\w+)", (FILES / "alerts.yml").read_text())
+    assert len(named) == len(ALERTS) > 10
+    tested = re.findall(r"alertname: (\w+)", (FILES / "alerts_test.yml").read_text())
+    assert len(set(named)) == len(named)
+    assert all(tested.count(name) > 1 for name in named if name != "GradwireDown")
+    assert set(named) == set(tested)
