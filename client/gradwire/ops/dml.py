@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from gradwire.errors import InvalidRequestError
 from gradwire.ops._base import Operator, attribute, operator_class, sequence
 
 InterpolationMode = Literal["nearest_neighbor", "linear"]
@@ -29,8 +28,6 @@ RoundingDirection = Literal["increasing", "decreasing"]
 OffsetConvention = Literal["forward", "swapped"]
 
 # DirectML documents 1 to 4 axes; 5 to 8 are gradwire's extension.
-MAX_RANK = 8
-
 _OFFSET_CONVENTION = (
     "Whose offsets the descriptor holds: 'forward' as documented, 'swapped' as "
     "Microsoft's TensorFlow backends pass them, input for output and the reverse."
@@ -39,9 +36,6 @@ _OFFSET_CONVENTION = (
 
 @operator_class
 class _Resample(Operator):
-    min_rank = 1
-    max_rank = MAX_RANK
-
     interpolation_mode: InterpolationMode | Literal["nearest"] = attribute(
         "How an output element of the forward reads the input.",
         synonyms=(("nearest", "nearest_neighbor"),),
@@ -92,8 +86,8 @@ class _Resample2(_Resample):
 
     def _check_together(self) -> None:
         if self.interpolation_mode == "nearest_neighbor" and self.rounding_direction is None:
-            raise InvalidRequestError.of(
-                self.path("rounding_direction"),
+            raise self._refused(
+                "rounding_direction",
                 "is missing; with interpolation_mode 'nearest_neighbor' give 'increasing' or "
                 "'decreasing'",
             )
@@ -116,7 +110,6 @@ class DmlResampleGrad(_Resample1):
         "DML_OPERATOR_RESAMPLE_GRAD, https://learn.microsoft.com/windows/win32/api/directml/"
         "ns-directml-dml_resample_grad_operator_desc"
     )
-    gradient = True
     counterpart = "dml_resample"
 
     offset_convention: OffsetConvention = attribute(_OFFSET_CONVENTION, default="forward")
@@ -134,7 +127,6 @@ class DmlResampleGrad1(_Resample2):
         "DML_OPERATOR_RESAMPLE_GRAD1, https://learn.microsoft.com/windows/ai/directml/api/"
         "ns-directml-dml_resample_grad1_operator_desc"
     )
-    gradient = True
     counterpart = "dml_resample2"
 
     offset_convention: OffsetConvention = attribute(_OFFSET_CONVENTION, default="forward")

@@ -17,14 +17,9 @@ from gradwire.ops._base import Operator, attribute, operator_class, sequence
 
 Method = Literal["nearest", "linear", "cubic", "lanczos3", "lanczos5"]
 
-MAX_AXES = 8
-
 
 @operator_class
 class _JaxResize(Operator):
-    min_rank = 1
-    max_rank = MAX_AXES
-
     method: Method = attribute(
         "The kernel by which an output element of the forward weighs the input.",
         synonyms=(
@@ -60,7 +55,6 @@ class JaxResizeGrad(_JaxResize):
         "JAX, the transpose of jax.image.resize, "
         "https://docs.jax.dev/en/latest/_autosummary/jax.image.resize.html"
     )
-    gradient = True
     counterpart = "jax_resize"
 
 

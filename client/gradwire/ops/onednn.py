@@ -20,7 +20,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
-from gradwire.errors import InvalidRequestError
 from gradwire.ops._base import Operator, attribute, operator_class, sequence
 
 Mode = Literal["nearest", "linear", "bilinear", "trilinear"]
@@ -68,8 +67,8 @@ class _OnednnInterpolate(Operator):
 
     def _check_together(self) -> None:
         if self.sizes and self.sizes_tensor and self.sizes != self.sizes_tensor:
-            raise InvalidRequestError.of(
-                self.path("sizes_tensor"),
+            raise self._refused(
+                "sizes_tensor",
                 f"is {self.sizes_tensor}, sizes is {self.sizes}; give one of them, or equal ones",
             )
 
@@ -89,7 +88,6 @@ class InterpolateBackward(_OnednnInterpolate):
         "oneDNN Graph InterpolateBackward (InterpolateBackprop-1), "
         "https://uxlfoundation.github.io/oneDNN/dev_guide_op_interpolatebackward.html"
     )
-    gradient = True
     counterpart = "interpolate"
 
 

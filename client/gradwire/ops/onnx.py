@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
-from gradwire.errors import InvalidRequestError
 from gradwire.ops._base import (
     SLOPE_BITS,
     Operator,
@@ -39,9 +38,6 @@ Arithmetic = Literal["spec_float64", "float32"]
 
 @operator_class
 class _OnnxResize(Operator):
-    min_rank = 1
-    max_rank = MAX_RANK
-
     mode: Mode = attribute(
         "How an output element of the forward reads the input.", default="nearest"
     )
@@ -103,18 +99,18 @@ class _OnnxResize(Operator):
 
     def _check_together(self) -> None:
         if self.sizes and self.scales:
-            raise InvalidRequestError.of(
-                self.path("scales"),
+            raise self._refused(
+                "scales",
                 f"is {self.shown()['scales']}, sizes is {self.sizes}; give one of the two",
             )
         if self.antialias and self.mode == "nearest":
-            raise InvalidRequestError.of(
-                self.path("antialias"),
+            raise self._refused(
+                "antialias",
                 "is True; mode 'nearest' does not support it; linear and cubic do",
             )
         if self.exclude_outside and not self._excludes_outside():
-            raise InvalidRequestError.of(
-                self.path("exclude_outside"),
+            raise self._refused(
+                "exclude_outside",
                 "is True; ONNX Runtime, whose arithmetic float32 is, takes it with mode 'cubic', "
                 "or with mode 'linear' and antialias",
             )
@@ -135,7 +131,6 @@ class OnnxResizeGrad(_OnnxResize):
 
     name = "onnx_resize_grad"
     source = "the adjoint of ONNX Resize, https://onnx.ai/onnx/operators/onnx__Resize.html"
-    gradient = True
     counterpart = "onnx_resize"
 
 

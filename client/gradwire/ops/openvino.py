@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from gradwire.errors import InvalidRequestError
 from gradwire.ops._base import (
     SLOPE_BITS,
     Operator,
@@ -28,14 +27,9 @@ CoordinateTransformationMode = Literal[
 ]
 NearestMode = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simple"]
 
-MAX_AXES = 8
-
 
 @operator_class
 class _OpenvinoInterpolate(Operator):
-    min_rank = 1
-    max_rank = MAX_AXES
-
     mode: Mode = attribute(
         "How an output element of the forward reads the padded input; the "
         "pillow modes take two axes, linear_onnx all, or all but batch and channel."
@@ -90,14 +84,14 @@ class _OpenvinoInterpolate(Operator):
     def _check_together(self) -> None:
         for name in get_args(ShapeCalculationMode):
             if getattr(self, name) and self.shape_calculation_mode != name:
-                raise InvalidRequestError.of(
-                    self.path(name),
+                raise self._refused(
+                    name,
                     f"is {self.shown()[name]}; shape_calculation_mode is "
                     f"{self.shape_calculation_mode!r}: give {self.shape_calculation_mode}",
                 )
         if self.shape_calculation_mode == "scales" and not self.scales:
-            raise InvalidRequestError.of(
-                self.path("scales"), "is empty; with shape_calculation_mode 'scales' give them"
+            raise self._refused(
+                "scales", "is empty; with shape_calculation_mode 'scales' give them"
             )
 
 
@@ -119,7 +113,6 @@ class OpenvinoInterpolateGrad(_OpenvinoInterpolate):
 
     name = "openvino_interpolate_grad"
     source = f"OpenVINO, the adjoint of Interpolate-11, {_URL}"
-    gradient = True
     counterpart = "openvino_interpolate"
 
 

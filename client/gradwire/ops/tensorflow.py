@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from gradwire.errors import InvalidRequestError
 from gradwire.ops._base import Operator, attribute, operator_class, sequence
 
 Kind = Literal["bilinear", "nearest_neighbor", "bicubic"]
@@ -45,12 +44,10 @@ class _TensorflowResize(Operator):
 
     def _check_together(self) -> None:
         if len(self.size) not in {0, SPATIAL_AXES}:
-            raise InvalidRequestError.of(
-                self.path("size"), f"is {self.size}; give height and width, or leave it out"
-            )
+            raise self._refused("size", f"is {self.size}; give height and width, or leave it out")
         if self.align_corners and self.half_pixel_centers:
-            raise InvalidRequestError.of(
-                self.path("half_pixel_centers"),
+            raise self._refused(
+                "half_pixel_centers",
                 "is True, and so is align_corners; TensorFlow takes one of the two",
             )
 
@@ -70,7 +67,6 @@ class TfResizeGrad(_TensorflowResize):
         "TensorFlow ResizeBilinearGrad, ResizeNearestNeighborGrad and ResizeBicubicGrad, "
         "https://www.tensorflow.org/api_docs/python/tf/raw_ops/ResizeBilinearGrad"
     )
-    gradient = True
     counterpart = "tf_resize"
 
 

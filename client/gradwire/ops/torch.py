@@ -15,7 +15,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
-from gradwire.errors import InvalidRequestError
 from gradwire.ops._base import Operator, attribute, operator_class, sequence
 
 Mode = Literal[
@@ -72,32 +71,28 @@ class _TorchInterpolate(Operator):
 
     def _check_together(self) -> None:
         if self.size and self.scale_factor:
-            raise InvalidRequestError.of(
-                self.path("scale_factor"),
+            raise self._refused(
+                "scale_factor",
                 f"is {self.scale_factor}, and size is {self.size}; give one of the two",
             )
         if self.recompute_scale_factor and self.size:
-            raise InvalidRequestError.of(
-                self.path("recompute_scale_factor"), "is True; with size leave it out"
-            )
+            raise self._refused("recompute_scale_factor", "is True; with size leave it out")
         self._check_antialias()
         lanczos = self.mode == "lanczos" and self.align_corners is False
         if self.align_corners is not None and self.mode not in _WITH_CORNERS and not lanczos:
-            raise InvalidRequestError.of(
-                self.path("align_corners"),
+            raise self._refused(
+                "align_corners",
                 f"is {self.align_corners}; mode {self.mode!r} does not take it: leave it out",
             )
 
     def _check_antialias(self) -> None:
         if self.antialias and self.mode not in _WITH_ANTIALIAS:
-            raise InvalidRequestError.of(
-                self.path("antialias"),
+            raise self._refused(
+                "antialias",
                 f"is True; mode {self.mode!r} does not support it; {', '.join(_WITH_ANTIALIAS)} do",
             )
         if self.mode == "lanczos" and not self.antialias:
-            raise InvalidRequestError.of(
-                self.path("antialias"), "is False; mode 'lanczos' needs True"
-            )
+            raise self._refused("antialias", "is False; mode 'lanczos' needs True")
 
 
 @operator_class
@@ -114,7 +109,6 @@ class TorchUpsampleBackward(_TorchInterpolate):
         "PyTorch aten::upsample_*_backward, "
         "https://docs.pytorch.org/docs/2.13/generated/torch.nn.functional.interpolate.html"
     )
-    gradient = True
     counterpart = "torch_interpolate"
 
     follow: Follow = attribute(
