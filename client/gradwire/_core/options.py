@@ -335,15 +335,12 @@ def goes_round(target: str) -> bool:
 
 def is_local(address: str) -> bool:
     """Whether an address is on this machine and unreachable from others."""
-    places = host_ports(address)
-    unix = address.startswith(("unix:", "unix-abstract:"))
-    return unix or (bool(places) and all(map(_is_loopback, places)))
-
-
-def _is_loopback(place: str) -> bool:
-    """Whether HOST:PORT, or HOST alone, is a loopback address."""
-    host, number = _host(place)
-    return host == "localhost" if number is None else number.is_loopback
+    if address.startswith(("unix:", "unix-abstract:")):
+        return True
+    hosts = list(map(_host, host_ports(address)))
+    return bool(hosts) and all(
+        host == "localhost" if number is None else number.is_loopback for host, number in hosts
+    )
 
 
 def ip_version(address: str) -> int | None:

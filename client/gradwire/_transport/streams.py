@@ -30,7 +30,7 @@ from gradwire._transport.channels import (
 from gradwire._transport.tracing import call_span
 from gradwire._transport.unary import Runtime
 from gradwire._wire import checksums
-from gradwire._wire.framing import Buffer, chunk_frame, parsed, read_chunk
+from gradwire._wire.framing import chunk_frame, parsed, read_chunk
 from gradwire._wire.statuses import from_in_band
 from gradwire.errors import CallCancelledError, DataLossError, GradwireError, UnavailableError
 
@@ -153,11 +153,12 @@ class StreamTry:
         response = parsed(v1.EvaluateStreamResponse, message)
         match response.WhichOneof("message"):
             case "opened":
-                self._verify(response.opened, message)
+                opened = response.opened
+                self._verify(opened, message)
                 self.opened = True
-                self._transfer.accept(response.opened)
-                self._channels.max_chunk_bytes = response.opened.max_chunk_bytes
-                self._sender.go(response.opened)
+                self._transfer.accept(opened)
+                self._channels.max_chunk_bytes = opened.max_chunk_bytes
+                self._sender.go(opened)
             case "chunk":
                 self._store(response.chunk.offset, response.chunk.data)
             case "error":
@@ -237,18 +238,17 @@ class _Sender:
                 return None
             stop = min(source.chunk_stop(start, self._chunk_bytes), self._transfer.read_before)
             try:
-                message = self._frame(start, source.read(start, stop))
+                data = source.read(start, stop)
+                if self.checksum is None:
+                    message = chunk_frame(start, data)
+                else:
+                    message = checksums.chunk_frame(start, data, after=self.checksum)
             except Exception as error:  # noqa: BLE001 - the caller's thread raises it
                 # The stream half-closes and the server ends it.
                 self.error = error
                 return None
         self._position = stop
         return message
-
-    def _frame(self, start: int, data: Buffer) -> bytes:
-        if self.checksum is None:
-            return chunk_frame(start, data)
-        return checksums.chunk_frame(start, data, after=self.checksum)
 
 
 def _returned(error: BaseException | None) -> GradwireError | None:

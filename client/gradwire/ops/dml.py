@@ -17,10 +17,9 @@ Source: DML_RESAMPLE_GRAD_OPERATOR_DESC and its kin, https://learn.microsoft.com
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
-from gradwire.ops._base import Operator, attribute, operator_class, sequence
+from gradwire.ops._base import Floats, Operator, attribute, operator_class, sequence
 
 InterpolationMode = Literal["nearest_neighbor", "linear"]
 NearestRounding = Literal["half_down", "half_up"]
@@ -40,16 +39,16 @@ class _Resample(Operator):
         "How an output element of the forward reads the input.",
         synonyms=(("nearest", "nearest_neighbor"),),
     )
-    scales: Sequence[float] = sequence(
+    scales: Floats = sequence(
         "Forward scale of each axis, output over input, finite and above 0; one per axis.",
         positive=True,
         default_text="the forward's output size over its input size, in float32",
     )
-    input_pixel_offsets: Sequence[float] = sequence(
+    input_pixel_offsets: Floats = sequence(
         "Added to an input coordinate before scaling, in elements, finite; one per axis.",
         default_text="0.5 on each axis",
     )
-    output_pixel_offsets: Sequence[float] = sequence(
+    output_pixel_offsets: Floats = sequence(
         "Added to an output coordinate after scaling, in elements, finite; one per axis.",
         default_text="-0.5 on each axis",
     )

@@ -12,10 +12,9 @@ Source: https://docs.pytorch.org/docs/2.13/generated/torch.nn.functional.interpo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Literal
 
-from gradwire.ops._base import Operator, attribute, operator_class, sequence
+from gradwire.ops._base import Floats, Ints, Operator, attribute, operator_class, sequence
 
 Mode = Literal[
     "nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic", "area", "lanczos"
@@ -32,13 +31,13 @@ class _TorchInterpolate(Operator):
     min_rank = 3
     max_rank = 2 + MAX_SPATIAL_AXES
 
-    size: int | Sequence[int] = sequence(
+    size: int | Ints = sequence(
         "Spatial sizes of the forward's output, in elements, each at least 1, "
         "one per spatial axis, or one for all; they must equal that tensor's.",
         most=MAX_SPATIAL_AXES,
         bits=64,
     )
-    scale_factor: float | Sequence[float] = sequence(
+    scale_factor: float | Floats = sequence(
         "Spatial sizes of the forward's output over its input's, finite and "
         "above 0, one per spatial axis, or one for all; the output has "
         "trunc(input * scale_factor) elements. Not together with size.",
@@ -132,7 +131,7 @@ class TorchInterpolate(_TorchInterpolate):
     output_required = False
     fixed = (("follow", "forward_adjoint"),)
 
-    def for_output(self, output_shape: Sequence[int]) -> TorchInterpolate:
+    def for_output(self, output_shape: Ints) -> TorchInterpolate:
         """Return it with size, if nothing else determines the output's."""
         if self.size or self.scale_factor:
             return self
