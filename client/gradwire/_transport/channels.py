@@ -135,14 +135,12 @@ class PooledChannel(Generic[T]):
     connection     None before its first call
     calls          number of calls that use it
     avoided_until  on the clock of the pool
-    retired        whether its target was removed; the connection then closes with its last call
     """
 
     target: str
     connection: T | None = None
     calls: int = 0
     avoided_until: float = 0.0
-    retired: bool = False
 
 
 class Pool(Generic[T]):
@@ -207,11 +205,8 @@ class Pool(Generic[T]):
             entry.calls -= 1
             if failed:
                 entry.avoided_until = self._clock() + AVOIDED_S
-            done = entry.retired and not entry.calls
-            if done:
-                self._retired.remove(entry)
-        if done:
-            self._close_all([entry])
+        if self._retired:
+            self._close_retired()
         if failed and self._replicas is not None:
             self._replicas.refresh_soon()
 
@@ -230,14 +225,15 @@ class Pool(Generic[T]):
                 for one in targets
             }
             self._turn = 0
-            gone = [entry for entries in before.values() for entry in entries]
-            for entry in gone:
-                entry.retired = True
-            self._retired += [entry for entry in gone if entry.calls]
-        self._close_all([entry for entry in gone if not entry.calls])
+            self._retired += itertools.chain(*before.values())
+        self._close_retired()
 
-    def _close_all(self, entries: list[PooledChannel[T]]) -> None:
-        for entry in entries:
+    def _close_retired(self) -> None:
+        """Close the connections to removed targets that have no calls."""
+        with self._lock:
+            unused = [entry for entry in self._retired if not entry.calls]
+            self._retired = [entry for entry in self._retired if entry.calls]
+        for entry in unused:
             if entry.connection is not None:
                 self._close_one(entry.connection)
 

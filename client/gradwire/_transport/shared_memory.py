@@ -321,7 +321,10 @@ class SharedTry:
 
 
 class SharedMemory:
-    """Shared memory of a client whose target is one unix socket."""
+    """Shared memory of a client whose target is one unix socket.
+
+    path  of the server's socket for segments; empty where it takes none
+    """
 
     def __init__(self, options: Options) -> None:
         target = options.target[0] if len(options.target) == 1 else ""
@@ -329,24 +332,19 @@ class SharedMemory:
         # A server in a container may know the same socket by another path.
         path = target.removeprefix("unix:").removeprefix("//")
         can = hasattr(os, "memfd_create") and sys.byteorder == "little"
-        self._path = f"{path}.memory" if wanted and can else ""
+        self.path = f"{path}.memory" if wanted and can else ""
         self._lock = threading.Lock()
         self._pool: SegmentPool | None = None
         self._again_at = 0.0
-
-    @property
-    def possible(self) -> bool:
-        """Whether the server may take segments."""
-        return bool(self._path)
 
     def pool(self) -> SegmentPool | None:
         """Return the pool of segments; None if the server takes none."""
         with self._lock:
             if self._pool is not None and self._pool.closed:
                 self._pool = None
-            if self._pool is None and self._path and time.monotonic() >= self._again_at:
+            if self._pool is None and self.path and time.monotonic() >= self._again_at:
                 try:
-                    self._pool = SegmentPool(self._path)
+                    self._pool = SegmentPool(self.path)
                 except SegmentRefusedError as error:
                     _log.debug("no shared memory: %s", error)
             return self._pool
@@ -373,5 +371,5 @@ class SharedMemory:
 
     def close(self) -> None:
         """Close the connection for segments."""
-        self._path = ""
+        self.path = ""
         self.renew()

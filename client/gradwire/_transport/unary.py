@@ -147,7 +147,7 @@ class UnaryCalls(Generic[Channels]):
     async def empty(self, shape: Sequence[int], dtype: DTypeLike) -> Array:
         """Return an array, in shared memory where there is any."""
         shared = self.channels.shared_memory
-        pool = await self._runtime.elsewhere(shared.pool) if shared.possible else None
+        pool = await self._runtime.elsewhere(shared.pool) if shared.path else None
         if pool is not None:
             with contextlib.suppress(SegmentRefusedError):
                 return await self._runtime.elsewhere(partial(pool.empty, shape, dtype))
@@ -156,7 +156,7 @@ class UnaryCalls(Generic[Channels]):
     async def _evaluate_shared(self, evaluation: Evaluation) -> None:
         """Try EvaluateShared once; after any failure the evaluation goes by a stream."""
         shared = self.channels.shared_memory
-        if not shared.possible or await self._runtime.elsewhere(shared.pool) is None:
+        if not shared.path or await self._runtime.elsewhere(shared.pool) is None:
             return
         begin = partial(shared.begin, evaluation.begin_shared(), evaluation.left_s)
         attempt = await self._runtime.elsewhere(begin)

@@ -183,7 +183,7 @@ class ArrayRequest:
         return replace(self, template=replace(self.template, input=reordered))
 
     def unary_request(self, *, checked: bool = False) -> tuple[bytes, int | None]:
-        """Return the request as one message, and its checksum if it has one."""
+        """Return the request as one message, and its checksum, if any."""
         name, header = self.request_id.encode("ascii"), self.template.header
         data = self.template.data(self.source)
         if checked:

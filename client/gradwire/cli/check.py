@@ -21,7 +21,6 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from gradwire import Client
-from gradwire.cli import output
 from gradwire.cli.compare import Difference, difference, finfo
 from gradwire.cli.connection import Connection
 from gradwire.cli.explain import call, lines_of, reasons, tables
@@ -34,6 +33,7 @@ from gradwire.cli.options import (
 )
 from gradwire.cli.output import (
     DIFFERENT,
+    HELP,
     CommandError,
     Facts,
     InvalidUsage,
@@ -205,11 +205,6 @@ class Failure:
     def ulps(self) -> float:
         """Largest difference; infinite without a result to compare."""
         return self.found.ulps if self.found else math.inf
-
-    @property
-    def weight(self) -> tuple[bool, int]:
-        """Sort key: failures that rounding explains last, smallest first."""
-        return self.ulps <= ROUNDING, self.given.size + self.expected.size
 
 
 class Unfit(Exception):  # noqa: N818 (no fault)
@@ -395,7 +390,7 @@ Example:
 
 @click.command(
     short_help="Check a function of your own against an operator.",
-    epilog=f"{EXAMPLE}\n{output.HELP}",
+    epilog=f"{EXAMPLE}\n{HELP}",
 )
 @click.argument("name", metavar="MODULE:FUNCTION")
 @operator_options
@@ -500,7 +495,10 @@ def check(
 def smallest(trial: Trial, most: int) -> Iterable[tuple[Failure, int]]:
     """Return shrunk failures, smallest first, and the number like each."""
     groups: dict[object, list[Failure]] = {}
-    for failure in sorted(trial.failures, key=lambda each: each.weight):
+    # Failures that rounding explains are last.
+    for failure in sorted(
+        trial.failures, key=lambda one: (one.ulps <= ROUNDING, one.given.size + one.expected.size)
+    ):
         case = failure.case
         groups.setdefault((failure.kind, case.dtype, case.values, case.layout), []).append(failure)
     found: dict[object, tuple[Failure, int]] = {}

@@ -12,7 +12,6 @@ import click
 import ml_dtypes
 import numpy as np
 
-from gradwire.cli import output
 from gradwire.cli.connection import Connection
 from gradwire.cli.evaluate import mapped
 from gradwire.cli.explain import Reason, Tables, call, lines_of, reasons, tables
@@ -28,7 +27,16 @@ from gradwire.cli.options import (
     seed_option,
     server_options,
 )
-from gradwire.cli.output import DIFFERENT, Facts, InvalidUsage, index, json_number, number, tell
+from gradwire.cli.output import (
+    DIFFERENT,
+    HELP,
+    Facts,
+    InvalidUsage,
+    index,
+    json_number,
+    number,
+    tell,
+)
 from gradwire.ops import Operator
 from gradwire.tensors import Array, DType, Shape
 
@@ -55,7 +63,7 @@ class _Grouped(click.Command):
 @click.command(
     cls=_Grouped,
     short_help="Compare two operators, or one and a file, bit by bit.",
-    epilog=f"{EXAMPLE}\n{output.HELP}",
+    epilog=f"{EXAMPLE}\n{HELP}",
 )
 @operator_option(multiple=True, help="Once for each of the two; the --attr behind it are its own.")
 @attribute_option

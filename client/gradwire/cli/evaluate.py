@@ -17,7 +17,6 @@ import ml_dtypes
 import numpy as np
 
 from gradwire import Client
-from gradwire.cli import output
 from gradwire.cli.connection import Connection
 from gradwire.cli.options import (
     INPUT_FILE,
@@ -28,7 +27,7 @@ from gradwire.cli.options import (
     seconds_option,
     server_options,
 )
-from gradwire.cli.output import CommandError, InvalidUsage
+from gradwire.cli.output import HELP, CommandError, InvalidUsage
 from gradwire.ops import Operator
 from gradwire.tensors import DATA_TYPES, Array, DType, Shape
 
@@ -39,9 +38,7 @@ Example:
 """
 
 
-@click.command(
-    short_help="Evaluate an operator on a .npy file.", epilog=f"{EXAMPLE}\n{output.HELP}"
-)
+@click.command(short_help="Evaluate an operator on a .npy file.", epilog=f"{EXAMPLE}\n{HELP}")
 @click.argument("source", metavar="INPUT.npy", type=INPUT_FILE)
 @click.argument("result", metavar="OUTPUT.npy", type=OutputFile())
 @operator_options

@@ -24,7 +24,6 @@ import numpy as np
 from gradwire import v1
 from gradwire._wire.requests import RequestTemplate
 from gradwire._wire.statuses import from_in_band
-from gradwire.cli import output
 from gradwire.cli.connection import INSTALL
 from gradwire.cli.options import (
     OutputFile,
@@ -35,6 +34,7 @@ from gradwire.cli.options import (
     output_shape_option,
 )
 from gradwire.cli.output import (
+    HELP,
     CommandError,
     Facts,
     InvalidUsage,
@@ -286,7 +286,7 @@ Example:
 
 @click.command(
     short_help="Show an operator's coordinates, taps and weights.",
-    epilog=f"{EXAMPLE}\n{output.HELP}",
+    epilog=f"{EXAMPLE}\n{HELP}",
 )
 @operator_options
 @input_shape_option(required=True)
@@ -378,16 +378,15 @@ def _axis(told: Tables, place: int, rows: int, *, whole: bool) -> Iterator[str]:
 
     def of_output(output: int) -> list[str]:
         read, weights = axis.taps(output, of_input=False)
-        where = [] if known is None else [number(known[output])]
-        terms = [places(read), numbers(weights) if len(read) else f"(it is {number(told.fill)})"]
-        return [str(output), *where, *terms]
+        where = "" if known is None else number(known[output])
+        words = numbers(weights) if len(read) else f"(it is {number(told.fill)})"
+        return [str(output), where, places(read), words]
 
     def of_input(input_: int) -> list[str]:
         outputs, weights = axis.taps(input_, of_input=True)
         return [str(input_), f"{axis.totals[input_]:.9g}", places(outputs), numbers(weights)]
 
-    where = [] if known is None else ["coordinate"]
-    titles = ["output", *where, "reads inputs", "with weights"]
+    titles = ["output", "coordinate", "reads inputs", "with weights"]
     yield from ("", *_table(titles, axis.outputs, rows, of_output))
     titles = ["input", "total weight", "is read by outputs", "with weights"]
     yield from ("", *_table(titles, axis.inputs, rows, of_input))

@@ -226,7 +226,10 @@ _NONFINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def json_number(value: Any) -> float | str | None:
-    """Return a number for JSON, or None; non-finite numbers as protobuf writes them."""
+    """Return a number for JSON, or None.
+
+    Non-finite numbers are those of protobuf.
+    """
     return None if value is None else _NONFINITE.get(str(wide := float(value)), wide)
 
 

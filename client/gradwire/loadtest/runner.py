@@ -118,6 +118,7 @@ _LATE_MS, _LATE_PART = 1.0, 0.1
 _ENOUGH = 100
 
 
+@dataclass
 class Runner:
     """Runs scenarios on a fleet.
 
@@ -128,25 +129,19 @@ class Runner:
     interrupted  interruption that ended the last run before its time; None without one
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        settings: LoadSettings,
-        *,
-        probe: Probe | None,
-        cores: int | None,
-        show: Callable[[str], None],
-    ) -> None:
-        self._fleet = fleet
-        self._settings = settings
-        self._probe = probe
-        self._cores = cores
-        self._show = show
-        self.interrupted: KeyboardInterrupt | None = None
+    fleet: Fleet
+    settings: LoadSettings
+    probe: Probe | None
+    cores: int | None
+    show: Callable[[str], None]
+    interrupted: KeyboardInterrupt | None = None
 
     def run(self, scenario: Scenario) -> ScenarioResult:
-        """Run one, as the settings change it; return its result so far if the user ends it."""
-        settings, peak = self._settings, None
+        """Run one, as the settings change it; return its result.
+
+        It is the result so far if the user ends the run.
+        """
+        settings, peak = self.settings, None
         scenario = changed(scenario, rate=settings.rate, callers=settings.callers)
         flows = scenario.flows
         if scenario.of_peak:
@@ -171,7 +166,7 @@ class Runner:
             flows=results,
             server=seconds,
             generators=generators,
-            warnings=warnings(results, generators, seconds, cores=self._cores),
+            warnings=warnings(results, generators, seconds, cores=self.cores),
         )
 
     def _measured(self, name: str, phase: Phase) -> tuple[Tally, list[ServerSecond]]:
@@ -180,9 +175,9 @@ class Runner:
         The tally has the real duration.
         """
         tally = Tally(phase)
-        with _sampling(self._probe) as samples:
+        with _sampling(self.probe) as samples:
             try:
-                self._fleet.run(phase, tally, lambda: self._show(f"{name}: {_progress(tally)}"))
+                self.fleet.run(phase, tally, lambda: self.show(f"{name}: {_progress(tally)}"))
             except KeyboardInterrupt as error:
                 self.interrupted = error
                 tally.duration_s = min(tally.duration_s, max(0.001, now() - tally.begin))
@@ -252,6 +247,7 @@ class Usage:
 Probe = Callable[[], Usage]
 
 
+@dataclass(frozen=True)
 class MetricsEndpoint:
     """A server's Prometheus endpoint.
 
@@ -259,20 +255,16 @@ class MetricsEndpoint:
     context  of https; None for the system's authorities
     """
 
-    def __init__(
-        self,
-        url: str,
-        headers: dict[str, str] | None = None,
-        context: ssl.SSLContext | None = None,
-    ) -> None:
-        self._request = urllib.request.Request(url, headers=headers or {})  # noqa: S310 - checked
-        self._context = context
+    url: str
+    headers: dict[str, str] | None = None
+    context: ssl.SSLContext | None = None
 
     def __call__(self) -> Usage:
         """Return the reported usage; raise OSError without a usable answer."""
+        request = urllib.request.Request(self.url, headers=self.headers or {})  # noqa: S310 - checked
         try:
             with urllib.request.urlopen(  # noqa: S310 - checked
-                self._request, timeout=_ANSWER_S, context=self._context
+                request, timeout=_ANSWER_S, context=self.context
             ) as answer:
                 text = answer.read().decode(errors="replace")
         except HTTPException as error:
