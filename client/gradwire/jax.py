@@ -19,6 +19,7 @@ error, whose message ends with the name and message of ours.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -34,7 +35,7 @@ from gradwire._wire.requests import Item
 from gradwire.client import Client
 from gradwire.errors import InvalidRequestError
 from gradwire.ops.jax import Method
-from gradwire.tensors import Sizes, data_type_of
+from gradwire.tensors import data_type_of
 
 jax: Any = import_module("jax")
 
@@ -44,7 +45,7 @@ Array = Any
 def evaluate(
     operator: ops.Operator,
     x: Array,
-    output_shape: Sizes,
+    output_shape: Sequence[int],
     *,
     adjoint: ops.Operator | None = None,
     client: Evaluator | None = None,
@@ -73,7 +74,7 @@ def evaluate(
 
 def resize(
     image: Array,
-    shape: Sizes,
+    shape: Sequence[int],
     method: Method | Any,
     antialias: bool = True,  # noqa: FBT001, FBT002
     precision: Any = None,

@@ -6,7 +6,7 @@ import contextlib
 import random
 import sys
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ class Item(NamedTuple):
 
     op: ops.Operator
     array: object
-    output_shape: Sizes | None = None
+    output_shape: Sequence[int] | None = None
     out: NDArray[Any] | None = None
 
 

@@ -169,7 +169,7 @@ def _evaluate(
     began, hidden = time.monotonic(), not sys.stderr.isatty()
     bar: Any = click.progressbar(
         length=total_bytes,
-        item_show_func=lambda rate: None if rate is None else f"{rate / 1e6:.0f} MB/s",
+        item_show_func=_rate,
         file=sys.stderr,
         hidden=hidden,
     )
@@ -191,6 +191,10 @@ def _evaluate(
         with part.open("xb") as file:
             np.lib.format.write_array(file, result)
     return result.shape
+
+
+def _rate(bytes_per_s: float | None) -> str | None:
+    return None if bytes_per_s is None else f"{bytes_per_s / 1e6:.0f} MB/s"
 
 
 def _allocated(part: Path, dtype: DType, shape: Shape) -> Array:

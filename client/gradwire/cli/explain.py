@@ -323,14 +323,13 @@ def explain(
     The tables are those of the forward operator, which a gradient applies transposed. They come
     from the server package of this installation; no server is called.
     """
-    rank = len(input_shape)
-    if only is not None and only >= rank:
-        raise InvalidUsage(f"--axis: {only} is not one of the axes 0 to {rank - 1}")
+    axes = range(len(input_shape)) if only is None else (only,)
+    if axes[-1] >= len(input_shape):
+        raise InvalidUsage(f"--axis: {only} is not one of the axes 0 to {len(input_shape) - 1}")
     drawing = None if picture is None else load_pictures()
     (told,) = tables([call(operator, dtype, input_shape, output_shape)])
     forward = operator.counterpart if operator.gradient else operator.name
     title = [f"{operator!r}", f"{operator.name}: {dtype} {input_shape} to {told.output_shape}"]
-    axes = range(rank) if only is None else (only,)
     whole = [axis for axis in axes if not told.axes[axis].is_identity] or axes[-1:]
     facts = {
         "operator": operator.name,

@@ -230,7 +230,10 @@ def json_number(value: Any) -> float | str | None:
 
     Non-finite numbers are those of protobuf.
     """
-    return None if value is None else _NONFINITE.get(str(wide := float(value)), wide)
+    if value is None:
+        return None
+    wide = float(value)
+    return _NONFINITE.get(str(wide)) or wide
 
 
 def load_pictures() -> ModuleType:
