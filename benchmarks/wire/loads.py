@@ -139,7 +139,7 @@ def method_of(address: str, name: str, options: Sequence[tuple[str, Any]] = ()) 
 
 def request_for(source: Array, output_shape: tuple[int, ...]) -> bytes:
     """Return the bytes of an EvaluateRequest."""
-    return prepare(OPERATOR, source, output_shape=output_shape, out=None).unary_request()
+    return prepare(OPERATOR, source, output_shape=output_shape, out=None).unary_request()[0]
 
 
 def unary_bytes(server: Server, request: bytes) -> Call:

@@ -73,16 +73,10 @@ __all__ = [
 
 _MODULES = {"health", "ops", "tensors", "v1"}
 _HOMES = {
-    "AsyncClient": "async_client",
-    "AsyncResults": "_transport.aio",
-    "AttributeInfo": "_core.reports",
-    "Client": "client",
-    "Item": "_wire.requests",
-    "OperatorInfo": "_core.reports",
-    "Results": "_transport.batch",
-    "ServerInfo": "_core.reports",
-    "ServerLimits": "_core.reports",
-    "Timing": "_core.reports",
+    "_core.reports": {"AttributeInfo", "OperatorInfo", "ServerInfo", "ServerLimits", "Timing"},
+    "_wire.requests": {"Item"},
+    "client": {"Client", "Results"},
+    "async_client": {"AsyncClient", "AsyncResults"},
 }
 
 
@@ -93,11 +87,12 @@ def __getattr__(name: str) -> object:
     """
     if name in _MODULES:
         return import_module(f"gradwire.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"gradwire.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+    for home, names in _HOMES.items():
+        if name in names:
+            value: object = getattr(import_module(f"gradwire.{home}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable
 from typing import Any, Literal, Self, overload
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from gradwire import ops
 from gradwire._core.reports import OperatorInfo, ServerInfo, Timing
 from gradwire._transport.aio import AsyncClientChannels, AsyncResults
 from gradwire._transport.channels import BaseClient, PerProcess
 from gradwire._transport.streams import StreamRun
-from gradwire._wire.requests import Item
+from gradwire._wire.requests import ItemLike
+from gradwire.tensors import Array, Sizes
 
 
 class AsyncClient(BaseClient):
@@ -35,12 +36,12 @@ class AsyncClient(BaseClient):
         op: ops.Operator,
         array: object,
         *,
-        output_shape: Sequence[int] | None = None,
-        out: NDArray[Any] | None = None,
+        output_shape: Sizes | None = None,
+        out: Array | None = None,
         timeout_s: float | None = None,
         on_progress: Callable[[int, int], object] | None = None,
         on_timing: Callable[[Timing], object] | None = None,
-    ) -> NDArray[Any]:
+    ) -> Array:
         """Return the operator applied to an array, as Client.evaluate does.
 
         on_progress and on_timing are called in the event loop's thread. array and out belong to the
@@ -48,8 +49,8 @@ class AsyncClient(BaseClient):
         """
         channels = await self._ready()
         evaluation = channels.blocking.evaluation(
-            op,
-            array,
+            op=op,
+            array=array,
             output_shape=output_shape,
             out=out,
             timeout_s=timeout_s,
@@ -65,26 +66,26 @@ class AsyncClient(BaseClient):
     @overload
     def evaluate_many(
         self,
-        items: Iterable[Item | tuple[Any, ...]] | AsyncIterable[Item | tuple[Any, ...]],
+        items: Iterable[ItemLike] | AsyncIterable[ItemLike],
         *,
         ordered: Literal[True] = True,
         max_in_flight: int = 64,
         timeout_s: float | None = None,
-    ) -> AsyncResults[NDArray[Any]]: ...
+    ) -> AsyncResults[Array]: ...
 
     @overload
     def evaluate_many(
         self,
-        items: Iterable[Item | tuple[Any, ...]] | AsyncIterable[Item | tuple[Any, ...]],
+        items: Iterable[ItemLike] | AsyncIterable[ItemLike],
         *,
         ordered: Literal[False],
         max_in_flight: int = 64,
         timeout_s: float | None = None,
-    ) -> AsyncResults[tuple[int, NDArray[Any]]]: ...
+    ) -> AsyncResults[tuple[int, Array]]: ...
 
     def evaluate_many(
         self,
-        items: Iterable[Item | tuple[Any, ...]] | AsyncIterable[Item | tuple[Any, ...]],
+        items: Iterable[ItemLike] | AsyncIterable[ItemLike],
         *,
         ordered: bool = True,
         max_in_flight: int = 64,
@@ -104,7 +105,7 @@ class AsyncClient(BaseClient):
             timeout_s=timeout_s,
         )
 
-    async def empty(self, shape: Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
+    async def empty(self, shape: Sizes, dtype: DTypeLike = np.float32) -> Array:
         """Return a new array that evaluate() need not copy, as Client.empty does."""
         return await (await self._ready()).calls.empty(shape, dtype)
 

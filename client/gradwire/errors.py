@@ -25,12 +25,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Self
+from typing import Any, Self
 
-_PLURALS: Final = {"axis": "axes"}
+_PLURALS = {"axis": "axes"}
 
 # Paths on the wire, and the corresponding arguments of the SDK.
-_ARGUMENTS: Final = {
+_ARGUMENTS = {
     "input.sizes": "array.shape",
     "input.data_type": "array.dtype",
     "input.strides": "array.strides",
@@ -41,7 +41,7 @@ _ARGUMENTS: Final = {
     "data": "array",
     "output": "output_shape",
 }
-_PATHS: Final = re.compile(
+_PATHS = re.compile(
     r"\boperator\.(?:\w+\.)?(?=\w)|\b(?:in|out)put\.(?:sizes|data_type|strides)\b"
     r"|^(?:input|data|output)(?=:|$)"
 )

@@ -21,27 +21,15 @@ from numpy.typing import DTypeLike, NDArray
 from gradwire import v1
 from gradwire.errors import InvalidRequestError, counted
 
-__all__ = [
-    "DATA_TYPES",
-    "DTYPES",
-    "MAX_RANK",
-    "WireView",
-    "check_out",
-    "check_sizes",
-    "data_type_of",
-    "describe",
-    "empty_result",
-    "result_descriptor",
-    "share_memory",
-    "strides_of",
-    "to_array",
-    "wire_axes",
-    "wire_bytes",
-]
-
 MAX_RANK = 8
 
-DTYPES: dict[v1.DataType.ValueType, np.dtype[Any]] = {
+Array = NDArray[Any]
+DType = np.dtype[Any]
+Shape = tuple[int, ...]
+Sizes = Sequence[int]
+Descriptor = v1.TensorDescriptor
+
+DTYPES: dict[v1.DataType.ValueType, DType] = {
     v1.DataType.DATA_TYPE_FLOAT32: np.dtype(np.float32),
     v1.DataType.DATA_TYPE_FLOAT16: np.dtype(np.float16),
     v1.DataType.DATA_TYPE_BFLOAT16: np.dtype(ml_dtypes.bfloat16),
@@ -63,7 +51,7 @@ class WireView:
                 makes the axes nest in its order, so that transposing takes no memory
     """
 
-    def __init__(self, array: NDArray[Any], descriptor: v1.TensorDescriptor | None = None) -> None:
+    def __init__(self, array: Array, descriptor: Descriptor | None = None) -> None:
         descriptor = describe(array) if descriptor is None else descriptor
         if tuple(descriptor.sizes) != array.shape:
             raise ValueError(f"descriptor has sizes {list(descriptor.sizes)}, array {array.shape}")
@@ -74,9 +62,9 @@ class WireView:
         walked = np.asarray(array).view(bits).transpose([*rest, *axes])
         # The first element stands for all along an axis that does not travel.
         first = walked[(slice(0, 1),) * len(rest)].squeeze(tuple(range(len(rest))))
-        self._elements: NDArray[Any] = np.atleast_1d(first)
+        self._elements: Array = np.atleast_1d(first)
         self._wire = bits.newbyteorder("<")
-        self._bytes: NDArray[np.uint8] | None = None
+        self._bytes: Array | None = None
         if self._elements.flags.c_contiguous and bits == self._wire:
             self._bytes = self._elements.reshape(-1).view(np.uint8)
         self.nbytes = self._elements.size * bits.itemsize
@@ -99,7 +87,7 @@ class WireView:
         block = next(fits, 1)
         return most // block * block
 
-    def in_place(self, start: int, stop: int) -> NDArray[np.uint8] | None:
+    def in_place(self, start: int, stop: int) -> Array | None:
         """View bytes start..stop-1 of the array's own memory.
 
         None if the memory has another order.
@@ -118,7 +106,7 @@ class WireView:
         gathered = self._gather(first, last).view(np.uint8)
         return gathered[skipped : skipped + stop - start].data
 
-    def copy_to(self, memory: NDArray[np.uint8]) -> None:
+    def copy_to(self, memory: Array) -> None:
         """Copy all bytes to contiguous memory, as long as they are."""
         if self._bytes is not None:
             memory[...] = self._bytes
@@ -131,7 +119,8 @@ class WireView:
         if self._bytes is not None:
             self._bytes[offset : offset + given.size] = given
         elif given.size:
-            self._scatter(*self._whole_elements(offset, given))
+            for part, values in self._parts(*self._whole_elements(offset, given)):
+                part[...] = values
 
     def _covering(self, start: int, stop: int) -> tuple[int, int, int]:
         """Return the first element of some bytes, and their end.
@@ -141,7 +130,7 @@ class WireView:
         first, skipped = divmod(start, self._wire.itemsize)
         return first, -(-stop // self._wire.itemsize), skipped
 
-    def _whole_elements(self, offset: int, given: NDArray[np.uint8]) -> tuple[int, NDArray[Any]]:
+    def _whole_elements(self, offset: int, given: Array) -> tuple[int, Array]:
         """Complete split elements with the array's present bytes."""
         first, last, skipped = self._covering(offset, offset + given.size)
         if given.size == (last - first) * self._wire.itemsize:
@@ -150,17 +139,13 @@ class WireView:
         whole.view(np.uint8)[skipped : skipped + given.size] = given
         return first, whole
 
-    def _gather(self, first: int, last: int) -> NDArray[Any]:
+    def _gather(self, first: int, last: int) -> Array:
         result = np.empty(last - first, self._wire)
         for part, values in self._parts(first, result):
             values[...] = part
         return result
 
-    def _scatter(self, first: int, values: NDArray[Any]) -> None:
-        for part, given in self._parts(first, values):
-            part[...] = given
-
-    def _parts(self, first: int, flat: NDArray[Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    def _parts(self, first: int, flat: Array) -> Iterator[tuple[Array, Array]]:
         """Pair parts of the elements with those of a contiguous array."""
         done = 0
         for box in _boxes(self._elements.shape, first, first + flat.size):
@@ -180,7 +165,7 @@ def data_type_of(dtype: DTypeLike) -> v1.DataType.ValueType:
     return known
 
 
-def check_sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
+def check_sizes(name: str, sizes: Sizes) -> Shape:
     """Return sizes as a tuple of integers.
 
     Raises InvalidRequestError, which names "<name>.sizes", where the wire cannot carry them.
@@ -209,12 +194,12 @@ def check_sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def strides_of(descriptor: v1.TensorDescriptor) -> tuple[int, ...]:
+def strides_of(descriptor: Descriptor) -> Shape:
     """Return the stride of each axis in elements; row-major by default."""
     return tuple(descriptor.strides) or _packed(descriptor.sizes, range(len(descriptor.sizes)))
 
 
-def wire_axes(descriptor: v1.TensorDescriptor) -> tuple[int, ...]:
+def wire_axes(descriptor: Descriptor) -> Shape:
     """Return the axes that the wire carries, slowest first.
 
     They are neither of length 1 nor broadcast.
@@ -224,7 +209,7 @@ def wire_axes(descriptor: v1.TensorDescriptor) -> tuple[int, ...]:
     return tuple(sorted(carried, key=lambda axis: -strides[axis]))
 
 
-def wire_bytes(descriptor: v1.TensorDescriptor) -> int:
+def wire_bytes(descriptor: Descriptor) -> int:
     """Return the number of bytes on the wire."""
     if 0 in descriptor.sizes:
         return 0
@@ -232,7 +217,7 @@ def wire_bytes(descriptor: v1.TensorDescriptor) -> int:
     return carried * DTYPES[descriptor.data_type].itemsize
 
 
-def describe(array: NDArray[Any]) -> v1.TensorDescriptor:
+def describe(array: Array) -> Descriptor:
     """Describe an array for the wire: broadcast axes and nesting.
 
     Strides are those of the packed array, left empty where it is row-major. Axes whose elements
@@ -243,7 +228,7 @@ def describe(array: NDArray[Any]) -> v1.TensorDescriptor:
     data_type = data_type_of(array.dtype)
     check_sizes("input", array.shape)
     if not array.size:
-        return v1.TensorDescriptor(data_type=data_type, sizes=array.shape)
+        return Descriptor(data_type=data_type, sizes=array.shape)
     order = nested_axes(array)
     broadcast = _broadcast_axes(array)
     if order is None:
@@ -251,7 +236,7 @@ def describe(array: NDArray[Any]) -> v1.TensorDescriptor:
     return _descriptor(data_type, array.shape, order, broadcast)
 
 
-def result_descriptor(source: v1.TensorDescriptor, sizes: Sequence[int]) -> v1.TensorDescriptor:
+def result_descriptor(source: Descriptor, sizes: Sizes) -> Descriptor:
     """Describe a packed result with the source's nesting of axes.
 
     Equal nesting allows streaming of a tensor of any size. Axes that the source does not carry take
@@ -259,7 +244,7 @@ def result_descriptor(source: v1.TensorDescriptor, sizes: Sequence[int]) -> v1.T
     """
     sizes = check_sizes("output", sizes)
     if 0 in sizes:
-        return v1.TensorDescriptor(data_type=source.data_type, sizes=sizes)
+        return Descriptor(data_type=source.data_type, sizes=sizes)
     order: list[int] = [axis for axis in wire_axes(source) if axis < len(sizes)]
     for axis in range(len(sizes)):
         if axis not in order:
@@ -268,9 +253,7 @@ def result_descriptor(source: v1.TensorDescriptor, sizes: Sequence[int]) -> v1.T
     return _descriptor(source.data_type, sizes, order, [])
 
 
-def empty_result(
-    descriptor: v1.TensorDescriptor, memory: NDArray[np.uint8] | None = None
-) -> NDArray[Any]:
+def empty_result(descriptor: Descriptor, memory: Array | None = None) -> Array:
     """Return an uninitialized array of a descriptor's type, sizes and nesting.
 
     memory  contiguous bytes, as many as it has; None to allocate them
@@ -282,9 +265,7 @@ def empty_result(
     return packed.transpose(np.argsort(order, kind="stable"))
 
 
-def check_out(
-    out: object, *, dtype: DTypeLike, shape: Sequence[int], source: NDArray[Any]
-) -> NDArray[Any]:
+def check_out(out: object, *, dtype: DTypeLike, shape: Sizes, source: Array) -> Array:
     """Return out if it can hold a result while source is read.
 
     Its type and shape must be those given, and it must share no memory with source.
@@ -293,7 +274,7 @@ def check_out(
     """
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out is a {type(out).__name__}; give a numpy.ndarray or numpy.memmap")
-    array = np.asarray(cast("NDArray[Any]", out))
+    array = np.asarray(cast("Array", out))
     wanted = np.dtype(dtype)
     if array.dtype.newbyteorder("=") != wanted:
         raise InvalidRequestError.of("out", f"has dtype {array.dtype}; the result has {wanted}")
@@ -314,20 +295,18 @@ def check_out(
 
 def _descriptor(
     data_type: v1.DataType.ValueType,
-    sizes: Sequence[int],
-    order: Sequence[int],
-    broadcast: Sequence[int],
-) -> v1.TensorDescriptor:
+    sizes: Sizes,
+    order: Sizes,
+    broadcast: Sizes,
+) -> Descriptor:
     longer = [axis for axis in order if sizes[axis] > 1]
-    strides: tuple[int, ...] = ()
+    strides: Shape = ()
     if broadcast or longer != sorted(longer):
         strides = _packed(sizes, longer, broadcast)
-    return v1.TensorDescriptor(data_type=data_type, sizes=sizes, strides=strides)
+    return Descriptor(data_type=data_type, sizes=sizes, strides=strides)
 
 
-def _packed(
-    sizes: Sequence[int], order: Sequence[int], broadcast: Sequence[int] = ()
-) -> tuple[int, ...]:
+def _packed(sizes: Sizes, order: Sizes, broadcast: Sizes = ()) -> Shape:
     """Return strides of a packed array with axes in this order.
 
     order is slowest first. Strides of an empty array are those of an array whose axes have a length
@@ -348,7 +327,7 @@ _HOST_DEVICES = (1, 3)
 _OVERLAP_WORK: Any = 100_000
 
 
-def to_array(values: object) -> NDArray[Any]:
+def to_array(values: object) -> Array:
     """View values as a NumPy array of any type and shape.
 
     values  a NumPy array or memmap, a list of floats, or any object with `__array__`,
@@ -363,7 +342,7 @@ def to_array(values: object) -> NDArray[Any]:
     if values is None:
         raise InvalidRequestError.of("array", "is None; give a NumPy array or a tensor")
     if isinstance(values, np.ndarray):
-        return np.asarray(cast("NDArray[Any]", values))
+        return np.asarray(cast("Array", values))
     try:
         return _convert(values)
     except MemoryError:
@@ -382,7 +361,7 @@ def _is_masked(values: object) -> bool:
     return kind is not None and isinstance(values, kind)
 
 
-def share_memory(one: NDArray[Any], other: NDArray[Any]) -> bool:
+def share_memory(one: Array, other: Array) -> bool:
     """Whether two arrays may share a byte."""
     try:
         return np.shares_memory(one, other, max_work=_OVERLAP_WORK)
@@ -390,7 +369,7 @@ def share_memory(one: NDArray[Any], other: NDArray[Any]) -> bool:
         return True
 
 
-def _convert(values: Any) -> NDArray[Any]:
+def _convert(values: Any) -> Array:
     if hasattr(values, "detach") and hasattr(values, "requires_grad"):
         values = values.detach()
     if hasattr(values, "__dlpack_device__") and values.__dlpack_device__()[0] not in _HOST_DEVICES:
@@ -417,7 +396,7 @@ def _on_host(values: Any) -> Any:
     return np.from_dlpack(values, device="cpu")
 
 
-def _boxes(shape: tuple[int, ...], first: int, last: int) -> Iterator[tuple[int | slice, ...]]:
+def _boxes(shape: Shape, first: int, last: int) -> Iterator[tuple[int | slice, ...]]:
     """Cut elements first..last-1 of a row-major array into boxes.
 
     They are in order, and few for each axis.
@@ -438,11 +417,11 @@ def _boxes(shape: tuple[int, ...], first: int, last: int) -> Iterator[tuple[int 
     yield from ((end_row, *box) for box in _boxes(shape[1:], 0, beyond))
 
 
-def _broadcast_axes(array: NDArray[Any]) -> list[int]:
+def _broadcast_axes(array: Array) -> list[int]:
     return [a for a, n in enumerate(array.shape) if n > 1 and array.strides[a] == 0]
 
 
-def nested_axes(array: NDArray[Any]) -> tuple[int, ...] | None:
+def nested_axes(array: Array) -> Shape | None:
     """Return the axes of an array by descending distance in memory.
 
     Axes of length 1 and broadcast axes are left out. None if a step along one axis is shorter than

@@ -184,11 +184,6 @@ def test_a_server_error_without_words_or_reason_names_its_code() -> None:
     assert "status 99" in str(from_status(99, "", None))
 
 
-def test_the_id_from_the_trailing_metadata_wins() -> None:
-    error = from_status("INTERNAL", "", details(info("INTERNAL")), request_id="r-2")
-    assert error.request_id == "r-2"
-
-
 def test_an_error_made_here_has_its_reason_too() -> None:
     error = InvalidRequestError.of("input.sizes", "has 0 axes")
     assert (error.reason, error.field, error.request_id) == ("INVALID_FIELD", "input.sizes", None)

@@ -25,7 +25,7 @@ def requests() -> dict[str, v1.EvaluateRequest]:
     made: dict[str, v1.EvaluateRequest] = {}
     for example in EXAMPLES.values():
         job = prepare(example.operator, example.given(), output_shape=example.result, out=None)
-        request = v1.EvaluateRequest.FromString(job.unary_request())
+        request = v1.EvaluateRequest.FromString(job.unary_request()[0])
         request.request_id = REQUEST_ID
         made.setdefault(example.operator.name, request)
     return made

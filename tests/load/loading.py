@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 from gradwire import AsyncClient
 from gradwire.loadtest.generator import LoadSettings
@@ -35,3 +38,8 @@ def loading(
             return Runner(fleet, settings, probe=None, cores=None, show=show).run(scenario)
 
         yield run
+
+
+def from_json(text: str) -> Any:
+    """Read the document of a load test as objects with its fields."""
+    return json.loads(text, object_hook=lambda fields: SimpleNamespace(**fields))

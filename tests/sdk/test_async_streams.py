@@ -141,7 +141,9 @@ def test_waiting_does_not_count_as_a_stall() -> None:
     async def run() -> None:
         channels = AsyncClientChannels(Options(target=("127.0.0.1:1",), timeout_s=0.2))
         first, second = (
-            channels.blocking.evaluation(COPY, ARRAY, output_shape=None, out=None, timeout_s=60)
+            channels.blocking.evaluation(
+                op=COPY, array=ARRAY, output_shape=None, out=None, timeout_s=60
+            )
             for _ in range(2)
         )
         vars(first.shares)["count"] = BOUND

@@ -147,7 +147,9 @@ def test_a_server_that_takes_smaller_chunks_than_the_one_before_is_heeded() -> N
 
 def test_refused_data_is_sent_again_only_where_chunks_were_too_large(plain: Client) -> None:
     channels = vars(plain)["_calls"].get().channels
-    evaluation = channels.evaluation(COPY, LARGE, output_shape=None, out=None, timeout_s=None)
+    evaluation = channels.evaluation(
+        op=COPY, array=LARGE, output_shape=None, out=None, timeout_s=None
+    )
     transfer, refused = evaluation.shares.whole, InvalidRequestError("refused")
     refused.reason = "INVALID_DATA"
     with pytest.raises(InvalidRequestError):

@@ -15,10 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 from uuid import uuid4
-
-from numpy.typing import NDArray
 
 from gradwire import v1
 from gradwire._core.options import Options
@@ -42,10 +39,10 @@ from gradwire.errors import (
     ServerError,
     UnsupportedOperatorError,
 )
+from gradwire.tensors import Array
 
 # Reasons after which an item may succeed on a stream of its own.
 _TOO_LARGE = frozenset({"USE_STREAM", "LAYOUT_NOT_STREAMABLE"})
-_NOTHING = memoryview(b"")
 
 
 @dataclass(slots=True, eq=False)
@@ -64,11 +61,11 @@ class PendingItem:
     index: int
     name: bytes
     template: RequestTemplate = field(init=False)
-    out: NDArray[Any] | None = None
+    out: Array | None = None
     frame: bytes = b""
     checksum: int | None = None
     settled: bool = False
-    result: NDArray[Any] | None = None
+    result: Array | None = None
     error: BaseException | None = None
     tries: Tries | None = None
 
@@ -144,7 +141,7 @@ class ItemBatch:
             if large or self._all_alone:
                 self._leave_alone(pending, given)
                 return
-            self._encode(pending, template.header, template.data(array))
+            self._encode(pending, template.data(array))
         except Exception as error:  # noqa: BLE001 - it is raised in the item's place
             self.settle(pending, error=error)
             return
@@ -169,8 +166,8 @@ class ItemBatch:
             # The caller must learn that there may have been more items.
             self.end(copy.copy(error))
         with self.lock:
-            self._in_flight |= {pending.name: pending for *_, pending in self._later}
-            self._in_flight |= {pending.name: pending for pending, _ in self.alone}
+            waiting = [*(pending for *_, pending in self._later), *(one for one, _ in self.alone)]
+            self._in_flight |= {pending.name: pending for pending in waiting}
             self._later.clear()
             self.alone.clear()
             self.give_up(error)
@@ -207,23 +204,27 @@ class ItemBatch:
 
     def take(self, message: bytes) -> None:
         """Take a message of the stream; raise an error that ends it."""
+        checked = False
         parts = read_many_result(message)
-        if parts is not None:
-            name, header, data = parts
-            self._receive(self._answered(name, checked=False), header, data)
-            return
-        parts = checksums.read_many_result(message, self._checksum_of)
-        if parts is not None:
-            name, header, data = parts
-            self._receive(self._answered(name), header, data)
-            return
-        name, outcome = parse_answer(message)
-        if not isinstance(outcome, GradwireError):
-            self._receive(self._answered(name, checked=False), *outcome)
-        elif name:
-            self._refuse(self._answered(name), outcome)
-        else:
-            raise outcome
+        if parts is None:
+            parts = checksums.read_many_result(
+                message, lambda name: getattr(self._in_flight.get(name), "checksum", None)
+            )
+            checked = parts is not None
+        if parts is None:
+            name, outcome = parse_answer(message)
+            if isinstance(outcome, GradwireError):
+                if not name:
+                    raise outcome
+                self._refuse(self._answered(name), outcome)
+                return
+            parts = name, *outcome
+        name, header, data = parts
+        pending = self._answered(name, checked=checked)
+        try:
+            self.settle(pending, result=pending.template.result(header, data, out=pending.out))
+        except Exception as error:  # noqa: BLE001 - it is raised in the item's place
+            self.settle(pending, error=error)
 
     def outcome(self) -> PendingItem | None:
         """Return the next outcome, or None if there is none yet."""
@@ -238,7 +239,7 @@ class ItemBatch:
         self,
         pending: PendingItem,
         *,
-        result: NDArray[Any] | None = None,
+        result: Array | None = None,
         error: BaseException | None = None,
     ) -> None:
         """Note the outcome of an item."""
@@ -260,7 +261,7 @@ class ItemBatch:
         error.checked = any(pending.checksum is not None for pending in sent)
         if self._options.checking.refused(error):
             for pending in sent:
-                self._repeat_bare(pending)
+                self._encode(pending, _data_of(pending))
             return 0.0
         if isinstance(error, UnsupportedOperatorError) and not error.reason:
             # The server knows no EvaluateMany.
@@ -314,21 +315,12 @@ class ItemBatch:
         self._open_alone.add(pending.index)
         self.alone.append((pending, item))
 
-    def _encode(self, pending: PendingItem, header: bytes, data: memoryview) -> None:
+    def _encode(self, pending: PendingItem, data: memoryview) -> None:
+        name, header = pending.name, pending.template.header
         if self._options.checking.is_on:
-            frame = checksums.many_request_frame(pending.name, header, data)
-            pending.frame, pending.checksum = frame
+            pending.frame, pending.checksum = checksums.many_request_frame(name, header, data)
         else:
-            pending.frame, pending.checksum = many_request_frame(pending.name, header, data), None
-
-    def _repeat_bare(self, pending: PendingItem) -> None:
-        """Encode an item's request anew, without a checksum."""
-        self._encode(pending, pending.template.header, _data_of(pending))
-
-    def _checksum_of(self, name: bytes) -> int | None:
-        """Return the checksum of the request with a name; None without one."""
-        pending = self._in_flight.get(name)
-        return None if pending is None else pending.checksum
+            pending.frame, pending.checksum = many_request_frame(name, header, data), None
 
     def _answered(self, name: bytes, *, checked: bool = True) -> PendingItem:
         """Return the item with a name, which is no more in flight.
@@ -345,26 +337,20 @@ class ItemBatch:
         self._options.budget.succeed()
         return pending
 
-    def _receive(self, pending: PendingItem, header: bytes, data: memoryview) -> None:
-        try:
-            self.settle(pending, result=pending.template.result(header, data, out=pending.out))
-        except Exception as error:  # noqa: BLE001 - it is raised in the item's place
-            self.settle(pending, error=error)
-
     def _refuse(self, pending: PendingItem, error: GradwireError) -> None:
         error.checked = pending.checksum is not None
         if error.reason in _TOO_LARGE:
             self._leave_alone(pending)
             return
-        if self._options.checking.refused(error):
-            self._repeat_bare(pending)
-            heapq.heappush(self._later, (time.monotonic(), pending.index, pending))
-            return
+        pause_s = 0.0
         try:
-            if not is_retryable(error, streamed=False):
+            if self._options.checking.refused(error):
+                self._encode(pending, _data_of(pending))
+            elif is_retryable(error, streamed=False):
+                pending.tries = pending.tries or self._options.tries()
+                pause_s = pending.tries.pause_s(error, left_s=self.timeout_s)
+            else:
                 raise error
-            pending.tries = pending.tries or self._options.tries()
-            pause_s = pending.tries.pause_s(error, left_s=self.timeout_s)
         except GradwireError as last:
             self.settle(pending, error=last)
         else:
@@ -374,10 +360,9 @@ class ItemBatch:
 def _data_of(pending: PendingItem) -> memoryview:
     """Return the data of an item's request."""
     parts = read_many_request(pending.frame)
-    if parts is None and pending.checksum is not None:
-        checked = checksums.read_many_request(pending.frame)
-        parts = None if checked is None else checked[0]
-    return parts[2] if parts else _NOTHING
+    if parts is None:
+        parts, _ = checksums.read_many_request(pending.frame) or (None, 0)
+    return parts[2] if parts else memoryview(b"")
 
 
 def parse_answer(message: bytes) -> tuple[bytes, tuple[bytes, memoryview] | GradwireError]:

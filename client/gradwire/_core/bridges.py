@@ -6,16 +6,15 @@ Both go through a framework's compiler as constants of a graph.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
-
-from numpy.typing import NDArray
 
 from gradwire import ops, tensors, v1
 from gradwire._wire.requests import Item
 from gradwire.errors import InvalidRequestError, counted
+from gradwire.tensors import Array, Shape, Sizes
 
 
 class Evaluator(Protocol):
@@ -27,13 +26,13 @@ class Evaluator(Protocol):
         array: object,
         /,
         *,
-        output_shape: Sequence[int],
-        out: NDArray[Any] | None = None,
-    ) -> NDArray[Any]:
+        output_shape: Sizes,
+        out: Array | None = None,
+    ) -> Array:
         """Return the operator applied to an array, stored in out if given."""
         ...
 
-    def evaluate_many(self, items: Iterable[Item], /) -> Iterator[NDArray[Any]]:
+    def evaluate_many(self, items: Iterable[Item], /) -> Iterator[Array]:
         """Return the result of each item, in their order."""
         ...
 
@@ -94,7 +93,7 @@ def linear(text: str) -> str:
 
 
 @lru_cache(1024)
-def operator_for(text: str, output_shape: tuple[int, ...]) -> ops.Operator:
+def operator_for(text: str, output_shape: Shape) -> ops.Operator:
     """Return the operator of a text, with its output's sizes.
 
     A gradient needs no sizes, but its forward may: they come from the requested shape.
@@ -102,9 +101,7 @@ def operator_for(text: str, output_shape: tuple[int, ...]) -> ops.Operator:
     return from_text(text).for_output(output_shape)
 
 
-def check_shapes(
-    operator: ops.Operator, input_shape: Sequence[int], output_shape: Sequence[int]
-) -> None:
+def check_shapes(operator: ops.Operator, input_shape: Sizes, output_shape: Sizes) -> None:
     """Raise InvalidRequestError for shapes that the operator cannot have."""
     kind = type(operator)
     for name, shape in (("input", input_shape), ("output", output_shape)):

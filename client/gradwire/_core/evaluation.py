@@ -16,9 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
-
-from numpy.typing import NDArray
 
 from gradwire import ops, tensors, v1
 from gradwire._core.options import Options
@@ -39,6 +36,7 @@ from gradwire.errors import (
     LimitExceededError,
     ServerError,
 )
+from gradwire.tensors import Array
 
 
 class Evaluation:
@@ -56,11 +54,11 @@ class Evaluation:
 
     def __init__(
         self,
-        operator: ops.Operator,
-        array: object,
         *,
+        op: ops.Operator,
+        array: object,
         output_shape: Sequence[int] | None,
-        out: NDArray[Any] | None,
+        out: Array | None,
         timeout_s: float | None,
         on_progress: Callable[[int, int], object] | None = None,
         on_timing: Callable[[Timing], object] | None = None,
@@ -68,7 +66,7 @@ class Evaluation:
         servers: Callable[[], int],
     ) -> None:
         self._started_at = time.monotonic()
-        self._request = prepare(operator, array, output_shape=output_shape, out=out)
+        self._request = prepare(op, array, output_shape=output_shape, out=out)
         self.request_id = self._request.request_id
         self._timeout_s = check_timeout(timeout_s)
         self.options = options
@@ -83,7 +81,7 @@ class Evaluation:
         self._tries = options.tries()
         self._shares: Shares | None = None
         self.eager = True
-        self._result: NDArray[Any] | None = None
+        self._result: Array | None = None
         self.streams = self._request.bulk_bytes > options.stream_threshold_bytes
 
     @property
@@ -97,8 +95,7 @@ class Evaluation:
     @property
     def still_s(self) -> float:
         """Seconds until a stream without progress counts as stalled, at least 0."""
-        still_since = self.shares.moved_at
-        return max(0.0, still_since + self.options.timeout_s - time.monotonic())
+        return max(0.0, self.shares.moved_at + self.options.timeout_s - time.monotonic())
 
     def _begin_try(self) -> float:
         """Count a try; return the seconds until its deadline."""
@@ -111,11 +108,9 @@ class Evaluation:
     def unary_request(self) -> bytes:
         """Encode the message for a try of Evaluate."""
         self._begin_try()
-        self._checksum = None
-        if self.options.checking.is_on:
-            request, self._checksum = self._request.checked_request()
-            return request
-        return self._request.unary_request()
+        checked = self.options.checking.is_on
+        request, self._checksum = self._request.unary_request(checked=checked)
+        return request
 
     def _keep_trailers(self, trailers: Metadata) -> None:
         self._trailers = trailers
@@ -136,7 +131,7 @@ class Evaluation:
         self._begin_try()
         return self._request
 
-    def end_shared(self, result: NDArray[Any]) -> None:
+    def end_shared(self, result: Array) -> None:
         """Take the result of EvaluateShared."""
         self._result, self.streams = result, False
 
@@ -171,9 +166,8 @@ class Evaluation:
         """
         # A message over grpc's own limit has no reason of the service.
         too_large = isinstance(error, LimitExceededError) and error.reason in {"USE_STREAM", ""}
-        too_large &= not self.streams
-        self.streams |= too_large
-        if too_large or self.options.checking.refused(error):
+        if too_large and not self.streams:
+            self.streams = True
             return 0.0
         if error.reason == "LAYOUT_NOT_STREAMABLE":
             request = self._request.reordered()
@@ -235,7 +229,7 @@ class Evaluation:
             )
         return DeadlineExceededError(message, request_id=self.request_id)
 
-    def result(self) -> NDArray[Any]:
+    def result(self) -> Array:
         """Return the result, once a try has succeeded."""
         result = self.shares.result if self.streams else self._result
         assert result is not None  # noqa: S101 - a try without a result fails
@@ -296,7 +290,7 @@ class ResultBuffer:
     def __init__(self, request: ArrayRequest) -> None:
         self._request = request
         self._lock = threading.Lock()
-        self.array: NDArray[Any] | None = None
+        self.array: Array | None = None
         self.view: tensors.WireView | None = None
         self.digest = ""
 
@@ -327,7 +321,7 @@ class Transfer:
     received     end of the consecutive bytes of the result that are stored
     moved_at     when bytes last moved, on the monotonic clock; infinite while it need not progress
 
-    part     bytes of the result to transfer; None for all
+    part     bytes of the result to transfer; empty for all
     buffer   buffer for them; None for one of its own
     """
 
@@ -336,18 +330,17 @@ class Transfer:
         request: ArrayRequest,
         *,
         chunk_bytes: int,
-        part: range | None = None,
+        part: range = range(0),
         buffer: ResultBuffer | None = None,
     ) -> None:
         self._request = request
         self.request_id = request.request_id
         self.chunk_bytes = chunk_bytes
-        self._part = part
+        self.first, self._stop = part.start, part.stop
         self._buffer = buffer or ResultBuffer(request)
         self._read_from: int | None = None
         self.source = tensors.WireView(request.source, request.input)
         self.read_before = self.source.nbytes
-        self.first = 0 if part is None else part.start
         self._farthest = self._received_before = self.received = self.first
         self.sent = 0
         self.too_large = False
@@ -357,10 +350,7 @@ class Transfer:
     def complete(self) -> bool:
         """Whether all its bytes are stored."""
         view = self._buffer.view
-        return view is not None and self.received == self._stop(view)
-
-    def _stop(self, view: tensors.WireView) -> int:
-        return view.nbytes if self._part is None else self._part.stop
+        return view is not None and self.received == (self._stop or view.nbytes)
 
     @property
     def progressed(self) -> bool:
@@ -380,7 +370,7 @@ class Transfer:
                 output=self._request.output,
                 resume_from=self.received,
                 evaluation_digest=self._buffer.digest,
-                stop_before=0 if self._part is None else self._part.stop,
+                stop_before=self._stop,
                 max_chunk_bytes=self.chunk_bytes,
             )
         )
@@ -394,14 +384,14 @@ class Transfer:
         """Take the server's answer to open."""
         self._buffer.settle(opened)
         total, first = self.source.nbytes, opened.read_from_byte
-        stop = total if self._part is None else opened.read_before_byte
+        stop = opened.read_before_byte if self._stop else total
         if not 0 <= first <= stop <= total or opened.max_chunk_bytes < 1:
             raise self._nonsense(
                 f"wants chunks of {opened.max_chunk_bytes} bytes from byte {first} to byte {stop} "
                 f"of {total}"
             )
         self.read_before = stop
-        if self._part is not None and self._read_from is None:
+        if self._stop and self._read_from is None:
             self._read_from = first
         self.moved_at = time.monotonic()
 
@@ -410,7 +400,7 @@ class Transfer:
         view = self._buffer.view
         if view is None:
             raise self._nonsense("sent a chunk before opened")
-        stop = self._stop(view)
+        stop = self._stop or view.nbytes
         if offset != self.received or not 1 <= len(data) <= stop - offset:
             raise self._nonsense(
                 f"sent {len(data)} bytes at {offset} of a result that ends at byte {stop}; "
@@ -447,7 +437,7 @@ class Shares:
         self.count = count
         self._chunk_bytes = chunk_bytes
         self._buffer = ResultBuffer(request)
-        self._first = self._transfer(None if count == 1 else range(1))
+        self._first = self._transfer(range(0 if count == 1 else 1))
         self._parts: tuple[Transfer, ...] = (self._first,)
         self.input_bytes = request.input_bytes
 
@@ -457,7 +447,7 @@ class Shares:
         return self._first if self.count == 1 else None
 
     @property
-    def result(self) -> NDArray[Any] | None:
+    def result(self) -> Array | None:
         """The result's array; None before a server has described it."""
         return self._buffer.array
 
@@ -503,7 +493,7 @@ class Shares:
             return self._buffer.view.nbytes
         return self._request.output_bytes
 
-    def _transfer(self, part: range | None) -> Transfer:
+    def _transfer(self, part: range) -> Transfer:
         return Transfer(
             self._request, chunk_bytes=self._chunk_bytes, part=part, buffer=self._buffer
         )

@@ -49,12 +49,12 @@ _OPAQUE = ("unix", "unix-abstract", "vsock", "xds", "google-c2p")
 # Schemes of numeric addresses, and their versions of IP.
 _NUMERIC = {"ipv4": 4, "ipv6": 6}
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+# Parts of a host's name between dots have at most 63 characters (RFC 1035).
+_LABEL = r"[^\[\]:\s/.\0-\x1f]{1,63}"
 _HOST_PORT = re.compile(
-    r"(?P<host>\[[^\[\]\s/\0-\x1f]+\]|[^\[\]:\s/\0-\x1f]+):(?P<port>[0-9]+)", re.ASCII
+    rf"(?P<host>\[[^\[\]\s/\0-\x1f]+\]|{_LABEL}(?:\.{_LABEL})*\.?):(?P<port>[0-9]+)", re.ASCII
 )
 _MAX_PORT = 65535
-# Longest part of a host's name between dots (RFC 1035).
-_MAX_LABEL = 63
 
 Sent = tuple[tuple[str, str], ...]
 Bearer = Callable[[], Sent]
@@ -176,12 +176,7 @@ class Options:
 
     def tries(self) -> Tries:
         """Return the retry state of a new call."""
-        return Tries(
-            self.retry,
-            self.budget,
-            one_server=self.one_server,
-            connect_timeout_s=self.connect_timeout_s,
-        )
+        return Tries(self.retry, self.budget, self.one_server, self.connect_timeout_s)
 
     def as_arguments(self) -> dict[str, Any]:
         """Return the constructor's arguments, to copy the client to another process."""
@@ -298,9 +293,6 @@ def is_host_port(text: str) -> bool:
     found = _HOST_PORT.fullmatch(text)
     if found is None or not 1 <= int(found["port"]) <= _MAX_PORT:
         return False
-    labels = found["host"].removesuffix(".").split(".")
-    if not all(1 <= len(label) <= _MAX_LABEL for label in labels):
-        return False
     return not text.startswith("[") or ip_version(text) == 6  # noqa: PLR2004 - IPv6
 
 
@@ -335,15 +327,12 @@ def goes_round(target: str) -> bool:
 
 def is_local(address: str) -> bool:
     """Whether an address is on this machine and unreachable from others."""
-    places = host_ports(address)
-    unix = address.startswith(("unix:", "unix-abstract:"))
-    return unix or (bool(places) and all(map(_is_loopback, places)))
-
-
-def _is_loopback(place: str) -> bool:
-    """Whether HOST:PORT, or HOST alone, is a loopback address."""
-    host, number = _host(place)
-    return host == "localhost" if number is None else number.is_loopback
+    if address.startswith(("unix:", "unix-abstract:")):
+        return True
+    hosts = list(map(_host, host_ports(address)))
+    return bool(hosts) and all(
+        host == "localhost" if number is None else number.is_loopback for host, number in hosts
+    )
 
 
 def ip_version(address: str) -> int | None:

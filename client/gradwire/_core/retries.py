@@ -97,6 +97,7 @@ class RetryPolicy:
         return min(nominal, self.max_backoff_s) * (1 + _JITTER * (2 * draw - 1))
 
 
+@dataclass
 class RetryBudget:
     """Token bucket shared by all calls of a client.
 
@@ -109,27 +110,27 @@ class RetryBudget:
 
     # A6 allows up to 1000 tokens: when a server restarts, each of many streams in flight fails
     # several times before it is back.
-    def __init__(self, *, max_tokens: float = 1000.0, token_ratio: float = 0.1) -> None:
-        self._max_tokens = max_tokens
-        self._token_ratio = token_ratio
-        self._tokens = max_tokens
-        self.reached = False
+    max_tokens: float = 1000.0
+    token_ratio: float = 0.1
+    reached: bool = False
+    _taken: float = 0.0
 
     def succeed(self) -> None:
         """Note a call that succeeded."""
         self.reached = True
-        self._tokens = min(self._max_tokens, self._tokens + self._token_ratio)
+        self._taken = max(0.0, self._taken - self.token_ratio)
 
     def fail(self, tokens: float = 1.0) -> None:
         """Note a try that failed."""
-        self._tokens = max(0.0, self._tokens - tokens)
+        self._taken = min(self.max_tokens, self._taken + tokens)
 
     @property
     def allows_retry(self) -> bool:
         """Whether a failed call may be tried again."""
-        return self._tokens > self._max_tokens / 2
+        return self._taken < self.max_tokens / 2
 
 
+@dataclass(slots=True)
 class Tries:
     """The tries of one call.
 
@@ -137,20 +138,12 @@ class Tries:
     connect_timeout_s  seconds to continue while no server can be reached; None for rule 6
     """
 
-    def __init__(
-        self,
-        policy: RetryPolicy,
-        budget: RetryBudget,
-        *,
-        one_server: bool = False,
-        connect_timeout_s: float | None = None,
-    ) -> None:
-        self._connect_timeout_s = connect_timeout_s
-        self._unreachable_since: float | None = None
-        self._policy = policy
-        self._one_server = one_server
-        self._budget = budget
-        self._failures = 0
+    policy: RetryPolicy
+    budget: RetryBudget
+    one_server: bool = False
+    connect_timeout_s: float | None = None
+    _failures: int = 0
+    _unreachable_since: float | None = None
 
     def pause_s(
         self,
@@ -171,40 +164,38 @@ class Tries:
         else:
             # A running server turned it away before any work.
             refused = isinstance(error, OverloadedError) and error.retry_after_s > 0
-            self._budget.fail(_REFUSAL if refused else 1.0)
+            self.budget.fail(_REFUSAL if refused else 1.0)
         self._failures += 1
         draw = random.random() if draw is None else draw  # noqa: S311 - jitter
-        pause = self._policy.backoff_s(self._failures, draw=draw)
+        pause = self.policy.backoff_s(self._failures, draw=draw)
         if isinstance(error, OverloadedError | UnavailableError):
             pause = max(pause, error.retry_after_s)
         connecting_s = self._left_to_connect_s(error)
         pause = min(pause, connecting_s)  # the last try is at the limit
-        if self._failures >= self._attempts(error) or connecting_s <= 0 or pause >= left_s:
+        most = self.policy.max_attempts
+        if isinstance(error, UnavailableError) and error.lasting and self.one_server:
+            most = min(most, LASTING_ATTEMPTS)
+        if self._failures >= most or connecting_s <= 0 or pause >= left_s:
             raise error
-        if not (progressed or self._budget.allows_retry):
+        if not (progressed or self.budget.allows_retry):
             raise error
         _log.info("trying again in %.1f s: %s", pause, error)
         return pause
 
     def _left_to_connect_s(self, error: GradwireError) -> float:
         if not (isinstance(error, UnavailableError) and error.unreachable):
-            self._unreachable_since, self._budget.reached = None, True
+            self._unreachable_since, self.budget.reached = None, True
             return math.inf
         now = time.monotonic()
         self._unreachable_since = self._unreachable_since or now
-        is_new = self._one_server and not self._budget.reached and self._policy == RetryPolicy()
+        is_new = self.one_server and not self.budget.reached and self.policy == RetryPolicy()
         first_s = _FIRST_CONNECT_S if is_new else math.inf
-        timeout_s = first_s if self._connect_timeout_s is None else self._connect_timeout_s
+        timeout_s = first_s if self.connect_timeout_s is None else self.connect_timeout_s
         return self._unreachable_since + timeout_s - now
-
-    def _attempts(self, error: GradwireError) -> int:
-        most = self._policy.max_attempts
-        lasting = isinstance(error, UnavailableError) and error.lasting
-        return min(most, LASTING_ATTEMPTS) if lasting and self._one_server else most
 
     def succeed(self) -> None:
         """Note that the call succeeded."""
-        self._budget.succeed()
+        self.budget.succeed()
 
 
 def is_retryable(error: GradwireError, *, streamed: bool) -> bool:

@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
-from gradwire._core.batch import ItemBatch, PendingItem
+from gradwire._core.batch import PendingItem
 from gradwire._core.evaluation import Evaluation
 from gradwire._core.options import Options
 from gradwire._transport.batch import QUICK_S, BatchEngine, Outcomes
@@ -225,16 +225,11 @@ class _Work:
         self,
         items: Iterable[object] | AsyncIterable[object],
         channels: AsyncClientChannels,
-        *,
-        timeout_s: float | None,
         **arguments: Any,
     ) -> None:
         self._items = items if isinstance(items, AsyncIterable) else iter(items)
         self._channels = channels
-        self._batch = ItemBatch(options=channels.options, timeout_s=timeout_s, **arguments)
-        self._engine = BatchEngine(
-            self._batch, channels.blocking_calls, timeout_s=timeout_s, notify=self._notify
-        )
+        self._engine = BatchEngine(channels.blocking_calls, self._notify, **arguments)
         self._taking: asyncio.Task[None] | None = None
         self._notified = False
         # Wake the task that takes items, and the caller.
@@ -243,7 +238,7 @@ class _Work:
 
     async def outcome(self) -> PendingItem | None:
         """Wait for the next outcome; return None after the last one."""
-        batch, engine = self._batch, self._engine
+        batch, engine = self._engine.batch, self._engine
         if self._taking is None and not (batch.over or engine.stopped):
             self._channels.start(engine.start)
             self._taking = asyncio.ensure_future(self._take())
@@ -277,7 +272,7 @@ class _Work:
             self._channels.in_loop(self._taking.cancel)
 
     async def _take(self) -> None:
-        batch = self._batch
+        batch = self._engine.batch
         until = time.monotonic() + QUICK_S
         try:
             async for item in _each(self._items):

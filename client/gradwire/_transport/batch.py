@@ -15,12 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import copy_context
-from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, Self, TypeVar, cast
 
 import grpc
-from numpy.typing import NDArray
 
 from gradwire._core.batch import ItemBatch, PendingItem
 from gradwire._core.retries import is_retryable
@@ -38,6 +36,7 @@ from gradwire._transport.tracing import call_span
 from gradwire._transport.unary import Runtime, UnaryCalls, now
 from gradwire._wire.requests import Item
 from gradwire.errors import CallCancelledError, GradwireError, ServerError
+from gradwire.tensors import Array
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -56,21 +55,23 @@ _OF_PARENTS: list[BatchStream] = []
 class BatchEngine:
     """Runs a batch: its stream, and separate calls for large items.
 
+    batch    its items
     stopped  whether the client was closed
 
-    timeout_s  of each separate call; None for the client's
     notify     called after each step that a thread makes
+    timeout_s  of each separate call; None for the client's
+    arguments  others of ItemBatch
     """
 
     def __init__(
         self,
-        batch: ItemBatch,
         calls: UnaryCalls[ClientChannels],
+        notify: Callable[[], object],
         *,
         timeout_s: float | None,
-        notify: Callable[[], object],
+        **arguments: Any,
     ) -> None:
-        self._batch = batch
+        self.batch = ItemBatch(options=calls.channels.options, timeout_s=timeout_s, **arguments)
         self._calls = calls
         self._timeout_s = timeout_s
         self._notify = notify
@@ -95,7 +96,7 @@ class BatchEngine:
 
     def add(self, item: object) -> None:
         """Take an item."""
-        self._batch.add(item, self._send)
+        self.batch.add(item, self._send)
         if not self._work.is_set():
             self._work.set()
 
@@ -105,21 +106,20 @@ class BatchEngine:
         Raises the exception that ended the engine's thread.
         """
         if self.stopped:
-            self._batch.cancel()
+            self.batch.cancel()
         fault, self._fault = self._fault, None
         if fault is not None:
             self.close()
             raise fault
-        return self._batch.outcome()
+        return self.batch.outcome()
 
     def start(self) -> None:
         """Start the thread that runs the engine, once, from any thread.
 
         If no thread can be started, outcome() raises.
         """
-        run = partial(self._context.run, self._run_steps)
         try:
-            start_thread("receiver", run)
+            start_thread("receiver", self._context.run, self._run_steps)
         except RuntimeError as error:
             self._fault = error
             self._notify()
@@ -128,12 +128,12 @@ class BatchEngine:
         """Run steps while there is work; wait for more."""
         try:
             while not self._ended.is_set():
-                if self._batch.busy:
+                if self.batch.busy:
                     self.step()
                     self._notify()
                 else:
                     self._work.clear()
-                    if not (self._batch.busy or self._ended.is_set()):
+                    if not (self.batch.busy or self._ended.is_set()):
                         self._work.wait()
         except BaseException as error:  # noqa: BLE001 - outcome() raises it
             if not self._ended.is_set():
@@ -143,16 +143,17 @@ class BatchEngine:
 
     def step(self) -> None:
         """Do one thing that takes time: receive, connect, call, or pause."""
-        batch, stream = self._batch, self._stream
+        batch, stream = self.batch, self._stream
         batch.send_due(self._send)
         if batch.in_flight == 1 and stream is not None and not stream.is_active:
             # A server ends streams that are idle for long.
             self._hang_up()
             stream = None
-        if batch.in_flight and stream is None:
-            self.connect()
-        elif batch.in_flight and stream is not None:
-            self._in_stream(lambda: batch.take(stream.receive()))
+        if batch.in_flight:
+            if stream is None:
+                self.connect()
+            else:
+                self._in_stream(lambda: batch.take(stream.receive()))
         elif batch.alone:
             self._call(*batch.alone.popleft())
         elif batch.due_in_s is not None:
@@ -160,7 +161,7 @@ class BatchEngine:
 
     def connect(self) -> None:
         """Begin a stream with all items in flight, unless one is open."""
-        batch = self._batch
+        batch = self.batch
         with batch.lock:
             if self._stream is not None:
                 return
@@ -183,7 +184,7 @@ class BatchEngine:
 
     def close(self) -> None:
         """End the stream and the thread at once."""
-        self._batch.close()
+        self.batch.close()
         self._ended.set()
         self._work.set()
         if self._run is not None:
@@ -200,7 +201,7 @@ class BatchEngine:
             action()
         except GradwireError as error:
             stalled = self._stream is not None and self._stream.stalled
-            self._recover(self._batch.stalled() if stalled else error)
+            self._recover(self.batch.stalled() if stalled else error)
         except BaseException:
             # As when no thread can be started. After one such as KeyboardInterrupt a message may be
             # lost.
@@ -216,19 +217,13 @@ class BatchEngine:
             self._stream.finish()
             self._hang_up()
         try:
-            self._batch.settle(pending, result=self._evaluate(item))
+            self.batch.settle(pending, result=self._evaluate(item))
         except Exception as error:  # noqa: BLE001 - it is raised in the item's place
-            self._batch.settle(pending, error=error)
+            self.batch.settle(pending, error=error)
 
-    def _evaluate(self, item: Item) -> NDArray[Any]:
+    def _evaluate(self, item: Item) -> Array:
         channels = self._calls.channels
-        evaluation = channels.evaluation(
-            item.op,
-            item.array,
-            output_shape=item.output_shape,
-            out=item.out,
-            timeout_s=self._timeout_s,
-        )
+        evaluation = channels.evaluation(**item._asdict(), timeout_s=self._timeout_s)
         now(self._calls.evaluate(evaluation))
         if evaluation.streams:
             self._run = StreamRun(evaluation, channels, Runtime())
@@ -242,14 +237,14 @@ class BatchEngine:
         if self._ended.is_set():
             return
         try:
-            pause_s = next_pause_s(error, self._batch.broke, self._calls.channels.options)
+            pause_s = next_pause_s(error, self.batch.broke, self._calls.channels.options)
         except GradwireError as last:
-            self._batch.give_up(last)
+            self.batch.give_up(last)
         else:
             self._ended.wait(pause_s)
 
     def _hang_up(self) -> None:
-        with self._batch.lock:
+        with self.batch.lock:
             stream, self._stream = self._stream, None
         if stream is not None and os.getpid() != self._process:
             _OF_PARENTS.append(stream)
@@ -296,21 +291,14 @@ class Results(Outcomes[T_co], Iterator[T_co]):
         calls: UnaryCalls[ClientChannels],
         *,
         ordered: bool,
-        max_in_flight: int,
-        timeout_s: float | None,
+        **arguments: Any,
     ) -> None:
         super().__init__(ordered=ordered)
         self._items = iter(items)
-        self._batch = ItemBatch(
-            options=calls.channels.options,
-            ordered=ordered,
-            max_in_flight=max_in_flight,
-            timeout_s=timeout_s,
-        )
         self._asked = threading.Lock()
         self._news = threading.Event()
         self._threaded = False
-        self._engine = BatchEngine(self._batch, calls, timeout_s=timeout_s, notify=self._news.set)
+        self._engine = BatchEngine(calls, self._news.set, ordered=ordered, **arguments)
 
     def __next__(self) -> T_co:
         self._engine.check_process()
@@ -336,7 +324,7 @@ class Results(Outcomes[T_co], Iterator[T_co]):
         self._engine.close()
 
     def _outcome(self) -> PendingItem | None:
-        batch, engine = self._batch, self._engine
+        batch, engine = self._engine.batch, self._engine
         while True:
             self._news.clear()
             pending = engine.outcome() if self._threaded or engine.stopped else None
@@ -351,7 +339,7 @@ class Results(Outcomes[T_co], Iterator[T_co]):
                 self._news.wait()
 
     def _take_items(self) -> None:
-        batch, engine = self._batch, self._engine
+        batch, engine = self._engine.batch, self._engine
         until = time.monotonic() + QUICK_S
         while batch.wants:
             try:

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from operator import itemgetter
-from typing import Any, ClassVar, Final, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 from weakref import WeakSet
 
 import grpc
 
-from gradwire import ops
 from gradwire._core.evaluation import Evaluation
 from gradwire._core.options import (
     CHUNK_BYTES,
@@ -52,53 +51,13 @@ _CLOSING_S = 1.0
 # network. gradwire's servers allow a ping every 10 s.
 _KEEPALIVE_MS = 20_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
-HEALTH_METHOD: Final = "/grpc.health.v1.Health/Check"
+HEALTH_METHOD = "/grpc.health.v1.Health/Check"
 SERVICE_PATH = "/gradwire.v1.GradientService/"
 _USER_AGENT = f"gradwire/{VERSION}"
 
 # grpc imports it for the first channel of a process, which would delay the first call.
 with contextlib.suppress(ImportError):
     import_module("grpc._channel")
-
-
-def channel_options(
-    target: str, *, connect_timeout_s: float | None = None
-) -> list[tuple[str, Any]]:
-    """Return the options of a channel.
-
-    connect_timeout_s  most that one attempt to connect may take; None for grpc's 20 s
-    """
-    options: list[tuple[str, Any]] = [
-        ("grpc.primary_user_agent", _USER_AGENT),
-        ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-        ("grpc.max_send_message_length", -1),
-        # Retries are this package's own: they resume streams, keep a budget, heed RetryInfo, and
-        # may take another connection. Nothing is ever sent twice at once.
-        ("grpc.enable_retries", 0),
-        # Connections of a parent process are dead in its forked child, and may not be found there;
-        # and channels to one server would share a connection.
-        ("grpc.use_local_subchannel_pool", 1),
-        # Calls fail at once while a channel waits to reconnect; retries pause longer than that.
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1000),
-        # Ends calls whose server vanishes; connections without calls are not pinged.
-        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
-        # Without it the timeout is a minute regardless: measured with grpcio 1.85.
-        ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
-    ]
-    if connect_timeout_s is not None:
-        attempt_ms = min(20_000, max(1, round(connect_timeout_s * 1000)))
-        options.append(("grpc.min_reconnect_backoff_ms", attempt_ms))
-    if is_local(target):
-        # A proxy would see the token, and none leads to this machine.
-        options.append(("grpc.enable_http_proxy", 0))
-    if goes_round(target):
-        options.append(("grpc.lb_policy_name", "round_robin"))
-    scheme, _, several = target.partition(":")
-    if scheme in {"ipv4", "ipv6"}:
-        options.append(("grpc.default_authority", several.partition(",")[0]))
-    return options
 
 
 def check_credentials(value: object) -> grpc.ChannelCredentials | None:
@@ -123,15 +82,46 @@ def open_channel(
 ) -> Any:
     """Open a channel, which connects with the first call.
 
-    certified  host that the server's certificate names; None for the target's
-    api        grpc, or grpc.aio for a channel that belongs to the running event loop
+    connect_timeout_s  most that one attempt to connect may take; None for grpc's 20 s
+    certified          host that the server's certificate names; None for the target's
+    api                grpc, or grpc.aio for a channel that belongs to the running event loop
     """
-    options = channel_options(target, connect_timeout_s=connect_timeout_s)
+    options: dict[str, Any] = {
+        "grpc.primary_user_agent": _USER_AGENT,
+        "grpc.max_receive_message_length": _MAX_MESSAGE_BYTES,
+        "grpc.max_send_message_length": -1,
+        # Retries are this package's own: they resume streams, keep a budget, heed RetryInfo, and
+        # may take another connection. Nothing is ever sent twice at once.
+        "grpc.enable_retries": 0,
+        # Connections of a parent process are dead in its forked child, and may not be found there;
+        # and channels to one server would share a connection.
+        "grpc.use_local_subchannel_pool": 1,
+        # Calls fail at once while a channel waits to reconnect; retries pause longer than that.
+        "grpc.initial_reconnect_backoff_ms": 100,
+        "grpc.max_reconnect_backoff_ms": 1000,
+        # Ends calls whose server vanishes; connections without calls are not pinged.
+        "grpc.keepalive_time_ms": _KEEPALIVE_MS,
+        "grpc.keepalive_timeout_ms": _KEEPALIVE_TIMEOUT_MS,
+        # Without it the timeout is a minute regardless: measured with grpcio 1.85.
+        "grpc.http2.ping_timeout_ms": _KEEPALIVE_TIMEOUT_MS,
+    }
+    if connect_timeout_s is not None:
+        attempt_ms = min(20_000, max(1, round(connect_timeout_s * 1000)))
+        options["grpc.min_reconnect_backoff_ms"] = attempt_ms
+    if is_local(target):
+        # A proxy would see the token, and none leads to this machine.
+        options["grpc.enable_http_proxy"] = 0
+    if goes_round(target):
+        options["grpc.lb_policy_name"] = "round_robin"
+    scheme, _, several = target.partition(":")
+    if scheme in {"ipv4", "ipv6"}:
+        options["grpc.default_authority"] = several.partition(",")[0]
     if certified is not None:
-        options.append(("grpc.ssl_target_name_override", certified))
+        options["grpc.ssl_target_name_override"] = certified
+    pairs = list(options.items())
     if credentials is None:
-        return api.insecure_channel(target, options=options)
-    return api.secure_channel(target, credentials, options=options)
+        return api.insecure_channel(target, pairs)
+    return api.secure_channel(target, credentials, pairs)
 
 
 # Seconds for which a connection is avoided after a failure; longer than grpc waits to reconnect.
@@ -145,14 +135,12 @@ class PooledChannel(Generic[T]):
     connection     None before its first call
     calls          number of calls that use it
     avoided_until  on the clock of the pool
-    retired        whether its target was removed; the connection then closes with its last call
     """
 
     target: str
     connection: T | None = None
     calls: int = 0
     avoided_until: float = 0.0
-    retired: bool = False
 
 
 class Pool(Generic[T]):
@@ -172,7 +160,7 @@ class Pool(Generic[T]):
         open_one: Callable[[str], T],
         *,
         connections: int,
-        close_one: Callable[[T], object] | None = None,
+        close_one: Callable[[T], object] = lambda _: None,
         replicas: Replicas | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -217,11 +205,8 @@ class Pool(Generic[T]):
             entry.calls -= 1
             if failed:
                 entry.avoided_until = self._clock() + AVOIDED_S
-            done = entry.retired and not entry.calls
-            if done:
-                self._retired.remove(entry)
-        if done:
-            self._close_all([entry])
+        if self._retired:
+            self._close_retired()
         if failed and self._replicas is not None:
             self._replicas.refresh_soon()
 
@@ -240,17 +225,17 @@ class Pool(Generic[T]):
                 for one in targets
             }
             self._turn = 0
-            gone = [entry for entries in before.values() for entry in entries]
-            for entry in gone:
-                entry.retired = True
-            self._retired += [entry for entry in gone if entry.calls]
-        self._close_all([entry for entry in gone if not entry.calls])
+            self._retired += itertools.chain(*before.values())
+        self._close_retired()
 
-    def _close_all(self, entries: list[PooledChannel[T]]) -> None:
-        if self._close_one is not None:
-            for entry in entries:
-                if entry.connection is not None:
-                    self._close_one(entry.connection)
+    def _close_retired(self) -> None:
+        """Close the connections to removed targets that have no calls."""
+        with self._lock:
+            unused = [entry for entry in self._retired if not entry.calls]
+            self._retired = [entry for entry in self._retired if entry.calls]
+        for entry in unused:
+            if entry.connection is not None:
+                self._close_one(entry.connection)
 
     def sound_targets(self) -> int:
         """Return the number of targets without a recent failure.
@@ -296,12 +281,10 @@ class ServiceChannel:
     stream    EvaluateStream
     """
 
-    def __init__(self, target: str, options: Options, *, api: Any = grpc) -> None:
+    def __init__(self, target: str, options: Options, api: Any) -> None:
+        timeout_s = options.connect_timeout_s
         self.channel = open_channel(
-            target,
-            options.credentials,
-            connect_timeout_s=options.connect_timeout_s,
-            api=api,
+            target, options.credentials, connect_timeout_s=timeout_s, api=api
         )
         self.evaluate: Any = self.channel.unary_unary(f"{SERVICE_PATH}Evaluate")
         self.stream: Any = self.channel.stream_stream(f"{SERVICE_PATH}EvaluateStream")
@@ -323,7 +306,7 @@ def channel_pool(
         targets = channel_targets(options.target, secure=options.credentials is not None)
     return Pool(
         targets if replicas is None else (),
-        partial(ServiceChannel, options=options, api=api),
+        lambda target: ServiceChannel(target, options, api),
         connections=options.connections,
         close_one=close_one,
         replicas=replicas,
@@ -374,15 +357,10 @@ class ClientChannels:
         if waits and self.replicas is not None:
             self.replicas.wait()
 
-    def evaluation(self, op: ops.Operator, array: object, **arguments: Any) -> Evaluation:
+    def evaluation(self, **arguments: Any) -> Evaluation:
         """Begin an evaluation; the arguments are those of evaluate()."""
-        return Evaluation(
-            op,
-            array,
-            **arguments,
-            options=self.options,
-            servers=self.shares.sound_targets,
-        )
+        servers = self.shares.sound_targets
+        return Evaluation(options=self.options, servers=servers, **arguments)
 
     def register(self, each: Any) -> None:
         """Have close() call stop() of an object."""
@@ -447,14 +425,14 @@ def explained(error: UnavailableError, options: Options) -> UnavailableError:
 
 def _failures(options: Options) -> Iterator[UnavailableError]:
     """Call each numeric address of the targets; yield the errors."""
-    for place in (each for target in options.target for each in host_ports(target)):
+    for place in itertools.chain(*map(host_ports, options.target)):
         host, _, port = place.rpartition(":")
         host = host.strip("[]")
         found: list[Any] = []
         # UnicodeError: a name that DNS cannot hold.
         with contextlib.suppress(OSError, UnicodeError):
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        for address in (where[0] for *_, where in found):
+        for *_, (address, *_) in found:
             channel = open_channel(
                 f"ipv6:[{address}]:{port}" if ":" in address else f"ipv4:{address}:{port}",
                 options.credentials,
@@ -483,21 +461,19 @@ class PerProcess(Generic[T]):
         self._make = make
         self._lock = threading.Lock()
         self._value: T | None = None
-        self._of_parents: list[T] = []
+        self._of_parents: list[T | None] = []
         self.closed = False
         self._all.add(self)
 
     def get(self) -> T:
         """Return the value; raise RuntimeError after close()."""
         value = self._value
-        if value is not None:
-            return value
-        with self._lock:
-            if self.closed:
-                raise RuntimeError("the client is closed; make another one")
-            if self._value is None:
-                self._value = self._make()
-            return self._value
+        if value is None:
+            with self._lock:
+                if self.closed:
+                    raise RuntimeError("the client is closed; make another one")
+                value = self._value = self._value or self._make()
+        return value
 
     def close(self) -> T | None:
         """Return the value for its owner to close; allow no more.
@@ -509,14 +485,18 @@ class PerProcess(Generic[T]):
             value, self._value = self._value, None
             return value
 
+    def _renew(self) -> None:
+        """Forget the value in a newly forked process."""
+        self._lock = threading.Lock()
+        # Finalizing it would close it.
+        self._of_parents.append(self._value)
+        self._value = None
+
     @classmethod
     def renew(cls) -> None:
         """Forget every value in a newly forked process."""
         for one in cls._all:
-            one._lock = threading.Lock()  # noqa: SLF001 - one's own
-            if one._value is not None:  # noqa: SLF001
-                one._of_parents.append(one._value)  # noqa: SLF001 - finalizing it would close it
-                one._value = None  # noqa: SLF001
+            one._renew()  # noqa: SLF001 - one's own
 
 
 if hasattr(os, "register_at_fork"):

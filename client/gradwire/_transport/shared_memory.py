@@ -22,33 +22,33 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from gradwire import tensors, v1
 from gradwire._core.options import Options
 from gradwire._wire.framing import parsed
 from gradwire._wire.requests import ArrayRequest
+from gradwire.tensors import Array
 
 _log = logging.getLogger("gradwire")
 
 # linux/fcntl.h; Python names them from 3.13 on.
-_F_ADD_SEALS: Final = 1033
-_SEALS: Final = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
-_ALIGNMENT: Final = 64
-_LENGTH: Final = struct.Struct("<Q")
-_ANSWER_BYTES: Final = 1 << 12
-_ANSWER_S: Final = 10.0
+_F_ADD_SEALS = 1033
+_SEALS = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
+_ALIGNMENT = 64
+_LENGTH = struct.Struct("<Q")
+_ANSWER_BYTES = 1 << 12
+_ANSWER_S = 10.0
 # A segment is at most an eighth larger than requested, so that few sizes serve many arrays.
-_STEPS: Final = 8
+_STEPS = 8
 # Seconds without an attempt after a server has closed the connection.
-_PAUSE_S: Final = 1.0
+_PAUSE_S = 1.0
 # Unused segments that the pool keeps.
-_MOST_UNUSED: Final = 16
+_MOST_UNUSED = 16
 # Size of a block of a result that is copied while its caller may be cancelled.
-_PIECE_BYTES: Final = 1 << 20
+_PIECE_BYTES = 1 << 20
 
 
 class SegmentRefusedError(Exception):
@@ -142,7 +142,7 @@ class SegmentPool:
         finally:
             self._lock.release()
 
-    def memory(self, segment: PooledSegment, nbytes: int) -> NDArray[np.uint8]:
+    def memory(self, segment: PooledSegment, nbytes: int) -> Array:
         """Return the first bytes of a segment.
 
         The segment returns to the pool with the last view of them.
@@ -153,12 +153,12 @@ class SegmentPool:
         self._arrays[address] = segment
         return root[:nbytes]
 
-    def empty(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
+    def empty(self, shape: Sequence[int], dtype: DTypeLike) -> Array:
         """Return an array in a new segment."""
         like = np.broadcast_to(np.empty((), dtype), shape)
         return self.memory(self.take(like.nbytes), like.nbytes).view(like.dtype).reshape(like.shape)
 
-    def find(self, array: NDArray[Any]) -> v1.SharedRange | None:
+    def find(self, array: Array) -> v1.SharedRange | None:
         """Return the range of a contiguous array in memory() of this pool.
 
         None for an array elsewhere.
@@ -273,8 +273,7 @@ class SharedTry:
         source = None if in_place is None else pool.find(in_place)
         if source is None:
             self._input = pool.take(view.nbytes, wait_s)
-            memory = np.frombuffer(self._input.mapping, np.uint8)[: view.nbytes]
-            view.copy_to(memory)
+            view.copy_to(np.frombuffer(self._input.mapping, np.uint8)[: view.nbytes])
             source = v1.SharedRange(handle=self._input.handle, length=view.nbytes)
         self._output = pool.take(output_bytes, wait_s)
         self.message = v1.EvaluateSharedRequest(
@@ -288,7 +287,7 @@ class SharedTry:
             output=v1.SharedRange(handle=self._output.handle, length=output_bytes),
         ).SerializeToString()
 
-    def result(self, reply: bytes) -> NDArray[Any]:
+    def result(self, reply: bytes) -> Array:
         """Return the result, in its segment or copied to the caller's array."""
         self._is_late = False
         output = parsed(v1.EvaluateSharedResponse, reply).output
@@ -322,7 +321,10 @@ class SharedTry:
 
 
 class SharedMemory:
-    """Shared memory of a client whose target is one unix socket."""
+    """Shared memory of a client whose target is one unix socket.
+
+    path  of the server's socket for segments; empty where it takes none
+    """
 
     def __init__(self, options: Options) -> None:
         target = options.target[0] if len(options.target) == 1 else ""
@@ -330,24 +332,19 @@ class SharedMemory:
         # A server in a container may know the same socket by another path.
         path = target.removeprefix("unix:").removeprefix("//")
         can = hasattr(os, "memfd_create") and sys.byteorder == "little"
-        self._path = f"{path}.memory" if wanted and can else ""
+        self.path = f"{path}.memory" if wanted and can else ""
         self._lock = threading.Lock()
         self._pool: SegmentPool | None = None
         self._again_at = 0.0
-
-    @property
-    def possible(self) -> bool:
-        """Whether the server may take segments."""
-        return bool(self._path)
 
     def pool(self) -> SegmentPool | None:
         """Return the pool of segments; None if the server takes none."""
         with self._lock:
             if self._pool is not None and self._pool.closed:
                 self._pool = None
-            if self._pool is None and self._path and time.monotonic() >= self._again_at:
+            if self._pool is None and self.path and time.monotonic() >= self._again_at:
                 try:
-                    self._pool = SegmentPool(self._path)
+                    self._pool = SegmentPool(self.path)
                 except SegmentRefusedError as error:
                     _log.debug("no shared memory: %s", error)
             return self._pool
@@ -374,5 +371,5 @@ class SharedMemory:
 
     def close(self) -> None:
         """Close the connection for segments."""
-        self._path = ""
+        self.path = ""
         self.renew()

@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,11 +31,12 @@ from gradwire._transport.channels import (
 from gradwire._transport.tracing import call_span
 from gradwire._transport.unary import Runtime
 from gradwire._wire import checksums
-from gradwire._wire.framing import Buffer, chunk_frame, parsed, read_chunk
+from gradwire._wire.framing import chunk_frame, parsed, read_chunk
 from gradwire._wire.statuses import from_in_band
 from gradwire.errors import CallCancelledError, DataLossError, GradwireError, UnavailableError
 
 
+@dataclass(eq=False)
 class StreamTry:
     """One try, from start() to the end of the stream.
 
@@ -48,31 +50,25 @@ class StreamTry:
     metadata  of the call; None for none
     """
 
-    def __init__(
-        self,
-        channels: ClientChannels,
-        evaluation: Evaluation,
-        transfer: Transfer,
-        *,
-        pool: ChannelPool,
-        eager: bool,
-        metadata: Sent | None,
-        ended: threading.Event,
-    ) -> None:
-        self._channels = channels
-        self._pool = pool
-        self._transfer = transfer
-        self._timeout_s = evaluation.begin_stream()
-        self._metadata = metadata
-        self._on_trailers = evaluation.on_trailers
-        self._cancelled = self.opened = False
-        limit = channels.max_chunk_bytes if eager else None
-        self._sender = _Sender(transfer, limit=limit, checked=channels.options.checking.is_on)
-        # Checksum that those of result chunks continue.
-        self._opened_checksum: int | None = None
-        self.ended = ended
-        self.error: BaseException | None = None
-        self._call: grpc.Call | None = None
+    channels: ClientChannels
+    evaluation: Evaluation
+    transfer: Transfer
+    pool: ChannelPool
+    eager: bool
+    metadata: Sent | None
+    ended: threading.Event
+    opened: bool = False
+    error: BaseException | None = None
+    _cancelled: bool = False
+    _call: grpc.Call | None = None
+    # Checksum that those of result chunks continue.
+    _opened_checksum: int | None = None
+
+    def __post_init__(self) -> None:
+        self._timeout_s = self.evaluation.begin_stream()
+        limit = self.channels.max_chunk_bytes if self.eager else None
+        checked = self.channels.options.checking.is_on
+        self._sender = _Sender(self.transfer, limit=limit, checked=checked)
 
     def start(self) -> None:
         """Begin the try, once, in any thread.
@@ -87,10 +83,10 @@ class StreamTry:
     def _begin(self) -> None:
         if self._cancelled:
             raise CallCancelledError("cancelled before it began")
-        self._taken, channel = self._pool.take()
+        self._taken, channel = self.pool.take()
         try:
             self._call = call = channel.stream(
-                self._sender.messages(), timeout=self._timeout_s, metadata=self._metadata
+                self._sender.messages(), timeout=self._timeout_s, metadata=self.metadata
             )
             if self._cancelled:
                 self.hang_up()
@@ -98,7 +94,7 @@ class StreamTry:
         except Exception as error:
             self.hang_up()
             self._sender.stop()
-            self._pool.give_back(self._taken, failed=False)
+            self.pool.give_back(self._taken, failed=False)
             if isinstance(error, ValueError):
                 # grpc raises this for a closed channel.
                 raise CallCancelledError(str(error)) from error
@@ -119,7 +115,7 @@ class StreamTry:
             for message in messages:
                 self._take(message)
                 del message  # as large as a chunk, and the next one is built meanwhile
-            self._transfer.end()
+            self.transfer.end()
         except grpc.RpcError as error:
             self.error = from_rpc_error(error)
         except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
@@ -128,23 +124,23 @@ class StreamTry:
         self._sender.stop()
         failure = self._sender.error or self.error
         broken = isinstance(failure, GradwireError) and is_retryable(failure, streamed=True)
-        self._pool.give_back(self._taken, failed=broken and not self._cancelled)
-        if self._transfer.complete and broken:
+        self.pool.give_back(self._taken, failed=broken and not self._cancelled)
+        if self.transfer.complete and broken:
             failure = None
-        if failure is None and self._on_trailers is not None:
-            self._on_trailers(messages.trailing_metadata() or ())
+        if failure is None and self.evaluation.on_trailers is not None:
+            self.evaluation.on_trailers(messages.trailing_metadata() or ())
         self._end(failure)
 
     def _end(self, error: BaseException | None) -> None:
         if isinstance(error, GradwireError):
             error.checked = self._sender.checksum is not None
-            error.request_id = error.request_id or self._transfer.request_id
+            error.request_id = error.request_id or self.transfer.request_id
         self.error = error
         self.ended.set()
 
     def _take(self, message: bytes) -> None:
         if self._opened_checksum is not None and checksums.is_chunk(message):
-            self._transfer.store(*checksums.read_chunk(message, after=self._opened_checksum))
+            self.transfer.store(*checksums.read_chunk(message, after=self._opened_checksum))
             return
         chunk = read_chunk(message)
         if chunk is not None:
@@ -153,11 +149,12 @@ class StreamTry:
         response = parsed(v1.EvaluateStreamResponse, message)
         match response.WhichOneof("message"):
             case "opened":
-                self._verify(response.opened, message)
+                opened = response.opened
+                self._verify(opened, message)
                 self.opened = True
-                self._transfer.accept(response.opened)
-                self._channels.max_chunk_bytes = response.opened.max_chunk_bytes
-                self._sender.go(response.opened)
+                self.transfer.accept(opened)
+                self.channels.max_chunk_bytes = opened.max_chunk_bytes
+                self._sender.go(opened)
             case "chunk":
                 self._store(response.chunk.offset, response.chunk.data)
             case "error":
@@ -169,7 +166,7 @@ class StreamTry:
         """Store a chunk without a checksum."""
         if self._sender.checksum is not None:
             raise DataLossError("a chunk came before opened")
-        self._transfer.store(offset, data)
+        self.transfer.store(offset, data)
 
     def _verify(self, opened: v1.Opened, message: bytes) -> None:
         checksum = self._sender.checksum
@@ -237,18 +234,17 @@ class _Sender:
                 return None
             stop = min(source.chunk_stop(start, self._chunk_bytes), self._transfer.read_before)
             try:
-                message = self._frame(start, source.read(start, stop))
+                data = source.read(start, stop)
+                if self.checksum is None:
+                    message = chunk_frame(start, data)
+                else:
+                    message = checksums.chunk_frame(start, data, after=self.checksum)
             except Exception as error:  # noqa: BLE001 - the caller's thread raises it
                 # The stream half-closes and the server ends it.
                 self.error = error
                 return None
         self._position = stop
         return message
-
-    def _frame(self, start: int, data: Buffer) -> bytes:
-        if self.checksum is None:
-            return chunk_frame(start, data)
-        return checksums.chunk_frame(start, data, after=self.checksum)
 
 
 def _returned(error: BaseException | None) -> GradwireError | None:
@@ -393,7 +389,6 @@ class SplitTry:
         if silent and error is not None:
             why = f"no answer from a server within {self._patience_s} s"
             return UnavailableError(why, request_id=error.request_id)
-        assert error is not None or share.complete  # noqa: S101
         return error
 
     def _fail(self, error: BaseException) -> None:

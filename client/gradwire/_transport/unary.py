@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Final, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import grpc
 import numpy as np
 from google.protobuf.message import Message
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from gradwire import v1
 from gradwire._core.evaluation import Evaluation
@@ -48,6 +48,7 @@ from gradwire.errors import (
     ServerError,
     UnavailableError,
 )
+from gradwire.tensors import Array
 
 T = TypeVar("T")
 Reply = TypeVar("Reply", bound=Message)
@@ -143,10 +144,10 @@ class UnaryCalls(Generic[Channels]):
                 return
             await self._pause(error, evaluation.recover)
 
-    async def empty(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
+    async def empty(self, shape: Sequence[int], dtype: DTypeLike) -> Array:
         """Return an array, in shared memory where there is any."""
         shared = self.channels.shared_memory
-        pool = await self._runtime.elsewhere(shared.pool) if shared.possible else None
+        pool = await self._runtime.elsewhere(shared.pool) if shared.path else None
         if pool is not None:
             with contextlib.suppress(SegmentRefusedError):
                 return await self._runtime.elsewhere(partial(pool.empty, shape, dtype))
@@ -155,14 +156,14 @@ class UnaryCalls(Generic[Channels]):
     async def _evaluate_shared(self, evaluation: Evaluation) -> None:
         """Try EvaluateShared once; after any failure the evaluation goes by a stream."""
         shared = self.channels.shared_memory
-        if not shared.possible or await self._runtime.elsewhere(shared.pool) is None:
+        if not shared.path or await self._runtime.elsewhere(shared.pool) is None:
             return
         begin = partial(shared.begin, evaluation.begin_shared(), evaluation.left_s)
         attempt = await self._runtime.elsewhere(begin)
         if attempt is None:
             return
-        done = False
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(attempt.abandon)
             reply = await self._ask(
                 "EvaluateShared",
                 attempt.message,
@@ -172,12 +173,9 @@ class UnaryCalls(Generic[Channels]):
             )
             if not isinstance(reply, GradwireError):
                 evaluation.end_shared(await self._runtime.elsewhere(partial(attempt.result, reply)))
-                done = True
+                undo.pop_all()
             elif isinstance(reply, UnavailableError) or reply.reason == "UNKNOWN_SEGMENT":
                 shared.renew()
-        finally:
-            if not done:
-                attempt.abandon()
 
     async def operators(self) -> tuple[OperatorInfo, ...]:
         """Return the server's operators, by ListOperators."""
@@ -223,7 +221,7 @@ class UnaryCalls(Generic[Channels]):
         def recover(error: GradwireError) -> float:
             if not is_retryable(error, streamed=False):
                 raise error
-            return tries.pause_s(error, left_s=max(0.0, until - time.monotonic()))
+            return tries.pause_s(error, left_s=until - time.monotonic())
 
         while True:
             left_s = max(0.0, until - time.monotonic())
@@ -307,16 +305,16 @@ def _callable(channel: Any, method: str) -> Any:
     return channel.channel.unary_unary(path)
 
 
-SERVING: Final = "SERVING"
+SERVING = "SERVING"
 
 # grpc.health.v1.HealthCheckResponse.ServingStatus
-_STATUSES: Final = ("UNKNOWN", SERVING, "NOT_SERVING", "SERVICE_UNKNOWN")
-_SERVICE_TAG: Final = b"\x0a"
-_STATUS_TAG: Final = 0x08
+_STATUSES = ("UNKNOWN", SERVING, "NOT_SERVING", "SERVICE_UNKNOWN")
+_SERVICE_TAG = b"\x0a"
+_STATUS_TAG = 0x08
 
 # Seconds that one check may take, and pause between two checks while a client waits for a server.
-_CHECK_S: Final = 5.0
-_PAUSE_S: Final = 0.1
+_CHECK_S = 5.0
+_PAUSE_S = 0.1
 
 
 def check_request(service: str = "") -> bytes:

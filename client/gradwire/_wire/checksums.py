@@ -74,6 +74,11 @@ def _sealed(before: bytes, data: Buffer, after: int) -> tuple[list[Buffer], int]
     return [b"%b\x75%b%b" % (before, checksum.to_bytes(4, "little"), behind), data], checksum
 
 
+def _enclosing(tag: bytes, parts: list[Buffer]) -> bytes:
+    """Encode a field that encloses these parts."""
+    return b"".join((tag, varint(sum(map(len, parts))), *parts))
+
+
 def evaluation_frame(
     request_id: bytes, header: bytes, data: Buffer, *, after: int = 0
 ) -> tuple[bytes, int]:
@@ -85,20 +90,20 @@ def evaluation_frame(
 def many_request_frame(request_id: bytes, header: bytes, data: Buffer) -> tuple[bytes, int]:
     """Encode a request among many; return its checksum too."""
     parts, checksum = _sealed(named(request_id) + header, data, 0)
-    return b"".join((b"\x0a", varint(sum(map(len, parts))), *parts)), checksum
+    return _enclosing(b"\x0a", parts), checksum
 
 
 def many_result_frame(request_id: bytes, header: bytes, data: Buffer, *, after: int) -> bytes:
     """Encode a result among many."""
     name = named(request_id)
     parts, _ = _sealed(name + header, data, after)
-    return b"".join((name, b"\x12", varint(sum(map(len, parts))), *parts))
+    return _enclosing(name + b"\x12", parts)
 
 
 def chunk_frame(offset: int, data: Buffer, *, after: int) -> bytes:
     """Encode a stream's message that carries these bytes from this offset on."""
     parts, _ = _sealed(b"\x08%b" % varint(offset) if offset else b"", data, after)
-    return b"".join((b"\x12", varint(sum(map(len, parts))), *parts))
+    return _enclosing(b"\x12", parts)
 
 
 def seal(message: v1.Open | v1.Opened, *, after: int = 0) -> int:

@@ -19,6 +19,7 @@ from gradwire import ops, tensors, v1
 from gradwire._wire import checksums
 from gradwire._wire.framing import Parts, evaluation_frame, parsed, read_evaluation
 from gradwire.errors import DataLossError, InvalidRequestError, ServerError
+from gradwire.tensors import Array, Descriptor, DType, Shape, Sizes
 
 # A year. grpc's clocks overflow some way beyond, and such calls end at once.
 MAX_TIMEOUT_S = 365 * 24 * 3600
@@ -38,6 +39,9 @@ class Item(NamedTuple):
     array: object
     output_shape: Sequence[int] | None = None
     out: NDArray[Any] | None = None
+
+
+ItemLike = Item | tuple[Any, ...]
 
 
 def as_item(given: Any) -> Item:
@@ -108,10 +112,10 @@ class Progress:
         """Report the progress, unless it is unchanged or just reported."""
         if not self.is_wanted or self._clock() < self._next_at:
             return
-        reached = max(sent_bytes, self._reported[0]), max(received_bytes, self._reported[1])
-        if reached != self._reported:
-            self._reported = reached
-            self.finish(*reached)
+        before = self._reported
+        self._reported = max(sent_bytes, before[0]), max(received_bytes, before[1])
+        if self._reported != before:
+            self.finish(*self._reported)
             self._next_at = self._clock() + PROGRESS_INTERVAL_S
 
     def finish(self, sent_bytes: int, received_bytes: int) -> None:
@@ -131,8 +135,8 @@ class ArrayRequest:
     """
 
     template: RequestTemplate
-    source: NDArray[Any]
-    out: NDArray[Any] | None
+    source: Array
+    out: Array | None
     request_id: str
 
     @property
@@ -141,12 +145,12 @@ class ArrayRequest:
         return self.template.operator
 
     @property
-    def input(self) -> v1.TensorDescriptor:
+    def input(self) -> Descriptor:
         """Layout of the input on the wire."""
         return self.template.input
 
     @property
-    def output(self) -> v1.TensorDescriptor | None:
+    def output(self) -> Descriptor | None:
         """Layout of the result; None if the server infers it."""
         return self.template.output
 
@@ -172,27 +176,21 @@ class ArrayRequest:
         gathered while they are sent, without a copy of the whole input.
         """
         # An inferred output is row-major.
-        nesting = self.output or v1.TensorDescriptor(
-            data_type=self.input.data_type, sizes=self.input.sizes
-        )
+        nesting = self.output or Descriptor(data_type=self.input.data_type, sizes=self.input.sizes)
         reordered = tensors.result_descriptor(nesting, self.input.sizes)
         if reordered == self.input:
             return None
         return replace(self, template=replace(self.template, input=reordered))
 
-    def unary_request(self) -> bytes:
-        """Encode the request as one message."""
-        template = self.template
-        name = self.request_id.encode("ascii")
-        return evaluation_frame(name, template.header, template.data(self.source))
+    def unary_request(self, *, checked: bool = False) -> tuple[bytes, int | None]:
+        """Return the request as one message, and its checksum, if any."""
+        name, header = self.request_id.encode("ascii"), self.template.header
+        data = self.template.data(self.source)
+        if checked:
+            return checksums.evaluation_frame(name, header, data)
+        return evaluation_frame(name, header, data), None
 
-    def checked_request(self) -> tuple[bytes, int]:
-        """Return the request as one message, and its checksum."""
-        template = self.template
-        name = self.request_id.encode("ascii")
-        return checksums.evaluation_frame(name, template.header, template.data(self.source))
-
-    def unary_result(self, response: bytes, *, after: int | None = None) -> NDArray[Any]:
+    def unary_result(self, response: bytes, *, after: int | None = None) -> Array:
         """Decode the response.
 
         after  checksum of the request; None if it has none
@@ -207,7 +205,7 @@ class ArrayRequest:
             error.request_id = self.request_id
             raise
 
-    def result_as(self, output: v1.TensorDescriptor) -> NDArray[Any]:
+    def result_as(self, output: Descriptor) -> Array:
         """Return the array for a result with this descriptor."""
         self.template.check_result(output)
         return self.out if self.out is not None else tensors.empty_result(output)
@@ -217,8 +215,8 @@ def prepare(
     operator: object,
     array: object,
     *,
-    output_shape: Sequence[int] | None,
-    out: NDArray[Any] | None,
+    output_shape: Sizes | None,
+    out: Array | None,
 ) -> ArrayRequest:
     """Check the arguments of evaluate() and choose the layout of both tensors.
 
@@ -238,9 +236,9 @@ def find_template(
     operator: object,
     array: object,
     *,
-    output_shape: Sequence[int] | None,
-    out: NDArray[Any] | None,
-) -> tuple[RequestTemplate, NDArray[Any]]:
+    output_shape: Sizes | None,
+    out: Array | None,
+) -> tuple[RequestTemplate, Array]:
     """Check the arguments of evaluate(); return their template, and the array."""
     checked = check_operator(operator)
     key = _key_of(checked, array, output_shape) if out is None else None
@@ -292,8 +290,8 @@ class RequestTemplate:
 
     op: ops.Operator
     operator: v1.Operator
-    input: v1.TensorDescriptor
-    output: v1.TensorDescriptor | None
+    input: Descriptor
+    output: Descriptor | None
 
     @cached_property
     def header(self) -> bytes:
@@ -313,31 +311,31 @@ class RequestTemplate:
         return max(self.input_bytes, output_bytes)
 
     @cached_property
-    def _in_wire_order(self) -> np.dtype[Any] | None:
+    def _in_wire_order(self) -> DType | None:
         """Type of contiguous inputs in wire order; None without such inputs."""
         row_major = not self.input.strides and sys.byteorder == "little"
         return tensors.DTYPES[self.input.data_type] if row_major else None
 
-    def data(self, source: NDArray[Any]) -> memoryview:
+    def data(self, source: Array) -> memoryview:
         """Return an input's bytes, by reference if in wire order."""
         wire = self._in_wire_order
         if wire is not None and source.dtype == wire and source.flags.c_contiguous:
             return source.reshape(-1).view(np.uint8).data
         return tensors.WireView(source, self.input).read(0, self.input_bytes)
 
-    def array(self, data: memoryview) -> NDArray[Any]:
+    def array(self, data: memoryview) -> Array:
         """Return the input with these bytes on the wire."""
         described = self.input
         strides = tensors.strides_of(described)
         sizes = [
             size if stride else 1 for size, stride in zip(described.sizes, strides, strict=True)
         ]
-        carried = v1.TensorDescriptor(data_type=described.data_type, sizes=sizes, strides=strides)
+        carried = Descriptor(data_type=described.data_type, sizes=sizes, strides=strides)
         array = tensors.empty_result(carried)
         tensors.WireView(array, carried).write(0, data)
         return np.broadcast_to(array, tuple(described.sizes))
 
-    def result(self, header: bytes, data: memoryview, *, out: NDArray[Any] | None) -> NDArray[Any]:
+    def result(self, header: bytes, data: memoryview, *, out: Array | None) -> Array:
         """Return the result of a response, stored in out if given.
 
         Raises ServerError for another result than requested.
@@ -352,11 +350,16 @@ class RequestTemplate:
         tensors.WireView(result, output).write(0, data)
         return result
 
-    def check_result(self, output: v1.TensorDescriptor) -> None:
+    def check_result(self, output: Descriptor) -> None:
         """Raise ServerError if the server announces another result than requested."""
         wanted = self.output or output
         sound = len(output.strides) in {0, len(output.sizes)} and min(output.sizes, default=-1) >= 0
-        if not sound or output.data_type != self.input.data_type or not _alike(output, wanted):
+        if (
+            not sound
+            or output.data_type != self.input.data_type
+            or output.sizes != wanted.sizes
+            or tensors.wire_axes(output) != tensors.wire_axes(wanted)
+        ):
             raise ServerError(
                 f"the server announced the result as {_words(output)}; "
                 f"{_words(self.output or self.input)} was asked for"
@@ -364,9 +367,7 @@ class RequestTemplate:
 
 
 @lru_cache(4 * _MOST_TEMPLATES)
-def _announced(
-    template: RequestTemplate, header: bytes
-) -> tuple[v1.TensorDescriptor, tuple[int, ...] | None, int]:
+def _announced(template: RequestTemplate, header: bytes) -> tuple[Descriptor, Shape | None, int]:
     """Return the announced result, its shape and its bytes.
 
     The shape is None unless the result is row-major.
@@ -382,14 +383,14 @@ def _announced(
     return output, shape, tensors.wire_bytes(output)
 
 
-def _key_of(op: ops.Operator, array: object, output_shape: Sequence[int] | None) -> Hashable | None:
+def _key_of(op: ops.Operator, array: object, output_shape: Sizes | None) -> Hashable | None:
     """Return the cache key of an evaluation without out.
 
     None if equal keys could mean different requests: True == 1, but True is no valid size.
     """
     if type(array) is not np.ndarray:
         return None
-    shape: tuple[int, ...] | None = None
+    shape: Shape | None = None
     if output_shape is not None:
         shape = tuple(output_shape) if isinstance(output_shape, (tuple, list)) else ()
         if not shape or not all(type(size) is int for size in shape):
@@ -397,11 +398,6 @@ def _key_of(op: ops.Operator, array: object, output_shape: Sequence[int] | None)
     return op, array.dtype, array.shape, array.strides, shape
 
 
-def _alike(one: v1.TensorDescriptor, other: v1.TensorDescriptor) -> bool:
-    """Whether two sound descriptors mean the same bytes."""
-    return one.sizes == other.sizes and tensors.wire_axes(one) == tensors.wire_axes(other)
-
-
-def _words(descriptor: v1.TensorDescriptor) -> str:
+def _words(descriptor: Descriptor) -> str:
     sizes, strides = list(descriptor.sizes), list(descriptor.strides)
     return f"data type {descriptor.data_type}, sizes {sizes}, strides {strides}"

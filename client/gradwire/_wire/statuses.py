@@ -84,14 +84,11 @@ def from_status(
     code: int | str,
     message: str,
     details: bytes | None,
-    *,
-    request_id: str | None = None,
 ) -> GradwireError:
     """Turn the status of a call into an exception.
 
-    code        number or name of the gRPC status code
-    details     value of the trailing metadata `grpc-status-details-bin`, if any
-    request_id  value of the trailing metadata `gradwire-request-id`, if any
+    code     number or name of the gRPC status code
+    details  value of the trailing metadata `grpc-status-details-bin`, if any
     """
     info = error_details_pb2.ErrorInfo()
     request = error_details_pb2.BadRequest()
@@ -101,7 +98,7 @@ def from_status(
             for known in (info, request, retry):
                 detail.Unpack(known)
     if info.domain != ERROR_DOMAIN:
-        return _exception(code, message, request_id=request_id)
+        return _exception(code, message)
     return _exception(
         code,
         message,
@@ -109,7 +106,6 @@ def from_status(
         metadata=info.metadata,
         violations=request.field_violations,
         retry_after=retry.retry_delay if retry.HasField("retry_delay") else None,
-        request_id=request_id,
     )
 
 

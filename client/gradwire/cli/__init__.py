@@ -7,8 +7,6 @@ from typing import NoReturn
 
 from gradwire._wire.environment import configure_grpc
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the program; exit with a code of output.HELP."""

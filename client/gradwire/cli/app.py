@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -67,7 +66,7 @@ def commands(context: click.Context) -> None:
         click.echo(f"gradwire: warning: {words}", err=True)
 
 
-@click.command(short_help="List operators, or describe one.")
+@commands.command(short_help="List operators, or describe one.")
 @click.argument("name", required=False)
 @server_options()
 @json_option
@@ -81,17 +80,17 @@ def operators(*, name: str | None, server: Connection, as_json: bool) -> None:
             f"{did_you_mean(name, known)}",
             code=UNKNOWN,
         )
-    chosen = list(known.values()) if name is None else [known[name]]
     if name is None:
         width = max(map(len, known)) + 2
-        lines = [f"{info.name:{width}}{info.summary}" for info in chosen]
+        lines = [f"{info.name:{width}}{info.summary}" for info in known.values()]
         lines += ["", "`gradwire operators NAME` describes an operator and its attributes."]
     else:
+        known = {name: known[name]}
         lines = _described(known[name])
-    tell([dataclasses.asdict(info) for info in chosen], lines, as_json=as_json)
+    tell(list(map(dataclasses.asdict, known.values())), lines, as_json=as_json)
 
 
-@click.command()
+@commands.command()
 @server_options()
 @json_option
 def info(*, server: Connection, as_json: bool) -> None:
@@ -111,7 +110,7 @@ def info(*, server: Connection, as_json: bool) -> None:
     tell(facts, lines, as_json=as_json)
 
 
-@click.command(short_help="Ask a running server for its health.")
+@commands.command(short_help="Ask a running server for its health.")
 @server_options(default=DEFAULT)
 @seconds_option("--timeout", "timeout_s", default=5.0, help="Time to wait for the answer.")
 @seconds_option("--wait", "wait_s", help="Time to wait for a server that is starting.")
@@ -122,12 +121,10 @@ def health(*, server: Connection, timeout_s: float, wait_s: float | None, as_jso
         with server.client() as client:
             server.wait_ready(client, wait_s)
     status = server.health(timeout_s=timeout_s)
-    if as_json:
-        click.echo(json.dumps({"target": server.target, "status": status}))
+    if as_json or status == SERVING:
+        tell({"target": server.target, "status": status}, [status], as_json=as_json)
     if status != SERVING:
         raise CommandError(f"the server at {server.target} is {status}", code=UNAVAILABLE)
-    if not as_json:
-        click.echo(status)
 
 
 def _described(info: OperatorInfo) -> list[str]:
@@ -166,15 +163,5 @@ def _words(operator: str, attribute: AttributeInfo) -> tuple[str, str]:
     return kinds, "Required." if attribute.required else f"Default: {default}."
 
 
-for command in (
-    evaluate,
-    operators,
-    info,
-    health,
-    demo,
-    explain,
-    compare,
-    check,
-    bench,
-):
+for command in (evaluate, demo, explain, compare, check, bench):
     commands.add_command(command)

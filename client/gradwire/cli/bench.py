@@ -7,7 +7,7 @@ import datetime as dt
 import os
 import shlex
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ import click
 from gradwire.cli import output
 from gradwire.cli.connection import Connection, local_server
 from gradwire.cli.options import (
-    INPUT_FILE,
     OutputFile,
     Positive,
     json_option,
@@ -30,26 +29,22 @@ from gradwire.errors import PermissionDeniedError, UnavailableError, installing
 from gradwire.loadtest.generator import LoadSettings
 from gradwire.loadtest.result import (
     FORMAT,
-    TITLES,
     Document,
     FlowResult,
     OutcomeResult,
     ScenarioResult,
     ServerFacts,
-    comparison,
     failures,
-    from_json,
     to_json,
 )
 from gradwire.loadtest.runner import Fleet, MetricsEndpoint, Runner, machine
-from gradwire.loadtest.scenarios import SCENARIOS, Scenario, changed
+from gradwire.loadtest.scenarios import SCENARIOS
 
 EXAMPLE = """\b
 Examples:
   gradwire bench --scenario tiny --scenario large --report report.html
   gradwire bench --scenario tiny --rate 300 --duration 60 --output after.json \\
       --target 127.0.0.1:50051 --metrics http://127.0.0.1:9464/metrics
-  gradwire bench --compare before.json after.json
 """
 
 _SCENARIOS = "\n".join(f"  {scenario.name:16}{scenario.summary}" for scenario in SCENARIOS.values())
@@ -75,7 +70,7 @@ _SCENARIOS = "\n".join(f"  {scenario.name:16}{scenario.summary}" for scenario in
 @click.option(
     "--warm-up",
     "warm_up_s",
-    type=click.FloatRange(min=0),
+    type=click.FloatRange(0),
     default=2.0,
     metavar="SECONDS",
     help="How long they are made before that, and do not count.",
@@ -89,18 +84,18 @@ _SCENARIOS = "\n".join(f"  {scenario.name:16}{scenario.summary}" for scenario in
 @click.option(
     "--concurrency",
     "callers",
-    type=click.IntRange(min=1, max=10_000),
+    type=click.IntRange(1, 10_000),
     help="Callers who wait for each result before they call again (closed loop).",
 )
 @click.option(
     "--connections",
-    type=click.IntRange(min=1, max=1000),
+    type=click.IntRange(1, 1000),
     default=2,
     help="Most that each process opens for calls, and as many for streams.",
 )
 @click.option(
     "--processes",
-    type=click.IntRange(min=1, max=256),
+    type=click.IntRange(1, 256),
     default=max(1, (os.cpu_count() or 1) // 4),
     show_default="a quarter of the cores",
     help="That make the calls.",
@@ -110,7 +105,7 @@ _SCENARIOS = "\n".join(f"  {scenario.name:16}{scenario.summary}" for scenario in
     "--output",
     "output_file",
     type=OutputFile(),
-    help="Write everything that was found, also for --compare.",
+    help="Write everything that was found, as JSON.",
 )
 @click.option(
     "--report",
@@ -125,14 +120,6 @@ _SCENARIOS = "\n".join(f"  {scenario.name:16}{scenario.summary}" for scenario in
     metavar="URL",
     help="Prometheus endpoint of --target, to tell its processor time and memory.",
 )
-@click.option(
-    "--compare",
-    "compared",
-    type=INPUT_FILE,
-    nargs=2,
-    metavar="A.json B.json",
-    help="Make no calls: compare two files of --output, the figures of B relative to A.",
-)
 @server_options()
 @json_option
 @output.terminable()
@@ -142,7 +129,6 @@ def bench(
     output_file: Path | None,
     report_file: Path | None,
     metrics_url: str | None,
-    compared: tuple[Path, Path] | None,
     server: Connection,
     as_json: bool,
     **options: Any,
@@ -159,26 +145,42 @@ def bench(
     docs/load-testing.md explains the output.
     """
     settings = LoadSettings(**options)
-    for first, second, both in (
-        ("--json", "--compare", as_json and compared),
-        ("--rate", "--concurrency", settings.rate and settings.callers),
-    ):
-        if both:
-            raise InvalidUsage(f"{first} and {second} exclude each other; give one")
-    if compared is not None:
-        return _compare(*compared)
-    if metrics_url is not None:
-        if server.target is None:
-            raise InvalidUsage("--metrics needs --target; give that too")
-        if not metrics_url.startswith(("http://", "https://")):
-            wanted = "give one such as http://127.0.0.1:9464/metrics"
-            raise InvalidUsage(f"--metrics: {metrics_url!r} is not a URL; {wanted}")
-    writers: dict[Path, Callable[[Document], str]] = {}
-    if output_file is not None:
-        writers[output_file] = to_json
-    if report_file is not None:
-        writers[report_file] = _page_writer()
-    return _run(names, settings, server, metrics_url, writers, as_json=as_json)
+    if settings.rate and settings.callers:
+        raise InvalidUsage("--rate and --concurrency exclude each other; give one")
+    writers = _writers(output_file, report_file)
+    own = server.target is None
+    when = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    here = machine()
+    results: list[ScenarioResult] = []
+    ended: BaseException | None = None
+    with status_line() as show, _subject(server, metrics_url) as (subject, probe):
+        facts = _server(subject, own=own)
+        fleet = Fleet(subject.async_client, processes=settings.processes)
+        cores = here.cores if own else None
+        runner = Runner(fleet, settings, probe=probe, cores=cores, show=show)
+        try:
+            for result in _results(names or SCENARIOS, subject, fleet, runner):
+                results.append(result)
+                show("")
+                if not as_json:
+                    click.echo("\n".join(_told(result)))
+        except (KeyboardInterrupt, UnavailableError, ChildProcessError, CommandError) as error:
+            ended = error
+    if ended is not None and not results:
+        raise ended
+    interrupted = isinstance(ended, KeyboardInterrupt)
+    command = shlex.join(["gradwire", *sys.argv[1:]])
+    document = Document(FORMAT, when, command, interrupted, here, facts, settings, results)
+    if as_json:
+        click.echo(to_json(document))
+    for path, write in writers:
+        path.write_text(write(document), encoding="utf-8")
+        click.echo(f"Wrote {path}", err=as_json)
+    if isinstance(ended, KeyboardInterrupt):
+        return output.code_of_interruption(ended)
+    if ended is not None:
+        raise ended
+    return output.OTHER if any(map(failures, results)) else 0
 
 
 # Seconds that a server has to become ready: the first start of a local server compiles code.
@@ -190,90 +192,20 @@ _PRESENCE_S = 5.0
 _MOST_SAID = 1000
 
 
-def _page_writer() -> Callable[[Document], str]:
-    try:
-        from gradwire.loadtest.report import to_html  # noqa: PLC0415 - Jinja2 may be missing
-    except ModuleNotFoundError:
-        raise CommandError(f"--report is written with Jinja2: {installing('plot')}") from None
-    return to_html
-
-
-def _run(
-    names: tuple[str, ...],
-    settings: LoadSettings,
-    connection: Connection,
-    metrics_url: str | None,
-    writers: dict[Path, Callable[[Document], str]],
-    *,
-    as_json: bool,
-) -> int:
-    """Run the scenarios; print and write the results; return the exit code."""
-    when = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-    here = machine()
-    results: list[ScenarioResult] = []
-    ended: BaseException | None = None
-    with status_line() as show, _subject(connection, metrics_url) as (subject, probe):
-        own = connection.target is None
-        server = _server(subject, own=own)
-        if metrics_url is not None and probe is not None:
-            _check_endpoint(probe, f"--metrics {metrics_url}")
+def _writers(
+    output_file: Path | None, report_file: Path | None
+) -> list[tuple[Path, Callable[[Document], str]]]:
+    """Return the files to write, and the functions that make their texts."""
+    writers: list[tuple[Path, Callable[[Document], str]]] = []
+    if output_file is not None:
+        writers.append((output_file, to_json))
+    if report_file is not None:
         try:
-            scenarios = [
-                changed(SCENARIOS[name], rate=settings.rate, callers=settings.callers)
-                for name in dict.fromkeys(names or SCENARIOS)
-            ]
-            fleet = Fleet(subject.async_client, processes=settings.processes)
-            cores = here.cores if own else None
-            runner = Runner(fleet, settings, probe=probe, cores=cores, show=show)
-            for result in _results(scenarios, subject, fleet, runner):
-                results.append(result)
-                show("")
-                if not as_json:
-                    click.echo("\n".join(_told(result)))
-        except (KeyboardInterrupt, UnavailableError, ChildProcessError, CommandError) as error:
-            ended = error
-    if ended is not None and not results:
-        raise ended
-    document = Document(
-        format=FORMAT,
-        when=when,
-        command=shlex.join(["gradwire", *sys.argv[1:]]),
-        interrupted=isinstance(ended, KeyboardInterrupt),
-        machine=here,
-        server=server,
-        settings=settings,
-        scenarios=results,
-    )
-    if as_json:
-        click.echo(to_json(document))
-    for path, writer in writers.items():
-        path.write_text(writer(document), encoding="utf-8")
-        click.echo(f"Wrote {path}", err=as_json)
-    if isinstance(ended, KeyboardInterrupt):
-        return output.code_of_interruption(ended)
-    if ended is not None:
-        raise ended
-    return output.OTHER if any(map(failures, results)) else 0
-
-
-def _compare(before: Path, after: Path) -> int:
-    """Print the ratios of the second file to the first."""
-    documents: list[Any] = []
-    for name, path in (("A", before), ("B", after)):
-        try:
-            one = from_json(path.read_text(encoding="utf-8"))
-            click.echo(
-                f"{name}  {path}: {one.when}, {one.server.backend or '?'}, {one.machine.cpu}"
-            )
-        except (ValueError, AttributeError) as error:
-            wanted = "give a file that `gradwire bench --output` has written"
-            raise InvalidUsage(f"--compare {path}: {error}; {wanted}") from None
-        documents.append(one)
-    rows, notes = comparison(*documents)
-    if not rows:
-        raise InvalidUsage(f"--compare: {before} and {after} have no scenario in common")
-    click.echo("\n".join(["", *table(TITLES, rows), "", *notes]))
-    return 0
+            from gradwire.loadtest.report import to_html  # noqa: PLC0415 - Jinja2 may be missing
+        except ModuleNotFoundError:
+            raise CommandError(f"--report is written with Jinja2: {installing('plot')}") from None
+        writers.append((report_file, to_html))
+    return writers
 
 
 @contextmanager
@@ -282,30 +214,33 @@ def _subject(
 ) -> Generator[tuple[Connection, MetricsEndpoint | None]]:
     """Yield a connection, and its server's metrics if they are known.
 
-    Without a target the server is started here, and ends with the block.
+    Without a target the server is started here, and ends with the block. An endpoint that lacks the
+    needed metrics is refused.
     """
     if connection.target is None:
+        if metrics_url is not None:
+            raise InvalidUsage("--metrics needs --target; give that too")
         with local_server(http=True) as server:
             target = dataclasses.replace(connection, target=server.target)
             yield target, MetricsEndpoint(f"http://{server.http_address()}/metrics")
-    elif metrics_url is None:
-        yield connection, None
-    else:
+        return
+    endpoint = None
+    if metrics_url is not None:
+        if not metrics_url.startswith(("http://", "https://")):
+            wanted = "give one such as http://127.0.0.1:9464/metrics"
+            raise InvalidUsage(f"--metrics: {metrics_url!r} is not a URL; {wanted}")
         headers = connection.headers(metrics_url)
-        yield connection, MetricsEndpoint(metrics_url, headers, connection.tls_context())
-
-
-def _check_endpoint(endpoint: MetricsEndpoint, option: str) -> None:
-    """Refuse an endpoint that lacks the needed metrics, before the load."""
-    try:
-        endpoint()
-    except HTTPError as error:
-        with error:
-            said = error.read(_MOST_SAID).decode(errors="replace").strip()
-        code = output.REFUSED if error.code in {401, 403} else output.OTHER
-        raise CommandError(f"{option}: {said or error}", code=code) from None
-    except OSError as error:
-        raise CommandError(f"{option}: {error}") from None
+        endpoint = MetricsEndpoint(metrics_url, headers, connection.tls_context())
+        try:
+            endpoint()
+        except HTTPError as error:
+            with error:
+                said = error.read(_MOST_SAID).decode(errors="replace").strip()
+            code = output.REFUSED if error.code in {401, 403} else output.OTHER
+            raise CommandError(f"--metrics {metrics_url}: {said or error}", code=code) from None
+        except OSError as error:
+            raise CommandError(f"--metrics {metrics_url}: {error}") from None
+    yield connection, endpoint
 
 
 def _server(connection: Connection, *, own: bool) -> ServerFacts:
@@ -320,20 +255,21 @@ def _server(connection: Connection, *, own: bool) -> ServerFacts:
         except PermissionDeniedError:
             # A token that opens evaluations need not open this.
             return ServerFacts(target, own)
-    numerics = info.numerics_version
-    return ServerFacts(target, own, info.version, numerics, info.backend, info.backend_reason)
+    return ServerFacts(
+        target, own, info.version, info.numerics_version, info.backend, info.backend_reason
+    )
 
 
 def _results(
-    scenarios: list[Scenario], connection: Connection, fleet: Fleet, runner: Runner
+    names: Iterable[str], connection: Connection, fleet: Fleet, runner: Runner
 ) -> Generator[ScenarioResult]:
     """Yield results of the scenarios, one after the other.
 
     Raises if the user ends the test, or if the server is gone.
     """
     with fleet:
-        for scenario in scenarios:
-            result = runner.run(scenario)
+        for name in dict.fromkeys(names):
+            result = runner.run(SCENARIOS[name])
             # A scenario without counted calls has no result.
             if runner.interrupted is None or any(flow.sent for flow in result.flows):
                 yield result

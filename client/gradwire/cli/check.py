@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,10 +19,8 @@ from typing import Any
 import click
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
-from numpy.typing import NDArray
 
 from gradwire import Client
-from gradwire.cli import output
 from gradwire.cli.compare import Difference, difference, finfo
 from gradwire.cli.connection import Connection
 from gradwire.cli.explain import call, lines_of, reasons, tables
@@ -34,7 +33,9 @@ from gradwire.cli.options import (
 )
 from gradwire.cli.output import (
     DIFFERENT,
+    HELP,
     CommandError,
+    Facts,
     InvalidUsage,
     index,
     json_number,
@@ -43,10 +44,8 @@ from gradwire.cli.output import (
 )
 from gradwire.errors import InvalidRequestError, LimitExceededError, counted
 from gradwire.ops import Operator
-from gradwire.tensors import to_array
+from gradwire.tensors import Array, DType, Shape, to_array
 
-Array = NDArray[Any]
-Shape = tuple[int, ...]
 # Lengths of the forward's input and output along an axis.
 Pair = tuple[int, int]
 
@@ -71,13 +70,13 @@ SIZES = ("size", "sizes", "shape", "sizes_tensor")
 # Limits of shrinking: cases that are tried, and elements up to which each one is tried alone.
 TRIES, FEW = 1000, 64
 
-Maker = Callable[[Shape, np.dtype[Any], np.random.Generator], Array]
+Maker = Callable[[Shape, DType, np.random.Generator], Array]
 
 
 def _with(*specials: float) -> Maker:
     """Return a maker of random values with at least one special value."""
 
-    def make(shape: Shape, _: np.dtype[Any], noise: np.random.Generator) -> Array:
+    def make(shape: Shape, _: DType, noise: np.random.Generator) -> Array:
         values = noise.standard_normal(shape)
         chosen = noise.random(shape) < SPECIAL
         chosen.flat[noise.integers(chosen.size)] = True
@@ -117,7 +116,7 @@ class Case:
     alone   place in row-major order and value of the only element that is not 0, in place of values
     """
 
-    dtype: np.dtype[Any]
+    dtype: DType
     pairs: tuple[Pair, ...]
     values: str
     layout: str = "contiguous"
@@ -136,7 +135,7 @@ class Case:
 
 
 def all_cases(
-    dtypes: Iterable[np.dtype[Any]], values: Sequence[str], *, rank: int, channels_last: bool
+    dtypes: Iterable[DType], values: Sequence[str], *, rank: int, channels_last: bool
 ) -> Iterator[Case]:
     """Yield the cases for tensors of a rank, the plainest first.
 
@@ -207,11 +206,6 @@ class Failure:
         """Largest difference; infinite without a result to compare."""
         return self.found.ulps if self.found else math.inf
 
-    @property
-    def weight(self) -> tuple[bool, int]:
-        """Sort key: failures that rounding explains last, smallest first."""
-        return self.ulps <= ROUNDING, self.given.size + self.expected.size
-
 
 class Unfit(Exception):  # noqa: N818 (no fault)
     """Raised for a case that the operator does not take."""
@@ -248,17 +242,11 @@ class Trial:
         kept = given.copy()
         expected = self._evaluate(kept, output_shape)
         came = self._result(given, expected)
-        found = None
-        if not isinstance(came, str):
-            found = difference(
-                expected,
-                came,
-                lambda: self._evaluate(np.abs(kept), output_shape),
-                tolerance=self.tolerance,
-            )
-            if found is None:
-                return None
-        return Failure(case, kept, expected, came, found)
+        if isinstance(came, str):
+            return Failure(case, kept, expected, came, None)
+        sums = partial(self._evaluate, np.abs(kept), output_shape)
+        found = difference(expected, came, sums, tolerance=self.tolerance)
+        return None if found is None else Failure(case, kept, expected, came, found)
 
     def _evaluate(self, given: Array, output_shape: Shape) -> Array:
         try:
@@ -312,12 +300,11 @@ class Trial:
 
     def lines(self) -> list[str]:
         """Report the number of failed cases, and those due to rounding."""
-        ulps = counted(self.tolerance, "ulp")
-        verdict = f"all agree{f' within {ulps}' if self.tolerance else ''}"
+        verdict, limit = "all agree", " within "
         if self.failures:
-            verdict = (
-                f"{len(self.failures)} differ{f' by more than {ulps}' if self.tolerance else ''}"
-            )
+            verdict, limit = f"{len(self.failures)} differ", " by more than "
+        if self.tolerance:
+            verdict += limit + counted(self.tolerance, "ulp")
         unfit = f"; {self.unfit} more do not fit these attributes" if self.unfit else ""
         lines = [f"{self.ran} cases: {verdict}{unfit}"]
         rounded = [each.ulps for each in self.failures if each.ulps <= ROUNDING]
@@ -343,6 +330,7 @@ def load_function(name: str) -> Callable[[Any, Shape], Any]:
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
         raise InvalidUsage(f"{name!r} is not a function; give module:function, or file.py:function")
+    # For imports of the function, too.
     sys.path.insert(0, str(Path.cwd()))
     try:
         is_file = place.endswith(".py")
@@ -350,16 +338,9 @@ def load_function(name: str) -> Callable[[Any, Shape], Any]:
     except (Exception, SystemExit) as error:
         message = f"{place} cannot be imported: {type(error).__name__}: {error}"
         raise InvalidUsage(message) from error
-    finally:
-        with suppress(ValueError):
-            sys.path.remove(str(Path.cwd()))
-    if attribute not in names:
-        raise InvalidUsage(f"{name}: {place} has no {attribute}; give a function of it")
-    function: Callable[[Any, Shape], Any] = names[attribute]
+    function: Callable[[Any, Shape], Any] | None = names.get(attribute)
     if not callable(function):
-        raise InvalidUsage(
-            f"{name}: {attribute} is {type(function).__name__}; a function is needed"
-        )
+        raise InvalidUsage(f"{name}: {place} has no function {attribute}")
     return function
 
 
@@ -409,7 +390,7 @@ Example:
 
 @click.command(
     short_help="Check a function of your own against an operator.",
-    epilog=f"{EXAMPLE}\n{output.HELP}",
+    epilog=f"{EXAMPLE}\n{HELP}",
 )
 @click.argument("name", metavar="MODULE:FUNCTION")
 @operator_options
@@ -419,7 +400,7 @@ Example:
 @click.option(
     "--rank",
     "ranks",
-    type=click.IntRange(min=1, max=8),
+    type=click.IntRange(1, 8),
     multiple=True,
     help="Number of axes; once for each. Without it, 4, or else the first that fits.",
 )
@@ -432,28 +413,22 @@ Example:
 )
 @click.option(
     "--tolerance",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0),
     default=0,
     metavar="ULPS",
     help="How far a result may be off, in ulps of the same sum over magnitudes.",
 )
 @click.option("--torch", is_flag=True, help="Call the function with torch tensors.")
 @seed_option
-@click.option(
-    "--failures",
-    "most",
-    type=click.IntRange(min=1),
-    default=3,
-    help="Failures to tell.",
-)
+@click.option("--failures", "most", type=click.IntRange(1), default=3, help="Failures to tell.")
 @server_options()
 @json_option
 def check(
     *,
     name: str,
     operator: Operator,
-    dtypes: tuple[np.dtype[Any], ...],
-    ranks: tuple[int, ...],
+    dtypes: tuple[DType, ...],
+    ranks: Shape,
     values: tuple[str, ...],
     tolerance: int,
     torch: bool,
@@ -511,8 +486,8 @@ def check(
         "failures": [facts_ for facts_, _ in findings],
     }
     lines = [f"{name} against {operator!r}", *trial.lines()]
-    for number_, (_, (first, *others)) in enumerate(findings, 1):
-        lines += ["", f"{number_}. {first}", *(f"   {line}" for line in others)]
+    for number_, (_, told) in enumerate(findings, 1):
+        lines += ["", f"{number_}. " + "\n   ".join(told)]
     tell(facts, lines, as_json=as_json)
     return DIFFERENT if trial.failures else 0
 
@@ -520,7 +495,10 @@ def check(
 def smallest(trial: Trial, most: int) -> Iterable[tuple[Failure, int]]:
     """Return shrunk failures, smallest first, and the number like each."""
     groups: dict[object, list[Failure]] = {}
-    for failure in sorted(trial.failures, key=lambda each: each.weight):
+    # Failures that rounding explains are last.
+    for failure in sorted(
+        trial.failures, key=lambda one: (one.ulps <= ROUNDING, one.given.size + one.expected.size)
+    ):
         case = failure.case
         groups.setdefault((failure.kind, case.dtype, case.values, case.layout), []).append(failure)
     found: dict[object, tuple[Failure, int]] = {}
@@ -533,11 +511,11 @@ def smallest(trial: Trial, most: int) -> Iterable[tuple[Failure, int]]:
     return found.values()
 
 
-def _told(operator: Operator, failure: Failure, alike: int) -> tuple[dict[str, Any], list[str]]:
+def _told(operator: Operator, failure: Failure, alike: int) -> tuple[Facts, list[str]]:
     """Describe a failure as a JSON object and as lines."""
     case, given, came, found = failure.case, failure.given, failure.came, failure.found
     shapes = given.shape, failure.expected.shape
-    facts: dict[str, Any] = {
+    facts: Facts = {
         "dtype": str(case.dtype),
         "input_shape": shapes[0],
         "output_shape": shapes[1],

@@ -11,9 +11,7 @@ from typing import Any
 import click
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
-from gradwire.cli import output
 from gradwire.cli.connection import Connection
 from gradwire.cli.evaluate import mapped
 from gradwire.cli.explain import Reason, Tables, call, lines_of, reasons, tables
@@ -29,8 +27,18 @@ from gradwire.cli.options import (
     seed_option,
     server_options,
 )
-from gradwire.cli.output import DIFFERENT, InvalidUsage, index, json_number, number, tell
+from gradwire.cli.output import (
+    DIFFERENT,
+    HELP,
+    Facts,
+    InvalidUsage,
+    index,
+    json_number,
+    number,
+    tell,
+)
 from gradwire.ops import Operator
+from gradwire.tensors import Array, DType, Shape
 
 _ORDER = "gradwire.order"
 
@@ -55,7 +63,7 @@ class _Grouped(click.Command):
 @click.command(
     cls=_Grouped,
     short_help="Compare two operators, or one and a file, bit by bit.",
-    epilog=f"{EXAMPLE}\n{output.HELP}",
+    epilog=f"{EXAMPLE}\n{HELP}",
 )
 @operator_option(multiple=True, help="Once for each of the two; the --attr behind it are its own.")
 @attribute_option
@@ -87,9 +95,9 @@ def compare(
     attributes: tuple[str, ...],
     against: Path | None,
     source: Path | None,
-    input_shape: tuple[int, ...] | None,
-    output_shape: tuple[int, ...] | None,
-    dtype: np.dtype[Any],
+    input_shape: Shape | None,
+    output_shape: Shape | None,
+    dtype: DType,
     seed: int,
     server: Connection,
     as_json: bool,
@@ -113,7 +121,6 @@ def compare(
         x = np.random.default_rng(seed).standard_normal(input_shape).astype(dtype)
     else:
         x = mapped(source, str(dtype))
-    other = None if against is None else mapped(against, str(dtype))
     told = tables([call(each, x.dtype, x.shape, output_shape) for each in operators])
     shapes = [each.output_shape for each in told]
     if len(set(shapes)) > 1:
@@ -122,15 +129,15 @@ def compare(
     with server.client(backend="numpy_cpu") as client:
         results = [client.evaluate(each, x, output_shape=shapes[0]) for each in operators]
     names = list(map(repr, operators))
-    if other is not None:
-        results.append(other)
+    if against is not None:
+        results.append(mapped(against, str(dtype)))
         names.append(str(against))
-        one, dtype = results[0], other.dtype
-        if (other.shape, dtype) != (one.shape, one.dtype):
-            ours = f"ours is {one.dtype} {one.shape}"
-            raise InvalidUsage(f"--against: {against} holds {dtype} {other.shape}; {ours}")
-    found = difference(results[0], results[1])
-    facts, lines = _told(results[0], results[1], told, found)
+        ours, theirs = (f"{each.dtype} {each.shape}" for each in results)
+        if ours != theirs:
+            raise InvalidUsage(f"--against: {against} holds {theirs}; ours is {ours}")
+    one, other = results
+    found = difference(one, other)
+    facts, lines = _told(one, other, told, found)
     tell(facts, [*map("{}  {}".format, NAMES, names), *lines], as_json=as_json)
     return 0 if found is None else DIFFERENT
 
@@ -153,15 +160,14 @@ def _grouped(
     return tuple(read_operator(*group) for group in groups)
 
 
-Array = NDArray[Any]
 NAMES = ("A", "B")
 
 
 def _told(
     one: Array, other: Array, told: Sequence[Tables], found: Difference | None
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[Facts, list[str]]:
     """Describe a comparison as a JSON object and as lines."""
-    facts: dict[str, Any] = {
+    facts: Facts = {
         "equal": found is None,
         "dtype": str(one.dtype),
         "shape": one.shape,
@@ -202,9 +208,8 @@ def _why(told: Sequence[Tables], why: Sequence[Reason]) -> list[str]:
     return lines or ["  both have the same taps and weights there; what reads nothing differs"]
 
 
-Index = tuple[int, ...]
 # Limits of an element type, also of bfloat16, which NumPy's finfo lacks.
-finfo: Callable[[np.dtype[Any]], Any] = ml_dtypes.finfo
+finfo: Callable[[DType], Any] = ml_dtypes.finfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +226,8 @@ class Difference:
     """
 
     count: int
-    first: Index
-    largest: Index
+    first: Shape
+    largest: Shape
     absolute: float
     ulps: float
 
@@ -241,8 +246,8 @@ def difference(
     off = ulps_off(one, other, other if magnitude is None else magnitude())
     if tolerance:
         wrong &= off > tolerance
-        if not wrong.any():
-            return None
+    if not wrong.any():
+        return None
     first, largest = (
         tuple(map(int, np.unravel_index(np.argmax(each), wrong.shape)))
         for each in (wrong, np.where(wrong, off, -1))
@@ -252,7 +257,7 @@ def difference(
     return Difference(int(wrong.sum()), first, largest, absolute, float(off[largest]))
 
 
-def ulps_off(expected: Array, came: Array, magnitude: Array) -> NDArray[np.float64]:
+def ulps_off(expected: Array, came: Array, magnitude: Array) -> Array:
     """Return errors in ulps of the expected values, or of larger magnitudes.
 
     Where a sum cancels, its own ulp says nothing about the accuracy of the computation.
@@ -268,5 +273,5 @@ def ulps_off(expected: Array, came: Array, magnitude: Array) -> NDArray[np.float
         return np.where(finite, np.abs(one - other) / ulp, math.inf)
 
 
-def _bits(array: Array) -> NDArray[np.unsignedinteger[Any]]:
+def _bits(array: Array) -> Array:
     return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").reshape(array.shape)

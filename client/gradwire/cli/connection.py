@@ -53,21 +53,21 @@ class Connection:
 
     target: str | None
     tls: bool
-    tls_ca: Path | None
-    tls_certificate: Path | None
-    tls_key: Path | None
-    token_file: Path | None
+    tls_ca: str | None
+    tls_certificate: str | None
+    tls_key: str | None
+    token_file: str | None
 
     def __post_init__(self) -> None:
         for option, given, needed, there in (
-            ("--tls", self.tls or None, "--target", self.target),
+            ("--tls", self.tls, "--target", self.target),
             ("--tls-ca", self.tls_ca, "--target", self.target),
             ("--token-file", self.token_file, "--target", self.target),
             ("--tls-certificate", self.tls_certificate, "--tls-key", self.tls_key),
             ("--tls-key", self.tls_key, "--tls-certificate", self.tls_certificate),
-            ("--tls-key", self.tls_key, "--tls", self.tls_ca or self.tls or None),
+            ("--tls-key", self.tls_key, "--tls", self.tls_ca or self.tls),
         ):
-            if given is not None and there is None:
+            if given and not there:
                 raise InvalidUsage(f"{option} needs {needed}; give that too")
         # grpc would report a file that it cannot use only as a failure to connect.
         self.tls_context()
@@ -102,7 +102,7 @@ class Connection:
         """
         parts = urlsplit(url)
         secure = parts.scheme == "https"
-        bearer = read_bearer(None, self._token_file(), target=(parts.netloc,), secure=secure)
+        bearer = read_bearer(None, self.token_file, target=(parts.netloc,), secure=secure)
         return {} if bearer is None else dict(bearer())
 
     def tls_context(self) -> ssl.SSLContext | None:
@@ -112,13 +112,16 @@ class Connection:
         """
         if self.tls_ca is None and self.tls_certificate is None:
             return None
-        with _naming(f"--tls-ca {self.tls_ca}"):
+        files = f"--tls-ca {self.tls_ca}"
+        try:
             context = ssl.create_default_context(cafile=self.tls_ca)
-        if self.tls_certificate is not None:
-            both = f"--tls-certificate {self.tls_certificate} with --tls-key {self.tls_key}"
-            with _naming(both):
+            if self.tls_certificate is not None:
+                files = f"--tls-certificate {self.tls_certificate} with --tls-key {self.tls_key}"
                 # grpc takes no key with a password, so none is asked for.
                 context.load_cert_chain(self.tls_certificate, self.tls_key, password=lambda: b"")
+        except OSError as error:  # ssl.SSLError is one
+            reason = getattr(error, "reason", None) or error.strerror or str(error)
+            raise InvalidUsage(f"{files} cannot be used: {reason}") from error
         return context
 
     def wait_ready(self, client: Client, patience_s: float) -> None:
@@ -145,11 +148,8 @@ class Connection:
                 raise
             raise CommandError(no_server(str(self.target)), code=UNAVAILABLE) from error
 
-    def _token_file(self) -> str | None:
-        return None if self.token_file is None else str(self.token_file)
-
     def _secrets(self) -> dict[str, Any]:
-        return {"credentials": self._credentials(), "token_file": self._token_file()}
+        return {"credentials": self._credentials(), "token_file": self.token_file}
 
     def _credentials(self) -> grpc.ChannelCredentials | None:
         if not self.tls and self.tls_ca is None:
@@ -160,16 +160,6 @@ class Connection:
         return grpc.ssl_channel_credentials(
             *(None if file is None else Path(file).read_bytes() for file in files)
         )
-
-
-@contextmanager
-def _naming(files: str) -> Generator[None]:
-    """Name the files that OpenSSL cannot use."""
-    try:
-        yield
-    except OSError as error:  # ssl.SSLError is one
-        reason = getattr(error, "reason", None) or error.strerror or str(error)
-        raise InvalidUsage(f"{files} cannot be used: {reason}") from error
 
 
 MODULE = "gradwire_server"
@@ -205,14 +195,13 @@ def local_server(*, backend: str = "auto", http: bool = False) -> Generator[Loca
     """
     if find_spec(MODULE) is None:
         raise CommandError(f"no --target is given, and a server of its own needs: {INSTALL}")
-    # It serves this command alone, in plain text and without a token.
-    inherited = {
-        name: text
-        for name, text in os.environ.items()
-        if name != "GRADWIRE_TOKENS" and not name.startswith("GRADWIRE_TLS_")
-    }
-    # http_address() reads the log.
-    logged = {"GRADWIRE_LOG_FORMAT": "text", "GRADWIRE_LOG_LEVEL": "info"}
+    # It waits for kernels, so that `gradwire bench` measures one backend all the time; serves this
+    # command alone, in plain text and without a token; and http_address() reads its log.
+    environment = {"GRADWIRE_BACKEND": backend, "GRADWIRE_WAIT_FOR_KERNELS": "true", **os.environ}
+    environment |= {"GRADWIRE_LOG_FORMAT": "text", "GRADWIRE_LOG_LEVEL": "info"}
+    for name in [*environment]:
+        if name.startswith(("GRADWIRE_TOKENS", "GRADWIRE_TLS_")):
+            del environment[name]
     flags = ["--address", "127.0.0.1:0", *(["--http-port", "127.0.0.1:0"] if http else [])]
     # A session of its own: Ctrl-C reaches this process only, which then stops the child in order.
     # The pipe at its standard input ends it should this process be killed.
@@ -223,13 +212,7 @@ def local_server(*, backend: str = "auto", http: bool = False) -> Generator[Loca
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            # It waits for kernels, so that `gradwire bench` measures one backend all the time.
-            env={
-                "GRADWIRE_BACKEND": backend,
-                "GRADWIRE_WAIT_FOR_KERNELS": "true",
-                **inherited,
-                **logged,
-            },
+            env=environment,
             start_new_session=True,
         ) as child,
     ):

@@ -15,10 +15,8 @@ from typing import Any
 import click
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
 from gradwire import Client
-from gradwire.cli import output
 from gradwire.cli.connection import Connection
 from gradwire.cli.options import (
     INPUT_FILE,
@@ -29,11 +27,9 @@ from gradwire.cli.options import (
     seconds_option,
     server_options,
 )
-from gradwire.cli.output import CommandError, InvalidUsage
+from gradwire.cli.output import HELP, CommandError, InvalidUsage
 from gradwire.ops import Operator
-from gradwire.tensors import DATA_TYPES
-
-Array = npt.NDArray[Any]
+from gradwire.tensors import DATA_TYPES, Array, DType, Shape
 
 EXAMPLE = """\b
 Example:
@@ -42,9 +38,7 @@ Example:
 """
 
 
-@click.command(
-    short_help="Evaluate an operator on a .npy file.", epilog=f"{EXAMPLE}\n{output.HELP}"
-)
+@click.command(short_help="Evaluate an operator on a .npy file.", epilog=f"{EXAMPLE}\n{HELP}")
 @click.argument("source", metavar="INPUT.npy", type=INPUT_FILE)
 @click.argument("result", metavar="OUTPUT.npy", type=OutputFile())
 @operator_options
@@ -71,7 +65,7 @@ def evaluate(
     source: Path,
     result: Path,
     operator: Operator,
-    output_shape: tuple[int, ...] | None,
+    output_shape: Shape | None,
     dtype: str | None,
     timeout_s: float | None,
     split: bool,
@@ -90,16 +84,33 @@ def evaluate(
     if math.prod(output_shape or ()) * array.itemsize > sys.maxsize // 2:
         message = f"--output-shape: {output_shape} of {array.dtype} is larger than files can be"
         raise InvalidUsage(f"{message}; give shorter lengths")
-    path = _regular(result)
+    # Only a regular file may be replaced.
+    path = result.resolve()
+    if path.exists() and not path.is_file():
+        raise InvalidUsage(f"{path} is not a regular file; give another name")
     with server.client(split=split) as client, _complete(path) as part:
         start = time.monotonic()
         shape = _evaluate(client, operator, array, output_shape, part, timeout_s=timeout_s)
         seconds = time.monotonic() - start
-    facts = _facts(operator, array, shape, seconds)
-    if as_json:
-        click.echo(json.dumps({**facts, "result": str(result)}))
-    else:
-        click.echo(_sentence(facts), err=True)
+    received = math.prod(shape) * array.itemsize
+    facts = {
+        "operator": operator.name,
+        "dtype": str(array.dtype),
+        "input_shape": array.shape,
+        "output_shape": shape,
+        "bytes_up": array.nbytes,
+        "bytes_down": received,
+        "seconds": round(seconds, 6),
+        "mb_per_s_up": round(array.nbytes / seconds / 1e6, 3),
+        "mb_per_s_down": round(received / seconds / 1e6, 3),
+        "result": str(result),
+    }
+    sentence = (
+        "{operator}: {dtype} {input_shape} to {output_shape} in {seconds:.3f} s, "
+        "{bytes_up} bytes up at {mb_per_s_up:.3g} MB/s, "
+        "{bytes_down} bytes down at {mb_per_s_down:.3g} MB/s"
+    )
+    click.echo(json.dumps(facts) if as_json else sentence.format_map(facts), err=not as_json)
 
 
 def mapped(path: Path, dtype: str | None) -> Array:
@@ -128,17 +139,6 @@ def mapped(path: Path, dtype: str | None) -> Array:
     return array
 
 
-def _regular(path: Path) -> Path:
-    """Return a result's resolved path; refuse anything but a file.
-
-    Only a regular file may be replaced.
-    """
-    path = path.resolve()
-    if path.exists() and not path.is_file():
-        raise InvalidUsage(f"{path} is not a regular file; give another name")
-    return path
-
-
 @contextmanager
 def _complete(path: Path) -> Generator[Path]:
     """Yield a temporary file beside `path`.
@@ -157,18 +157,21 @@ def _evaluate(
     client: Client,
     operator: Operator,
     array: Array,
-    shape: tuple[int, ...] | None,
+    shape: Shape | None,
     part: Path,
     *,
     timeout_s: float | None,
-) -> tuple[int, ...]:
+) -> Shape:
     """Write the result to the file `part`; return its shape."""
     out = None if shape is None else _allocated(part, array.dtype, shape)
     # For a result of unknown size only sent bytes are counted.
     total_bytes = array.nbytes + (0 if out is None else out.nbytes)
     began, hidden = time.monotonic(), not sys.stderr.isatty()
     bar: Any = click.progressbar(
-        length=total_bytes, item_show_func=_rate, file=sys.stderr, hidden=hidden
+        length=total_bytes,
+        item_show_func=_rate,
+        file=sys.stderr,
+        hidden=hidden,
     )
 
     def show(sent: int, received: int) -> None:
@@ -194,7 +197,7 @@ def _rate(bytes_per_s: float | None) -> str | None:
     return None if bytes_per_s is None else f"{bytes_per_s / 1e6:.0f} MB/s"
 
 
-def _allocated(part: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+def _allocated(part: Path, dtype: DType, shape: Shape) -> Array:
     try:
         out: Array = np.lib.format.open_memmap(part, mode="w+", dtype=dtype, shape=shape)
         # The disk space is taken now: a full disk is an error here; later it would be a signal that
@@ -208,28 +211,3 @@ def _allocated(part: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Arra
         size = f"{math.prod(shape) * dtype.itemsize / 1e6:.1f} MB"
         raise CommandError(f"no room for {size} in {part.parent}: {error.strerror}") from None
     return out
-
-
-def _facts(
-    operator: Operator, array: Array, shape: tuple[int, ...], seconds: float
-) -> dict[str, Any]:
-    received = math.prod(shape) * array.dtype.itemsize
-    return {
-        "operator": operator.name,
-        "dtype": str(array.dtype),
-        "input_shape": array.shape,
-        "output_shape": shape,
-        "bytes_up": array.nbytes,
-        "bytes_down": received,
-        "seconds": round(seconds, 6),
-        "mb_per_s_up": round(array.nbytes / seconds / 1e6, 3),
-        "mb_per_s_down": round(received / seconds / 1e6, 3),
-    }
-
-
-def _sentence(facts: dict[str, Any]) -> str:
-    return (
-        "{operator}: {dtype} {input_shape} to {output_shape} in {seconds:.3f} s, "
-        "{bytes_up} bytes up at {mb_per_s_up:.3g} MB/s, "
-        "{bytes_down} bytes down at {mb_per_s_down:.3g} MB/s"
-    ).format_map(facts)

@@ -11,7 +11,6 @@ import io
 import json
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -21,12 +20,10 @@ from typing import Any, ClassVar
 
 import click
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwire import v1
 from gradwire._wire.requests import RequestTemplate
 from gradwire._wire.statuses import from_in_band
-from gradwire.cli import output
 from gradwire.cli.connection import INSTALL
 from gradwire.cli.options import (
     OutputFile,
@@ -37,7 +34,9 @@ from gradwire.cli.options import (
     output_shape_option,
 )
 from gradwire.cli.output import (
+    HELP,
     CommandError,
+    Facts,
     InvalidUsage,
     json_number,
     load_pictures,
@@ -50,13 +49,10 @@ from gradwire.cli.output import (
 )
 from gradwire.errors import counted
 from gradwire.ops import Operator, to_message
-from gradwire.tensors import data_type_of
+from gradwire.tensors import Array, DType, Shape, data_type_of
 
 PACKAGE = "gradwire_server"
 MODULE = f"{PACKAGE}.rpc.axis_tables"
-
-Indices = NDArray[np.int64]
-Weights = NDArray[np.float64]
 
 
 # Not slotted: cached properties need a dict.
@@ -75,14 +71,18 @@ class AxisTable:
 
     inputs: int
     outputs: int
-    start: Indices
-    offset: Indices
-    weight: Weights
-    coordinates: NDArray[np.floating[Any]] | None
+    start: Array
+    offset: Array
+    weight: Array
+    coordinates: Array | None
 
     ARRAYS: ClassVar = ("start", "offset", "weight", "coordinates")
 
-    def taps(self, place: int, *, of_input: bool) -> tuple[Indices, Weights]:
+    def coordinate(self, output: int) -> float | None:
+        """Return where an output reads; None if the dialect has none."""
+        return None if self.coordinates is None else float(self.coordinates[output])
+
+    def taps(self, place: int, *, of_input: bool) -> tuple[Array, Array]:
         """Return the inputs that an output reads, ascending, and their weights.
 
         of_input  whether place is an input; the outputs that read it are then returned
@@ -92,37 +92,38 @@ class AxisTable:
         return others[chosen], self.weight[chosen]
 
     @cached_property
-    def rows(self) -> Indices:
+    def rows(self) -> Array:
         """Output of each weight: int64[nnz]."""
         return np.repeat(np.arange(self.outputs), np.diff(self.offset))
 
     @cached_property
-    def columns(self) -> Indices:
+    def columns(self) -> Array:
         """Input of each weight: int64[nnz]."""
-        return np.arange(len(self.weight)) + (self.start - self.offset[:-1])[self.rows]
+        first = np.repeat(self.start - self.offset[:-1], np.diff(self.offset))
+        return first + np.arange(len(first))
 
     @cached_property
-    def totals(self) -> Weights:
+    def totals(self) -> Array:
         """Total weight of each input: float64[inputs], the gradient of ones."""
-        return np.bincount(self.columns, self.weight, self.inputs).astype(np.float64, copy=False)
+        return 1.0 * np.bincount(self.columns, self.weight, self.inputs)
 
     @cached_property
-    def unread(self) -> Indices:
+    def unread(self) -> Array:
         """Inputs that no output reads."""
-        return np.flatnonzero(np.bincount(self.columns, minlength=self.inputs) == 0)
+        return np.setdiff1d(np.arange(self.inputs), self.columns)
 
     @cached_property
     def is_identity(self) -> bool:
         """Whether every output equals the input of its own index."""
-        whole = self.inputs == self.outputs == len(self.weight)
-        return whole and bool((self.columns == self.rows).all() and (self.weight == 1).all())
+        everywhere = self.inputs == self.outputs == len(self.weight)
+        return everywhere and bool(np.all((self.columns == self.rows) & (self.weight == 1)))
 
 
 def call(
     operator: Operator,
-    dtype: np.dtype[Any],
-    input_shape: tuple[int, ...],
-    output_shape: tuple[int, ...] | None,
+    dtype: DType,
+    input_shape: Shape,
+    output_shape: Shape | None,
 ) -> RequestTemplate:
     """Return a call without its data; no output_shape if attributes determine it."""
     describe = partial(v1.TensorDescriptor, data_type=data_type_of(dtype))
@@ -141,7 +142,7 @@ class Tables:
     """
 
     gradient: bool
-    output_shape: tuple[int, ...]
+    output_shape: Shape
     fill: float
     axes: tuple[AxisTable, ...]
 
@@ -186,8 +187,7 @@ def tables(calls: Sequence[RequestTemplate]) -> list[Tables]:
 MOST_TERMS = 12
 
 
-# Not slotted: cached properties need a dict.
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Reason:
     """One axis of an element of the result.
 
@@ -199,24 +199,23 @@ class Reason:
     element: int
     operators: Sequence[tuple[AxisTable, bool]]
 
-    @cached_property
+    @property
     def rows(self) -> dict[int, list[tuple[float | None, float | None]]]:
         """Coordinate and exact weight in each operator, by input element.
 
         None for a coordinate that the dialect lacks, and for an element that is not read.
         """
-        rows = defaultdict[int, list[tuple[float | None, float | None]]](list)
         weights = [
             dict(zip(*axis.taps(self.element, of_input=gradient), strict=True))
             for axis, gradient in self.operators
         ]
-        for given in sorted(set[int]().union(*weights)):
-            for (axis, gradient), each in zip(self.operators, weights, strict=True):
-                known = axis.coordinates
-                output = given if gradient else self.element
-                coordinate = None if known is None else float(known[output])
-                rows[int(given)].append((coordinate, each.get(given)))
-        return rows
+        return {
+            int(given): [
+                (axis.coordinate(given if gradient else self.element), each.get(given))
+                for (axis, gradient), each in zip(self.operators, weights, strict=True)
+            ]
+            for given in sorted(set[int]().union(*weights))
+        }
 
     @property
     def differ(self) -> list[str]:
@@ -248,14 +247,16 @@ class Reason:
         ]
         return [f"axis {self.axis}: {heading}", *table(titles, shortened(lines, MOST_TERMS))]
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """Return the same as a JSON object."""
-        sides: list[list[dict[str, Any]]] = [[] for _ in self.operators]
-        for given, row in self.rows.items():
-            for side, (known, weight) in zip(sides, row, strict=True):
-                if weight is not None:
-                    coordinate = None if known is None else json_number(known)
-                    side.append({"given": given, "coordinate": coordinate, "weight": weight})
+        sides = [
+            [
+                {"given": given, "coordinate": json_number(row[side][0]), "weight": row[side][1]}
+                for given, row in self.rows.items()
+                if row[side][1] is not None
+            ]
+            for side in range(len(self.operators))
+        ]
         return {"axis": self.axis, "element": self.element, "differ": self.differ, "sides": sides}
 
 
@@ -285,16 +286,16 @@ Example:
 
 @click.command(
     short_help="Show an operator's coordinates, taps and weights.",
-    epilog=f"{EXAMPLE}\n{output.HELP}",
+    epilog=f"{EXAMPLE}\n{HELP}",
 )
 @operator_options
 @input_shape_option(required=True)
 @output_shape_option
 @dtype_option(help="Type of the tensors; few operators' tables depend on it.")
-@click.option("--axis", "only", type=click.IntRange(min=0), help="The only axis to tell about.")
+@click.option("--axis", "only", type=click.IntRange(0), help="The only axis to tell about.")
 @click.option(
     "--rows",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0),
     default=24,
     help="Rows of each table to print, from both of its ends; 0 for all.",
 )
@@ -309,9 +310,9 @@ Example:
 def explain(
     *,
     operator: Operator,
-    dtype: np.dtype[Any],
-    input_shape: tuple[int, ...],
-    output_shape: tuple[int, ...] | None,
+    dtype: DType,
+    input_shape: Shape,
+    output_shape: Shape | None,
     only: int | None,
     rows: int,
     picture: Path | None,
@@ -322,14 +323,13 @@ def explain(
     The tables are those of the forward operator, which a gradient applies transposed. They come
     from the server package of this installation; no server is called.
     """
-    rank = len(input_shape)
-    if only is not None and only >= rank:
-        raise InvalidUsage(f"--axis: {only} is not one of the axes 0 to {rank - 1}")
+    axes = range(len(input_shape)) if only is None else (only,)
+    if axes[-1] >= len(input_shape):
+        raise InvalidUsage(f"--axis: {only} is not one of the axes 0 to {len(input_shape) - 1}")
     drawing = None if picture is None else load_pictures()
     (told,) = tables([call(operator, dtype, input_shape, output_shape)])
     forward = operator.counterpart if operator.gradient else operator.name
     title = [f"{operator!r}", f"{operator.name}: {dtype} {input_shape} to {told.output_shape}"]
-    axes = range(rank) if only is None else (only,)
     whole = [axis for axis in axes if not told.axes[axis].is_identity] or axes[-1:]
     facts = {
         "operator": operator.name,
@@ -342,12 +342,14 @@ def explain(
         "fill": told.fill,
         "axes": [_facts(told.axes[axis], axis) for axis in axes],
     }
-    note = (
-        f"Inputs and outputs below are those of {forward}; the gradient goes from its outputs to "
-        "its inputs."
-    )
-    blocks = [line for axis in axes for line in _axis(told, axis, rows, whole=axis in whole)]
-    tell(facts, [*title, *([note] if operator.gradient else []), *blocks], as_json=as_json)
+    lines = [*title]
+    if operator.gradient:
+        lines.append(
+            f"Inputs and outputs below are those of {forward}; the gradient goes from its outputs "
+            "to its inputs."
+        )
+    lines += [line for axis in axes for line in _axis(told, axis, rows, whole=axis in whole)]
+    tell(facts, lines, as_json=as_json)
     if drawing is not None:
         drawing.draw(
             {f"{_sides(told, axis)} of {forward}": told.axes[axis] for axis in whole},
@@ -375,16 +377,15 @@ def _axis(told: Tables, place: int, rows: int, *, whole: bool) -> Iterator[str]:
 
     def of_output(output: int) -> list[str]:
         read, weights = axis.taps(output, of_input=False)
-        where = [] if known is None else [number(known[output])]
-        terms = [places(read), numbers(weights) if len(read) else f"(it is {number(told.fill)})"]
-        return [str(output), *where, *terms]
+        where = "" if known is None else number(known[output])
+        words = numbers(weights) if len(read) else f"(it is {number(told.fill)})"
+        return [str(output), where, places(read), words]
 
     def of_input(input_: int) -> list[str]:
         outputs, weights = axis.taps(input_, of_input=True)
         return [str(input_), f"{axis.totals[input_]:.9g}", places(outputs), numbers(weights)]
 
-    where = [] if known is None else ["coordinate"]
-    titles = ["output", *where, "reads inputs", "with weights"]
+    titles = ["output", "coordinate", "reads inputs", "with weights"]
     yield from ("", *_table(titles, axis.outputs, rows, of_output))
     titles = ["input", "total weight", "is read by outputs", "with weights"]
     yield from ("", *_table(titles, axis.inputs, rows, of_input))
@@ -399,14 +400,14 @@ def _table(titles: list[str], count: int, rows: int, row: Callable[[int], list[s
     return table(titles, lines, last_to_left=True)
 
 
-def _facts(axis: AxisTable, place: int) -> dict[str, Any]:
+def _facts(axis: AxisTable, place: int) -> Facts:
     known = axis.coordinates
     return {
         "axis": place,
         "inputs": axis.inputs,
         "outputs": axis.outputs,
         "identity": axis.is_identity,
-        "coordinates": None if known is None else [json_number(x) for x in known.tolist()],
+        "coordinates": None if known is None else list(map(json_number, known)),
         "start": axis.start.tolist(),
         "weights": [part.tolist() for part in np.split(axis.weight, axis.offset[1:-1])],
         "total_weight": axis.totals.tolist(),

@@ -18,7 +18,7 @@ from gradwire.cli.connection import Connection
 from gradwire.cli.output import UNKNOWN, CommandError, InvalidUsage
 from gradwire.ops import OPERATORS, Operator
 from gradwire.ops._base import did_you_mean, rule_of, unknown_name
-from gradwire.tensors import DTYPES
+from gradwire.tensors import DTYPES, Shape
 
 Decorated = Callable[..., Any]
 
@@ -51,7 +51,7 @@ class OutputFile(click.Path):
         return super().convert(value, param, ctx)
 
 
-def _read_shape(text: str) -> tuple[int, ...]:
+def _read_shape(text: str) -> Shape:
     """Turn "8,64,56,56" into axis lengths."""
     try:
         lengths = tuple(map(int, text.split(",")))
@@ -106,7 +106,7 @@ output_shape_option = click.option(
 )
 dtype_option = functools.partial(click.option, "--dtype", type=DTYPE, default="float32")
 operator_option = functools.partial(click.option, "--op", "operator", metavar="NAME", required=True)
-seed_option = click.option("--seed", type=click.IntRange(min=0), default=0)
+seed_option = click.option("--seed", type=click.IntRange(0), default=0)
 
 
 def _checked_target(text: str) -> str:
@@ -142,7 +142,8 @@ def server_options(*, default: str | None = None) -> Callable[[Decorated], Decor
 
         with_files: Decorated = connected
         for name, text in reversed(_FILES.items()):
-            with_files = click.option(name, type=INPUT_FILE, help=text)(with_files)
+            file = click.Path(exists=True, dir_okay=False)
+            with_files = click.option(name, type=file, help=text)(with_files)
 
         with_files = click.option(
             "--tls",

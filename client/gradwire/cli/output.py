@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shutil
 import signal
@@ -15,12 +14,13 @@ from typing import Any, TypeVar
 
 import click
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwire import errors
 from gradwire.errors import GradwireError, installing
+from gradwire.tensors import Array
 
 T = TypeVar("T")
+Facts = dict[str, Any]
 
 OTHER = 1
 INVALID = 2
@@ -113,10 +113,8 @@ def code_of(error: Exception) -> int | None:
     """
     if isinstance(error, GradwireError):
         return next((code for kind, code in CODES.items() if isinstance(error, kind)), OTHER)
-    if isinstance(error, CommandError):
-        return error.code
     if isinstance(error, click.ClickException):
-        return error.exit_code
+        return getattr(error, "code", error.exit_code)
     return OTHER if isinstance(error, (OSError, MemoryError)) else None
 
 
@@ -168,12 +166,12 @@ def number(value: Any) -> str:
     return str(narrow if narrow == wide else wide).removesuffix(".0")
 
 
-def numbers(values: NDArray[Any]) -> str:
+def numbers(values: Array) -> str:
     """Write numbers; the middle of a long list is left out."""
     return " ".join(shortened(list(map(number, values)), SHOWN, " ..."))
 
 
-def places(indices: NDArray[np.int64]) -> str:
+def places(indices: Array) -> str:
     """Write ascending indices, neighbors as a range: "0 2-4".
 
     The middle of a long list is left out.
@@ -189,10 +187,9 @@ def shortened(items: Sequence[T], most: int, hint: str = "") -> list[T | str]:
     most  items from both ends that are left
     hint  end of the text
     """
-    more = len(items) - most
+    more, first = len(items) - most, (most + 1) // 2
     if more <= 0:
         return list(items)
-    first = (most + 1) // 2
     return [*items[:first], f"... {more} more{hint}", *items[first + more :]]
 
 
@@ -213,26 +210,30 @@ def table(
 
     last_to_left  whether the last column is aligned to the left
     """
-    listed = list(rows)
-    cells = [row for row in (titles, *listed) if not isinstance(row, str)]
+    lines = [titles, *rows]
+    cells = [row for row in lines if not isinstance(row, str)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    if last_to_left:
+        widths[-1] = 0
 
     def line(row: Sequence[str]) -> str:
-        aligned = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        if last_to_left:
-            aligned[-1] = row[-1]
-        return "  ".join(["", *aligned]).rstrip()
+        return "".join(f"  {cell:>{width}}" for cell, width in zip(row, widths, strict=True))
 
-    return [line(titles), *(f"  {row}" if isinstance(row, str) else line(row) for row in listed)]
+    return [f"  {row}" if isinstance(row, str) else line(row).rstrip() for row in lines]
 
 
 _NONFINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
-def json_number(value: Any) -> float | str:
-    """Return a number for JSON; non-finite numbers as protobuf writes them."""
+def json_number(value: Any) -> float | str | None:
+    """Return a number for JSON, or None.
+
+    Non-finite numbers are those of protobuf.
+    """
+    if value is None:
+        return None
     wide = float(value)
-    return wide if math.isfinite(wide) else _NONFINITE[str(wide)]
+    return _NONFINITE.get(str(wide)) or wide
 
 
 def load_pictures() -> ModuleType:

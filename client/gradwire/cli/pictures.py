@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib import cbook
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
@@ -23,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from gradwire.cli.explain import AxisTable
+from gradwire.tensors import Array
 
 # Okabe and Ito's blue and vermilion, which people with any color vision tell apart.
 BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "0.45"
@@ -105,8 +105,6 @@ def _draw_totals(plot: Axes, axis: AxisTable) -> None:
     plot.set_title(f"total weight of each input{words}", fontsize=10)
 
 
-Pixels = npt.NDArray[np.floating[Any]]
-
 # Ships with matplotlib as grace_hopper.jpg.
 PHOTOGRAPH = "grace_hopper.jpg"
 CREDIT = "Commodore Grace M. Hopper, by James S. Davis, U.S. Navy, 1984; public domain"
@@ -114,7 +112,7 @@ CREDIT = "Commodore Grace M. Hopper, by James S. Davis, U.S. Navy, 1984; public 
 DETAIL = (slice(110, 330), slice(145, 385))
 
 
-def photograph() -> Pixels:
+def photograph() -> Array:
     """Load the photograph as float32[1, 3, height, width], 0 to 1.
 
     It is cut to multiples of 4.
@@ -125,7 +123,7 @@ def photograph() -> Pixels:
     return np.ascontiguousarray(planes, np.float32) / np.float32(255)
 
 
-def draw_demo(images: Mapping[str, Pixels], losses: Sequence[float], *, path: Path) -> None:
+def draw_demo(images: Mapping[str, Array], losses: Sequence[float], *, path: Path) -> None:
     """Write the demo's picture: images, details and losses.
 
     The titled images are as large as the last one.

@@ -25,7 +25,6 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwire._core.retries import RetryPolicy, is_retryable
 from gradwire._transport.aio import open_aio_channel
@@ -33,11 +32,10 @@ from gradwire._transport.streams import StreamRun
 from gradwire.async_client import AsyncClient
 from gradwire.errors import GradwireError
 from gradwire.loadtest.scenarios import Flow, Judge
+from gradwire.tensors import Array
 
 # A load test counts refusals, which retries would hide.
 ONCE = RetryPolicy(max_attempts=1)
-# Times of calls, in seconds.
-Times = NDArray[np.float64]
 
 
 class Outcome(NamedTuple):
@@ -86,7 +84,7 @@ class Maker:
             return CANCELLED
         return OK if self._judge.is_right(result) else WRONG
 
-    async def _result(self) -> NDArray[Any] | None:
+    async def _result(self) -> Array | None:
         """Return the result; None if the caller has cancelled the call."""
         flow, what = self._flow, self._flow.what
         if flow.manner == "slow":
@@ -110,13 +108,13 @@ class Maker:
                 raise
             return None
 
-    async def _slow_result(self) -> NDArray[Any]:
+    async def _slow_result(self) -> Array:
         """Evaluate by a stream, with a pause before each received chunk."""
         what = self._flow.what
         channels = self._client._channels()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         evaluation = channels.blocking.evaluation(
-            what.operator,
-            self._input,
+            op=what.operator,
+            array=self._input,
             output_shape=what.received,
             out=None,
             timeout_s=self._timeout_s,
@@ -186,7 +184,7 @@ class Batch(NamedTuple):
     """
 
     number: int
-    ended: dict[tuple[int, Outcome], Times]
+    ended: dict[tuple[int, Outcome], Array]
     cpu_s: float
     time: float
     over: bool

@@ -1,4 +1,4 @@
-"""Result of a load test: its JSON schema, and comparisons.
+"""Result of a load test, and its JSON schema.
 
 Every class is an object whose keys are its fields; docs/load-testing.md describes them.
 """
@@ -8,11 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import attrgetter
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
@@ -23,10 +19,10 @@ from gradwire.loadtest.generator import (
     LoadSettings,
     Outcome,
     Phase,
-    Times,
     now,
 )
 from gradwire.loadtest.scenarios import Flow
+from gradwire.tensors import Array
 
 # Increased with every change of the schema.
 FORMAT = "gradwire-bench/2"
@@ -67,7 +63,7 @@ class ServerFacts:
 
 @dataclass(frozen=True)
 class Latency:
-    """Times of calls that brought a right result, in milliseconds.
+    """Array of calls that brought a right result, in milliseconds.
 
     curve  percentiles and their times: [percent, milliseconds], as far as there are calls
     """
@@ -226,65 +222,7 @@ def to_json(document: Document) -> str:
     return json.dumps(dataclasses.asdict(document), indent=1) + "\n"
 
 
-def from_json(text: str) -> Any:
-    """Read a document; raise ValueError for any other text.
-
-    It is made of objects with the fields of the documents' classes.
-    """
-    try:
-        document = json.loads(text, object_hook=lambda fields: SimpleNamespace(**fields))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is not valid JSON: {error}") from None
-    told = getattr(document, "format", None)
-    if told != FORMAT:
-        raise ValueError(f"its format is {told!r:.40}; this version reads {FORMAT!r}")
-    return document
-
-
-# Titles of a comparison's columns; figures are those of B over those of A.
-TITLES = ("scenario", "flow", "right/s", "p50", "p99", "p99.9", "failed A", "failed B")
-# Facts besides the settings that affect a test's figures.
-_CIRCUMSTANCES = ("machine.cpu", "machine.cores", "server.backend", "server.version")
-
-
-def comparison(before: Any, after: Any) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Return ratios of the second document to the first, and notes.
-
-    The ratios are rows under TITLES.
-    """
-    first, second = (
-        {(scenario.name, flow.name): flow for scenario in one.scenarios for flow in scenario.flows}
-        for one in (before, after)
-    )
-    rows = [
-        (*key, *_ratios(flow, second[key]), str(failed(flow)), str(failed(second[key])))
-        for key, flow in first.items()
-        if key in second
-    ]
-    notes = ["Ratios B / A; times are corrected for coordinated omission."]
-    notes += [
-        f"{name} was interrupted: its figures are those until then"
-        for name, one in (("A", before), ("B", after))
-        if one.interrupted
-    ]
-    settings = [f"settings.{one.name}" for one in dataclasses.fields(LoadSettings)]
-    for path in (*_CIRCUMSTANCES, *settings):
-        one, other = map(attrgetter(path), (before, after))
-        if one != other:
-            notes.append(f"{path} differs: {one} and {other}")
-    for key in first.keys() ^ second.keys():
-        notes.append(f"{key[0]}, {key[1]} is in {'A' if key in first else 'B'} only")
-    return rows, notes
-
-
-def _ratios(before: Any, after: Any) -> Iterator[str]:
-    for path in ("calls_per_s", "corrected.p50_ms", "corrected.p99_ms", "corrected.p999_ms"):
-        early, late = map(attrgetter(path), (before, after))
-        # A time of 0 means that there were no calls.
-        yield f"{late / early:.2f}" if early and late else "-"
-
-
-def failed(flow: Any) -> int:
+def failed(flow: FlowResult) -> int:
     """Return the number of calls with an unexpected outcome."""
     return sum(outcome.count for outcome in flow.outcomes if not outcome.expected)
 
@@ -302,7 +240,7 @@ _MOST_NINES = 5
 
 
 class Tally:
-    """Times of a scenario's calls, and usage of their processes.
+    """Array of a scenario's calls, and usage of their processes.
 
     begin       when calls begin to count
     duration_s  how long calls are due
@@ -321,12 +259,14 @@ class Tally:
         """Count a process's report."""
         self._batches.append(batch)
         for (_, outcome), times in batch.ended.items():
-            self.right += len(times) * (outcome == OK)
-            self.other += len(times) * (outcome != OK)
+            if outcome == OK:
+                self.right += len(times)
+            else:
+                self.other += len(times)
 
     def results(self) -> list[FlowResult]:
         """Return the results of the flows."""
-        parts: list[dict[Outcome, list[Times]]] = [defaultdict(list) for _ in self._flows]
+        parts: list[dict[Outcome, list[Array]]] = [defaultdict(list) for _ in self._flows]
         for batch in self._batches:
             for (index, outcome), times in batch.ended.items():
                 parts[index][outcome].append(times - self.begin)
@@ -335,7 +275,7 @@ class Tally:
             for flow, part in zip(self._flows, parts, strict=True)
         ]
 
-    def _result(self, flow: Flow, ends: dict[Outcome, Times]) -> FlowResult:
+    def _result(self, flow: Flow, ends: dict[Outcome, Array]) -> FlowResult:
         right = ends.get(OK, np.empty((0, 3)))
         due, made, over = right.T
         uncorrected, from_due = over - made, over - due
@@ -348,8 +288,8 @@ class Tally:
             name=flow.name,
             problem=flow.problem,
             manner=flow.manner,
-            rate=flow.rate if flow.is_open else None,
-            callers=None if flow.is_open else flow.callers,
+            rate=flow.rate or None,
+            callers=flow.callers or None,
             sent_bytes=sent_bytes,
             received_bytes=received_bytes,
             sent=sum(map(len, ends.values())),
@@ -368,22 +308,26 @@ class Tally:
         """Return the usage of the processes."""
         usages: list[GeneratorUsage] = []
         for number in sorted({one.number for one in self._batches}):
-            late, used = [np.empty(0)], list[tuple[float, float]]()
-            for batch in self._batches:
-                if batch.number == number:
-                    if 0 <= batch.time - self.begin <= self.duration_s:
-                        used.append((batch.time, batch.cpu_s))
-                    for (index, _), times in batch.ended.items():
-                        if self._flows[index].is_open:
-                            late.append(times[:, 1] - times[:, 0])
+            batches = [batch for batch in self._batches if batch.number == number]
+            used = [
+                (batch.time, batch.cpu_s)
+                for batch in batches
+                if 0 <= batch.time - self.begin <= self.duration_s
+            ]
+            late = [
+                times[:, 1] - times[:, 0]
+                for batch in batches
+                for (index, _), times in batch.ended.items()
+                if self._flows[index].is_open
+            ]
             time, cpu_s = np.ptp(used or [(0.0, 0.0)], axis=0)
             cores = round(float(cpu_s / time), 3) if time else 0.0
-            delays = (percentile(np.concatenate(late), percent) for percent in (50, 99, 100))
-            usages.append(GeneratorUsage(cores, *map(_ms, delays)))
+            delays = np.concatenate([*late, np.empty(0)])
+            usages.append(GeneratorUsage(cores, *_percentiles_ms(delays, 50, 99, 100)))
         return usages
 
 
-def percentile(times: Times, percent: float) -> float:
+def percentile(times: Array, percent: float) -> float:
     """Return the least time that a percentage of times does not exceed.
 
     It is 0 without times.
@@ -391,7 +335,7 @@ def percentile(times: Times, percent: float) -> float:
     return float(np.percentile(times, percent, method="inverted_cdf")) if len(times) else 0.0
 
 
-def corrected(times: Times, interval_s: float) -> Times:
+def corrected(times: Array, interval_s: float) -> Array:
     """Return times with omitted ones of callers at this interval.
 
     A time t longer than the interval adds t - interval, t - 2 intervals and so on, down to the
@@ -411,24 +355,24 @@ def nines(count: int) -> int:
     return max(1, min(_MOST_NINES, len(str(count)) - 1))
 
 
-def _outcomes(flow: Flow, ends: dict[Outcome, Times]) -> list[OutcomeResult]:
+def _outcomes(flow: Flow, ends: dict[Outcome, Array]) -> list[OutcomeResult]:
     """Return right results first, then other outcomes, most frequent first."""
     return [
         OutcomeResult(
             *outcome,
             outcome == OK or outcome.status in flow.expected,
             len(ended),
-            *_middle_and_tail(ended[:, 2] - ended[:, 1]),
+            *_percentiles_ms(ended[:, 2] - ended[:, 1], 50, 99),
         )
         for outcome, ended in sorted(ends.items(), key=lambda end: (end[0] != OK, -len(end[1])))
     ]
 
 
-def _middle_and_tail(times: Times) -> tuple[float, float]:
-    return _ms(percentile(times, 50)), _ms(percentile(times, 99))
+def _percentiles_ms(times: Array, *percents: float) -> list[float]:
+    return [_ms(percentile(times, percent)) for percent in percents]
 
 
-def _seconds(ends: dict[Outcome, Times], right: Times, latencies: Times) -> list[Second]:
+def _seconds(ends: dict[Outcome, Array], right: Array, latencies: Array) -> list[Second]:
     """Return each second in which a call was made or ended.
 
     Seconds run from the first to the last one, including empty ones.
@@ -439,26 +383,28 @@ def _seconds(ends: dict[Outcome, Times], right: Times, latencies: Times) -> list
     within = right[:, 2].astype(int)
     each = (latencies[within == second] for second in range(count))
     return [
-        Second(second, made[second], ok := len(times), over[second] - ok, *_middle_and_tail(times))
+        Second(
+            second,
+            made[second],
+            len(times),
+            over[second] - len(times),
+            *_percentiles_ms(times, 50, 99),
+        )
         for second, times in enumerate(each)
     ]
 
 
-def _latency(times: Times) -> Latency:
+def _latency(times: Array) -> Latency:
     """Return percentiles and their curve.
 
     Every nine of a percentile has the same number of points on the curve.
     """
     exponents = np.arange(nines(len(times)) * _BETWEEN + 1 if len(times) else 0) / _BETWEEN
     percents = 100 * (1 - 10.0**-exponents)
-    curve = [[round(float(one), 6), _ms(percentile(times, one))] for one in percents]
-    figures = {"p50_ms": 50, "p90_ms": 90, "p99_ms": 99, "p999_ms": 99.9, "max_ms": 100}
-    return Latency(
-        count=len(times),
-        mean_ms=_ms(float(times.sum()) / max(1, len(times))),
-        **{name: _ms(percentile(times, percent)) for name, percent in figures.items()},
-        curve=curve,
-    )
+    curve = [[round(float(one), 6), *_percentiles_ms(times, one)] for one in percents]
+    mean_ms = _ms(float(times.sum()) / max(1, len(times)))
+    p50, p90, p99, p999, most = _percentiles_ms(times, 50, 90, 99, 99.9, 100)
+    return Latency(len(times), mean_ms, p50, p90, p99, p999, most, curve)
 
 
 def _ms(seconds: float) -> float:

@@ -11,7 +11,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from http.client import HTTPException
 from importlib.metadata import version
@@ -31,7 +31,7 @@ from gradwire.loadtest.result import (
     ServerSecond,
     Tally,
 )
-from gradwire.loadtest.scenarios import Scenario
+from gradwire.loadtest.scenarios import Scenario, changed
 
 # Seconds from the last order to the first call.
 _LEAD_S = 0.05
@@ -40,34 +40,33 @@ _ENDING_S = 5.0
 _PROGRAM = "from gradwire.loadtest.generator import main; main()"
 
 
-class Fleet(AbstractContextManager["Fleet"]):
+class Fleet(ExitStack):
     """Processes that make calls, which end with the block.
 
     Each has a session of its own: Ctrl-C reaches the leading process only.
     """
 
     def __init__(self, connect: Connect, *, processes: int) -> None:
+        super().__init__()
         self._pipes: list[Pipe] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
         try:
             for _ in range(processes):
                 self._start(connect)
         except BaseException:
-            self.__exit__()
+            self.close()
             raise
 
     def _start(self, connect: Connect) -> None:
         ours, theirs = connection.Pipe()
-        self._pipes.append(ours)
         with theirs:
             descriptor = theirs.fileno()
-            self._processes.append(
-                subprocess.Popen(  # noqa: S603 - our own program
-                    [sys.executable, "-c", _PROGRAM, str(descriptor)],
-                    pass_fds=[descriptor],
-                    start_new_session=True,
-                )
+            process = subprocess.Popen(  # noqa: S603 - our own program
+                [sys.executable, "-c", _PROGRAM, str(descriptor)],
+                pass_fds=[descriptor],
+                start_new_session=True,
             )
+        self.callback(_end, process)
+        self._pipes.append(self.enter_context(ours))
         ours.send(connect)
 
     def run(self, phase: Phase, tally: Tally, tick: Callable[[], None]) -> None:
@@ -93,15 +92,13 @@ class Fleet(AbstractContextManager["Fleet"]):
                     left.discard(pipe)
             tick()
 
-    def __exit__(self, *_: object) -> None:
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            try:
-                process.wait(_ENDING_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(_ENDING_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _received(pipe: Pipe) -> Any:
@@ -121,6 +118,7 @@ _LATE_MS, _LATE_PART = 1.0, 0.1
 _ENOUGH = 100
 
 
+@dataclass
 class Runner:
     """Runs scenarios on a fleet.
 
@@ -131,25 +129,21 @@ class Runner:
     interrupted  interruption that ended the last run before its time; None without one
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        settings: LoadSettings,
-        *,
-        probe: Probe | None,
-        cores: int | None,
-        show: Callable[[str], None],
-    ) -> None:
-        self._fleet = fleet
-        self._settings = settings
-        self._probe = probe
-        self._cores = cores
-        self._show = show
-        self.interrupted: KeyboardInterrupt | None = None
+    fleet: Fleet
+    settings: LoadSettings
+    probe: Probe | None
+    cores: int | None
+    show: Callable[[str], None]
+    interrupted: KeyboardInterrupt | None = None
 
     def run(self, scenario: Scenario) -> ScenarioResult:
-        """Run one; return its result so far if the user ends it."""
-        flows, settings, peak = scenario.flows, self._settings, None
+        """Run one, as the settings change it; return its result.
+
+        It is the result so far if the user ends the run.
+        """
+        settings, peak = self.settings, None
+        scenario = changed(scenario, rate=settings.rate, callers=settings.callers)
+        flows = scenario.flows
         if scenario.of_peak:
             # The peak rate is that of its first flow in a closed loop.
             first, *others = flows
@@ -172,7 +166,7 @@ class Runner:
             flows=results,
             server=seconds,
             generators=generators,
-            warnings=warnings(results, generators, seconds, cores=self._cores),
+            warnings=warnings(results, generators, seconds, cores=self.cores),
         )
 
     def _measured(self, name: str, phase: Phase) -> tuple[Tally, list[ServerSecond]]:
@@ -181,9 +175,9 @@ class Runner:
         The tally has the real duration.
         """
         tally = Tally(phase)
-        with _sampling(self._probe) as samples:
+        with _sampling(self.probe) as samples:
             try:
-                self._fleet.run(phase, tally, lambda: self._show(f"{name}: {_progress(tally)}"))
+                self.fleet.run(phase, tally, lambda: self.show(f"{name}: {_progress(tally)}"))
             except KeyboardInterrupt as error:
                 self.interrupted = error
                 tally.duration_s = min(tally.duration_s, max(0.001, now() - tally.begin))
@@ -253,6 +247,7 @@ class Usage:
 Probe = Callable[[], Usage]
 
 
+@dataclass(frozen=True)
 class MetricsEndpoint:
     """A server's Prometheus endpoint.
 
@@ -260,27 +255,22 @@ class MetricsEndpoint:
     context  of https; None for the system's authorities
     """
 
-    def __init__(
-        self,
-        url: str,
-        headers: dict[str, str] | None = None,
-        context: ssl.SSLContext | None = None,
-    ) -> None:
-        self._request = urllib.request.Request(url, headers=headers or {})  # noqa: S310 - checked
-        self._context = context
+    url: str
+    headers: dict[str, str] | None = None
+    context: ssl.SSLContext | None = None
 
     def __call__(self) -> Usage:
         """Return the reported usage; raise OSError without a usable answer."""
+        request = urllib.request.Request(self.url, headers=self.headers or {})  # noqa: S310 - checked
         try:
             with urllib.request.urlopen(  # noqa: S310 - checked
-                self._request, timeout=_ANSWER_S, context=self._context
+                request, timeout=_ANSWER_S, context=self.context
             ) as answer:
                 text = answer.read().decode(errors="replace")
         except HTTPException as error:
             raise OSError(f"the answer is not HTTP: {error}") from error
         cpu_s, rss = (
-            [float(value) for value in re.findall(pattern, text, re.MULTILINE)]
-            for pattern in _SAMPLES
+            [*map(float, re.findall(pattern, text, re.MULTILINE))] for pattern in _SAMPLES
         )
         if not cpu_s:
             raise OSError(
@@ -337,8 +327,11 @@ def machine() -> Machine:
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
+    path = Path("/proc/cpuinfo")
+    text = path.read_text("utf-8", errors="replace") if path.exists() else ""
+    named = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
     return Machine(
-        cpu=_cpu(),
+        cpu=named[1] if named else platform.machine(),
         cores=cores,
         memory_mib=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20,
         system=platform.platform(),
@@ -346,10 +339,3 @@ def machine() -> Machine:
         versions={"gradwire": __version__, **{name: version(name) for name in _PACKAGES}},
         load=round(os.getloadavg()[0], 2),
     )
-
-
-def _cpu() -> str:
-    path = Path("/proc/cpuinfo")
-    text = path.read_text("utf-8", errors="replace") if path.exists() else ""
-    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
-    return found[1] if found else platform.machine()

@@ -13,16 +13,13 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwire._core.options import STREAM_THRESHOLD_BYTES
 from gradwire.ops import OPERATORS, Operator
-
-Array = NDArray[Any]
-Shape = tuple[int, ...]
+from gradwire.tensors import Array, Shape
 
 # Knuth's multiplier for hashing by multiplication (The Art of Computer Programming, 6.4).
 _MULTIPLIER = 2654435761

@@ -28,6 +28,7 @@ from typing import (
     Self,
     TypeVar,
     Union,
+    cast,
     dataclass_transform,
     get_args,
     get_origin,
@@ -40,19 +41,21 @@ from gradwire.errors import InvalidRequestError
 from gradwire.tensors import MAX_RANK
 
 T = TypeVar("T")
+Ints = Sequence[int]
+Floats = Sequence[float]
 
 _METADATA_KEY = "attribute"
 # Limit of a cubic kernel's slope at distance 1: weights stay below 2**6 times as much, which
 # float32 holds with room for their sums.
 SLOPE_BITS = 120
-_FLOAT_TYPES = {32: "float", 64: "double"}
-_FORMATS = {32: "<f", 64: "<d"}
+# Of struct, and in the schema.
+_FLOATS = {32: ("f", "float"), 64: ("d", "double")}
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attribute:
-    """The rule of one attribute.
+    """The rule of one attribute; by itself that of True or False.
 
     description   meaning, unit and rule, for people
     default_text  meaning of an absent attribute; empty where the dataclass's default says it
@@ -69,12 +72,12 @@ class Attribute:
 
         An array has "[]" behind it.
         """
-        raise NotImplementedError
+        return "bool"
 
     @property
     def wanted(self) -> str:
         """Values that would do, as the end of an error message."""
-        raise NotImplementedError
+        return "give True or False"
 
     def normalize(self, path: str, value: object) -> Any:
         """Return the value in its stored form.
@@ -84,7 +87,10 @@ class Attribute:
         return None if value is None and self.optional else self._normalize(path, value)
 
     def _normalize(self, path: str, value: object) -> Any:
-        raise NotImplementedError
+        bare = plain(value)
+        if not isinstance(bare, bool):
+            raise self.refusal(path, value)
+        return bare
 
     def refusal(self, path: str, value: object) -> InvalidRequestError:
         """Make the error for a value that breaks the rule."""
@@ -127,25 +133,6 @@ class Choice(Attribute):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flag(Attribute):
-    """True or False; None too where absence has its own meaning."""
-
-    @property
-    def type_name(self) -> str:
-        return "bool"
-
-    @property
-    def wanted(self) -> str:
-        return "give True or False"
-
-    def _normalize(self, path: str, value: object) -> bool:
-        bare = plain(value)
-        if not isinstance(bare, bool):
-            raise self.refusal(path, value)
-        return bare
-
-
-@dataclass(frozen=True, kw_only=True)
 class Number(Attribute):
     """One number, or a sequence of numbers.
 
@@ -168,7 +155,7 @@ class Number(Attribute):
 
     @property
     def type_name(self) -> str:
-        name = f"int{self.bits}" if self.integer else _FLOAT_TYPES[self.bits]
+        name = f"int{self.bits}" if self.integer else _FLOATS[self.bits][1]
         return name if self.most is None else f"{name}[]"
 
     @property
@@ -205,27 +192,23 @@ class Number(Attribute):
         return tuple(self._one(f"{path}[{i}]", item) for i, item in enumerate(items))
 
     def _one(self, path: str, value: object) -> float:
-        bare = plain(value)
-        number = None if isinstance(bare, bool) else self._read(bare)
-        if number is None:
+        """Return the number as stored."""
+        bare: Any = plain(value)
+        fits = False
+        number: float = 0
+        with suppress(OverflowError, TypeError, ValueError, struct.error):
+            if self.integer and not isinstance(bare, bool):
+                number = index(bare)
+                fits = self.least <= number < 2 ** (self.bits - 1)
+            elif hasattr(bare, "__float__") and not isinstance(bare, bool):
+                form = _FLOATS[self.bits][0]
+                (number,) = struct.unpack(form, struct.pack(form, bare))
+                most = math.inf if self.most_bits is None else 2.0**self.most_bits
+                fits = math.isfinite(number) and abs(number) <= most
+                fits &= number > 0 or not self.positive
+        if not fits:
             raise self.refusal(path, value)
         return number
-
-    def _read(self, bare: Any) -> float | None:
-        """Return the number as stored; None if it breaks the rule."""
-        form = _FORMATS[self.bits]
-        try:
-            if self.integer:
-                number = index(bare)
-                return number if self.least <= number < 2 ** (self.bits - 1) else None
-            if not hasattr(bare, "__float__"):
-                return None
-            (number,) = struct.unpack(form, struct.pack(form, bare))
-        except (OverflowError, TypeError, ValueError, struct.error):
-            return None
-        most = math.inf if self.most_bits is None else 2.0**self.most_bits
-        fits = math.isfinite(number) and abs(number) <= most and (number > 0 or not self.positive)
-        return float(number) if fits else None
 
 
 def attribute(description: str, *, default: Any = MISSING, **rule: Any) -> Any:
@@ -265,7 +248,7 @@ def _rule(hint: Any, **options: Any) -> Attribute:
     optional = NoneType in kinds
     if get_origin(kinds[0]) is Literal:
         return Choice(allowed=get_args(kinds[0]), optional=optional, **options)
-    return (Flag if kinds[0] is bool else Number)(optional=optional, **options)
+    return (Attribute if kinds[0] is bool else Number)(optional=optional, **options)
 
 
 def rule_of(field: Field[object]) -> Attribute:
@@ -280,10 +263,11 @@ def shortened(field: Field[Any], value: Any) -> Any:
     Their digits identify the values. A float32 comes as the float64 nearest to its shortest
     decimal: 0.1, not its exact value.
     """
-    rule = rule_of(field)
-    if value is None or not isinstance(rule, Number) or rule.integer or rule.bits == 64:  # noqa: PLR2004
+    if rule_of(field).type_name.partition("[]")[0] != "float":
         return value
-    return _shortest(value) if rule.most is None else tuple(map(_shortest, value))
+    if isinstance(value, tuple):
+        return tuple(map(_shortest, cast("tuple[float, ...]", value)))
+    return _shortest(value)
 
 
 def is_default(field: Field[Any], value: object) -> bool:
@@ -335,10 +319,10 @@ class Operator:
 
     name: ClassVar[str]
     source: ClassVar[str]
-    gradient: ClassVar[bool]
+    gradient: ClassVar[bool] = True
     counterpart: ClassVar[str]
-    min_rank: ClassVar[int]
-    max_rank: ClassVar[int]
+    min_rank: ClassVar[int] = 1
+    max_rank: ClassVar[int] = MAX_RANK
     output_required: ClassVar[bool] = True
     fixed: ClassVar[tuple[tuple[str, str], ...]] = ()
 
@@ -352,9 +336,7 @@ class Operator:
                 raise unknown_name(f"operator.{cls.name}", name, fields)
         for name, field in fields.items():
             if field.default is MISSING and name not in attributes:
-                raise InvalidRequestError.of(
-                    f"operator.{cls.name}.{name}", f"is missing; {rule_of(field).wanted}"
-                )
+                raise cls._refused(name, f"is missing; {rule_of(field).wanted}")
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
@@ -388,6 +370,11 @@ class Operator:
         """Return the number of its tensors' axes: "4", or "3 to 5"."""
         few, many = cls.min_rank, cls.max_rank
         return f"{few}" if few == many else f"{few} to {many}"
+
+    @classmethod
+    def _refused(cls, attribute: str, description: str) -> InvalidRequestError:
+        """Make the error for an attribute's value."""
+        return InvalidRequestError.of(cls.path(attribute), description)
 
     def _check_together(self) -> None:
         """Check rules between attributes, each of which is valid by itself."""
@@ -429,8 +416,7 @@ def documentation(kind: type[Operator]) -> str:
         default = rule.default_text or repr(field.default)
         ends = "Required." if field.default is MISSING else f"Default: {default}."
         lines += ["", f"{field.name}: {rule.type_name}"]
-        text = f"{rule.description}{allowed} {ends}"
-        lines += _WRAPPER.wrap(text)
+        lines += _WRAPPER.wrap(f"{rule.description}{allowed} {ends}")
     return "\n".join(lines)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from google.protobuf.descriptor import EnumValueDescriptor
 from google.protobuf.message import Message
 
 from gradwire import v1
@@ -24,16 +24,8 @@ for _kind in OPERATORS.values():
     _kind.__doc__ = documentation(_kind)
 
 
-@dataclass(frozen=True, slots=True)
-class _Enum:
-    """One enum of the schema.
-
-    numbers  number of each valid value by the word that the attribute takes for it
-    names    name in the schema of each valid value, by number
-    """
-
-    numbers: dict[str, int]
-    names: dict[int, str]
+# Valid values of an enum of the schema, by the words that the attribute takes for them.
+_Enum = dict[str, EnumValueDescriptor]
 
 
 def to_message(operator: Operator) -> v1.Operator:
@@ -51,7 +43,7 @@ def to_message(operator: Operator) -> v1.Operator:
         if is_default(field, value):
             continue
         if field.name in enums:
-            setattr(attributes, field.name, enums[field.name].numbers[value])
+            setattr(attributes, field.name, enums[field.name][value].number)
         elif isinstance(value, tuple):
             getattr(attributes, field.name).extend(value)
         else:
@@ -120,7 +112,7 @@ def _describe_attribute(field: dataclasses.Field[object], enum: _Enum | None) ->
     rule = rule_of(field)
     default = rule.default_text
     if enum is not None and isinstance(field.default, str):
-        default = enum.names[enum.numbers[field.default]]
+        default = enum[field.default].name
     elif isinstance(field.default, (bool, int, float)):
         default = str(field.default).lower()
     return v1.AttributeInfo(
@@ -128,16 +120,16 @@ def _describe_attribute(field: dataclasses.Field[object], enum: _Enum | None) ->
         type=rule.type_name,
         required=field.default is dataclasses.MISSING,
         default_value=default,
-        allowed_values=enum.names.values() if enum is not None else (),
+        allowed_values=[value.name for value in (enum or {}).values()],
         description=rule.description,
     )
 
 
 def _word(enum: _Enum, path: str, number: int) -> str:
-    for word, known in enum.numbers.items():
-        if known == number:
+    for word, value in enum.items():
+        if value.number == number:
             return word
-    wanted = ", ".join(f"{name} = {known}" for known, name in enum.names.items())
+    wanted = ", ".join(f"{value.name} = {value.number}" for value in enum.values())
     raise InvalidRequestError.of(path, f"is {number}, which is not known here; give {wanted}")
 
 
@@ -151,15 +143,14 @@ def _enums_of(kind: type[Operator]) -> dict[str, _Enum]:
     enums: dict[str, _Enum] = {}
     for field in message.fields if message is not None else ():
         if field.enum_type is not None:
-            values = field.enum_type.values
-            names = {value.number: value.name for value in values[1:]}
-            rule, prefix = rules.get(field.name), values[0].name.removesuffix("UNSPECIFIED")
+            unset, *values = field.enum_type.values
+            rule, prefix = rules.get(field.name), unset.name.removesuffix("UNSPECIFIED")
             words = (
                 rule.allowed
                 if isinstance(rule, Choice)
-                else [name.removeprefix(prefix).lower() for name in names.values()]
+                else [value.name.removeprefix(prefix).lower() for value in values]
             )
-            enums[field.name] = _Enum(dict(zip(words, names, strict=True)), names)
+            enums[field.name] = dict(zip(words, values, strict=True))
     return enums
 
 

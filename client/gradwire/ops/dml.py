@@ -17,11 +17,9 @@ Source: DML_RESAMPLE_GRAD_OPERATOR_DESC and its kin, https://learn.microsoft.com
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
-from gradwire.errors import InvalidRequestError
-from gradwire.ops._base import Operator, attribute, operator_class, sequence
+from gradwire.ops._base import Floats, Operator, attribute, operator_class, sequence
 
 InterpolationMode = Literal["nearest_neighbor", "linear"]
 NearestRounding = Literal["half_down", "half_up"]
@@ -29,8 +27,6 @@ RoundingDirection = Literal["increasing", "decreasing"]
 OffsetConvention = Literal["forward", "swapped"]
 
 # DirectML documents 1 to 4 axes; 5 to 8 are gradwire's extension.
-MAX_RANK = 8
-
 _OFFSET_CONVENTION = (
     "Whose offsets the descriptor holds: 'forward' as documented, 'swapped' as "
     "Microsoft's TensorFlow backends pass them, input for output and the reverse."
@@ -39,23 +35,20 @@ _OFFSET_CONVENTION = (
 
 @operator_class
 class _Resample(Operator):
-    min_rank = 1
-    max_rank = MAX_RANK
-
     interpolation_mode: InterpolationMode | Literal["nearest"] = attribute(
         "How an output element of the forward reads the input.",
         synonyms=(("nearest", "nearest_neighbor"),),
     )
-    scales: Sequence[float] = sequence(
+    scales: Floats = sequence(
         "Forward scale of each axis, output over input, finite and above 0; one per axis.",
         positive=True,
         default_text="the forward's output size over its input size, in float32",
     )
-    input_pixel_offsets: Sequence[float] = sequence(
+    input_pixel_offsets: Floats = sequence(
         "Added to an input coordinate before scaling, in elements, finite; one per axis.",
         default_text="0.5 on each axis",
     )
-    output_pixel_offsets: Sequence[float] = sequence(
+    output_pixel_offsets: Floats = sequence(
         "Added to an output coordinate after scaling, in elements, finite; one per axis.",
         default_text="-0.5 on each axis",
     )
@@ -92,8 +85,8 @@ class _Resample2(_Resample):
 
     def _check_together(self) -> None:
         if self.interpolation_mode == "nearest_neighbor" and self.rounding_direction is None:
-            raise InvalidRequestError.of(
-                self.path("rounding_direction"),
+            raise self._refused(
+                "rounding_direction",
                 "is missing; with interpolation_mode 'nearest_neighbor' give 'increasing' or "
                 "'decreasing'",
             )
@@ -116,7 +109,6 @@ class DmlResampleGrad(_Resample1):
         "DML_OPERATOR_RESAMPLE_GRAD, https://learn.microsoft.com/windows/win32/api/directml/"
         "ns-directml-dml_resample_grad_operator_desc"
     )
-    gradient = True
     counterpart = "dml_resample"
 
     offset_convention: OffsetConvention = attribute(_OFFSET_CONVENTION, default="forward")
@@ -134,7 +126,6 @@ class DmlResampleGrad1(_Resample2):
         "DML_OPERATOR_RESAMPLE_GRAD1, https://learn.microsoft.com/windows/ai/directml/api/"
         "ns-directml-dml_resample_grad1_operator_desc"
     )
-    gradient = True
     counterpart = "dml_resample2"
 
     offset_convention: OffsetConvention = attribute(_OFFSET_CONVENTION, default="forward")

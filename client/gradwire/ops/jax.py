@@ -10,21 +10,15 @@ Source: https://docs.jax.dev/en/latest/_autosummary/jax.image.resize.html
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
-from gradwire.ops._base import Operator, attribute, operator_class, sequence
+from gradwire.ops._base import Ints, Operator, attribute, operator_class, sequence
 
 Method = Literal["nearest", "linear", "cubic", "lanczos3", "lanczos5"]
-
-MAX_AXES = 8
 
 
 @operator_class
 class _JaxResize(Operator):
-    min_rank = 1
-    max_rank = MAX_AXES
-
     method: Method = attribute(
         "The kernel by which an output element of the forward weighs the input.",
         synonyms=(
@@ -35,7 +29,7 @@ class _JaxResize(Operator):
             ("tricubic", "cubic"),
         ),
     )
-    shape: Sequence[int] = sequence(
+    shape: Ints = sequence(
         "Shape of the forward's output, in elements, each at least 1, one per "
         "axis; it must equal that tensor's.",
         bits=64,
@@ -60,7 +54,6 @@ class JaxResizeGrad(_JaxResize):
         "JAX, the transpose of jax.image.resize, "
         "https://docs.jax.dev/en/latest/_autosummary/jax.image.resize.html"
     )
-    gradient = True
     counterpart = "jax_resize"
 
 

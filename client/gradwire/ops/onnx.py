@@ -9,12 +9,12 @@ Source: https://onnx.ai/onnx/operators/onnx__Resize.html
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Literal
 
-from gradwire.errors import InvalidRequestError
 from gradwire.ops._base import (
     SLOPE_BITS,
+    Floats,
+    Ints,
     Operator,
     attribute,
     operator_class,
@@ -39,9 +39,6 @@ Arithmetic = Literal["spec_float64", "float32"]
 
 @operator_class
 class _OnnxResize(Operator):
-    min_rank = 1
-    max_rank = MAX_RANK
-
     mode: Mode = attribute(
         "How an output element of the forward reads the input.", default="nearest"
     )
@@ -65,7 +62,7 @@ class _OnnxResize(Operator):
         "Whether the filter is stretched where an axis shrinks; with modes linear and cubic.",
         default=False,
     )
-    axes: Sequence[int] = sequence(
+    axes: Ints = sequence(
         "Axes that are resized, each once, from -rank to rank - 1; scales, "
         "sizes and roi have one value per axis named here.",
         bits=64,
@@ -75,16 +72,16 @@ class _OnnxResize(Operator):
     keep_aspect_ratio_policy: KeepAspectRatioPolicy = attribute(
         "What sizes ask for; scales do not read it.", default="stretch"
     )
-    scales: Sequence[float] = sequence(
+    scales: Floats = sequence(
         "Lengths of the forward's output over its input's, finite and above "
         "0; the output has floor(scale * input) elements. Not together with sizes.",
         positive=True,
     )
-    sizes: Sequence[int] = sequence(
+    sizes: Ints = sequence(
         "Lengths of the forward's output, in elements, each at least 1.",
         bits=64,
     )
-    roi: Sequence[float] = sequence(
+    roi: Floats = sequence(
         "Where tf_crop_and_resize begins to read along each axis, then where "
         "it ends, finite, 0 being the first element and 1 the last one.",
         most=2 * MAX_RANK,
@@ -103,25 +100,23 @@ class _OnnxResize(Operator):
 
     def _check_together(self) -> None:
         if self.sizes and self.scales:
-            raise InvalidRequestError.of(
-                self.path("scales"),
+            raise self._refused(
+                "scales",
                 f"is {self.shown()['scales']}, sizes is {self.sizes}; give one of the two",
             )
         if self.antialias and self.mode == "nearest":
-            raise InvalidRequestError.of(
-                self.path("antialias"),
+            raise self._refused(
+                "antialias",
                 "is True; mode 'nearest' does not support it; linear and cubic do",
             )
-        if self.exclude_outside and not self._excludes_outside():
-            raise InvalidRequestError.of(
-                self.path("exclude_outside"),
+        antialiased = self.mode == "linear" and self.antialias
+        excludes = self.arithmetic == "spec_float64" or self.mode == "cubic" or antialiased
+        if self.exclude_outside and not excludes:
+            raise self._refused(
+                "exclude_outside",
                 "is True; ONNX Runtime, whose arithmetic float32 is, takes it with mode 'cubic', "
                 "or with mode 'linear' and antialias",
             )
-
-    def _excludes_outside(self) -> bool:
-        antialiased = self.mode == "linear" and self.antialias
-        return self.arithmetic == "spec_float64" or self.mode == "cubic" or antialiased
 
 
 @operator_class
@@ -135,7 +130,6 @@ class OnnxResizeGrad(_OnnxResize):
 
     name = "onnx_resize_grad"
     source = "the adjoint of ONNX Resize, https://onnx.ai/onnx/operators/onnx__Resize.html"
-    gradient = True
     counterpart = "onnx_resize"
 
 
@@ -153,7 +147,7 @@ class OnnxResize(_OnnxResize):
         """Return it without extrapolation_value, which is a constant term."""
         return dataclasses.replace(self, extrapolation_value=0.0)
 
-    def for_output(self, output_shape: Sequence[int]) -> OnnxResize:
+    def for_output(self, output_shape: Ints) -> OnnxResize:
         """Return it with sizes, if nothing else determines the output's."""
         if self.sizes or self.scales or self.keep_aspect_ratio_policy != "stretch":
             return self

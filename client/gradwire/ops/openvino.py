@@ -9,12 +9,12 @@ Source: https://docs.openvino.ai/2025/documentation/openvino-ir-format/operation
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal, get_args
 
-from gradwire.errors import InvalidRequestError
 from gradwire.ops._base import (
     SLOPE_BITS,
+    Floats,
+    Ints,
     Operator,
     attribute,
     operator_class,
@@ -28,14 +28,9 @@ CoordinateTransformationMode = Literal[
 ]
 NearestMode = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simple"]
 
-MAX_AXES = 8
-
 
 @operator_class
 class _OpenvinoInterpolate(Operator):
-    min_rank = 1
-    max_rank = MAX_AXES
-
     mode: Mode = attribute(
         "How an output element of the forward reads the padded input; the "
         "pillow modes take two axes, linear_onnx all, or all but batch and channel."
@@ -43,17 +38,17 @@ class _OpenvinoInterpolate(Operator):
     shape_calculation_mode: ShapeCalculationMode = attribute(
         "Whether sizes or scales tell the lengths of the forward's output.", default="sizes"
     )
-    sizes: Sequence[int] = sequence(
+    sizes: Ints = sequence(
         "Lengths of the forward's output, in elements, each at least 1, one "
         "per entry of axes; with shape_calculation_mode sizes.",
         bits=64,
     )
-    scales: Sequence[float] = sequence(
+    scales: Floats = sequence(
         "Lengths of the forward's output over those of its padded input, "
         "finite and above 0, one per entry of axes; with shape_calculation_mode scales.",
         positive=True,
     )
-    axes: Sequence[int] = sequence(
+    axes: Ints = sequence(
         "Axes that are resampled, each once, in the order of sizes or scales.",
         bits=32,
         least=0,
@@ -68,13 +63,13 @@ class _OpenvinoInterpolate(Operator):
     antialias: bool = attribute(
         "Whether the triangle of linear is stretched where an axis shrinks.", default=False
     )
-    pads_begin: Sequence[int] = sequence(
+    pads_begin: Ints = sequence(
         "Elements of 0 put before each axis; what is not given is 0.",
         bits=32,
         least=0,
         default_text="0 on each axis",
     )
-    pads_end: Sequence[int] = sequence(
+    pads_end: Ints = sequence(
         "Elements of 0 put after each axis; what is not given is 0.",
         bits=32,
         least=0,
@@ -90,14 +85,14 @@ class _OpenvinoInterpolate(Operator):
     def _check_together(self) -> None:
         for name in get_args(ShapeCalculationMode):
             if getattr(self, name) and self.shape_calculation_mode != name:
-                raise InvalidRequestError.of(
-                    self.path(name),
+                raise self._refused(
+                    name,
                     f"is {self.shown()[name]}; shape_calculation_mode is "
                     f"{self.shape_calculation_mode!r}: give {self.shape_calculation_mode}",
                 )
         if self.shape_calculation_mode == "scales" and not self.scales:
-            raise InvalidRequestError.of(
-                self.path("scales"), "is empty; with shape_calculation_mode 'scales' give them"
+            raise self._refused(
+                "scales", "is empty; with shape_calculation_mode 'scales' give them"
             )
 
 
@@ -119,7 +114,6 @@ class OpenvinoInterpolateGrad(_OpenvinoInterpolate):
 
     name = "openvino_interpolate_grad"
     source = f"OpenVINO, the adjoint of Interpolate-11, {_URL}"
-    gradient = True
     counterpart = "openvino_interpolate"
 
 

@@ -9,11 +9,9 @@ Source: https://www.tensorflow.org/api_docs/python/tf/raw_ops/ResizeBilinear
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
-from gradwire.errors import InvalidRequestError
-from gradwire.ops._base import Operator, attribute, operator_class, sequence
+from gradwire.ops._base import Ints, Operator, attribute, operator_class, sequence
 
 Kind = Literal["bilinear", "nearest_neighbor", "bicubic"]
 
@@ -29,7 +27,7 @@ class _TensorflowResize(Operator):
         "The raw op: ResizeBilinear, ResizeNearestNeighbor or ResizeBicubic.",
         synonyms=(("nearest", "nearest_neighbor"),),
     )
-    size: Sequence[int] = sequence(
+    size: Ints = sequence(
         "Height and width of the forward's output, in elements, each at least "
         "1; they must equal that tensor's.",
         most=SPATIAL_AXES,
@@ -45,12 +43,10 @@ class _TensorflowResize(Operator):
 
     def _check_together(self) -> None:
         if len(self.size) not in {0, SPATIAL_AXES}:
-            raise InvalidRequestError.of(
-                self.path("size"), f"is {self.size}; give height and width, or leave it out"
-            )
+            raise self._refused("size", f"is {self.size}; give height and width, or leave it out")
         if self.align_corners and self.half_pixel_centers:
-            raise InvalidRequestError.of(
-                self.path("half_pixel_centers"),
+            raise self._refused(
+                "half_pixel_centers",
                 "is True, and so is align_corners; TensorFlow takes one of the two",
             )
 
@@ -70,7 +66,6 @@ class TfResizeGrad(_TensorflowResize):
         "TensorFlow ResizeBilinearGrad, ResizeNearestNeighborGrad and ResizeBicubicGrad, "
         "https://www.tensorflow.org/api_docs/python/tf/raw_ops/ResizeBilinearGrad"
     )
-    gradient = True
     counterpart = "tf_resize"
 
 

@@ -12,11 +12,9 @@ Source: https://docs.pytorch.org/docs/2.13/generated/torch.nn.functional.interpo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Literal
 
-from gradwire.errors import InvalidRequestError
-from gradwire.ops._base import Operator, attribute, operator_class, sequence
+from gradwire.ops._base import Floats, Ints, Operator, attribute, operator_class, sequence
 
 Mode = Literal[
     "nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic", "area", "lanczos"
@@ -33,13 +31,13 @@ class _TorchInterpolate(Operator):
     min_rank = 3
     max_rank = 2 + MAX_SPATIAL_AXES
 
-    size: int | Sequence[int] = sequence(
+    size: int | Ints = sequence(
         "Spatial sizes of the forward's output, in elements, each at least 1, "
         "one per spatial axis, or one for all; they must equal that tensor's.",
         most=MAX_SPATIAL_AXES,
         bits=64,
     )
-    scale_factor: float | Sequence[float] = sequence(
+    scale_factor: float | Floats = sequence(
         "Spatial sizes of the forward's output over its input's, finite and "
         "above 0, one per spatial axis, or one for all; the output has "
         "trunc(input * scale_factor) elements. Not together with size.",
@@ -72,32 +70,28 @@ class _TorchInterpolate(Operator):
 
     def _check_together(self) -> None:
         if self.size and self.scale_factor:
-            raise InvalidRequestError.of(
-                self.path("scale_factor"),
+            raise self._refused(
+                "scale_factor",
                 f"is {self.scale_factor}, and size is {self.size}; give one of the two",
             )
         if self.recompute_scale_factor and self.size:
-            raise InvalidRequestError.of(
-                self.path("recompute_scale_factor"), "is True; with size leave it out"
-            )
+            raise self._refused("recompute_scale_factor", "is True; with size leave it out")
         self._check_antialias()
         lanczos = self.mode == "lanczos" and self.align_corners is False
         if self.align_corners is not None and self.mode not in _WITH_CORNERS and not lanczos:
-            raise InvalidRequestError.of(
-                self.path("align_corners"),
+            raise self._refused(
+                "align_corners",
                 f"is {self.align_corners}; mode {self.mode!r} does not take it: leave it out",
             )
 
     def _check_antialias(self) -> None:
         if self.antialias and self.mode not in _WITH_ANTIALIAS:
-            raise InvalidRequestError.of(
-                self.path("antialias"),
+            raise self._refused(
+                "antialias",
                 f"is True; mode {self.mode!r} does not support it; {', '.join(_WITH_ANTIALIAS)} do",
             )
         if self.mode == "lanczos" and not self.antialias:
-            raise InvalidRequestError.of(
-                self.path("antialias"), "is False; mode 'lanczos' needs True"
-            )
+            raise self._refused("antialias", "is False; mode 'lanczos' needs True")
 
 
 @operator_class
@@ -114,7 +108,6 @@ class TorchUpsampleBackward(_TorchInterpolate):
         "PyTorch aten::upsample_*_backward, "
         "https://docs.pytorch.org/docs/2.13/generated/torch.nn.functional.interpolate.html"
     )
-    gradient = True
     counterpart = "torch_interpolate"
 
     follow: Follow = attribute(
@@ -138,7 +131,7 @@ class TorchInterpolate(_TorchInterpolate):
     output_required = False
     fixed = (("follow", "forward_adjoint"),)
 
-    def for_output(self, output_shape: Sequence[int]) -> TorchInterpolate:
+    def for_output(self, output_shape: Ints) -> TorchInterpolate:
         """Return it with size, if nothing else determines the output's."""
         if self.size or self.scale_factor:
             return self
