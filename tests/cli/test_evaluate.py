@@ -1,9 +1,10 @@
-"""`gradwire evaluate`, against real servers."""
+"""`gradwire evaluate` and `gradwire demo`, against real servers."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,9 @@ def evaluate_published(folder: Path, *options: object) -> Outcome:
     return run_here("evaluate", gradient, folder / "result.npy", *PUBLISHED, *options)
 
 
-def test_the_published_example_goes_round_through_a_server_of_its_own(tmp_path: Path) -> None:
+def test_the_published_example_goes_round_also_through_a_server_of_its_own(
+    tmp_path: Path, target: str
+) -> None:
     gradient = saved(tmp_path / "gradient.npy", f32([[4, 5, 6]]))
     result = tmp_path / "result.npy"
     asked = ("evaluate", gradient, result, *PUBLISHED, *SCALES, "--output-shape", "2,2")
@@ -44,13 +47,13 @@ def test_the_published_example_goes_round_through_a_server_of_its_own(tmp_path: 
     assert "dml_resample_grad: float32 (1, 3) to (2, 2) in" in done.stderr
     np.testing.assert_array_equal(np.load(result), f32([[9, 6], [0, 0]]))
     assert sorted(tmp_path.iterdir()) == [gradient, result]
-    done = run_here(*asked, "--json")
+    done = run_here(*asked, "--json", "--target", target)
     facts = json.loads(done.stdout)
     assert (done.code, done.stderr) == (0, "")
     seconds, rate = facts.pop("seconds"), facts.pop("mb_per_s_up")
     assert rate == pytest.approx(12e-6 / seconds, abs=1e-3)
-    expected = {"dtype": "float32", "bytes_up": 12, "bytes_down": 16, "output_shape": [2, 2]}
-    assert facts.items() >= expected.items()
+    told = {"dtype": "float32", "bytes_up": 12, "bytes_down": 16, "output_shape": [2, 2]}
+    assert facts.items() >= told.items()
 
 
 def doubled(folder: Path, target: str, x: npt.NDArray[Any], *options: str) -> npt.NDArray[Any]:
@@ -133,3 +136,16 @@ def test_a_pipe_is_refused_and_a_link_followed_and_neither_replaced(
     if shape:
         assert done.code == 0
         np.testing.assert_array_equal(np.load(file), [[9, 6], [0, 0]])
+
+
+def test_the_loss_of_the_demo_falls_and_a_picture_is_written(tmp_path: Path, target: str) -> None:
+    path = tmp_path / "demo.png"
+    done = run_here("demo", "--iterations", 8, "--output", path, "--target", target, "--json")
+    facts, losses = json.loads(done.stdout), json.loads(done.stdout)["losses"]
+    assert (done.code, facts["output"], facts["calls"]) == (0, str(path), 17)
+    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    steps = re.findall(r"^ *(\d+) +([\d.]+) +[\d.]+ dB$", done.stderr, re.MULTILINE)
+    assert steps == [(str(step), f"{loss:.4f}") for step, loss in enumerate(losses)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] / 2
+    assert facts["reconstruction_db"] > facts["bilinear_db"]
