@@ -85,17 +85,14 @@ def test_tables_are_those_that_evaluations_use_for_every_operator(dtype: type) -
 
 def test_json_tells_tables_and_infinite_coordinates() -> None:
     facts = json.loads(run_here(*DOUBLED, "--json").stdout)
-    assert facts["axes"][2] == {
-        "axis": 2,
-        "inputs": 2,
-        "outputs": 4,
-        "identity": False,
+    assert (facts["gradient"], facts["forward"]) == (True, "interpolate")
+    lengths = {"axis": 2, "inputs": 2, "outputs": 4, "identity": False}
+    assert facts["axes"][2] == lengths | {
         "coordinates": [-0.25, 0.25, 0.75, 1.25],
         "start": [0, 0, 0, 1],
         "weights": [[1.0], [0.75, 0.25], [0.25, 0.75], [1.0]],
         "total_weight": [2.0, 2.0],
     }
-    assert (facts["gradient"], facts["forward"]) == (True, "interpolate")
     done = run_here(
         *("explain", "--op", "dml_resample", "--attr", "interpolation_mode=linear"),
         *("--attr", "scales=1e-38", "--input-shape", "2", "--output-shape", "40", "--json"),
@@ -133,7 +130,7 @@ AXES = {
 }
 
 
-def test_any_axis_can_be_drawn_and_coordinates_taps_and_weights_are_printed(tmp_path: Path) -> None:
+def test_any_axis_can_be_drawn(tmp_path: Path) -> None:
     pictures.draw(AXES, title="axes", path=tmp_path / "every.png")
     assert (tmp_path / "every.png").stat().st_size > 10_000 * len(AXES)
     for ending, begins in (("png", b"\x89PNG\r\n\x1a\n"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
@@ -141,23 +138,7 @@ def test_any_axis_can_be_drawn_and_coordinates_taps_and_weights_are_printed(tmp_
         done = run_here(*DOUBLED, "--output", path)
         assert (done.code, done.stderr) == (0, "")
         assert path.read_bytes().startswith(begins)
-        assert done.stdout.endswith(
-            f"""
-axis 2: 2 inputs, 4 outputs, 6 weights
-
-  output  coordinate  reads inputs  with weights
-       0       -0.25             0  1
-       1        0.25           0-1  0.75 0.25
-       2        0.75           0-1  0.25 0.75
-       3        1.25             1  1
-
-  input  total weight  is read by outputs  with weights
-      0             2                 0-2  1 0.75 0.25
-      1             2                 1-3  0.25 0.75 1
-
-Wrote {path}
-"""
-        )
+        assert done.stdout.endswith(f"\n\nWrote {path}\n")
 
 
 @pytest.mark.parametrize("arguments", [("demo",), (*DOUBLED, "--output", "x.png")])
@@ -185,12 +166,9 @@ def test_equal_bits_end_with_0_and_a_tie_is_explained(target: str) -> None:
     assert (done.code, done.stderr) == (0, "")
     assert "equal bits: 4 elements of float32 (1, 1, 4)" in done.stdout
     tie = ("compare", *NEAREST, *DML, "interpolation_mode=nearest", *SHAPES, "--target", target)
-    done = run_here(*tie)
+    done = run_here(*tie, "--dtype", "float64", "--seed", "3", "--json")
+    facts = json.loads(done.stdout)
     assert (done.code, done.stderr) == (9, "")
-    assert "different: 4 of 4 elements of float32 (1, 1, 4)" in done.stdout
-    assert "axis 2: input 0 is read by (taps differ)" in done.stdout
-    assert "       0           0.5       -           0.5       1\n" in done.stdout
-    facts = json.loads(run_here(*tie, "--dtype", "float64", "--seed", "3", "--json").stdout)
     x = np.random.default_rng(3).standard_normal((1, 1, 2))
     assert (facts["equal"], facts["different"], facts["dtype"]) == (False, 4, "float64")
     assert facts["first"] == {"index": [0, 0, 0], "A": 0.0, "B": x[0, 0, 0]}
@@ -238,15 +216,16 @@ Check = Callable[..., Outcome]
 FUNCTIONS = """
 import numpy as np
 
-def along(gradient, axis, inputs, *, tie=0.5, last=0):
-    outputs = gradient.shape[axis]
+def places(outputs, inputs, tie):
     x = np.arange(outputs) * np.float32(inputs - 1) / np.float32(max(outputs - 1, 1))
-    places = np.floor(x.astype(np.float64) + tie).astype(int)
-    lines = np.moveaxis(gradient, axis, 0)
+    return np.floor(x.astype(np.float64) + tie).astype(int)
+
+def along(gradient, axis, inputs, *, tie=0.5, last=0):
+    lines, read = np.moveaxis(gradient, axis, 0), places(gradient.shape[axis], inputs, tie)
     result = np.zeros((inputs, *lines.shape[1:]), gradient.dtype)
     # What is read begins as -0, which added to a zero of either sign gives that zero.
-    result[places] = -0.0
-    np.add.at(result, places, lines)
+    result[read] = -0.0
+    np.add.at(result, read, lines)
     if last and inputs > 4:
         result[-1] += last
     return np.moveaxis(result, 0, axis)
@@ -284,9 +263,7 @@ exits = lambda gradient, shape: raises(gradient, shape, SystemExit, 3)
 
 def forward(image, shape):
     for axis in range(2, image.ndim):
-        inputs, outputs = image.shape[axis], shape[axis]
-        x = np.arange(outputs) * np.float32(inputs - 1) / np.float32(max(outputs - 1, 1))
-        image = np.take(image, np.floor(x.astype(np.float64) + 0.5).astype(int), axis)
+        image = np.take(image, places(shape[axis], image.shape[axis], 0.5), axis)
     return image
 
 def three_off(gradient, shape):
@@ -336,9 +313,7 @@ def test_a_fault_is_shrunk_to_the_smallest_tensors_that_show_it(check: Check) ->
     assert check("ties_down", "--failures", "1", "--seed", "5") == done
     # Of 3 outputs the middle one lies between 2 inputs; fewer have no tie.
     assert "1. float32 (1, 1, 1, 3) to (1, 1, 1, 2) (the smallest of" in done.stdout
-    assert "   given 1 at [0, 0, 0, 1], else 0\n" in done.stdout
     assert "   at [0, 0, 0, 0]: expected 0, came 1, " in done.stdout
-    assert "   axis 3: input 0 is read by\n" in done.stdout
     facts = json.loads(check("long_axes", "--rank", "3", "--json").stdout)
     smallest = facts["failures"][0]
     assert (smallest["output_shape"], smallest["input_shape"]) == ([1, 1, 5], [1, 1, 1])
