@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from google.protobuf.descriptor import Descriptor
@@ -19,12 +18,13 @@ from gradwire._wire.framing import varint
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from support import relay
 from support.raw_calls import (
-    PATIENCE_S,
     PUBLISHED_RESULT,
+    SERVICE,
     Answer,
     ManyCall,
     RawClient,
     as_stream,
+    call,
     chunk,
     opening,
     published_request,
@@ -64,9 +64,7 @@ def test_what_an_sdk_of_a_release_before_sends_has_the_answer_it_had(
     client: RawClient, name: str
 ) -> None:
     sent, expected = (bytes.fromhex(EVALUATIONS[name][key]) for key in ("request", "answer"))
-    call: grpc.UnaryUnaryMultiCallable[bytes, bytes]
-    call = client.channel.unary_unary("/gradwire.v1.GradientService/Evaluate")
-    assert call(sent, timeout=PATIENCE_S) == expected
+    assert call(client.channel, f"{SERVICE}/Evaluate", [sent]) == ([expected], None)
     request = v1.EvaluateRequest.FromString(sent)
     result = v1.EvaluateResponse.FromString(expected)
     assert client.stream(as_stream(request)).data == result.data
@@ -115,29 +113,12 @@ def test_refusals_of_servers_of_other_releases_are_understood(
                 client.evaluate(wrong, array, output_shape=array.shape)
 
 
-MEMBERS = v1.Operator.DESCRIPTOR.fields
-ATTRIBUTES = {
-    member.name: member.message_type for member in MEMBERS if member.message_type is not None
-}
-
-
 def _next_number(message: Descriptor) -> int:
     """Return a number that the next release may well take; 14 and 15 are taken at the end."""
     last = {"checksum", "data"}
     return max((field.number for field in message.fields if field.name not in last), default=0) + 1
 
 
-NEW_FIELDS = {
-    message.name: _next_number(message)
-    for message in (
-        v1.TensorDescriptor.DESCRIPTOR,
-        v1.Options.DESCRIPTOR,
-        v1.EvaluateRequest.DESCRIPTOR,
-        v1.Open.DESCRIPTOR,
-        v1.Chunk.DESCRIPTOR,
-        *ATTRIBUTES.values(),
-    )
-}
 OPERATOR_NUMBER = _next_number(v1.Operator.DESCRIPTOR)
 every_way = pytest.mark.parametrize("how", ["Evaluate", "EvaluateStream"])
 
@@ -152,7 +133,7 @@ def with_newer_field(message: Any, path: str = "") -> Any:
     made = place = type(message).FromString(message.SerializeToString())
     for step in filter(None, path.split(".")):
         place = getattr(place, step)
-    number = NEW_FIELDS[place.DESCRIPTOR.name]
+    number = _next_number(place.DESCRIPTOR)
     merged(place, varint(number << 3 | 5) + struct.pack("<f", 0.5))
     return made
 
@@ -162,22 +143,15 @@ def unimplemented(answer: Answer, how: str, reason: str = "UNKNOWN_FIELD") -> Re
     return refused(answer, reason, in_band=how == "EvaluateStream")
 
 
-def operator_request(member: str) -> v1.EvaluateRequest:
-    """Make a request for an operator with none of its attributes."""
-    request = published_request()
-    getattr(request.operator, member).SetInParent()
-    return request
-
-
-# A new field, its message and the path to it; numbers are those of NEW_FIELDS.
-NEWER_FIELDS: dict[str, tuple[Callable[[], v1.EvaluateRequest], str]] = {
+# Paths to messages that a newer schema has a field more of.
+NEWER_FIELDS = {
     **{
-        f"operator.{member}": (partial(operator_request, member), message.name)
-        for member, message in ATTRIBUTES.items()
+        f"operator.{member.name}": member.message_type
+        for member in v1.Operator.DESCRIPTOR.fields
+        if member.message_type is not None
     },
-    "input": (published_request, "TensorDescriptor"),
-    "output": (published_request, "TensorDescriptor"),
-    "options": (published_request, "Options"),
+    **dict.fromkeys(["input", "output"], v1.TensorDescriptor.DESCRIPTOR),
+    "options": v1.Options.DESCRIPTOR,
 }
 
 
@@ -186,11 +160,15 @@ NEWER_FIELDS: dict[str, tuple[Callable[[], v1.EvaluateRequest], str]] = {
 def test_a_field_of_a_newer_schema_is_refused_by_message_and_number(
     client: RawClient, path: str, how: str
 ) -> None:
-    make, name = NEWER_FIELDS[path]
-    refusal = unimplemented(client.ask(with_newer_field(make(), path), how), how)
-    assert f"field {NEW_FIELDS[name]} of gradwire.v1.{name} at {path} " in refusal.message
-    assert refusal.info.metadata["message_type"] == f"gradwire.v1.{name}"
-    assert refusal.info.metadata["field_number"] == str(NEW_FIELDS[name])
+    name, number = NEWER_FIELDS[path].full_name, _next_number(NEWER_FIELDS[path])
+    request = published_request()
+    if path.startswith("operator."):
+        # With none of its attributes.
+        getattr(request.operator, path.removeprefix("operator.")).SetInParent()
+    refusal = unimplemented(client.ask(with_newer_field(request, path), how), how)
+    assert f"field {number} of {name} at {path} " in refusal.message
+    assert refusal.info.metadata["message_type"] == name
+    assert refusal.info.metadata["field_number"] == str(number)
 
 
 def test_a_newer_field_of_a_unary_header_is_refused(client: RawClient) -> None:
@@ -200,20 +178,15 @@ def test_a_newer_field_of_a_unary_header_is_refused(client: RawClient) -> None:
 
 OPENING = opening(published_request())
 CHUNK = chunk(0, published_request().data)
-# Field 3 of the oneof, which holds a chunk.
+# Field 3 of the oneof, which holds a chunk; and field 9 beside a chunk.
 NEWEST = v1.EvaluateStreamRequest.FromString(b"\x1a\x02\x08\x01")
+BESIDE = merged(chunk(0, published_request().data), b"\x48\x01")
 STREAMS: dict[str, tuple[list[v1.EvaluateStreamRequest], str]] = {
-    "open": ([with_newer_field(OPENING, "open")], "field 10 of gradwire.v1.Open "),
-    "chunk": (
-        [OPENING, with_newer_field(CHUNK, "chunk")],
-        "field 2 of gradwire.v1.Chunk at chunk ",
-    ),
-    "beside a chunk": (
-        [OPENING, merged(chunk(0, published_request().data), b"\x48\x01")],
-        "field 9 of gradwire.v1.EvaluateStreamRequest ",
-    ),
-    "first": ([NEWEST], "field 3 of gradwire.v1.EvaluateStreamRequest "),
-    "after open": ([OPENING, NEWEST], "field 3 of gradwire.v1.EvaluateStreamRequest "),
+    "open": ([with_newer_field(OPENING, "open")], "10 of gradwire.v1.Open "),
+    "chunk": ([OPENING, with_newer_field(CHUNK, "chunk")], "2 of gradwire.v1.Chunk at chunk "),
+    "beside a chunk": ([OPENING, BESIDE], "9 of gradwire.v1.EvaluateStreamRequest "),
+    "first": ([NEWEST], "3 of gradwire.v1.EvaluateStreamRequest "),
+    "after open": ([OPENING, NEWEST], "3 of gradwire.v1.EvaluateStreamRequest "),
 }
 
 
@@ -222,7 +195,7 @@ def test_newer_parts_of_a_stream_are_refused(
     client: RawClient, messages: list[v1.EvaluateStreamRequest], words: str
 ) -> None:
     refusal = unimplemented(client.stream(messages), "EvaluateStream")
-    assert words in refusal.message
+    assert f"field {words}" in refusal.message
 
 
 @every_way
@@ -259,12 +232,11 @@ def test_a_newer_caller_that_sets_nothing_new_is_served(client: RawClient, how: 
     assert client.ask(published_request(), how).data == PUBLISHED_RESULT
 
 
-@pytest.mark.parametrize("kind", [v1.ListOperatorsRequest, v1.GetServerInfoRequest])
+@pytest.mark.parametrize(
+    ("method", "told"), [("ListOperators", "operators"), ("GetServerInfo", "version")]
+)
 def test_questions_about_the_server_are_answered_to_a_newer_caller(
-    client: RawClient, kind: Any
+    client: RawClient, method: str, told: str
 ) -> None:
-    question = kind.FromString(b"\x08\x01")
-    if kind is v1.ListOperatorsRequest:
-        assert client.stub.ListOperators(question).operators
-    else:
-        assert client.stub.GetServerInfo(question).version
+    question = getattr(v1, f"{method}Request").FromString(b"\x08\x01")
+    assert getattr(getattr(client.stub, method)(question), told)
