@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from subprocess import PIPE
+from typing import Any
 
 import pytest
 
@@ -131,45 +133,34 @@ PROGRAM = (
 PATIENCE_S = 120.0
 
 
-class Run:
-    """`gradwire bench` under way, in a process group of its own, as a terminal has it."""
+@contextmanager
+def bench(*arguments: object) -> Generator[subprocess.Popen[str]]:
+    """Run `gradwire bench` in a process group of its own, as a terminal has it."""
+    command = [sys.executable, "-c", PROGRAM, "bench", *map(str, arguments)]
+    process = subprocess.Popen(  # noqa: S603 - our own program
+        command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
-    def __init__(self, *arguments: object) -> None:
-        self.process = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-c", PROGRAM, "bench", *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self._seen: set[int] = set()
 
-    def children(self) -> set[int]:
-        now = family(self.process.pid) - {self.process.pid}
-        self._seen |= now
-        return now
+def wait_for(process: subprocess.Popen[str], holds: Callable[[], object]) -> None:
+    """Wait until something holds; fail at once if the process has ended."""
+    wait_until(lambda: holds() or process.poll() is not None, patience_s=PATIENCE_S)
+    assert process.poll() is None, process.communicate()
 
-    def wait_until(self, holds: Callable[[], object]) -> None:
-        """Wait until something holds; fail at once if the process has ended."""
-        wait_until(lambda: holds() or self.process.poll() is not None, patience_s=PATIENCE_S)
-        if self.process.poll() is not None:
-            raise AssertionError(self.process.communicate())
 
-    def end(self, number: signal.Signals) -> tuple[str, str]:
-        """Send a signal to all of its group; return what was printed, once no process is left."""
-        self.children()
-        os.killpg(self.process.pid, number)
-        printed = self.process.communicate(timeout=PATIENCE_S)
-        assert self.process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
-        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in self._seen))
-        return printed
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
+def end(process: subprocess.Popen[str], number: signal.Signals) -> tuple[str, str]:
+    """Send a signal to all of its group; return what was printed, once no process is left."""
+    members = family(process.pid)
+    os.killpg(process.pid, number)
+    printed = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 128 + number
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in members))
+    return printed
 
 
 either_signal = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
@@ -183,16 +174,16 @@ def test_the_user_who_ends_it_gets_what_there_is(
     found, page = tmp_path / "found.json", tmp_path / "report.html"
     with (
         relaying(target) as relay,
-        Run(
+        bench(
             *("--target", relay.address, "--scenario", "tiny", "--scenario", "large"),
             *("--output", found, "--report", page),
             *("--duration", 600, "--warm-up", 0, "--processes", 2),
-        ) as run,
+        ) as process,
     ):
         # Far more than the questions before the load take: some calls have ended.
-        run.wait_until(lambda: relay.carried_bytes > 1_000_000)
+        wait_for(process, lambda: relay.carried_bytes > 1_000_000)
         time.sleep(0.5)
-        stdout, stderr = run.end(number)
+        stdout, stderr = end(process, number)
     assert stderr == ""
     assert "tiny: " in stdout
     document = from_json(found.read_text())
@@ -217,10 +208,10 @@ def test_nothing_is_written_and_left_before_a_call_counts(
 ) -> None:
     found = tmp_path / "found.json"
     options = () if children == 1 else ("--target", target, "--processes", 4)
-    with Run("--scenario", "tiny", "--warm-up", 600, "--output", found, *options) as run:
-        run.wait_until(lambda: len(run.children()) >= children)
+    with bench("--scenario", "tiny", "--warm-up", 600, "--output", found, *options) as process:
+        wait_for(process, lambda: len(family(process.pid)) > children)
         time.sleep(1.0 if children > 2 else 0.0)
-        assert run.end(number) == ("", "\ngradwire: interrupted\n")
+        assert end(process, number) == ("", "\ngradwire: interrupted\n")
     assert not found.exists()
 
 

@@ -15,7 +15,7 @@ from google.rpc import error_details_pb2, status_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuzz import corpus
+from fuzz.run import read
 from fuzz.targets import pieces
 from gradwire import Client, GradwireError, Item, RetryPolicy, errors, ops
 from support.clients import ONCE
@@ -23,7 +23,7 @@ from support.raw_calls import wait_until
 
 HALVE = ops.InterpolateBackward(mode="linear", data_format="NCX")
 SMALL = np.arange(6, dtype=np.float32).reshape(1, 1, 6)
-KEPT = {name: corpus.read(name) for name in ("answer", "answers", "streamed", "statuses")}
+KEPT = {name: read(name) for name in ("answer", "answers", "streamed", "statuses")}
 
 
 class Strange(grpc.GenericRpcHandler):

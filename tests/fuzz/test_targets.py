@@ -6,19 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuzz import corpus
-from fuzz.run import NAMES
+from fuzz.run import NAMES, read
 from fuzz.targets import TARGETS
 
 
 def test_every_target_has_a_corpus() -> None:
     assert set(NAMES) == set(TARGETS)
-    assert all(corpus.read(name) for name in NAMES)
+    assert all(read(name) for name in NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_kept_breaks_no_law(name: str) -> None:
-    for data in corpus.read(name):
+    for data in read(name):
         TARGETS[name](data)
 
 
@@ -33,7 +32,7 @@ def crossed(draw: st.DrawFn, name: str) -> bytes:
     return b"".join(parts)
 
 
-KEPT = {name: st.sampled_from(corpus.read(name)) for name in NAMES}
+KEPT = {name: st.sampled_from(read(name)) for name in NAMES}
 BETWEEN = st.just(b"") | st.binary(max_size=3)
 
 
