@@ -278,7 +278,8 @@ def test_many_requests_and_results_framed_by_hand_have_the_bytes_of_messages(
         return of_hex(before) + framing.varint(len(body)) + body
 
     header = f"12 04 {OPERATOR_HEX} | 1a 0b {TENSOR_HEX} | 2a 00"
-    framed, parts = of_parts("0a", header), (name, of_hex(header), data)
+    framed = of_parts("0a", header)
+    parts: typing.Any = name, of_hex(header), data
     request = v1.EvaluateRequest(
         request_id=request_id, operator=OPERATOR, input=TENSOR, options=v1.Options(), data=data
     )
@@ -287,7 +288,8 @@ def test_many_requests_and_results_framed_by_hand_have_the_bytes_of_messages(
     assert framing.read_many_request(framed) == parts
 
     header = f"12 0b {TENSOR_HEX}"
-    framed, parts = of_parts(f"{NAMES[name]} 12", header), (name, of_hex(header), data)
+    framed = of_parts(f"{NAMES[name]} 12", header)
+    parts = name, of_hex(header), data
     result = v1.EvaluateResponse(request_id=request_id, output=TENSOR, data=data)
     answer = v1.EvaluateManyResponse(request_id=request_id, result=result)
     assert answer.SerializeToString() == framed

@@ -237,7 +237,8 @@ def test_a_refusal_names_the_attribute_what_came_and_what_would_do(
     assert len(str(error)) < 400
 
 
-SOME: dict[str, Any] = {"default": (), "most": 3, "bits": 64, "default_text": "none"}
+Floats = float | Sequence[float]
+Ints = int | Sequence[int]
 TENTH = float(np.float32(0.1))
 
 
@@ -253,8 +254,8 @@ class Every(Operator):
     double: float | None = attribute("A.", default=None, bits=64, positive=True, default_text="no")
     singles: Sequence[float] = attribute("Some.", default=(), most=8, default_text="none")
     sizes: Sequence[int] = attribute("Some.", default=(), most=3, least=1, default_text="none")
-    doubles: float | Sequence[float] = attribute("Some.", **SOME)
-    pads: int | Sequence[int] = attribute("Some.", **SOME, least=-2)
+    doubles: Floats = attribute("Some.", default=(), most=3, bits=64, default_text="none")
+    pads: Ints = attribute("Some.", default=(), most=3, bits=64, least=-2, default_text="none")
 
 
 NUMBERS: list[Any] = [

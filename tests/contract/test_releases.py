@@ -13,10 +13,11 @@ import pytest
 from google.protobuf.descriptor import Descriptor
 
 from contract.wire_exchange import EXCHANGE, requests
-from gradwire import Client, InvalidRequestError, Item, RetryPolicy, Timing, ops, v1
+from gradwire import Client, InvalidRequestError, Item, Timing, ops, v1
 from gradwire._wire.framing import varint
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from support import relay
+from support.clients import ONCE
 from support.raw_calls import (
     PUBLISHED_RESULT,
     SERVICE,
@@ -80,37 +81,25 @@ def test_this_sdk_writes_what_the_one_of_a_release_before_wrote(name: str) -> No
 
 @pytest.mark.parametrize(("change", "trailers"), OTHERS)
 @pytest.mark.parametrize("array", ARRAYS.values(), ids=list(ARRAYS))
-def test_this_sdk_is_served_by_servers_of_other_releases(
+def test_this_sdk_is_served_by_servers_of_other_releases_and_understands_their_refusals(
     server: ServerThread, array: Any, change: Any, *, trailers: bool
 ) -> None:
     shape = (*array.shape[:-1], array.shape[-1] // 2)
+    wrong = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1.0,))
     timings: list[Timing] = []
     with Client(server.address) as client:
         expected = client.evaluate(HALVE, array, output_shape=shape)
     other = relay.skewed(server.address, change, trailers=trailers)
-    with other as address, Client(address) as client:
+    with other as address, Client(address, retry=ONCE) as client:
         evaluate = partial(client.evaluate, output_shape=shape, on_timing=timings.append)
         np.testing.assert_array_equal(evaluate(HALVE, array), expected)
+        assert len(timings) == 1
         for result in client.evaluate_many([Item(HALVE, array, shape)] * 3):
             np.testing.assert_array_equal(result, expected)
         assert client.server_info().version
         assert client.operators()
-    assert len(timings) == 1
-
-
-@pytest.mark.parametrize(("change", "trailers"), OTHERS)
-def test_refusals_of_servers_of_other_releases_are_understood(
-    server: ServerThread, change: Any, *, trailers: bool
-) -> None:
-    wrong = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1.0,))
-    once = RetryPolicy(max_attempts=1)
-    with (
-        relay.skewed(server.address, change, trailers=trailers) as address,
-        Client(address, retry=once) as client,
-    ):
-        for array in ARRAYS.values():
-            with pytest.raises(InvalidRequestError, match="scales"):
-                client.evaluate(wrong, array, output_shape=array.shape)
+        with pytest.raises(InvalidRequestError, match="scales"):
+            client.evaluate(wrong, array, output_shape=array.shape)
 
 
 def _next_number(message: Descriptor) -> int:

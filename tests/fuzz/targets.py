@@ -43,12 +43,9 @@ T = TypeVar("T")
 Outcome = bytes | tuple[str, str]
 
 # Small, so that whatever is allowed takes no time.
-_LIMITS: dict[str, Any] = {
-    "max_elements": 1 << 12,
-    "max_table_entries": 1 << 12,
-    "max_work": 1 << 16,
-    "max_request_memory_bytes": 1 << 20,
-}
+_MOST = 1 << 12
+_LIMITS: dict[str, Any] = {"max_elements": _MOST, "max_table_entries": _MOST, "max_work": 1 << 16}
+_LIMITS["max_request_memory_bytes"] = 1 << 20
 _MOST_CHUNKS = 8
 # How bytes are refused that are no message to protobuf.
 _NO_MESSAGE = {"INVALID_DATA", "CHECKSUM_MISMATCH"}
@@ -244,7 +241,7 @@ def _service_context() -> ServiceContext:
     return ServiceContext(
         settings=settings,
         in_use=BackendInUse(NumpyCpu(), ""),
-        preparer=Preparer(Limits(**_LIMITS), TableCache(max_entries=1 << 12)),
+        preparer=Preparer(Limits(**_LIMITS), TableCache(max_entries=_MOST)),
         admission=Admission(
             max_memory_bytes=1 << 30, max_streams=1, threads=1, max_queue=1, max_queue_s=1.0
         ),
