@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -119,7 +120,7 @@ def merged(message: Any, more: bytes) -> Any:
 
 def with_newer_field(message: Any, path: str = "") -> Any:
     """Set a float that only a newer schema has, at a path in a message."""
-    made = place = type(message).FromString(message.SerializeToString())
+    made = place = deepcopy(message)
     for step in filter(None, path.split(".")):
         place = getattr(place, step)
     number = _next_number(place.DESCRIPTOR)

@@ -62,7 +62,8 @@ class Refusal:
 
 def refusal_of(error: object, in_band: v1.Error | None = None) -> Refusal:
     call: Any = error
-    details: bytes = dict(call.trailing_metadata() or ()).get("grpc-status-details-bin", b"")
+    metadata: Any = call.trailing_metadata() or ()
+    details = next((value for key, value in metadata if key == "grpc-status-details-bin"), b"")
     return Refusal(call.code(), call.details() or "", trailers_of(call), details, in_band)
 
 
