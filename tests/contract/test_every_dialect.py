@@ -33,15 +33,9 @@ def target() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def client(target: str) -> Iterator[Client]:
-    with Client(target) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def local() -> Iterator[LocalClient]:
-    with LocalClient() as local:
-        yield local
+def clients(target: str) -> Iterator[list[Any]]:
+    with Client(target) as client, LocalClient() as local, AWAITED(target) as awaited:
+        yield [client, local, awaited]
 
 
 def test_every_operator_has_an_example() -> None:
@@ -58,18 +52,17 @@ def test_an_example_has_the_result_that_stands_beside_it(example: Example) -> No
 @every_type
 @every_example
 def test_both_clients_and_no_socket_give_the_same_bits(
-    client: Client, local: LocalClient, target: str, example: Example, dtype: np.dtype[Any]
+    clients: list[Any], example: Example, dtype: np.dtype[Any]
 ) -> None:
     given = example.given(dtype)
     expected = evaluate(example.operator, given, example.result)
-    with AWAITED(target) as awaited:
-        for one in (client, local, awaited):
-            result = one.evaluate(example.operator, given, output_shape=example.result)
-            same_bits(result, expected)
-    (many,) = client.evaluate_many([(example.operator, given, example.result)])
+    for client in clients:
+        result = client.evaluate(example.operator, given, output_shape=example.result)
+        same_bits(result, expected)
+    (many,) = clients[0].evaluate_many([(example.operator, given, example.result)])
     same_bits(many, expected)
     if not example.operator.output_required:
-        same_bits(client.evaluate(example.operator, given), expected)
+        same_bits(clients[0].evaluate(example.operator, given), expected)
 
 
 def assignments(operator: ops.Operator) -> list[str]:
