@@ -189,7 +189,7 @@ def read_all(call: Any, messages: Iterable[v1.EvaluateStreamResponse] | None = N
     messages  what is read: the call, unless something stands between
     """
     opened: v1.Opened | None = None
-    chunks: list[v1.Chunk] = []
+    parts: list[tuple[int, bytes]] = []
     in_band: v1.Error | None = None
     refusal: Refusal | None = None
     try:
@@ -200,15 +200,15 @@ def read_all(call: Any, messages: Iterable[v1.EvaluateStreamResponse] | None = N
             if came == "opened":
                 opened = message.opened
             elif came == "chunk":
-                chunks.append(message.chunk)
+                parts.append((message.chunk.offset, message.chunk.data))
             else:
                 in_band = message.error
     except grpc.RpcError as error:
         refusal = refusal_of(error, in_band)
     assert refusal is not None or in_band is None
     output = v1.TensorDescriptor() if opened is None else opened.output
-    data = b"".join(each.data for each in chunks)
-    places = tuple((each.offset, len(each.data)) for each in chunks)
+    data = b"".join(part for _, part in parts)
+    places = tuple((offset, len(part)) for offset, part in parts)
     return Answer(data, output, trailers_of(call), refusal, opened, places)
 
 
