@@ -28,7 +28,7 @@ from support.raw_calls import wait_until
 from support.relay import relaying
 from support.servers import serving
 
-SHORT = ("--duration", "0.3", "--warm-up", "0")
+SHORT = ("--duration", "0.5", "--warm-up", "0")
 
 
 @pytest.mark.slow
