@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from subprocess import PIPE
 
 import pytest
 
@@ -20,7 +21,7 @@ from gradwire_server import LocalClient
 from gradwire_server.config.tokens import Scope, add_token
 from load.loading import from_json
 from load.soak import family
-from support.command_line import run, run_here
+from support.command_line import run_here
 from support.raw_calls import wait_until
 from support.relay import relaying
 from support.servers import serving
@@ -31,10 +32,10 @@ SHORT = ("--duration", "0.5", "--warm-up", "0")
 @pytest.mark.slow
 def test_it_starts_a_server_and_writes_what_came_of_it(tmp_path: Path) -> None:
     found, page = tmp_path / "found.json", tmp_path / "report.html"
-    done = run(
-        "bench", *SHORT, "--duration", 2.5, "--scenario", "medium", "--scenario", "tiny",
-        "--output", found, "--report", page,
-    )  # fmt: skip
+    done = run_here(
+        *("bench", "--duration", 1.5, "--warm-up", 0, "--scenario", "medium"),
+        *("--scenario", "tiny", "--output", found, "--report", page),
+    )
     assert (done.code, done.stderr) == (0, "")
     document = from_json(found.read_text())
     assert [one.name for one in document.scenarios] == ["medium", "tiny"]
@@ -90,13 +91,10 @@ def test_every_manner_of_call_shows_the_token(tmp_path: Path) -> None:
         assert run_here(*arguments).code == 8
         # A token that opens no call, or not the metrics, ends it before the load.
         url = f"http://{server.http_address}/metrics"
+        denied = f"--metrics {url}: the token evaluate lacks the scope inspect"
         for file, more, words in (
             (looker, (), "the token inspect lacks the scope evaluate"),
-            (
-                shown,
-                ("--metrics", url),
-                f"--metrics {url}: the token evaluate lacks the scope inspect",
-            ),
+            (shown, ("--metrics", url), denied),
         ):
             done = run_here(*arguments, "--token-file", file, *more)
             assert (done.code, done.stdout) == (8, "")
@@ -127,45 +125,34 @@ PROGRAM = (
 PATIENCE_S = 120.0
 
 
-class Run:
-    """`gradwire bench` under way, in a process group of its own, as a terminal has it."""
+@contextmanager
+def bench(*arguments: object) -> Generator[subprocess.Popen[str]]:
+    """Run `gradwire bench` in a process group of its own, as a terminal has it."""
+    command = [sys.executable, "-c", PROGRAM, "bench", *map(str, arguments)]
+    process = subprocess.Popen(  # noqa: S603 - our own program
+        command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
-    def __init__(self, *arguments: object) -> None:
-        self.process = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-c", PROGRAM, "bench", *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self._seen: set[int] = set()
 
-    def children(self) -> set[int]:
-        now = family(self.process.pid) - {self.process.pid}
-        self._seen |= now
-        return now
+def wait_for(process: subprocess.Popen[str], holds: Callable[[], object]) -> None:
+    """Wait until something holds; fail at once if the process has ended."""
+    wait_until(lambda: holds() or process.poll() is not None, patience_s=PATIENCE_S)
+    assert process.poll() is None, process.communicate()
 
-    def wait_until(self, holds: Callable[[], object]) -> None:
-        """Wait until something holds; fail at once if the process has ended."""
-        wait_until(lambda: holds() or self.process.poll() is not None, patience_s=PATIENCE_S)
-        if self.process.poll() is not None:
-            raise AssertionError(self.process.communicate())
 
-    def end(self, number: signal.Signals) -> tuple[str, str]:
-        """Send a signal to all of its group; return what was printed, once no process is left."""
-        self.children()
-        os.killpg(self.process.pid, number)
-        printed = self.process.communicate(timeout=PATIENCE_S)
-        assert self.process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
-        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in self._seen))
-        return printed
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
+def end(process: subprocess.Popen[str], number: signal.Signals) -> tuple[str, str]:
+    """Send a signal to all of its group; return what was printed, once no process is left."""
+    members = family(process.pid)
+    os.killpg(process.pid, number)
+    printed = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 128 + number
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in members))
+    return printed
 
 
 either_signal = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
@@ -179,16 +166,16 @@ def test_the_user_who_ends_it_gets_what_there_is(
     found, page = tmp_path / "found.json", tmp_path / "report.html"
     with (
         relaying(target) as relay,
-        Run(
+        bench(
             *("--target", relay.address, "--scenario", "tiny", "--scenario", "large"),
             *("--output", found, "--report", page),
             *("--duration", 600, "--warm-up", 0, "--processes", 2),
-        ) as run,
+        ) as process,
     ):
         # Far more than the questions before the load take: some calls have ended.
-        run.wait_until(lambda: relay.carried_bytes > 1_000_000)
+        wait_for(process, lambda: relay.carried_bytes > 1_000_000)
         time.sleep(0.5)
-        stdout, stderr = run.end(number)
+        stdout, stderr = end(process, number)
     assert stderr == ""
     assert "tiny: " in stdout
     document = from_json(found.read_text())
@@ -213,10 +200,10 @@ def test_nothing_is_written_and_left_before_a_call_counts(
 ) -> None:
     found = tmp_path / "found.json"
     options = () if children == 1 else ("--target", target, "--processes", 4)
-    with Run("--scenario", "tiny", "--warm-up", 600, "--output", found, *options) as run:
-        run.wait_until(lambda: len(run.children()) >= children)
+    with bench("--scenario", "tiny", "--warm-up", 600, "--output", found, *options) as process:
+        wait_for(process, lambda: len(family(process.pid)) > children)
         time.sleep(1.0 if children > 2 else 0.0)
-        assert run.end(number) == ("", "\ngradwire: interrupted\n")
+        assert end(process, number) == ("", "\ngradwire: interrupted\n")
     assert not found.exists()
 
 
@@ -226,7 +213,7 @@ def test_a_server_that_is_gone_ends_it_with_7(target: str, tmp_path: Path) -> No
 
         def go() -> None:
             wait_until(lambda: relay.connections > 1, patience_s=PATIENCE_S)
-            time.sleep(1.0)
+            time.sleep(0.3)
             relay.close()
 
         pool.submit(go)
@@ -235,8 +222,7 @@ def test_a_server_that_is_gone_ends_it_with_7(target: str, tmp_path: Path) -> No
             *("--scenario", "tiny", "--scenario", "medium", "--output", found),
         )
     assert done.code == 7
-    words = f"gradwire: error: no server listens at {relay.address}"
-    assert done.stderr.startswith(words)
+    assert done.stderr.startswith(f"gradwire: error: no server listens at {relay.address}")
     (scenario,) = from_json(found.read_text()).scenarios
     (refused,) = [one for one in scenario.flows[0].outcomes if one.status == "UNAVAILABLE"]
     # 4 callers, who pause for a quarter of a second.

@@ -27,23 +27,12 @@ from support.command_line import run_here
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted({table.page for table in TABLES.values()})
-LINKED = (
-    "CONTRIBUTING.md",
-    "README.md",
-    "SECURITY.md",
-    *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md")),
-)
+IN_DOCS = sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md"))
+LINKED = ("CONTRIBUTING.md", "README.md", "SECURITY.md", *IN_DOCS)
 # Pages whose Python runs elsewhere: in tests of their own, or not without a framework, a cluster or
 # a unix socket.
-ELSEWHERE = {
-    "docs/bridges.md",
-    "docs/conformance.md",
-    "docs/inspecting.md",
-    "docs/kubernetes.md",
-    "docs/local.md",
-    "docs/open-inference.md",
-    "docs/scaling-out.md",
-}
+_OTHERS = "bridges conformance inspecting kubernetes local open-inference scaling-out"
+ELSEWHERE = {f"docs/{page}.md" for page in _OTHERS.split()}
 INSPECTING = "docs/inspecting.md"
 DEFAULT_TARGET = "127.0.0.1:50051"
 
@@ -93,14 +82,11 @@ def test_an_operators_page_names_every_attribute_and_value(kind: type[ops.Operat
     listed, readme, text = (
         (ROOT / each).read_text() for each in ("docs/operators.md", "README.md", document)
     )
-    for link, page in (
-        (f"| `{kind.name}` |", listed),
-        (f"| `{kind.name}` |", readme),
-        (f"](dialects/{name})", listed),
-        (f"]({document})", readme),
-        (f"]({Path(name).with_suffix('.png')})", text),
-    ):
-        assert link in page
+    for link in (f"| `{kind.name}` |", f"](dialects/{name})"):
+        assert link in listed
+    for link in (f"| `{kind.name}` |", f"]({document})"):
+        assert link in readme
+    assert f"]({Path(name).with_suffix('.png')})" in text
     rules = [rule_of(field) for field in fields(kind)]
     values = [value for rule in rules if isinstance(rule, Choice) for value in rule.allowed]
     names = [field.name for field in fields(kind)]
@@ -146,19 +132,11 @@ def test_the_quick_start_runs_line_by_line(tmp_path: Path) -> None:
     assert "pip install" in set_up
     script = f"set -e\n{separator}{commands}wait\n".replace(DEFAULT_TARGET, free)
     script = script.replace("gradwire health", f"gradwire health --target {free}")
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "GRADWIRE_ADDRESS": free,
-    }
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "GRADWIRE_ADDRESS": free}
+    command = ["/bin/bash", "-c", script]
     done = subprocess.run(  # noqa: S603 - our own document
-        ["/bin/bash", "-c", script],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        command, check=False, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
     )
     assert "SERVING\n" in done.stdout, done.stderr
     assert "[[9. 6.]\n [0. 0.]]\n" in done.stdout
@@ -167,8 +145,10 @@ def test_the_quick_start_runs_line_by_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", blocks(INSPECTING, "console"), ids=lambda block: block.split()[2])
 def test_a_command_prints_what_stands_below_it(
-    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    block: str, tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # In place of a server of its own.
+    monkeypatch.setenv("GRADWIRE_TARGET", target)
     (kernels,) = blocks(INSPECTING, "python")
     (tmp_path / "kernels.py").write_text(kernels)
     monkeypatch.chdir(tmp_path)

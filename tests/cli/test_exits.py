@@ -24,6 +24,8 @@ from gradwire_server.config.settings import Settings
 from support.command_line import GRADWIRE, run_here
 from support.processes import run_command
 
+pytestmark = pytest.mark.usefixtures("tables_here")
+
 
 def every_kind(kind: type[errors.GradwireError]) -> list[type[errors.GradwireError]]:
     return [kind, *(each for child in kind.__subclasses__() for each in every_kind(child))]
@@ -52,23 +54,17 @@ def test_every_error_of_the_sdk_has_the_code_that_help_documents() -> None:
 
 
 def test_help_and_version_go_to_stdout() -> None:
-    for arguments in (
-        "",
-        "--help",
-        "-h",
-        "demo --help",
-        *(f"{name} -h" for name in commands.commands),
-    ):
+    for arguments in ("", "--help", "-h", *(f"{name} -h" for name in commands.commands)):
         done = run_here(*arguments.split())
         assert (done.code, done.stderr) == (0, "")
         assert done.stdout.startswith("Usage: gradwire")
         assert "\\b" not in done.stdout
     done = run_here("--help")
     assert all(line in done.stdout for line in output.HELP.splitlines()[2:])
-    for module, name in (("gradwire", "gradwire"), ("gradwire_server", "gradwire-server")):
-        told = run_command("--version", program=("-m", module))
-        printed = f"{name} {version('gradwire')}\n"
-        assert (told.returncode, told.stdout, told.stderr) == (0, printed, "")
+    done, told = run_here("--version"), run_command("--version")
+    assert (done.code, done.stdout) == (0, f"gradwire {version('gradwire')}\n")
+    printed = f"gradwire-server {version('gradwire')}\n"
+    assert (told.returncode, told.stdout, told.stderr) == (0, printed, "")
 
 
 def test_a_variable_that_is_no_setting_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,10 +96,7 @@ def test_a_variable_that_is_no_setting_is_warned_of(monkeypatch: pytest.MonkeyPa
         (errors.InvalidRequestError.of("operator.x.mode", "is 0"), "error: --attr mode: is 0"),
         (errors.LimitExceededError("output_shape is (9,)"), "error: --output-shape is (9,)"),
         (errors.DeadlineExceededError("no result within timeout_s, 2 s"), "no result within 2 s"),
-        (
-            errors.InvalidRequestError.of("output", "absent; give it"),
-            "error: --output-shape: absent; give it\n",
-        ),
+        (errors.InvalidRequestError.of("output", "absent"), "error: --output-shape: absent\n"),
     ],
 )
 def test_an_error_names_what_the_command_line_has(
@@ -113,11 +106,10 @@ def test_an_error_names_what_the_command_line_has(
     assert words in capsys.readouterr().err
 
 
-def test_the_shell_completes_commands_and_options_and_a_reader_may_leave() -> None:
-    for words, expected in (("gradwire ben", "bench"), ("gradwire bench --out", "--output")):
-        asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-        env = {**os.environ, **asked, "_GRADWIRE_COMPLETE": "bash_complete"}
-        assert subprocess.check_output(GRADWIRE, env=env, text=True) == f"plain,{expected}\n"  # noqa: S603
+def test_the_shell_completes_options_and_a_reader_may_leave() -> None:
+    asked = {"COMP_WORDS": "gradwire bench --out", "COMP_CWORD": "2"}
+    env = {**os.environ, **asked, "_GRADWIRE_COMPLETE": "bash_complete"}
+    assert subprocess.check_output(GRADWIRE, env=env, text=True) == "plain,--output\n"  # noqa: S603
     command = ["/bin/bash", "-c", f"{sys.executable} -m gradwire --help | true"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
     assert (done.stdout, done.stderr) == ("", "")
@@ -141,15 +133,13 @@ def test_a_terminal_sees_the_progress_of_a_transfer(target: str, folder: Path) -
 
 
 FILE = shlex.quote(__file__)
-DML = "--op dml_resample_grad --attr interpolation_mode=nearest"
+MODE = " --attr interpolation_mode=nearest"
+DML = f"--op dml_resample_grad{MODE}"
 EVALUATE = f"evaluate g.npy y.npy {DML}"
 SHAPED = f"{EVALUATE} --output-shape 2,2"
 NEAREST = "--op interpolate_backward --attr mode=nearest --attr data_format=NCX"
 SHAPES = "--input-shape 1,1,2 --output-shape 1,1,4"
-UNSIZED = (
-    "explain --op interpolate_backward --attr mode=linear --attr data_format=NCX "
-    "--input-shape 1,1,4"
-)
+UNSIZED = f"explain {NEAREST.replace('nearest', 'linear')} --input-shape 1,1,4"
 EXPLAIN = f"{UNSIZED} --output-shape 1,1,2"
 CHECK = f"{NEAREST} --attr coordinate_transformation_mode=align_corners"
 DTYPES = {"integers": "int32", "complex": "complex64", "big-endian": ">i8"}
@@ -169,10 +159,7 @@ WRONG: list[tuple[str, str]] = [
     (f"{EVALUATE} --attr scale=1", "--attr scale: is not an attribute"),
     (f"{SHAPED} --attr scales=1,x", "--attr scales: is '1,x'; give"),
     (f"{SHAPED} --attr scales=1,nan", "--attr scales[1]: is nan"),
-    (
-        "evaluate g.npy y.npy --op dml_resample_grad --output-shape 2,2",
-        f"--attr interpolation_mode: is missing; {MODES}",
-    ),
+    (SHAPED.replace(MODE, ""), f"--attr interpolation_mode: is missing; {MODES}"),
     (SHAPED.replace("=nearest", "=cubic"), MODES),
     (f"{SHAPED} --dtype bfloat16", "--dtype bfloat16: "),
     (f"{SHAPED} --tls-ca {FILE}", "--tls-ca needs --target"),
@@ -189,10 +176,7 @@ WRONG: list[tuple[str, str]] = [
     ),
     (SHAPED.replace("g.npy", "bfloat16.npy"), "give --dtype bfloat16"),
     *(
-        (
-            SHAPED.replace("g.npy", f"{name}.npy"),
-            f"{name}.npy holds {dtype}; give one of float32, float16, bfloat16, float64\n",
-        )
+        (SHAPED.replace("g.npy", f"{name}.npy"), f"{name}.npy holds {dtype}; give one of float32, ")
         for name, dtype in DTYPES.items()
     ),
     (f"compare {NEAREST} {SHAPES}", "--op: give it twice, or once with --against"),
@@ -210,14 +194,8 @@ WRONG: list[tuple[str, str]] = [
     (f"{EXPLAIN} --input-shape x", "'x' is not a shape"),
     (UNSIZED, "the attributes of interpolate_backward do not determine its sizes"),
     (f"check right {CHECK}", "'right' is not a function; give module:function"),
-    (
-        f"check no_such_module:f {CHECK}",
-        "no_such_module cannot be imported: ModuleNotFoundError",
-    ),
-    (
-        f"check no_such_file.py:f {CHECK}",
-        "no_such_file.py cannot be imported: FileNotFoundError: ",
-    ),
+    (f"check none:f {CHECK}", "none cannot be imported: ModuleNotFoundError"),
+    (f"check none.py:f {CHECK}", "none.py cannot be imported: FileNotFoundError: "),
     (f"check mine.py:wrong {CHECK}", "mine.py has no function wrong"),
     (f"check mine.py:LAST {CHECK}", "mine.py has no function LAST"),
     ("check mine.py:right", "Missing option '--op'"),

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,7 @@ def breaking(buf: str, proto: Path, *more: str) -> subprocess.CompletedProcess[s
     make = shutil.which("make")
     if make is None:
         pytest.skip("make is not on PATH")
-    target = (make, "--no-print-directory", "breaking")
-    words = [*target, f"BIN={Path(buf).parent}", f"PROTO={proto}", *more]
+    words = [make, "breaking", f"BIN={Path(buf).parent}", f"PROTO={proto}", *more]
     return subprocess.run(  # noqa: S603 - our own Makefile
         words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
     )
@@ -112,43 +111,33 @@ HEADER = {
 }
 
 
-class Curl:
-    """`buf curl` against one server."""
-
-    def __init__(self, buf: str, address: str, cache: Path) -> None:
-        self._buf = buf
-        self._address = address
-        self._environment = {**os.environ, "BUF_CACHE_DIR": str(cache)}
-
-    def __call__(self, method: str, *messages: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-        """Call a method with these messages as JSON."""
-        url = f"http://{self._address}/gradwire.v1.GradientService/{method}"
-        return subprocess.run(  # noqa: S603 - the tool that this environment pins
-            [self._buf, "curl", *PLAIN_GRPC, "--data", "@-", url],
-            input="\n".join(json.dumps(message) for message in messages),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-            env=self._environment,
-        )
-
-    def replies(self, method: str, *messages: dict[str, Any]) -> list[dict[str, Any]]:
-        """Call a method that succeeds and return what it answers."""
-        done = self(method, *messages)
-        assert done.returncode == 0, done.stderr
-        decoder, text, replies = json.JSONDecoder(), done.stdout.strip(), list[dict[str, Any]]()
-        while text:
-            reply, end = decoder.raw_decode(text)
-            replies.append(reply)
-            text = text[end:].lstrip()
-        return replies
+Curl = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
 def curl(buf: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Curl]:
+    """Give `buf curl`, which calls a method with messages as JSON."""
+    environment = {**os.environ, "BUF_CACHE_DIR": str(tmp_path_factory.mktemp("buf"))}
     with serving() as server:
-        yield Curl(buf, server.address, tmp_path_factory.mktemp("buf"))
+
+        def run(method: str, *messages: object) -> subprocess.CompletedProcess[str]:
+            url = f"http://{server.address}/gradwire.v1.GradientService/{method}"
+            command = [buf, "curl", *PLAIN_GRPC, "--data", "@-", url]
+            given: Any = {"input": "\n".join(map(json.dumps, messages)), "env": environment}
+            return subprocess.run(  # noqa: S603 - the tool that this environment pins
+                command, **given, capture_output=True, text=True, check=False, timeout=60
+            )
+
+        yield run
+
+
+def replies(done: subprocess.CompletedProcess[str]) -> Iterator[dict[str, Any]]:
+    assert done.returncode == 0, done.stderr
+    text = done.stdout.strip()
+    while text:
+        reply, end = json.JSONDecoder().raw_decode(text)
+        yield reply
+        text = text[end:].lstrip()
 
 
 def encoded(data: bytes) -> str:
@@ -156,21 +145,19 @@ def encoded(data: bytes) -> str:
 
 
 def test_the_operators_can_be_listed_and_one_evaluated(curl: Curl) -> None:
-    (reply,) = curl.replies("ListOperators", {})
+    (reply,) = replies(curl("ListOperators", {}))
     assert [each["name"] for each in reply["operators"]] == list(ops.OPERATORS)
-    (reply,) = curl.replies("Evaluate", {**HEADER, "data": encoded(PUBLISHED_GRADIENT)})
+    (reply,) = replies(curl("Evaluate", {**HEADER, "data": encoded(PUBLISHED_GRADIENT)}))
     assert reply["requestId"] == "from buf"
     assert reply["output"] == HEADER["output"]
     assert base64.b64decode(reply["data"]) == PUBLISHED_RESULT
 
 
 def test_evaluate_stream_takes_and_gives_json(curl: Curl) -> None:
-    opened, *chunks = curl.replies(
-        "EvaluateStream",
-        {"open": HEADER},
-        {"chunk": {"offset": 0, "data": encoded(PUBLISHED_GRADIENT[:5])}},
-        {"chunk": {"offset": 5, "data": encoded(PUBLISHED_GRADIENT[5:])}},
-    )
+    first, second = encoded(PUBLISHED_GRADIENT[:5]), encoded(PUBLISHED_GRADIENT[5:])
+    sent = [{"offset": 0, "data": first}, {"offset": 5, "data": second}]
+    done = curl("EvaluateStream", {"open": HEADER}, *({"chunk": each} for each in sent))
+    opened, *chunks = replies(done)
     assert opened["opened"]["output"] == HEADER["output"]
     data = b"".join(base64.b64decode(each["chunk"]["data"]) for each in chunks)
     assert data == PUBLISHED_RESULT

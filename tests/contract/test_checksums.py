@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -32,52 +33,43 @@ def test_the_function_is_crc32c() -> None:
     assert checksums.crc32c(b"") == checksums.crc32c(memoryview(b"")) == 0
 
 
-def covered(message: Any, *, before: bytes = b"") -> int:
-    """Return the checksum that the law gives a message."""
-    bare: Any = type(message)()
-    bare.CopyFrom(message)
-    bare.ClearField("checksum")
-    return crc32c(before + bare.SerializeToString())
+def bare(message: Any) -> bytes:
+    """Write a message without its checksum."""
+    unsealed = deepcopy(message)
+    unsealed.ClearField("checksum")
+    written: bytes = unsealed.SerializeToString()
+    return written
 
 
-def test_an_evaluation_is_the_message_of_the_schema() -> None:
+def test_an_evaluation_is_the_message_of_the_schema_and_its_response_continues_it() -> None:
     frame, checksum = checksums.evaluation_frame(b"a", HEADER, DATA)
     message = v1.EvaluateRequest.FromString(frame)
-    assert message.SerializeToString() == frame
-    assert message.checksum == checksum == covered(message)
+    assert message.checksum == checksum == crc32c(bare(message))
     written = checksum.to_bytes(4, "little").hex()
-    assert frame == of_hex(f"0a 01 61 | 12 00 | 75 {written} | 7a 03 01 02 03")
+    expected = of_hex(f"0a 01 61 | 12 00 | 75 {written} | 7a 03 01 02 03")
+    assert frame == message.SerializeToString() == expected
     assert checksums.read_evaluation(frame) == ((b"a", HEADER, memoryview(DATA)), checksum)
-
-
-def test_a_response_continues_its_request() -> None:
-    request, before = checksums.evaluation_frame(b"a", HEADER, DATA)
-    asked = v1.EvaluateRequest.FromString(request)
-    asked.ClearField("checksum")
-    frame, _ = checksums.evaluation_frame(b"a", HEADER, DATA, after=before)
-    message = v1.EvaluateResponse.FromString(frame)
-    assert message.checksum == covered(message, before=asked.SerializeToString())
+    answer, _ = checksums.evaluation_frame(b"a", HEADER, DATA, after=checksum)
+    response = v1.EvaluateResponse.FromString(answer)
+    assert response.checksum == crc32c(bare(message) + bare(response))
     with pytest.raises(DataLossError):
-        checksums.read_evaluation(frame)
-
-
-def test_an_evaluation_without_data_may_end_with_its_checksum() -> None:
-    message = v1.EvaluateRequest(request_id="a")
-    message.checksum = covered(message)
-    found = checksums.read_evaluation(message.SerializeToString())
-    assert found == ((b"a", b"", memoryview(b"")), message.checksum)
+        checksums.read_evaluation(answer)
+    # Without data it may end with its checksum.
+    empty = v1.EvaluateRequest(request_id="a")
+    empty.checksum = crc32c(bare(empty))
+    found = checksums.read_evaluation(empty.SerializeToString())
+    assert found == ((b"a", b"", memoryview(b"")), empty.checksum)
 
 
 def test_open_and_chunks_are_messages_of_the_schema() -> None:
     request = v1.EvaluateStreamRequest(open=v1.Open(request_id="a", resume_from=5))
     checksum = checksums.seal(request.open)
-    assert checksum == covered(request.open)
+    assert checksum == crc32c(bare(request.open))
     checksums.verify_sealed(request.SerializeToString(), checksum)
-    bare = v1.Open(request_id="a", resume_from=5).SerializeToString()
     frame = checksums.chunk_frame(300, DATA, after=checksum)
     message = v1.EvaluateStreamRequest.FromString(frame)
     assert message.SerializeToString() == frame
-    assert message.chunk.checksum == covered(message.chunk, before=bare)
+    assert message.chunk.checksum == crc32c(bare(request.open) + bare(message.chunk))
     assert checksums.read_chunk(frame, after=checksum) == (300, memoryview(DATA))
     with pytest.raises(DataLossError):
         checksums.read_chunk(frame, after=checksum + 1)
@@ -89,7 +81,7 @@ def test_requests_and_results_among_many_are_messages_of_the_schema() -> None:
     answer = checksums.many_result_frame(b"a", HEADER, DATA, after=checksum)
     result = v1.EvaluateManyResponse.FromString(answer)
     assert (request.SerializeToString(), result.SerializeToString()) == (frame, answer)
-    assert checksum == covered(request.evaluation)
+    assert checksum == crc32c(bare(request.evaluation))
     parts = checksums.read_many_result(answer, {b"a": checksum}.get)
     assert parts == (b"a", HEADER, memoryview(DATA))
 

@@ -15,16 +15,7 @@ from google.protobuf.message import Message
 
 from dialect_tables import TABLES
 from gradwire import ops, v1
-from gradwire._wire.framing import (
-    chunk_frame,
-    evaluation_frame,
-    many_request_frame,
-    many_result_frame,
-    read_chunk,
-    read_evaluation,
-    read_many_request,
-    read_many_result,
-)
+from gradwire._wire import framing
 from gradwire.ops._base import rule_of
 from gradwire.tensors import DTYPES, MAX_RANK
 from gradwire.v1 import gradient_service_pb2, gradient_service_pb2_grpc
@@ -50,11 +41,10 @@ MESSAGES = [each for file in FILES for each in messages(file.DESCRIPTOR.message_
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda each: each.name)
 def test_bulk_bytes_are_field_15_and_last(message: Descriptor) -> None:
-    bulk = [field.number for field in message.fields if field.type == FieldDescriptor.TYPE_BYTES]
-    assert bulk in ([], [15])
-    others = [field.number for field in message.fields if field.number not in bulk]
-    assert 15 not in others
-    assert not bulk or max(others) < 15
+    numbers = {field.number for field in message.fields}
+    bulk = {field.number for field in message.fields if field.type == FieldDescriptor.TYPE_BYTES}
+    assert bulk == numbers & {15}
+    assert not bulk or max(numbers) == 15
 
 
 ENUMS = {
@@ -95,18 +85,11 @@ def test_every_enum_has_its_numbers_in_this_order() -> None:
 def test_the_methods_have_their_paths_types_and_directions() -> None:
     service = gradient_service_pb2.DESCRIPTOR.services_by_name["GradientService"]
     assert service.full_name == "gradwire.v1.GradientService"
-    streaming = {
-        each.name: (each.client_streaming, each.server_streaming) for each in service.methods
-    }
-    assert streaming == {
-        "Evaluate": (False, False),
-        "EvaluateStream": (True, True),
-        "EvaluateMany": (True, True),
-        "EvaluateShared": (False, False),
-        "ListOperators": (False, False),
-        "GetServerInfo": (False, False),
-    }
+    streaming = {"EvaluateStream", "EvaluateMany"}
+    unary = {"Evaluate", "EvaluateShared", "ListOperators", "GetServerInfo"}
+    assert {each.name for each in service.methods} == streaming | unary
     for each in service.methods:
+        assert each.client_streaming == each.server_streaming == (each.name in streaming)
         types = each.input_type.name, each.output_type.name
         assert types == (f"{each.name}Request", f"{each.name}Response")
 
@@ -114,16 +97,9 @@ def test_the_methods_have_their_paths_types_and_directions() -> None:
 MEMBERS = list(v1.Operator.DESCRIPTOR.oneofs_by_name["operator"].fields)
 KINDS = list(ops.OPERATORS.values())
 TYPES = {
-    FieldDescriptor.CPPTYPE_BOOL: "bool",
-    FieldDescriptor.CPPTYPE_FLOAT: "float",
-    FieldDescriptor.CPPTYPE_DOUBLE: "double",
-    FieldDescriptor.CPPTYPE_INT64: "int64",
-    FieldDescriptor.CPPTYPE_INT32: "int32",
+    getattr(FieldDescriptor, f"CPPTYPE_{name.upper()}"): name
+    for name in ("bool", "float", "double", "int64", "int32")
 }
-
-
-def is_repeated(field: typing.Any) -> bool:
-    return isinstance(field.default_value, list)
 
 
 def test_v1_exports_every_message_enum_and_service() -> None:
@@ -153,20 +129,10 @@ def test_every_member_of_operator_has_one_class_in_its_order() -> None:
 def test_a_class_has_the_fields_of_its_message_in_their_order(member: typing.Any) -> None:
     kind = ops.OPERATORS[member.name]
     schema = [field.name for field in member.message_type.fields]
-    fixed = [name for name, _ in kind.fixed]
-    assert [field.name for field in dataclasses.fields(kind)] == [
-        name for name in schema if name not in fixed
-    ]
-    assert set(fixed) <= set(schema)
-
-
-def enum_fields() -> list[tuple[type[ops.Operator], typing.Any]]:
-    return [
-        (ops.OPERATORS[member.name], field)
-        for member in MEMBERS
-        for field in (member.message_type.fields if member.message_type else ())
-        if field.enum_type is not None
-    ]
+    fixed = {name for name, _ in kind.fixed}
+    assert fixed <= set(schema)
+    own = [name for name in schema if name not in fixed]
+    assert [field.name for field in dataclasses.fields(kind)] == own
 
 
 def schema_words(field: typing.Any) -> list[str]:
@@ -174,8 +140,16 @@ def schema_words(field: typing.Any) -> list[str]:
     return [value.name for value in field.enum_type.values if value.number]
 
 
-@pytest.mark.parametrize(("kind", "field"), enum_fields(), ids=lambda each: each.name)
-def test_the_words_of_an_eachare_the_values_of_its_enum(
+ENUM_FIELDS = [
+    (ops.OPERATORS[member.name], field)
+    for member in MEMBERS
+    for field in (member.message_type.fields if member.message_type else ())
+    if field.enum_type is not None
+]
+
+
+@pytest.mark.parametrize(("kind", "field"), ENUM_FIELDS, ids=lambda each: each.name)
+def test_the_words_of_an_attribute_are_the_values_of_its_enum(
     kind: type[ops.Operator], field: typing.Any
 ) -> None:
     only = dict(kind.fixed).get(field.name)
@@ -188,8 +162,7 @@ def test_the_words_of_an_eachare_the_values_of_its_enum(
         name[-len(word) - 1 :] for word, name in zip(words, schema_words(field), strict=True)
     ]
     # One Literal, and beside it the synonyms.
-    hints = typing.get_type_hints(kind)
-    assert set(words) <= set(flat_literals(hints[field.name]))
+    assert set(words) <= set(flat_literals(typing.get_type_hints(kind)[field.name]))
 
 
 def flat_literals(hint: typing.Any) -> list[str]:
@@ -198,7 +171,7 @@ def flat_literals(hint: typing.Any) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_a_description_states_each_eachas_the_schema_has_it(
+def test_a_description_states_each_attribute_as_the_schema_has_it(
     kind: type[ops.Operator],
 ) -> None:
     info, counterpart = ops.describe(kind), ops.OPERATORS[kind.counterpart]
@@ -211,11 +184,14 @@ def test_a_description_states_each_eachas_the_schema_has_it(
     assert list(info.data_types) == list(v1.DataType.values())[1:]
     message = v1.Operator.DESCRIPTOR.fields_by_name[kind.name].message_type
     assert message is not None
-    for attribute in info.attributes:
-        field = message.fields_by_name[attribute.name]
+    for attribute, each in zip(info.attributes, dataclasses.fields(kind), strict=True):
+        field: typing.Any = message.fields_by_name[attribute.name]
+        repeated = isinstance(field.default_value, list)
         if field.enum_type is None:
-            assert attribute.type == TYPES[field.cpp_type] + ("[]" if is_repeated(field) else "")
+            assert attribute.type == TYPES[field.cpp_type] + ("[]" if repeated else "")
             assert not attribute.allowed_values
+            # Absent is told from zero exactly where the default is another.
+            assert repeated or field.has_presence == (each.default != 0)
         else:
             assert attribute.type == "enum"
             assert list(attribute.allowed_values) == schema_words(field)
@@ -223,33 +199,24 @@ def test_a_description_states_each_eachas_the_schema_has_it(
         assert attribute.required == (attribute.default_value == "")
         if attribute.allowed_values and not attribute.required:
             assert attribute.default_value.startswith((*attribute.allowed_values, "not given"))
-    # Absent is told from zero exactly where the default is another.
-    for each in dataclasses.fields(kind):
-        schema = message.fields_by_name[each.name]
-        if schema.enum_type is None and not is_repeated(schema):
-            assert schema.has_presence == (each.default != 0)
 
 
 def test_ranks_and_needs_are_those_of_the_frameworks() -> None:
-    facts = {kind.name: (kind.min_rank, kind.max_rank, kind.output_required) for kind in KINDS}
     known = {
-        "dml_resample_grad": (1, MAX_RANK, True),
-        "dml_resample_grad1": (1, MAX_RANK, True),
-        "dml_resample": (1, MAX_RANK, True),
-        "dml_resample2": (1, MAX_RANK, True),
-        "interpolate_backward": (3, 5, True),
-        "interpolate": (3, 5, False),
-        "torch_upsample_backward": (3, 5, True),
-        "torch_interpolate": (3, 5, False),
+        **dict.fromkeys(["dml_resample_grad", "dml_resample_grad1"], (1, MAX_RANK, True)),
+        **dict.fromkeys(["dml_resample", "dml_resample2"], (1, MAX_RANK, True)),
+        **dict.fromkeys(["interpolate_backward", "torch_upsample_backward"], (3, 5, True)),
+        **dict.fromkeys(["interpolate", "torch_interpolate"], (3, 5, False)),
     }
-    assert facts | known == facts
+    for name, facts in known.items():
+        kind = ops.OPERATORS[name]
+        assert (kind.min_rank, kind.max_rank, kind.output_required) == facts
 
 
 def test_every_element_type_of_the_schema_has_a_dtype_of_its_width() -> None:
     assert list(DTYPES) == list(v1.DataType.values())[1:]
-    widths = {v1.DataType.Name(number): dtype.itemsize * 8 for number, dtype in DTYPES.items()}
-    for name, width in widths.items():
-        assert name.endswith(str(width))
+    for number, dtype in DTYPES.items():
+        assert v1.DataType.Name(number).endswith(str(dtype.itemsize * 8))
     assert len({dtype.name for dtype in DTYPES.values()}) == len(DTYPES)
 
 
@@ -289,8 +256,8 @@ def test_chunks_framed_by_hand_have_the_bytes_of_messages(
     framed = of_hex(text)
     message = v1.EvaluateStreamRequest(chunk=v1.Chunk(offset=offset, data=data))
     assert message.SerializeToString() == framed
-    assert chunk_frame(offset, data) == framed
-    assert read_chunk(framed) == (offset, memoryview(data))
+    assert framing.chunk_frame(offset, data) == framed
+    assert framing.read_chunk(framed) == (offset, memoryview(data))
     chunk = codec.Chunk(offset, np.frombuffer(data, np.uint8))
     assert codec.chunk_response(chunk) == framed
 
@@ -304,48 +271,44 @@ LENGTHS = {1: "7a 01", 127: "7a 7f", 128: "7a 80 01", 16384: "7a 80 80 01"}
 def test_many_requests_and_results_framed_by_hand_have_the_bytes_of_messages(
     name: bytes, length: int
 ) -> None:
-    data = b"\x05" * length
-    request = v1.EvaluateRequest(
-        request_id=name.decode(), operator=OPERATOR, input=TENSOR, options=v1.Options(), data=data
-    )
+    data, request_id = b"\x05" * length, name.decode()
+
+    def of_parts(before: str, header: str) -> bytes:
+        body = of_hex(f"{NAMES[name]} | {header} | {LENGTHS[length]}") + data
+        return of_hex(before) + framing.varint(len(body)) + body
+
     header = f"12 04 {OPERATOR_HEX} | 1a 0b {TENSOR_HEX} | 2a 00"
-    body = of_hex(f"{NAMES[name]} | {header} | {LENGTHS[length]}") + data
-    framed = b"\x0a" + _length(len(body)) + body
+    framed = of_parts("0a", header)
+    parts: typing.Any = name, of_hex(header), data
+    request = v1.EvaluateRequest(
+        request_id=request_id, operator=OPERATOR, input=TENSOR, options=v1.Options(), data=data
+    )
     assert v1.EvaluateManyRequest(evaluation=request).SerializeToString() == framed
-    assert many_request_frame(name, of_hex(header), data) == framed
-    assert read_many_request(framed) == (name, of_hex(header), memoryview(data))
+    assert framing.many_request_frame(*parts) == framed
+    assert framing.read_many_request(framed) == parts
 
-    result = v1.EvaluateResponse(request_id=name.decode(), output=TENSOR, data=data)
     header = f"12 0b {TENSOR_HEX}"
-    body = of_hex(f"{NAMES[name]} | {header} | {LENGTHS[length]}") + data
-    framed = of_hex(NAMES[name]) + b"\x12" + _length(len(body)) + body
-    answer = v1.EvaluateManyResponse(request_id=name.decode(), result=result)
+    framed = of_parts(f"{NAMES[name]} 12", header)
+    parts = name, of_hex(header), data
+    result = v1.EvaluateResponse(request_id=request_id, output=TENSOR, data=data)
+    answer = v1.EvaluateManyResponse(request_id=request_id, result=result)
     assert answer.SerializeToString() == framed
-    assert many_result_frame(name, of_hex(header), data) == framed
-    assert read_many_result(framed) == (name, of_hex(header), memoryview(data))
+    assert framing.many_result_frame(*parts) == framed
+    assert framing.read_many_result(framed) == parts
 
 
-def _length(number: int) -> bytes:
-    low, high, more = number & 0x7F, number >> 7 & 0x7F, number >> 14
-    if more:
-        return bytes((low | 0x80, high | 0x80, more))
-    return bytes((low | 0x80, high)) if high else bytes((low,))
-
-
-EVALUATIONS = ["EvaluateRequest", "EvaluateRequest published", "EvaluateResponse"]
-
-
-@pytest.mark.parametrize("name", EVALUATIONS)
+@pytest.mark.parametrize(
+    "name", ["EvaluateRequest", "EvaluateRequest published", "EvaluateResponse"]
+)
 def test_evaluations_framed_by_hand_have_the_bytes_of_messages(name: str) -> None:
     framed = of_hex(GOLDEN[name][1])
-    parts = read_evaluation(framed)
+    parts = framing.read_evaluation(framed)
     assert parts is not None
     request_id, header, data = parts
     assert header == framed[2 + len(request_id) : framed.index(header) + len(header)]
-    message = GOLDEN[name][0]
-    assert isinstance(message, v1.EvaluateRequest | v1.EvaluateResponse)
+    message: typing.Any = GOLDEN[name][0]
     assert (message.request_id, message.data) == (request_id.decode(), data.tobytes())
-    assert evaluation_frame(request_id, header, data) == framed
+    assert framing.evaluation_frame(request_id, header, data) == framed
 
 
 def test_a_response_framed_by_hand_has_the_bytes_of_its_message() -> None:

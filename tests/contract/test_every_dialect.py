@@ -1,23 +1,25 @@
-"""Every example of every dialect has the same bits however called, and an adjoint."""
+"""Every example has the same bits however called, and an adjoint; empty batches have results."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from dialect_tables import EXAMPLES
-from gradwire import Client, ops
+from gradwire import Client, InvalidRequestError, ops, v1
 from gradwire.ops._base import is_default
 from gradwire_server import LocalClient
 from support.clients import AWAITED
 from support.command_line import run_here
 from support.oracles.dialect_oracles import DTYPES, Matrix, evaluate, lowered
 from support.oracles.dialect_table import Example
+from support.raw_calls import RawClient, float32
 from support.servers import same_bits, serving
 
 every_example = pytest.mark.parametrize("example", EXAMPLES.values(), ids=list(EXAMPLES))
@@ -31,15 +33,9 @@ def target() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def client(target: str) -> Iterator[Client]:
-    with Client(target) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def local() -> Iterator[LocalClient]:
-    with LocalClient() as local:
-        yield local
+def clients(target: str) -> Iterator[list[Any]]:
+    with Client(target) as client, LocalClient() as local, AWAITED(target) as awaited:
+        yield [client, local, awaited]
 
 
 def test_every_operator_has_an_example() -> None:
@@ -56,18 +52,17 @@ def test_an_example_has_the_result_that_stands_beside_it(example: Example) -> No
 @every_type
 @every_example
 def test_both_clients_and_no_socket_give_the_same_bits(
-    client: Client, local: LocalClient, target: str, example: Example, dtype: np.dtype[Any]
+    clients: list[Any], example: Example, dtype: np.dtype[Any]
 ) -> None:
     given = example.given(dtype)
     expected = evaluate(example.operator, given, example.result)
-    with AWAITED(target) as awaited:
-        for one in (client, local, awaited):
-            result = one.evaluate(example.operator, given, output_shape=example.result)
-            same_bits(result, expected)
-    (many,) = client.evaluate_many([(example.operator, given, example.result)])
+    for client in clients:
+        result = client.evaluate(example.operator, given, output_shape=example.result)
+        same_bits(result, expected)
+    (many,) = clients[0].evaluate_many([(example.operator, given, example.result)])
     same_bits(many, expected)
     if not example.operator.output_required:
-        same_bits(client.evaluate(example.operator, given), expected)
+        same_bits(clients[0].evaluate(example.operator, given), expected)
 
 
 def assignments(operator: ops.Operator) -> list[str]:
@@ -86,15 +81,22 @@ def test_the_command_line_gives_the_same_bits(
     tmp_path: Path, target: str, example: Example
 ) -> None:
     given = example.given()
-    np.save(tmp_path / "given.npy", given)
-    shape = ("--output-shape", ",".join(map(str, example.result)))
+    expected = evaluate(example.operator, given, example.result)
+    same_bits(by_command(tmp_path, target, example.operator, given, example.result), expected)
+
+
+def by_command(
+    folder: Path, target: str, operator: ops.Operator, given: NDArray[Any], shape: tuple[int, ...]
+) -> NDArray[Any]:
+    np.save(folder / "given.npy", given)
     done = run_here(
-        *("evaluate", tmp_path / "given.npy", tmp_path / "result.npy", "--target", target),
-        *("--op", example.operator.name, *assignments(example.operator), *shape),
+        *("evaluate", folder / "given.npy", folder / "result.npy", "--target", target),
+        *("--op", operator.name, *assignments(operator)),
+        *("--output-shape", ",".join(map(str, shape))),
     )
     assert done.code == 0, done.stderr
-    expected = evaluate(example.operator, given, example.result)
-    same_bits(np.load(tmp_path / "result.npy"), expected)
+    result: NDArray[Any] = np.load(folder / "result.npy")
+    return result
 
 
 def bands(
@@ -151,3 +153,89 @@ def test_swapped_offsets_are_the_forwards_in_the_forward() -> None:
     assert ops.adjoint(gradient) == ops.DmlResample(
         interpolation_mode="linear", output_pixel_offsets=(0.25,)
     )
+
+
+TORCH = ops.TorchUpsampleBackward(mode="bilinear", align_corners=False, size=(8, 8))
+FORWARD = ops.TorchInterpolate(mode="bicubic", align_corners=False, scale_factor=(2.0, 2.0))
+ONEDNN = ops.InterpolateBackward(mode="bilinear", data_format="NXC")
+DML = ops.DmlResampleGrad(interpolation_mode="linear")
+# Operator, shapes of input and output as asked for, shape of the result.
+EMPTY: dict[str, tuple[ops.Operator, tuple[int, ...], tuple[int, ...] | None, tuple[int, ...]]] = {
+    "batch": (TORCH, (0, 3, 8, 8), (0, 3, 4, 4), (0, 3, 4, 4)),
+    "channels": (TORCH, (2, 0, 8, 8), (2, 0, 4, 4), (2, 0, 4, 4)),
+    "both": (TORCH, (0, 0, 8, 8), (0, 0, 4, 4), (0, 0, 4, 4)),
+    "inferred": (FORWARD, (0, 3, 4, 4), None, (0, 3, 8, 8)),
+    "channels last": (ONEDNN, (0, 8, 8, 3), (0, 4, 4, 3), (0, 4, 4, 3)),
+    "copied": (DML, (0, 1, 8, 8), (0, 1, 8, 8), (0, 1, 8, 8)),
+}
+WAYS: dict[str, Callable[[str], Any]] = {
+    "client": Client,
+    "async": AWAITED,
+    "local": lambda _: LocalClient("numpy_cpu"),
+}
+
+
+@pytest.fixture(params=["client", "client many", "async", "local", "local many"])
+def ask(request: pytest.FixtureRequest, target: str) -> Iterator[Callable[..., NDArray[Any]]]:
+    """Give evaluate() of a client, or evaluate_many() of one item."""
+    way, _, many = request.param.partition(" ")
+    with WAYS[way](target) as client:
+
+        def ask(op: ops.Operator, array: object, shape: Any = None, out: Any = None) -> Any:
+            if many:
+                return next(client.evaluate_many([(op, array, shape, out)]))
+            return client.evaluate(op, array, output_shape=shape, out=out)
+
+        yield ask
+
+
+@pytest.mark.parametrize("name", EMPTY)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_an_empty_batch_has_an_empty_result(
+    ask: Callable[..., NDArray[Any]], name: str, dtype: Any
+) -> None:
+    op, shape, output_shape, expected = EMPTY[name]
+    for _ in range(2):  # the second one finds what is kept of the first
+        result = ask(op, np.empty(shape, dtype), output_shape)
+        assert (result.shape, result.dtype) == (expected, dtype)
+    out = np.empty(expected, dtype)
+    assert ask(op, np.empty(shape, dtype, order="F"), out=out) is out
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "output_shape", "field"),
+    [
+        (TORCH, (1, 3, 0, 8), (1, 3, 4, 4), "input.sizes[2]"),
+        (TORCH, (1, 3, 8, 8), (1, 3, 0, 4), "output.sizes[2]"),
+        (TORCH, (0, 3, 8, 8), (1, 3, 4, 4), "input.sizes[0]"),
+        (TORCH, (1, 3, 8, 8), (0, 3, 4, 4), "output.sizes[0]"),
+        (FORWARD, (1, 3, 0, 4), None, "input.sizes[2]"),
+        (FORWARD, (1, 3, 0, 4), (1, 3, 0, 8), "input.sizes[2]"),
+        # It is checked in every other respect.
+        (TORCH, (0, 3, 8), (0, 3, 4), "operator.torch_upsample_backward.mode"),
+    ],
+)
+def test_an_axis_that_is_resized_has_elements_and_a_tensor_its_axes(
+    ask: Callable[..., NDArray[Any]], op: ops.Operator, shape: Any, output_shape: Any, field: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        ask(op, np.empty(shape, np.float32), output_shape)
+    assert caught.value.field == field
+    assert "sizes" not in field or "at least 1 is needed" in str(caught.value)
+
+
+def test_the_command_line_and_a_stock_client_get_an_empty_result_too(
+    target: str, tmp_path: Path
+) -> None:
+    given = np.empty((0, 3, 8, 8), np.float32)
+    assert by_command(tmp_path, target, TORCH, given, (0, 3, 4, 4)).shape == (0, 3, 4, 4)
+    tensors: dict[str, Any] = {"operator": ops.to_message(TORCH), "output": float32(0, 3, 4, 4)}
+    with RawClient(target) as client:
+        for strides in ((), (192, 64, 8, 1), (0, 0, 0, 0)):
+            tensors["input"] = float32(0, 3, 8, 8, strides=strides)
+            reply = client.stub.Evaluate(v1.EvaluateRequest(**tensors))
+            assert (list(reply.output.sizes), reply.data) == ([0, 3, 4, 4], b"")
+            opening = v1.EvaluateStreamRequest(open=v1.Open(**tensors))
+            (answer,) = client.stub.EvaluateStream(iter([opening]))
+            assert list(answer.opened.output.sizes) == [0, 3, 4, 4]
+            assert (answer.opened.read_from_byte, answer.opened.read_before_byte) == (0, 0)

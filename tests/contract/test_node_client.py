@@ -16,7 +16,6 @@ from google.protobuf.json_format import MessageToDict
 from dialect_tables import EXAMPLES
 from gradwire import ops, v1
 from support.oracles.dialect_oracles import evaluate
-from support.oracles.dialect_table import Example
 from support.raw_calls import float32
 from support.servers import serving
 
@@ -51,15 +50,6 @@ def _install(folder: Path) -> None:
     pytest.skip(f"npm cannot install the packages of tests/contract/node: {reason}")
 
 
-def _request(example: Example) -> v1.EvaluateRequest:
-    return v1.EvaluateRequest(
-        operator=ops.to_message(example.operator),
-        input=float32(*example.source),
-        output=float32(*example.result),
-        data=example.given().astype("<f4").tobytes(),
-    )
-
-
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     node = shutil.which("node")
@@ -68,10 +58,16 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     _install(HERE)
     requests = tmp_path_factory.mktemp("node") / "requests.json"
     every = [
-        MessageToDict(_request(each), preserving_proto_field_name=True)
+        v1.EvaluateRequest(
+            operator=ops.to_message(each.operator),
+            input=float32(*each.source),
+            output=float32(*each.result),
+            data=each.given().astype("<f4").tobytes(),
+        )
         for each in EXAMPLES.values()
     ]
-    requests.write_text(json.dumps(every))
+    told = [MessageToDict(each, preserving_proto_field_name=True) for each in every]
+    requests.write_text(json.dumps(told))
     with serving() as server:
         command = [node, str(HERE / "client.js"), server.address, str(PROTO), str(requests)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603

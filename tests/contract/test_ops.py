@@ -7,6 +7,7 @@ import dataclasses
 import pickle
 import pydoc
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from gradwire.ops._base import Choice, Operator, attribute, is_default, operator
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 LINEAR = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_LINEAR
 NEAREST = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_NEAREST_NEIGHBOR
+FORWARD = v1.DmlOffsetConvention.DML_OFFSET_CONVENTION_FORWARD
 SWAPPED = v1.DmlOffsetConvention.DML_OFFSET_CONVENTION_SWAPPED
 
 
@@ -102,38 +104,8 @@ def test_defaults_are_those_of_the_schema_and_do_not_travel() -> None:
     assert ops.from_message(sent) == explicit
     assert ops.to_message(explicit) == sent
     # The name of PyTorch and ONNX stands for nearest neighbor.
-    assert ops.DmlResample(interpolation_mode="nearest") == ops.DmlResample(
-        interpolation_mode="nearest_neighbor"
-    )
+    assert ops.DmlResample(interpolation_mode="nearest").interpolation_mode == "nearest_neighbor"
     assert ops.DmlResample2(interpolation_mode="linear").rounding_direction is None
-
-
-def numbers() -> list[Any]:
-    return [
-        [2, 3],
-        (2.0, 3.0),
-        np.array([2, 3]),
-        np.array([2, 3], np.float16),
-        [np.float64(2), np.array(3)],
-        range(2, 4),
-        (each for each in (2, 3)),
-    ]
-
-
-@pytest.mark.parametrize("given_numbers", numbers())
-def test_any_sequence_of_numbers_is_taken_and_kept_as_a_tuple(given_numbers: Any) -> None:
-    operator = ops.DmlResample(interpolation_mode="linear", scales=given_numbers)
-    assert operator.scales == (2.0, 3.0)
-    assert [type(scale) for scale in operator.scales] == [float, float]
-
-
-@pytest.mark.parametrize(
-    "given_numbers", [[4], (4,), np.array([4]), np.array([4], np.int8)], ids=repr
-)
-def test_any_sequence_of_integers_is_taken_and_kept_as_a_tuple(given_numbers: Any) -> None:
-    operator = ops.Interpolate(mode="linear", sizes=given_numbers, sizes_tensor=given_numbers)
-    assert operator.sizes == operator.sizes_tensor == (4,)
-    assert type(operator.sizes[0]) is int
 
 
 @pytest.mark.parametrize("kind", ops.OPERATORS.values(), ids=lambda kind: kind.name)
@@ -163,129 +135,97 @@ Made = tuple[str, Callable[[], ops.Operator]]
 
 
 def dml(interpolation_mode: Any = "linear", **attributes: Any) -> Made:
-    return "dml_resample_grad", lambda: ops.DmlResampleGrad(
-        interpolation_mode=interpolation_mode, **attributes
-    )
+    make = partial(ops.DmlResampleGrad, interpolation_mode=interpolation_mode, **attributes)
+    return "dml_resample_grad", make
 
 
 def interpolate(mode: Any = "linear", **attributes: Any) -> Made:
-    return "interpolate", lambda: ops.Interpolate(mode=mode, **attributes)
+    return "interpolate", partial(ops.Interpolate, mode=mode, **attributes)
 
 
 def message(**member: Any) -> Made:
     return next(iter(member), ""), lambda: ops.from_message(v1.Operator(**member))
 
 
+def resample(**attributes: Any) -> Made:
+    return message(dml_resample={"interpolation_mode": LINEAR, **attributes})
+
+
+NAMED = "'nearest_neighbor' (also 'nearest') or"
 # A call that makes an operator, the refused attribute, and words of the error.
-REFUSALS: dict[str, tuple[Made, str, list[str]]] = {
-    "missing": (
-        ("dml_resample_grad", ops.OPERATORS["dml_resample_grad"]),
-        "interpolation_mode",
-        ["is missing", "'linear'"],
-    ),
-    "unknown name": (dml(scale=[1]), "scale", ["did you mean 'scales'?"]),
-    "unknown word": (
-        dml(interpolation_mode="cubic"),
-        "interpolation_mode",
-        ["is 'cubic'", "'nearest_neighbor' (also 'nearest') or 'linear'"],
-    ),
-    "misspelt word": (
+REFUSALS: list[tuple[Made, str, str]] = [
+    (("dml_resample_grad", ops.OPERATORS["dml_resample_grad"]), "interpolation_mode", "is missing"),
+    (dml(scale=[1]), "scale", "did you mean 'scales'?"),
+    (dml("cubic"), "interpolation_mode", f"is 'cubic' ... {NAMED} 'linear'"),
+    (
         interpolate(coordinate_transformation_mode="align-corner"),
         "coordinate_transformation_mode",
-        ["is 'align-corner'", "'half_pixel' or 'align_corners'", "did you mean 'align_corners'?"],
+        "is 'align-corner' ... 'half_pixel' or 'align_corners' ... did you mean 'align_corners'?",
     ),
-    "misspelt synonym": (
-        dml(interpolation_mode="nearst"),
-        "interpolation_mode",
-        ["is 'nearst'", "(also 'nearest') or", "did you mean 'nearest_neighbor'?"],
-    ),
-    "wrong case": (interpolate(data_format="ncx"), "data_format", ["did you mean 'NCX'?"]),
-    "number for a word": (interpolate(mode=2), "mode", ["is 2 (int)", "'bilinear'"]),
-    "none for a word": (interpolate(mode=None), "mode", ["is None", "'bilinear'"]),
-    "zero scale": (dml(scales=[1, 0]), "scales[1]", ["is 0 (int)", "above 0"]),
-    "negative scale": (dml(scales=[-1.5]), "scales[0]", ["is -1.5", "above 0"]),
-    "nan": (dml(scales=[float("nan")]), "scales[0]", ["is nan", "finite"]),
-    "infinity": (
-        dml(output_pixel_offsets=[0, 0, -np.inf]),
-        "output_pixel_offsets[2]",
-        ["is -inf", "finite"],
-    ),
-    "beyond float32": (dml(scales=[FLOAT32_MAX * 2]), "scales[0]", ["float32"]),
-    "beyond float64": (dml(scales=[10**400]), "scales[0]", ["(int)", "float32"]),
-    "beyond print": (dml(scales=[10**5000]), "scales[0]", ["too long to show"]),
-    "rounds to zero": (dml(scales=[1e-60]), "scales[0]", ["is 1e-60", "above 0"]),
-    "boolean": (dml(scales=[True]), "scales[0]", ["is True (bool)", "numbers"]),
-    "numpy boolean": (dml(scales=np.array([True])), "scales[0]", ["bool"]),
-    "complex": (dml(scales=[1j]), "scales[0]", ["is 1j (complex)", "numbers"]),
-    "text in a sequence": (dml(scales=["2"]), "scales[0]", ["is '2' (str)"]),
-    "text": (dml(scales="2"), "scales", ["is '2' (str)", "in a sequence"]),
-    "one number": (dml(scales=2.0), "scales", ["is 2.0", "in a sequence"]),
-    "no axes": (dml(scales=np.array(2.0)), "scales", ["in a sequence"]),
-    "no order": (dml(scales={2.0, 3.0}), "scales", ["(set)", "in a sequence"]),
-    "none": (dml(scales=None), "scales", ["is None", "in a sequence"]),
-    "two axes": (dml(scales=np.ones((2, 2))), "scales[0]", ["(ndarray)"]),
-    "too many": (dml(scales=[1] * 9), "scales", ["more than 8 values"]),
-    "endless": (dml(scales=iter(int, 1)), "scales", ["more than 8 values"]),
-    "too many axes": (interpolate(sizes=[1] * 4), "sizes", ["more than 3 values"]),
-    "zero size": (interpolate(sizes=[5, 0]), "sizes[1]", ["is 0 (int)", "from 1"]),
-    "negative size": (interpolate(sizes=[-1]), "sizes[0]", ["is -1", "from 1"]),
-    "beyond int64": (interpolate(sizes=[2**63]), "sizes[0]", ["2**63 - 1"]),
-    "beyond int32": (interpolate(sizes_tensor=[2**31]), "sizes_tensor[0]", ["2**31 - 1"]),
-    "fraction": (interpolate(sizes=[2.0]), "sizes[0]", ["is 2.0 (float)", "integers"]),
-    "boolean size": (interpolate(sizes=[True]), "sizes[0]", ["is True (bool)"]),
-    "two sizes": (
+    (dml("nearst"), "interpolation_mode", f"'nearst' ... {NAMED} ... mean 'nearest_neighbor'?"),
+    (interpolate(data_format="ncx"), "data_format", "did you mean 'NCX'?"),
+    (interpolate(2), "mode", "is 2 (int) ... 'bilinear'"),
+    (interpolate(None), "mode", "is None ... 'bilinear'"),
+    (dml(scales=[1, 0]), "scales[1]", "is 0 (int) ... above 0"),
+    (dml(scales=[-1.5]), "scales[0]", "is -1.5 ... above 0"),
+    (dml(scales=[float("nan")]), "scales[0]", "is nan ... finite"),
+    (dml(output_pixel_offsets=[0, 0, -np.inf]), "output_pixel_offsets[2]", "is -inf ... finite"),
+    (dml(scales=[FLOAT32_MAX * 2]), "scales[0]", "float32"),
+    (dml(scales=[10**400]), "scales[0]", "(int) ... float32"),
+    (dml(scales=[10**5000]), "scales[0]", "too long to show"),
+    (dml(scales=[1e-60]), "scales[0]", "is 1e-60 ... above 0"),
+    (dml(scales=[True]), "scales[0]", "is True (bool) ... numbers"),
+    (dml(scales=np.array([True])), "scales[0]", "bool"),
+    (dml(scales=[1j]), "scales[0]", "is 1j (complex) ... numbers"),
+    (dml(scales=["2"]), "scales[0]", "is '2' (str)"),
+    (dml(scales="2"), "scales", "is '2' (str) ... in a sequence"),
+    (dml(scales=2.0), "scales", "is 2.0 ... in a sequence"),
+    (dml(scales=np.array(2.0)), "scales", "in a sequence"),
+    (dml(scales={2.0, 3.0}), "scales", "(set) ... in a sequence"),
+    (dml(scales=None), "scales", "is None ... in a sequence"),
+    (dml(scales=np.ones((2, 2))), "scales[0]", "(ndarray)"),
+    (dml(scales=[1] * 9), "scales", "more than 8 values"),
+    (dml(scales=iter(int, 1)), "scales", "more than 8 values"),
+    (interpolate(sizes=[1] * 4), "sizes", "more than 3 values"),
+    (interpolate(sizes=[5, 0]), "sizes[1]", "is 0 (int) ... from 1"),
+    (interpolate(sizes=[-1]), "sizes[0]", "is -1 ... from 1"),
+    (interpolate(sizes=[2**63]), "sizes[0]", "2**63 - 1"),
+    (interpolate(sizes_tensor=[2**31]), "sizes_tensor[0]", "2**31 - 1"),
+    (interpolate(sizes=[2.0]), "sizes[0]", "is 2.0 (float) ... integers"),
+    (interpolate(sizes=[True]), "sizes[0]", "is True (bool)"),
+    (
         interpolate(sizes=[4, 5], sizes_tensor=[4, 6]),
         "sizes_tensor",
-        ["is (4, 6)", "sizes is (4, 5)", "one of them, or equal ones"],
+        "is (4, 6) ... sizes is (4, 5) ... one of them, or equal ones",
     ),
-    "no direction": (
+    (
         ("dml_resample2", lambda: ops.DmlResample2(interpolation_mode="nearest")),
         "rounding_direction",
-        ["is missing", "'increasing' or 'decreasing'"],
+        "is missing ... 'increasing' or 'decreasing'",
     ),
-    "nothing set": (message(), "", ["is not set", "dml_resample_grad", "interpolate"]),
-    "unset mode": (message(interpolate={}), "mode", ["is missing", "'bilinear'"]),
-    "unknown number": (
-        message(dml_resample={"interpolation_mode": 7}),
-        "interpolation_mode",
-        ["is 7", "DML_INTERPOLATION_MODE_LINEAR = 2"],
-    ),
-    "negative number": (
-        message(dml_resample={"interpolation_mode": LINEAR, "nearest_rounding": -1}),
-        "nearest_rounding",
-        ["is -1", "DML_NEAREST_ROUNDING_HALF_UP = 2"],
-    ),
-    "swapped forward": (
-        message(dml_resample={"interpolation_mode": LINEAR, "offset_convention": SWAPPED}),
-        "offset_convention",
-        ["is 'swapped'", "'forward' only"],
-    ),
-    "unknown convention of a forward": (
+    (message(), "", "is not set ... dml_resample_grad ... interpolate"),
+    (message(interpolate={}), "mode", "is missing ... 'bilinear'"),
+    (resample(interpolation_mode=7), "interpolation_mode", "is 7 ... _MODE_LINEAR = 2"),
+    (resample(nearest_rounding=-1), "nearest_rounding", "is -1 ... _ROUNDING_HALF_UP = 2"),
+    (resample(offset_convention=SWAPPED), "offset_convention", "is 'swapped' ... 'forward' only"),
+    (
         message(dml_resample2={"interpolation_mode": LINEAR, "offset_convention": 3}),
         "offset_convention",
-        ["is 3"],
+        "is 3",
     ),
-    "direction unset": (
+    (
         message(dml_resample_grad1={"interpolation_mode": NEAREST}),
         "rounding_direction",
-        ["is missing"],
+        "is missing",
     ),
-    "nan in a message": (
-        message(dml_resample={"interpolation_mode": LINEAR, "scales": [1, float("nan")]}),
-        "scales[1]",
-        ["is nan"],
-    ),
-    "size in a message": (
-        message(interpolate={"mode": 1, "sizes": [-(2**63)]}),
-        "sizes[0]",
-        ["is -9223372036854775808"],
-    ),
-}
+    (resample(scales=[1, float("nan")]), "scales[1]", "is nan"),
+    (message(interpolate={"mode": 1, "sizes": [-(2**63)]}), "sizes[0]", f"is {-(2**63)}"),
+]
 
 
-@pytest.mark.parametrize(("made", "attribute", "words"), REFUSALS.values(), ids=list(REFUSALS))
+@pytest.mark.parametrize(("made", "attribute", "words"), REFUSALS)
 def test_a_refusal_names_the_attribute_what_came_and_what_would_do(
-    made: Made, attribute: str, words: list[str]
+    made: Made, attribute: str, words: str
 ) -> None:
     name, make = made
     with pytest.raises(InvalidRequestError) as caught:
@@ -293,11 +233,12 @@ def test_a_refusal_names_the_attribute_what_came_and_what_would_do(
     error = caught.value
     assert error.field == ".".join(filter(None, ("operator", name, attribute)))
     assert str(error) == f"{attribute or 'operator'}: {error.description}"
-    for word in words:
-        assert word in error.description
+    assert all(each in error.description for each in words.split(" ... "))
     assert len(str(error)) < 400
 
 
+Floats = float | Sequence[float]
+Ints = int | Sequence[int]
 TENTH = float(np.float32(0.1))
 
 
@@ -308,19 +249,19 @@ class Every(Operator):
     name = "every"
 
     flag: bool = attribute("A flag.", default=False)
-    maybe: bool | None = attribute("A flag.", default=None, default_text="not given")
+    maybe: bool | None = attribute("A flag.", default=None, default_text="no")
     single: float = attribute("One.", default=0.0)
-    double: float | None = attribute(
-        "One.", default=None, bits=64, positive=True, default_text="none"
-    )
-    doubles: float | Sequence[float] = attribute(
-        "Some.", default=(), most=3, bits=64, default_text="none"
-    )
-    pads: int | Sequence[int] = attribute(
-        "Some.", default=(), most=3, bits=64, least=-2, default_text="none"
-    )
+    double: float | None = attribute("A.", default=None, bits=64, positive=True, default_text="no")
+    singles: Sequence[float] = attribute("Some.", default=(), most=8, default_text="none")
+    sizes: Sequence[int] = attribute("Some.", default=(), most=3, least=1, default_text="none")
+    doubles: Floats = attribute("Some.", default=(), most=3, bits=64, default_text="none")
+    pads: Ints = attribute("Some.", default=(), most=3, bits=64, least=-2, default_text="none")
 
 
+NUMBERS: list[Any] = [
+    *([2, 3], (2.0, 3.0), np.array([2, 3]), np.array([2, 3], np.float16)),
+    *([np.float64(2), np.array(3)], range(2, 4), (each for each in (2, 3))),
+]
 KEPT: list[tuple[str, Any, object]] = [
     ("flag", True, True),
     ("flag", np.bool_(True), True),  # noqa: FBT003
@@ -334,6 +275,8 @@ KEPT: list[tuple[str, Any, object]] = [
     ("doubles", 0.1, (0.1,)),
     ("doubles", np.array([0.1, 2]), (0.1, 2.0)),
     ("doubles", np.float64(5), (5.0,)),
+    *(("singles", given, (2.0, 3.0)) for given in NUMBERS),
+    *(("sizes", given, (4,)) for given in ([4], (4,), np.array([4]), np.array([4], np.int8))),
     ("pads", 0, (0,)),
     ("pads", np.int8(-2), (-2,)),
     ("pads", (0, 1), (0, 1)),
@@ -344,8 +287,7 @@ KEPT: list[tuple[str, Any, object]] = [
 @pytest.mark.parametrize(("name", "given", "kept"), KEPT, ids=repr)
 def test_a_value_is_kept_as_the_wire_carries_it(name: str, given: Any, kept: object) -> None:
     value = getattr(Every(**{name: given}), name)
-    assert value == kept
-    assert type(value) is type(kept)
+    assert repr(value) == repr(kept)
 
 
 REFUSED: list[tuple[str, Any, str]] = [
@@ -418,18 +360,13 @@ def test_a_forward_message_takes_one_value_of_what_only_a_gradient_reads() -> No
     forward = ops.from_message(v1.Operator(torch_interpolate=message))
     assert forward == ops.TorchInterpolate(size=2)
     message.follow = v1.TorchInterpolate.FOLLOW_BACKWARD_OP
-    dml = v1.DmlResample(
-        interpolation_mode=LINEAR,
-        offset_convention=v1.DmlOffsetConvention.DML_OFFSET_CONVENTION_FORWARD,
-    )
-    assert ops.from_message(v1.Operator(dml_resample=dml)) == ops.DmlResample(
-        interpolation_mode="linear"
-    )
+    dml = v1.DmlResample(interpolation_mode=LINEAR, offset_convention=FORWARD)
+    expected = ops.DmlResample(interpolation_mode="linear")
+    assert ops.from_message(v1.Operator(dml_resample=dml)) == expected
     with pytest.raises(InvalidRequestError, match="takes 'forward_adjoint' only"):
         ops.from_message(v1.Operator(torch_interpolate=message))
-    assert ops.from_message(v1.Operator(torch_upsample_backward=message)) == (
-        ops.TorchUpsampleBackward(size=2)
-    )
+    backward = ops.from_message(v1.Operator(torch_upsample_backward=message))
+    assert backward == ops.TorchUpsampleBackward(size=2)
 
 
 def test_false_travels_where_absent_means_something_of_its_own() -> None:

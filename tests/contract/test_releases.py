@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from google.protobuf.descriptor import Descriptor
 
 from contract.wire_exchange import EXCHANGE, requests
-from gradwire import Client, InvalidRequestError, Item, RetryPolicy, Timing, ops, v1
+from gradwire import Client, InvalidRequestError, Item, Timing, ops, v1
 from gradwire._wire.framing import varint
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from support import relay
+from support.clients import ONCE
 from support.raw_calls import (
-    PATIENCE_S,
     PUBLISHED_RESULT,
+    SERVICE,
     Answer,
     ManyCall,
     RawClient,
     as_stream,
+    call,
     chunk,
     opening,
     published_request,
@@ -64,9 +66,7 @@ def test_what_an_sdk_of_a_release_before_sends_has_the_answer_it_had(
     client: RawClient, name: str
 ) -> None:
     sent, expected = (bytes.fromhex(EVALUATIONS[name][key]) for key in ("request", "answer"))
-    call: grpc.UnaryUnaryMultiCallable[bytes, bytes]
-    call = client.channel.unary_unary("/gradwire.v1.GradientService/Evaluate")
-    assert call(sent, timeout=PATIENCE_S) == expected
+    assert call(client.channel, f"{SERVICE}/Evaluate", [sent]) == ([expected], None)
     request = v1.EvaluateRequest.FromString(sent)
     result = v1.EvaluateResponse.FromString(expected)
     assert client.stream(as_stream(request)).data == result.data
@@ -82,43 +82,25 @@ def test_this_sdk_writes_what_the_one_of_a_release_before_wrote(name: str) -> No
 
 @pytest.mark.parametrize(("change", "trailers"), OTHERS)
 @pytest.mark.parametrize("array", ARRAYS.values(), ids=list(ARRAYS))
-def test_this_sdk_is_served_by_servers_of_other_releases(
+def test_this_sdk_is_served_by_servers_of_other_releases_and_understands_their_refusals(
     server: ServerThread, array: Any, change: Any, *, trailers: bool
 ) -> None:
     shape = (*array.shape[:-1], array.shape[-1] // 2)
+    wrong = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1.0,))
     timings: list[Timing] = []
     with Client(server.address) as client:
         expected = client.evaluate(HALVE, array, output_shape=shape)
     other = relay.skewed(server.address, change, trailers=trailers)
-    with other as address, Client(address) as client:
+    with other as address, Client(address, retry=ONCE) as client:
         evaluate = partial(client.evaluate, output_shape=shape, on_timing=timings.append)
         np.testing.assert_array_equal(evaluate(HALVE, array), expected)
+        assert len(timings) == 1
         for result in client.evaluate_many([Item(HALVE, array, shape)] * 3):
             np.testing.assert_array_equal(result, expected)
         assert client.server_info().version
         assert client.operators()
-    assert len(timings) == 1
-
-
-@pytest.mark.parametrize(("change", "trailers"), OTHERS)
-def test_refusals_of_servers_of_other_releases_are_understood(
-    server: ServerThread, change: Any, *, trailers: bool
-) -> None:
-    wrong = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1.0,))
-    once = RetryPolicy(max_attempts=1)
-    with (
-        relay.skewed(server.address, change, trailers=trailers) as address,
-        Client(address, retry=once) as client,
-    ):
-        for array in ARRAYS.values():
-            with pytest.raises(InvalidRequestError, match="scales"):
-                client.evaluate(wrong, array, output_shape=array.shape)
-
-
-MEMBERS = v1.Operator.DESCRIPTOR.fields
-ATTRIBUTES = {
-    member.name: member.message_type for member in MEMBERS if member.message_type is not None
-}
+        with pytest.raises(InvalidRequestError, match="scales"):
+            client.evaluate(wrong, array, output_shape=array.shape)
 
 
 def _next_number(message: Descriptor) -> int:
@@ -127,17 +109,6 @@ def _next_number(message: Descriptor) -> int:
     return max((field.number for field in message.fields if field.name not in last), default=0) + 1
 
 
-NEW_FIELDS = {
-    message.name: _next_number(message)
-    for message in (
-        v1.TensorDescriptor.DESCRIPTOR,
-        v1.Options.DESCRIPTOR,
-        v1.EvaluateRequest.DESCRIPTOR,
-        v1.Open.DESCRIPTOR,
-        v1.Chunk.DESCRIPTOR,
-        *ATTRIBUTES.values(),
-    )
-}
 OPERATOR_NUMBER = _next_number(v1.Operator.DESCRIPTOR)
 every_way = pytest.mark.parametrize("how", ["Evaluate", "EvaluateStream"])
 
@@ -149,10 +120,10 @@ def merged(message: Any, more: bytes) -> Any:
 
 def with_newer_field(message: Any, path: str = "") -> Any:
     """Set a float that only a newer schema has, at a path in a message."""
-    made = place = type(message).FromString(message.SerializeToString())
+    made = place = deepcopy(message)
     for step in filter(None, path.split(".")):
         place = getattr(place, step)
-    number = NEW_FIELDS[place.DESCRIPTOR.name]
+    number = _next_number(place.DESCRIPTOR)
     merged(place, varint(number << 3 | 5) + struct.pack("<f", 0.5))
     return made
 
@@ -162,22 +133,15 @@ def unimplemented(answer: Answer, how: str, reason: str = "UNKNOWN_FIELD") -> Re
     return refused(answer, reason, in_band=how == "EvaluateStream")
 
 
-def operator_request(member: str) -> v1.EvaluateRequest:
-    """Make a request for an operator with none of its attributes."""
-    request = published_request()
-    getattr(request.operator, member).SetInParent()
-    return request
-
-
-# A new field, its message and the path to it; numbers are those of NEW_FIELDS.
-NEWER_FIELDS: dict[str, tuple[Callable[[], v1.EvaluateRequest], str]] = {
+# Paths to messages that a newer schema has a field more of.
+NEWER_FIELDS = {
     **{
-        f"operator.{member}": (partial(operator_request, member), message.name)
-        for member, message in ATTRIBUTES.items()
+        f"operator.{member.name}": member.message_type
+        for member in v1.Operator.DESCRIPTOR.fields
+        if member.message_type is not None
     },
-    "input": (published_request, "TensorDescriptor"),
-    "output": (published_request, "TensorDescriptor"),
-    "options": (published_request, "Options"),
+    **dict.fromkeys(["input", "output"], v1.TensorDescriptor.DESCRIPTOR),
+    "options": v1.Options.DESCRIPTOR,
 }
 
 
@@ -186,11 +150,15 @@ NEWER_FIELDS: dict[str, tuple[Callable[[], v1.EvaluateRequest], str]] = {
 def test_a_field_of_a_newer_schema_is_refused_by_message_and_number(
     client: RawClient, path: str, how: str
 ) -> None:
-    make, name = NEWER_FIELDS[path]
-    refusal = unimplemented(client.ask(with_newer_field(make(), path), how), how)
-    assert f"field {NEW_FIELDS[name]} of gradwire.v1.{name} at {path} " in refusal.message
-    assert refusal.info.metadata["message_type"] == f"gradwire.v1.{name}"
-    assert refusal.info.metadata["field_number"] == str(NEW_FIELDS[name])
+    name, number = NEWER_FIELDS[path].full_name, _next_number(NEWER_FIELDS[path])
+    request = published_request()
+    if path.startswith("operator."):
+        # With none of its attributes.
+        getattr(request.operator, path.removeprefix("operator.")).SetInParent()
+    refusal = unimplemented(client.ask(with_newer_field(request, path), how), how)
+    assert f"field {number} of {name} at {path} " in refusal.message
+    assert refusal.info.metadata["message_type"] == name
+    assert refusal.info.metadata["field_number"] == str(number)
 
 
 def test_a_newer_field_of_a_unary_header_is_refused(client: RawClient) -> None:
@@ -200,20 +168,15 @@ def test_a_newer_field_of_a_unary_header_is_refused(client: RawClient) -> None:
 
 OPENING = opening(published_request())
 CHUNK = chunk(0, published_request().data)
-# Field 3 of the oneof, which holds a chunk.
+# Field 3 of the oneof, which holds a chunk; and field 9 beside a chunk.
 NEWEST = v1.EvaluateStreamRequest.FromString(b"\x1a\x02\x08\x01")
+BESIDE = merged(chunk(0, published_request().data), b"\x48\x01")
 STREAMS: dict[str, tuple[list[v1.EvaluateStreamRequest], str]] = {
-    "open": ([with_newer_field(OPENING, "open")], "field 10 of gradwire.v1.Open "),
-    "chunk": (
-        [OPENING, with_newer_field(CHUNK, "chunk")],
-        "field 2 of gradwire.v1.Chunk at chunk ",
-    ),
-    "beside a chunk": (
-        [OPENING, merged(chunk(0, published_request().data), b"\x48\x01")],
-        "field 9 of gradwire.v1.EvaluateStreamRequest ",
-    ),
-    "first": ([NEWEST], "field 3 of gradwire.v1.EvaluateStreamRequest "),
-    "after open": ([OPENING, NEWEST], "field 3 of gradwire.v1.EvaluateStreamRequest "),
+    "open": ([with_newer_field(OPENING, "open")], "10 of gradwire.v1.Open "),
+    "chunk": ([OPENING, with_newer_field(CHUNK, "chunk")], "2 of gradwire.v1.Chunk at chunk "),
+    "beside a chunk": ([OPENING, BESIDE], "9 of gradwire.v1.EvaluateStreamRequest "),
+    "first": ([NEWEST], "3 of gradwire.v1.EvaluateStreamRequest "),
+    "after open": ([OPENING, NEWEST], "3 of gradwire.v1.EvaluateStreamRequest "),
 }
 
 
@@ -222,7 +185,7 @@ def test_newer_parts_of_a_stream_are_refused(
     client: RawClient, messages: list[v1.EvaluateStreamRequest], words: str
 ) -> None:
     refusal = unimplemented(client.stream(messages), "EvaluateStream")
-    assert words in refusal.message
+    assert f"field {words}" in refusal.message
 
 
 @every_way
@@ -259,12 +222,11 @@ def test_a_newer_caller_that_sets_nothing_new_is_served(client: RawClient, how: 
     assert client.ask(published_request(), how).data == PUBLISHED_RESULT
 
 
-@pytest.mark.parametrize("kind", [v1.ListOperatorsRequest, v1.GetServerInfoRequest])
+@pytest.mark.parametrize(
+    ("method", "told"), [("ListOperators", "operators"), ("GetServerInfo", "version")]
+)
 def test_questions_about_the_server_are_answered_to_a_newer_caller(
-    client: RawClient, kind: Any
+    client: RawClient, method: str, told: str
 ) -> None:
-    question = kind.FromString(b"\x08\x01")
-    if kind is v1.ListOperatorsRequest:
-        assert client.stub.ListOperators(question).operators
-    else:
-        assert client.stub.GetServerInfo(question).version
+    question = getattr(v1, f"{method}Request").FromString(b"\x08\x01")
+    assert getattr(getattr(client.stub, method)(question), told)

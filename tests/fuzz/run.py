@@ -21,15 +21,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fuzz import corpus
-
-NAMES = tuple(sorted(each.stem for each in corpus.FOLDER.glob("*.txt")))
+CORPUS = Path(__file__).with_name("corpus")
+NAMES = tuple(sorted(each.stem for each in CORPUS.glob("*.txt")))
 # As .ci/run has it: a stage that skips itself.
 _SKIPPED = 77
 _MOST_KEPT = 64
 _LONGEST_KEPT = 256
 # A single input, and what a process may take.
 _LIMITS = ("-timeout=20", "-rss_limit_mb=2048", "-max_len=4096", "-print_final_stats=1")
+
+
+def read(name: str) -> list[bytes]:
+    """Return the inputs that are kept of a target, one in each line of hexadecimals."""
+    lines = (CORPUS / f"{name}.txt").read_text().splitlines()
+    return [bytes.fromhex(line) for line in lines]
 
 
 def fuzz(name: str, arguments: Sequence[str]) -> None:
@@ -46,7 +51,8 @@ def run(name: str, seconds: int, *, keep: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, "found")
         folder.mkdir()
-        for number, data in enumerate(corpus.read(name)):
+        kept = read(name)
+        for number, data in enumerate(kept):
             (folder / f"kept-{number}").write_bytes(data)
         limits = (f"-max_total_time={seconds}", f"-artifact_prefix={place}/broken-", *_LIMITS)
         told = subprocess.run(  # noqa: S603 - this very module
@@ -57,9 +63,11 @@ def run(name: str, seconds: int, *, keep: bool) -> dict[str, Any]:
             check=False,
         )
         if keep and not told.returncode:
-            found = {each.read_bytes() for each in folder.iterdir()} - set(corpus.read(name))
+            found = {each.read_bytes() for each in folder.iterdir()} - set(kept)
             short = sorted((each for each in found if len(each) <= _LONGEST_KEPT), key=len)
-            corpus.write(name, [*corpus.read(name), *short[:_MOST_KEPT]])
+            written = sorted({each.hex() for each in (*kept, *short[:_MOST_KEPT])})
+            lines = "".join(f"{line}\n" for line in sorted(written, key=len))
+            (CORPUS / f"{name}.txt").write_text(lines)
         broken = [each.read_bytes().hex() for each in Path(place).glob("broken-*")]
     said = told.stderr
     if told.returncode:

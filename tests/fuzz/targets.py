@@ -43,13 +43,12 @@ T = TypeVar("T")
 Outcome = bytes | tuple[str, str]
 
 # Small, so that whatever is allowed takes no time.
-_LIMITS: dict[str, Any] = {
-    "max_elements": 1 << 12,
-    "max_table_entries": 1 << 12,
-    "max_work": 1 << 16,
-    "max_request_memory_bytes": 1 << 20,
-}
+_MOST = 1 << 12
+_LIMITS: dict[str, Any] = {"max_elements": _MOST, "max_table_entries": _MOST, "max_work": 1 << 16}
+_LIMITS["max_request_memory_bytes"] = 1 << 20
 _MOST_CHUNKS = 8
+# How bytes are refused that are no message to protobuf.
+_NO_MESSAGE = {"INVALID_DATA", "CHECKSUM_MISMATCH"}
 # Its results must not depend on the messages it has read before.
 _MODELS = Models(
     read_models('up=torch_upsample_backward:{"mode":"bilinear","output_shape":[1,1,2,2]}')
@@ -68,7 +67,7 @@ def evaluate(data: bytes) -> None:
         again = v1.EvaluateRequest.FromString(message.SerializeToString())
         assert outcome == _outcome(lambda: _run(codec.parts_of(again)))
     elif message is None:
-        assert outcome[0] in {"INVALID_DATA", "CHECKSUM_MISMATCH"}
+        assert outcome[0] in _NO_MESSAGE
 
 
 def evaluate_many(data: bytes) -> None:
@@ -76,7 +75,7 @@ def evaluate_many(data: bytes) -> None:
     outcome = _outcome(lambda: _run(batch.read_item(data)[0]))
     message = _parsed(v1.EvaluateManyRequest, data)
     if message is None:
-        assert outcome[0] in {"INVALID_DATA", "CHECKSUM_MISMATCH"}
+        assert outcome[0] in _NO_MESSAGE
     elif isinstance(outcome, bytes):
         written = message.evaluation.SerializeToString()
         assert outcome == _outcome(lambda: _run(codec.read_evaluate(written)[0]))
@@ -95,7 +94,7 @@ def evaluate_stream(data: bytes) -> None:
             assert message == v1.EvaluateStreamRequest(chunk=v1.Chunk.FromString(chunk))
         for outcome in (opened, chunk):
             if isinstance(outcome, tuple) and message is None:
-                assert outcome[0] in {"INVALID_DATA", "CHECKSUM_MISMATCH"}
+                assert outcome[0] in _NO_MESSAGE
 
 
 def _open(message: bytes) -> bytes:
@@ -154,15 +153,12 @@ def answer(data: bytes) -> None:
 def answers(data: bytes) -> None:
     """Read the bytes as the SDK reads an answer of EvaluateMany."""
 
-    def read() -> object:
+    def read() -> None:
         parts = read_many_result(data)
-        template = _job().template
-        if parts is not None:
-            return template.result(parts[1], parts[2], out=None)
-        _, outcome = parse_answer(data)
+        outcome = parse_answer(data)[1] if parts is None else parts[1:]
         if isinstance(outcome, GradwireError):
             raise outcome
-        return template.result(*outcome, out=None)
+        _job().template.result(*outcome, out=None)
 
     _tolerated(read)
 
@@ -210,9 +206,9 @@ def statuses(data: bytes) -> None:
     assert timing.total_s == 1.0
 
 
-_READERS = (evaluate, evaluate_many, evaluate_stream, infer, names, answer, answers, streamed)
+_SERVER = (evaluate, evaluate_many, evaluate_stream, infer, names)
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    each.__name__: each for each in (*_READERS, statuses)
+    each.__name__: each for each in (*_SERVER, answer, answers, streamed, statuses)
 }
 
 
@@ -245,7 +241,7 @@ def _service_context() -> ServiceContext:
     return ServiceContext(
         settings=settings,
         in_use=BackendInUse(NumpyCpu(), ""),
-        preparer=Preparer(Limits(**_LIMITS), TableCache(max_entries=1 << 12)),
+        preparer=Preparer(Limits(**_LIMITS), TableCache(max_entries=_MOST)),
         admission=Admission(
             max_memory_bytes=1 << 30, max_streams=1, threads=1, max_queue=1, max_queue_s=1.0
         ),
@@ -291,10 +287,9 @@ def _parsed(kind: type[Any], data: bytes) -> Any:
 def pieces(data: bytes) -> Iterator[bytes]:
     """Yield some messages, each after its length in one byte."""
     for _ in range(_MOST_CHUNKS):
-        if not data:
-            return
-        yield data[1 : 1 + data[0]]
-        data = data[1 + data[0] :]
+        if data:
+            yield data[1 : 1 + data[0]]
+            data = data[1 + data[0] :]
 
 
 @cache

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 
-import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,10 +15,8 @@ from gradwire import v1
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from support.raw_calls import (
     CODES,
-    PATIENCE_S,
     PUBLISHED_GRADIENT,
     PUBLISHED_RESULT,
-    Answer,
     ManyCall,
     RawClient,
     chunk,
@@ -27,7 +24,7 @@ from support.raw_calls import (
     named,
     opening,
     published_request,
-    read_all,
+    stream_bytes,
 )
 from support.servers import serving
 
@@ -48,56 +45,30 @@ def client() -> Iterator[RawClient]:
         client.check_alive()
 
 
-@dataclass
-class Stream:
-    """The messages of one EvaluateStream, and what they must come to.
-
-    sound  whether all were in order so far
-    """
-
-    messages: list[bytes]
-    sound: bool = True
-    opened: bool = False
-    position: int = 0
-
-    def add(self, move: str) -> None:
-        """Add a message."""
-        made, right = self._make(move)
-        self.messages.append(made)
-        self.sound = self.sound and right
-
-    def _make(self, move: str) -> tuple[bytes, bool]:
-        at, left = self.position, TOTAL - self.position
+def stream_of(moves: Sequence[str]) -> tuple[list[bytes], bool]:
+    """Return the messages of one EvaluateStream, and whether half-close makes it a success."""
+    messages: list[v1.EvaluateStreamRequest | None] = []
+    sound, opened, at = True, False, 0
+    for move in moves:
+        left = TOTAL - at
         if move == "open":
-            right, self.opened = not self.opened, True
-            return opening(published_request()).SerializeToString(), right
-        if move in {"next", "rest"}:
+            messages.append(opening(published_request()))
+            sound, opened = sound and not opened, True
+        elif move in {"next", "rest"}:
             size = min(4, left) if move == "next" else left
-            data = PUBLISHED_GRADIENT[at : at + size]
-            self.position += size
-            return chunk(at, data).SerializeToString(), self.opened and size > 0
-        wrong = {
-            "far": chunk(at + 1, PUBLISHED_GRADIENT[at + 1 :] or b"1").SerializeToString(),
-            "empty": chunk(at, b"").SerializeToString(),
-            "long": chunk(at, bytes(left + 1)).SerializeToString(),
-            "nothing": b"",
-            "garbage": GARBAGE,
-        }
-        return wrong[move], False
-
-    @property
-    def succeeds(self) -> bool:
-        """Whether half-close now makes it a success."""
-        return self.sound and self.opened and self.position == TOTAL
-
-
-def run_stream(client: RawClient, messages: Sequence[bytes]) -> Answer:
-    method: grpc.StreamStreamMultiCallable[bytes, v1.EvaluateStreamResponse]
-    method = client.channel.stream_stream(
-        "/gradwire.v1.GradientService/EvaluateStream",
-        response_deserializer=v1.EvaluateStreamResponse.FromString,
-    )
-    return read_all(method(iter(messages), timeout=PATIENCE_S))
+            messages.append(chunk(at, PUBLISHED_GRADIENT[at : at + size]))
+            sound, at = sound and opened and size > 0, at + size
+        else:
+            wrong = {
+                "far": chunk(at + 1, PUBLISHED_GRADIENT[at + 1 :] or b"1"),
+                "empty": chunk(at, b""),
+                "long": chunk(at, bytes(left + 1)),
+                "nothing": v1.EvaluateStreamRequest(),
+            }
+            messages.append(wrong.get(move))
+            sound = False
+    written = [GARBAGE if each is None else each.SerializeToString() for each in messages]
+    return written, sound and opened and at == TOTAL
 
 
 @settings(max_examples=12, deadline=None)
@@ -105,17 +76,12 @@ def run_stream(client: RawClient, messages: Sequence[bytes]) -> Answer:
 def test_a_stream_ends_as_the_order_of_its_messages_says(
     client: RawClient, moves: list[list[str]]
 ) -> None:
-    streams = [Stream([]) for _ in moves]
-    for stream, each in zip(streams, moves, strict=True):
-        for move in each:
-            stream.add(move)
-    with ThreadPoolExecutor(len(streams)) as pool:
-        running = [pool.submit(run_stream, client, each.messages) for each in streams]
-    answers = [each.result() for each in running]
-    for stream, answer in zip(streams, answers, strict=True):
-        if stream.succeeds:
-            assert answer.refusal is None, stream
-            assert answer.data == PUBLISHED_RESULT
+    messages, succeed = zip(*map(stream_of, moves), strict=True)
+    with ThreadPoolExecutor(len(moves)) as pool:
+        answers = list(pool.map(partial(stream_bytes, client), messages))
+    for each, succeeds, answer in zip(moves, succeed, answers, strict=True):
+        if succeeds:
+            assert (answer.refusal, answer.data) == (None, PUBLISHED_RESULT), each
         else:
             field = answer.refusal.info.metadata["field"] if answer.refusal else None
             ended(answer, "INVALID_DATA", field=field)
@@ -144,13 +110,12 @@ def test_each_of_many_has_its_own_answer_until_one_ends_them_all(
 ) -> None:
     last = next((at for at, kind in enumerate(kinds) if kind in ITEMS[-3:]), None)
     with ManyCall.of_bytes(client, *map(item, kinds, map(str, itertools.count()))) as call:
-        answers: dict[str, v1.EvaluateManyResponse] = {}
-        refused = None
-        if last is None:
-            answers = call.answers()
-            assert answers.keys() == set(map(str, range(len(kinds))))
-        else:
+        if last is not None:
             refused = call.refusal()
+            assert (refused.code, refused.info.reason) == (CODES["INVALID_DATA"], "INVALID_DATA")
+            return
+        answers = call.answers()
+    assert answers.keys() == set(map(str, range(len(kinds))))
     for name, answer in answers.items():
         kind = kinds[int(name)]
         if kind == "good":
@@ -158,7 +123,3 @@ def test_each_of_many_has_its_own_answer_until_one_ends_them_all(
         else:
             reason = v1.ErrorReason.Name(answer.error.reason)
             assert reason == f"ERROR_REASON_{ITEM_REASONS[kind]}"
-    if last is not None:
-        assert refused is not None
-        assert refused.code is CODES["INVALID_DATA"]
-        assert refused.info.reason == "INVALID_DATA"

@@ -8,13 +8,12 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, cast
+from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
-from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
@@ -42,28 +41,22 @@ class Collector:
 
 
 def attributes(pairs: Any) -> dict[str, Any]:
-    values: list[KeyValue] = list(pairs)
-    return {pair.key: getattr(pair.value, str(pair.value.WhichOneof("value"))) for pair in values}
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    collector: Collector
+    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in pairs}
 
 
 class _Handler(BaseHTTPRequestHandler):
+    collector: Collector
+
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
         assert self.headers["Content-Type"] == "application/x-protobuf"
         assert self.path == "/v1/traces"
-        collector = cast("_Server", self.server).collector
         for each in ExportTraceServiceRequest.FromString(body).resource_spans:
             resource = attributes(each.resource.attributes)
-            for scope in each.scope_spans:
-                for span in scope.spans:
-                    collector.spans.append(Seen(span, attributes(span.attributes), resource))
+            for span in (span for scope in each.scope_spans for span in scope.spans):
+                self.collector.spans.append(Seen(span, attributes(span.attributes), resource))
         answer = ExportTraceServiceResponse().SerializeToString()
         self.send_response(200)
         self.send_header("Content-Type", "application/x-protobuf")
@@ -77,12 +70,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def collecting() -> Generator[Collector]:
-    server = _Server(("127.0.0.1", 0), _Handler)
-    server.collector = Collector(f"http://127.0.0.1:{server.server_port}")
+    class Own(_Handler): ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Own)
+    Own.collector = Collector(f"http://127.0.0.1:{server.server_port}")
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:
-        yield server.collector
+        yield Own.collector
     finally:
         server.shutdown()
         thread.join()

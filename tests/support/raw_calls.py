@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import grpc
 import numpy as np
@@ -122,24 +122,13 @@ class Answer:
         return grpc.StatusCode.OK if self.refusal is None else self.refusal.code
 
 
-class StreamCall(Protocol):
-    """A running EvaluateStream, as grpc has it."""
-
-    def __iter__(self) -> Iterator[v1.EvaluateStreamResponse]: ...
-    def __next__(self) -> v1.EvaluateStreamResponse: ...
-    def cancel(self) -> bool: ...
-    def is_active(self) -> bool: ...
-    def code(self) -> grpc.StatusCode: ...
-
-
 class RawClient:
     """The generated stub on a channel of its own."""
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
-        if credentials is None:
-            self.channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-        else:
-            self.channel = grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+        secure = () if credentials is None else (credentials,)
+        open_channel: Any = grpc.secure_channel if secure else grpc.insecure_channel
+        self.channel: grpc.Channel = open_channel(address, *secure, options=CHANNEL_OPTIONS)
         self.stub = v1.GradientServiceStub(self.channel)
 
     def evaluate(
@@ -149,11 +138,9 @@ class RawClient:
         timeout_s: float = PATIENCE_S,
         traceparent: str = TRACEPARENT,
     ) -> Answer:
-        metadata = (("traceparent", traceparent),)
+        options: Any = {"timeout": timeout_s, "metadata": (("traceparent", traceparent),)}
         try:
-            reply, call = self.stub.Evaluate.with_call(
-                request, timeout=timeout_s, metadata=metadata
-            )
+            reply, call = self.stub.Evaluate.with_call(request, **options)
         except grpc.RpcError as error:
             refusal = refusal_of(error)
             return Answer(b"", v1.TensorDescriptor(), refusal.trailers, refusal)
@@ -166,7 +153,7 @@ class RawClient:
         *,
         timeout_s: float | None = PATIENCE_S,
         traceparent: str = TRACEPARENT,
-    ) -> StreamCall:
+    ) -> Any:
         """Call EvaluateStream; nothing is read until the caller iterates."""
         metadata = (("traceparent", traceparent),)
         return self.stub.EvaluateStream(iter(messages), timeout=timeout_s, metadata=metadata)
@@ -185,12 +172,9 @@ class RawClient:
 
     def check_alive(self) -> None:
         """Have the published example evaluated both ways."""
-        for answer in (
-            self.evaluate(published_request()),
-            self.stream(as_stream(published_request())),
-        ):
-            assert answer.refusal is None, answer.refusal
-            assert answer.data == PUBLISHED_RESULT
+        for how in BOTH_WAYS:
+            answer = self.ask(published_request(), how)
+            assert (answer.refusal, answer.data) == (None, PUBLISHED_RESULT)
 
     def __enter__(self) -> Self:
         return self
@@ -199,16 +183,13 @@ class RawClient:
         self.channel.close()
 
 
-def read_all(
-    call: StreamCall, messages: Iterable[v1.EvaluateStreamResponse] | None = None
-) -> Answer:
+def read_all(call: Any, messages: Iterable[v1.EvaluateStreamResponse] | None = None) -> Answer:
     """Read a stream to its end, whatever that is, and check the order of its messages.
 
     messages  what is read: the call, unless something stands between
     """
     opened: v1.Opened | None = None
-    data: list[bytes] = []
-    places: list[tuple[int, int]] = []
+    parts: list[tuple[int, bytes]] = []
     in_band: v1.Error | None = None
     refusal: Refusal | None = None
     try:
@@ -219,15 +200,16 @@ def read_all(
             if came == "opened":
                 opened = message.opened
             elif came == "chunk":
-                data.append(message.chunk.data)
-                places.append((message.chunk.offset, len(message.chunk.data)))
+                parts.append((message.chunk.offset, message.chunk.data))
             else:
                 in_band = message.error
     except grpc.RpcError as error:
         refusal = refusal_of(error, in_band)
     assert refusal is not None or in_band is None
     output = v1.TensorDescriptor() if opened is None else opened.output
-    return Answer(b"".join(data), output, trailers_of(call), refusal, opened, tuple(places))
+    data = b"".join(part for _, part in parts)
+    places = tuple((offset, len(part)) for offset, part in parts)
+    return Answer(data, output, trailers_of(call), refusal, opened, places)
 
 
 def wait_until(holds: Callable[[], object], *, patience_s: float = PATIENCE_S) -> None:
@@ -256,30 +238,27 @@ class ManyCall:
     answered  requests answered until now
     """
 
-    def __init__(self, client: RawClient, *, timeout_s: float | None = PATIENCE_S) -> None:
-        self._requests: SimpleQueue[v1.EvaluateManyRequest | None] = SimpleQueue()
+    def __init__(
+        self, client: RawClient, *, timeout_s: float | None = PATIENCE_S, method: Any = None
+    ) -> None:
+        self._requests: SimpleQueue[Any] = SimpleQueue()
         self._in_band: v1.Error | None = None
         self.answered = 0
-        self.call: Any = client.stub.EvaluateMany(
-            iter(self._requests.get, None),
-            timeout=timeout_s,
-            metadata=(("traceparent", TRACEPARENT),),
+        metadata = (("traceparent", TRACEPARENT),)
+        self.call: Any = (method or client.stub.EvaluateMany)(
+            iter(self._requests.get, None), timeout=timeout_s, metadata=metadata
         )
 
-    def send(self, *requests: v1.EvaluateManyRequest) -> None:
+    def send(self, *requests: v1.EvaluateManyRequest | bytes) -> None:
         for request in requests:
             self._requests.put(request)
 
     @classmethod
     def of_bytes(cls, client: RawClient, *messages: bytes) -> Self:
         """Send these bytes as messages, then half-close."""
-        self = cls(client)
-        self.call.cancel()
+        self = cls(client, method=_method(client, "EvaluateMany", v1.EvaluateManyResponse))
+        self.send(*messages)
         self.half_close()
-        untyped: Any = client.channel
-        self.call = untyped.stream_stream(
-            f"{SERVICE}/EvaluateMany", response_deserializer=v1.EvaluateManyResponse.FromString
-        )(iter(messages), timeout=PATIENCE_S)
         return self
 
     def half_close(self) -> None:
@@ -333,19 +312,17 @@ class WaitingStream:
     def __init__(
         self, client: RawClient, request: v1.EvaluateRequest | None = None, *, early: int = 0
     ) -> None:
-        self._early = early
-        self._request = published_request() if request is None else request
         self._go = threading.Event()
-        self.call = client.start(self._messages())
-        self.opened = next(self.call)
+        self.call = client.start(self._messages(request or published_request(), early))
+        self.opened: v1.EvaluateStreamResponse = next(self.call)
 
-    def _messages(self) -> Iterator[v1.EvaluateStreamRequest]:
-        yield opening(self._request)
-        data = self._request.data
-        if self._early:
-            yield chunk(0, data[: self._early])
+    def _messages(
+        self, request: v1.EvaluateRequest, early: int
+    ) -> Iterator[v1.EvaluateStreamRequest]:
+        yield opening(request)
+        yield from [chunk(0, request.data[:early])] if early else []
         self._go.wait(PATIENCE_S)
-        yield chunk(self._early, data[self._early :])
+        yield chunk(early, request.data[early:])
 
     def send(self) -> None:
         """Send the data; nothing comes of it where the call has ended."""
@@ -397,11 +374,10 @@ def call(
     """Call a method, streaming or not; return its replies and how it failed, if it did."""
     replies: list[bytes] = []
     untyped: Any = channel
-    stream: Iterator[bytes] = untyped.stream_stream(method)(
-        iter(messages), metadata=metadata, timeout=timeout_s
-    )
     try:
-        replies.extend(stream)
+        replies.extend(
+            untyped.stream_stream(method)(iter(messages), metadata=metadata, timeout=timeout_s)
+        )
     except grpc.RpcError as error:
         return replies, refusal_of(error)
     return replies, None
@@ -430,21 +406,19 @@ BOTH_WAYS = ["Evaluate", "EvaluateStream"]
 
 # The reasons of each status, as their comments in error_reason.proto promise.
 _REASONS = {
-    grpc.StatusCode.INVALID_ARGUMENT: "INVALID_FIELD INVALID_DATA",
-    grpc.StatusCode.UNIMPLEMENTED: "UNKNOWN_FIELD UNKNOWN_OPERATOR",
-    grpc.StatusCode.FAILED_PRECONDITION: (
-        "USE_STREAM TABLE_TOO_LARGE LAYOUT_NOT_STREAMABLE LIMIT_EXCEEDED"
-    ),
-    grpc.StatusCode.RESOURCE_EXHAUSTED: "OVERLOADED OUT_OF_MEMORY",
-    grpc.StatusCode.UNAVAILABLE: "STARTING UNKNOWN_SEGMENT DEVICE_LOST DRAINING",
-    grpc.StatusCode.DATA_LOSS: "CHECKSUM_MISMATCH",
-    grpc.StatusCode.DEADLINE_EXCEEDED: "STALLED DEADLINE_EXCEEDED",
-    grpc.StatusCode.ABORTED: "EVALUATION_CHANGED",
-    grpc.StatusCode.UNAUTHENTICATED: "UNAUTHENTICATED",
-    grpc.StatusCode.PERMISSION_DENIED: "PERMISSION_DENIED",
-    grpc.StatusCode.INTERNAL: "INTERNAL",
+    "INVALID_ARGUMENT": "INVALID_FIELD INVALID_DATA",
+    "UNIMPLEMENTED": "UNKNOWN_FIELD UNKNOWN_OPERATOR",
+    "FAILED_PRECONDITION": "USE_STREAM TABLE_TOO_LARGE LAYOUT_NOT_STREAMABLE LIMIT_EXCEEDED",
+    "RESOURCE_EXHAUSTED": "OVERLOADED OUT_OF_MEMORY",
+    "UNAVAILABLE": "STARTING UNKNOWN_SEGMENT DEVICE_LOST DRAINING",
+    "DATA_LOSS": "CHECKSUM_MISMATCH",
+    "DEADLINE_EXCEEDED": "STALLED DEADLINE_EXCEEDED",
+    "ABORTED": "EVALUATION_CHANGED",
+    **{same: same for same in ("UNAUTHENTICATED", "PERMISSION_DENIED", "INTERNAL")},
 }
-CODES = {reason: code for code, reasons in _REASONS.items() for reason in reasons.split()}
+CODES = {
+    reason: grpc.StatusCode[code] for code, told in _REASONS.items() for reason in told.split()
+}
 
 
 def refused(
@@ -487,11 +461,10 @@ def summed(size: int, *, rows: int = 1, columns: int = 1) -> v1.EvaluateRequest:
     return request
 
 
-Silent = Callable[[], Iterator[v1.EvaluateStreamRequest]]
-
-
 @contextmanager
-def silence(messages: Iterable[v1.EvaluateStreamRequest]) -> Generator[Silent]:
+def silence(
+    messages: Iterable[v1.EvaluateStreamRequest],
+) -> Generator[Callable[[], Iterator[v1.EvaluateStreamRequest]]]:
     """Give an input of streams that falls silent after its messages, until the block ends."""
     over = threading.Event()
 
@@ -505,12 +478,20 @@ def silence(messages: Iterable[v1.EvaluateStreamRequest]) -> Generator[Silent]:
         over.set()
 
 
+def _method(client: RawClient, name: str, answer: Any) -> Any:
+    """Return a method of the service that takes messages as bytes."""
+    untyped: Any = client.channel
+    return untyped.stream_stream(f"{SERVICE}/{name}", response_deserializer=answer.FromString)
+
+
+def stream_bytes(client: RawClient, messages: Iterable[bytes]) -> Answer:
+    """Call EvaluateStream with these messages."""
+    method = _method(client, "EvaluateStream", v1.EvaluateStreamResponse)
+    return read_all(method(iter(messages), timeout=PATIENCE_S))
+
+
 def send_bytes(client: RawClient, method: str, *messages: bytes) -> Refusal | None:
     """Call a method of the service with these messages; return how it was refused, if it was."""
-    if method != "EvaluateStream":
-        return call(client.channel, f"{SERVICE}/{method}", messages)[1]
-    stream: grpc.StreamStreamMultiCallable[bytes, v1.EvaluateStreamResponse]
-    stream = client.channel.stream_stream(
-        f"{SERVICE}/{method}", response_deserializer=v1.EvaluateStreamResponse.FromString
-    )
-    return read_all(stream(iter(messages), timeout=PATIENCE_S)).refusal
+    if method == "EvaluateStream":
+        return stream_bytes(client, messages).refusal
+    return call(client.channel, f"{SERVICE}/{method}", messages)[1]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Self
+
+from gradwire._wire.framing import varint
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RESET, SETTINGS, PING, WINDOW, CONTINUATION = 0, 1, 3, 4, 6, 8, 9
@@ -35,21 +38,12 @@ def _length(number: int) -> bytes:
     """Encode a length as HPACK does, RFC 7541 section 5.1, with a prefix of seven bits."""
     if number < 0x7F:
         return bytes((number,))
-    encoded, number = bytearray((0x7F,)), number - 0x7F
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes((*encoded, number))
+    return b"\x7f" + varint(number - 0x7F)
 
 
 def call_headers(*more: tuple[bytes, bytes], method: str = EVALUATE) -> bytes:
-    pairs = [
-        (b":path", method.encode()),
-        (b":authority", b"localhost"),
-        (b"te", b"trailers"),
-        (b"content-type", b"application/grpc"),
-        *more,
-    ]
+    own = {b":path": method.encode(), b":authority": b"localhost", b"te": b"trailers"}
+    pairs = [*own.items(), (b"content-type", b"application/grpc"), *more]
     # The first two are entries of the static table: :method POST, :scheme http.
     return b"\x83\x86" + b"".join(literal(*pair) for pair in pairs)
 
@@ -99,11 +93,9 @@ class RawConnection:
         """Read what comes until nothing did for so long, or the end."""
         self.socket.settimeout(seconds)
         received = bytearray()
-        try:
+        with suppress(OSError):
             while data := self.socket.recv(1 << 16):
                 received += data
-        except OSError:
-            pass
         return bytes(received)
 
     def drop(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -14,7 +14,6 @@ from google.rpc import error_details_pb2, status_pb2
 from gradwire import v1
 
 DOMAIN = "gradwire.v1"
-DETAILS = "grpc-status-details-bin"
 
 M = TypeVar("M", bound=Message)
 
@@ -54,11 +53,6 @@ class Refusal:
         given = retry.HasField("retry_delay")
         return retry.retry_delay.ToNanoseconds() / 1e9 if given else None
 
-    @property
-    def trailer_bytes(self) -> int:
-        """Bytes of message and details as they travel; a message is percent-encoded."""
-        return len(urllib.parse.quote(self.message)) + len(self.details)
-
     def _detail(self, kind: M) -> M:
         for detail in self.status.details:
             if detail.Unpack(kind):
@@ -67,17 +61,14 @@ class Refusal:
 
 
 def refusal_of(error: object, in_band: v1.Error | None = None) -> Refusal:
-    call = cast("grpc.Call", error)
-    details = b""
-    for key, value in call.trailing_metadata() or ():
-        if key == DETAILS:
-            assert isinstance(value, bytes)
-            details = value
+    call: Any = error
+    metadata: Any = call.trailing_metadata() or ()
+    details = next((value for key, value in metadata if key == "grpc-status-details-bin"), b"")
     return Refusal(call.code(), call.details() or "", trailers_of(call), details, in_band)
 
 
-def trailers_of(call: object) -> dict[str, str]:
-    pairs = cast("grpc.Call", call).trailing_metadata() or ()
+def trailers_of(call: Any) -> dict[str, str]:
+    pairs = call.trailing_metadata() or ()
     return {key: value for key, value in pairs if isinstance(value, str)}
 
 
@@ -87,7 +78,7 @@ def check_refusal(
     """Assert that a call was refused in this way, and in every point as any refusal must be."""
     assert refusal is not None, "the call was answered"
     said = (refusal.code, refusal.info.reason, refusal.message)
-    assert (refusal.code, refusal.info.reason) == (code, reason), said
+    assert said[:2] == (code, reason), said
     assert refusal.info.domain == DOMAIN
     assert refusal.message
     assert refusal.message.isprintable()
@@ -95,15 +86,12 @@ def check_refusal(
     assert (status.code, status.message) == (code.value[0], refusal.message)
     assert [path for path, _ in refusal.violations] == ([] if field is None else [field]), said
     assert field is None or refusal.message.startswith(f"{field}: ")
-    assert (refusal.retry_after_s is not None) == (
-        reason in {"OVERLOADED", "STARTING", "DEVICE_LOST"}
-    )
-    for key, trailer in (
-        ("request_id", "gradwire-request-id"),
-        ("traceparent", "traceparent"),
-    ):
+    later = reason in {"OVERLOADED", "STARTING", "DEVICE_LOST"}
+    assert (refusal.retry_after_s is not None) == later
+    for key, trailer in (("request_id", "gradwire-request-id"), ("traceparent", "traceparent")):
         assert refusal.info.metadata[key] == refusal.trailers[trailer] != ""
-    assert refusal.trailer_bytes < 4096
+    # As they travel: a message is percent-encoded.
+    assert len(urllib.parse.quote(refusal.message)) + len(refusal.details) < 4096
     return refusal
 
 

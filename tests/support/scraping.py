@@ -29,11 +29,8 @@ class Scrape:
 
     def value(self, name: str, **labels: str) -> float:
         """Return the sum over the time series that have these labels and maybe others."""
-        wanted = labels.items()
-        found = (
-            value for (each, has), value in self.samples.items() if each == name and wanted <= has
-        )
-        return math.fsum(found)
+        own = (item for item in self.samples.items() if item[0][0] == name)
+        return math.fsum(value for (_, has), value in own if labels.items() <= has)
 
     def labels(self, name: str, label: str) -> set[str]:
         return {dict(has)[label] for each, has in self.samples if each == name}

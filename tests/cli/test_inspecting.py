@@ -1,0 +1,399 @@
+"""`gradwire explain`, `compare` and `check`: what they say of operators, results and functions."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from dialect_tables import EXAMPLES
+from gradwire import ops
+from gradwire.cli import pictures
+from gradwire.cli.compare import difference
+from gradwire.cli.explain import AxisTable, call, tables
+from support.command_line import Outcome, run_here
+from support.oracles.dialect_oracles import lowered
+
+pytestmark = pytest.mark.usefixtures("tables_here")
+BACKWARD = ("--op", "interpolate_backward", "--attr", "data_format=NCX", "--attr")
+DOUBLED = (
+    *("explain", *BACKWARD, "mode=linear", "--input-shape", "1,1,4", "--output-shape", "1,1,2"),
+)
+LONG = (
+    *("explain", "--op", "interpolate", "--attr", "mode=nearest", "--attr", "sizes=1000"),
+    *("--input-shape", "1,2000,1", "--axis", "1"),
+)
+
+
+def test_limits_are_raised_by_the_variables_that_a_refusal_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = {"GRADWIRE_MAX_FLOAT32_AXIS": 1999, "GRADWIRE_MAX_TABLE_ENTRIES": 3999}
+    for name, low in limits.items():
+        monkeypatch.setenv(name, str(low))
+        refused = run_here(*LONG)
+        assert (refused.code, refused.stdout) == (4, "")
+        assert f"raise {name} " in refused.stderr
+        assert "this server" not in refused.stderr
+        monkeypatch.setenv(name, str(low + 1))
+        assert run_here(*LONG).code == 0
+    monkeypatch.setenv("GRADWIRE_MAX_TABLE_ENTRIES", "many")
+    refused = run_here(*LONG)
+    assert refused.code == 1
+    assert "GRADWIRE_MAX_TABLE_ENTRIES is 'many'; a whole number" in refused.stderr
+
+
+def check_coordinates(operator: ops.Operator, axis: AxisTable) -> None:
+    """Every dialect tells them but for bins, and each output reads less than two inputs off."""
+    if getattr(operator, "mode", None) == "area":
+        assert axis.coordinates is None or axis.is_identity
+        return
+    assert axis.coordinates is not None, operator
+    assert axis.coordinates.shape == (axis.outputs,)
+    for output, x in enumerate(np.clip(axis.coordinates, 0, axis.inputs - 1)):
+        read, weights = axis.taps(output, of_input=False)
+        assert not weights.any() or read[0] - 1 <= x <= read[-1] + 1, (operator, output)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_tables_are_those_that_evaluations_use_for_every_operator(dtype: type) -> None:
+    examples = [*EXAMPLES.values()]
+    calls = [call(each.operator, np.dtype(dtype), each.source, each.result) for each in examples]
+    for each, told in zip(examples, tables(calls), strict=True):
+        plan = lowered(each.operator, each.source, each.result, dtype)
+        matrices = {one.axis: one.map.dense() for one in plan.passes}
+        for number, axis in enumerate(told.axes):
+            matrix = np.zeros((axis.outputs, axis.inputs))
+            matrix[axis.rows, axis.columns] = axis.weight
+            expected = matrices.get(number, np.eye(each.result[number]))
+            np.testing.assert_array_equal(matrix.T if each.operator.gradient else matrix, expected)
+            np.testing.assert_allclose(axis.totals, matrix.sum(axis=0))
+            check_coordinates(each.operator, axis)
+            for place in range(axis.inputs):
+                outputs, weights = axis.taps(place, of_input=True)
+                np.testing.assert_array_equal(matrix[outputs, place], weights)
+                assert not np.delete(matrix[:, place], outputs).any()
+
+
+def test_json_tells_tables_and_infinite_coordinates() -> None:
+    facts = json.loads(run_here(*DOUBLED, "--json").stdout)
+    assert (facts["gradient"], facts["forward"]) == (True, "interpolate")
+    lengths = {"axis": 2, "inputs": 2, "outputs": 4, "identity": False}
+    assert facts["axes"][2] == lengths | {
+        "coordinates": [-0.25, 0.25, 0.75, 1.25],
+        "start": [0, 0, 0, 1],
+        "weights": [[1.0], [0.75, 0.25], [0.25, 0.75], [1.0]],
+        "total_weight": [2.0, 2.0],
+    }
+    done = run_here(
+        *("explain", "--op", "dml_resample", "--attr", "interpolation_mode=linear"),
+        *("--attr", "scales=1e-38", "--input-shape", "2", "--output-shape", "40", "--json"),
+    )
+    # As protobuf writes it.
+    assert json.loads(done.stdout)["axes"][0]["coordinates"][-1] == "Infinity"
+
+
+def test_the_middle_of_a_long_table_is_left_out_unless_all_is_asked_for() -> None:
+    short = run_here(*LONG, "--rows", "4").stdout.splitlines()
+    assert "  ... 996 more: --rows 0 prints all, so does --json" in short
+    assert "  1000 inputs that no output reads: 0 2 4 ... 994 more ... 1994 1996 1998" in short
+    assert len(short) < 30
+    assert len(run_here(*LONG, "--rows", "0").stdout.splitlines()) > 3000
+
+
+def axis(inputs: int, bands: list[tuple[int, list[float]]]) -> AxisTable:
+    weights = np.array([weight for _, each in bands for weight in each], np.float64)
+    start = np.array([start for start, _ in bands])
+    ends = np.cumsum([0, *(len(each) for _, each in bands)])
+    # Some dialects tell no coordinates.
+    coordinates = None if inputs == 2000 else np.linspace(-1, inputs, len(bands))
+    return AxisTable(inputs, len(bands), start, ends, weights, coordinates)
+
+
+AXES = {
+    "one element": axis(1, [(0, [1])]),
+    "2 elements, negative weights": axis(2, [(0, [1.1, -0.1]), (0, [0.5, 0.5]), (0, [-0.1, 1.1])]),
+    "an output reads nothing": axis(3, [(0, []), (0, [0.5, 0.5]), (2, [])]),
+    "no output reads anything": axis(3, [(0, []), (0, [])]),
+    "2000 elements": axis(2000, [(place, [0.25, 0.75]) for place in range(1999)]),
+    "2000 elements to 2": axis(2000, [(0, [1e-3] * 1000), (1000, [1e-3] * 1000)]),
+    "2 elements to 2000": axis(2, [(place // 1000, [1]) for place in range(2000)]),
+    "descending": axis(5, [(4 - place, [1]) for place in range(5)]),
+}
+
+
+def test_any_axis_can_be_drawn(tmp_path: Path) -> None:
+    pictures.draw(AXES, title="axes", path=tmp_path / "every.png")
+    assert (tmp_path / "every.png").stat().st_size > 10_000 * len(AXES)
+    for ending, begins in (("png", b"\x89PNG\r\n\x1a\n"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
+        path = tmp_path / f"axes.{ending}"
+        done = run_here(*DOUBLED, "--output", path)
+        assert (done.code, done.stderr) == (0, "")
+        assert path.read_bytes().startswith(begins)
+        assert done.stdout.endswith(f"\n\nWrote {path}\n")
+
+
+@pytest.mark.parametrize("arguments", [("demo",), (*DOUBLED, "--output", "x.png")])
+def test_without_matplotlib_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    for module in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "gradwire.cli.pictures", raising=False)
+    monkeypatch.delattr("gradwire.cli.pictures", raising=False)
+    done = run_here(*arguments)
+    assert done.code == 1
+    assert 'pip install "gradwire[plot]"' in done.stderr
+
+
+NEAREST, LINEAR = (*BACKWARD, "mode=nearest"), (*BACKWARD, "mode=linear")
+DML = ("--op", "dml_resample_grad", "--attr")
+SHAPES = ("--input-shape", "1,1,2", "--output-shape", "1,1,4")
+
+
+def test_equal_bits_end_with_0_and_a_tie_is_explained(target: str) -> None:
+    # With a server of its own.
+    done = run_here("compare", *LINEAR, *DML, "interpolation_mode=linear", *SHAPES)
+    assert (done.code, done.stderr) == (0, "")
+    assert "equal bits: 4 elements of float32 (1, 1, 4)" in done.stdout
+    tie = ("compare", *NEAREST, *DML, "interpolation_mode=nearest", *SHAPES, "--target", target)
+    done = run_here(*tie, "--dtype", "float64", "--seed", "3", "--json")
+    facts = json.loads(done.stdout)
+    assert (done.code, done.stderr) == (9, "")
+    x = np.random.default_rng(3).standard_normal((1, 1, 2))
+    assert (facts["equal"], facts["different"], facts["dtype"]) == (False, 4, "float64")
+    assert facts["first"] == {"index": [0, 0, 0], "A": 0.0, "B": x[0, 0, 0]}
+    (reason,) = (each for each in facts["why"] if each["axis"] == 2)
+    assert reason["differ"] == ["taps"]
+    assert reason["sides"] == [[], [{"given": 0, "coordinate": 0.5, "weight": 1.0}]]
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)], ids=str)
+def test_a_result_from_elsewhere_is_compared_by_its_bits(
+    tmp_path: Path, target: str, dtype: np.dtype[Any]
+) -> None:
+    x, y = tmp_path / "x.npy", tmp_path / "y.npy"
+    np.save(x, np.array([[[1, np.nan, 3, 4]]]).astype(dtype))
+    expected = np.array([[[np.nan, 7]]]).astype(dtype)
+    np.save(y, expected)
+    asked = ("compare", *NEAREST, "--input", x, "--output-shape", "1,1,2", "--target", target)
+    named = ("--dtype", str(dtype), "--against")
+    assert run_here(*asked, *named, y).code == 0
+    expected[0, 0, 1] = np.nextafter(expected[0, 0, 1], np.array(np.inf, dtype))
+    np.save(y, expected)
+    done = run_here(*asked, *named, y)
+    assert done.code == 9
+    assert "first at [0, 0, 1]: A 7, B 7.0" in done.stdout
+    assert "or 1 ulps apart" in done.stdout
+    assert "axis 2: input 1 is read by\n" in done.stdout
+    done = run_here(*asked, *named, x)
+    assert done.code == 2
+    assert f"holds {dtype} (1, 1, 4); ours is {dtype} (1, 1, 2)" in done.stderr
+
+
+def test_zeros_of_two_signs_differ_and_nans_do_not() -> None:
+    nan = np.array([0x7FC00001, 0xFFC00000], np.uint32).view(np.float32)
+    assert difference(nan[:1], nan[1:]) is None
+    found = difference(np.zeros((2, 1)), np.array([[0.0], [-0.0]]))
+    assert found is not None
+    assert (found.count, found.first, found.ulps) == (1, (1, 0), 0)
+    broken = difference(np.array([1.0, np.nan, 3.0]), np.array([1e300, 0.0, 3.0]))
+    assert broken is not None
+    assert (broken.first, broken.largest, broken.ulps) == ((0,), (1,), np.inf)
+
+
+CORNERS = (*NEAREST, "--attr", "coordinate_transformation_mode=align_corners")
+Check = Callable[..., Outcome]
+FUNCTIONS = """
+import numpy as np
+
+def places(outputs, inputs, tie):
+    x = np.arange(outputs) * np.float32(inputs - 1) / np.float32(max(outputs - 1, 1))
+    return np.floor(x.astype(np.float64) + tie).astype(int)
+
+def along(gradient, axis, inputs, *, tie=0.5, last=0):
+    lines, read = np.moveaxis(gradient, axis, 0), places(gradient.shape[axis], inputs, tie)
+    result = np.zeros((inputs, *lines.shape[1:]), gradient.dtype)
+    # What is read begins as -0, which added to a zero of either sign gives that zero.
+    result[read] = -0.0
+    np.add.at(result, read, lines)
+    if last and inputs > 4:
+        result[-1] += last
+    return np.moveaxis(result, 0, axis)
+
+def over_axes(gradient, output_shape, *, backward=False, **options):
+    for axis in sorted(range(2, gradient.ndim), reverse=backward):
+        gradient = along(gradient, axis, output_shape[axis], **options)
+    return gradient
+
+def right(gradient, shape):
+    wide = gradient if gradient.dtype == np.float64 else gradient.astype(np.float32)
+    return over_axes(wide, shape).astype(gradient.dtype)
+
+ties_down = lambda gradient, shape: over_axes(gradient, shape, tie=0.499)
+long_axes = lambda gradient, shape: over_axes(gradient, shape, last=1)
+columns_first = lambda gradient, shape: over_axes(gradient, shape, backward=True)
+wide = lambda gradient, shape: right(gradient, shape).astype(np.float64)
+shapeless = lambda gradient, shape: np.zeros((1,), gradient.dtype)
+nothing = lambda gradient, shape: None
+
+def packed_only(gradient, shape):
+    packed = gradient if gradient.flags.c_contiguous else np.ascontiguousarray(gradient)[::-1]
+    return right(packed, shape)
+
+def writes(gradient, shape):
+    gradient[...] = 1
+    return np.zeros(shape, gradient.dtype)
+
+def raises(gradient, shape, kind=ValueError, text="no threes"):
+    if shape[-1] >= 3:
+        raise kind(text)
+    return right(gradient, shape)
+
+exits = lambda gradient, shape: raises(gradient, shape, SystemExit, 3)
+
+def forward(image, shape):
+    for axis in range(2, image.ndim):
+        image = np.take(image, places(shape[axis], image.shape[axis], 0.5), axis)
+    return image
+
+def three_off(gradient, shape):
+    result = right(gradient, shape)
+    for _ in range(3):
+        result = np.nextafter(result, np.float32(np.inf), where=result != 0, out=result)
+    return result
+
+def of_tensors(gradient, shape):
+    import torch
+
+    assert isinstance(gradient, torch.Tensor)
+    return torch.zeros(shape, dtype=gradient.dtype)
+"""
+
+
+@pytest.fixture
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> Check:
+    (tmp_path / "kernels_of_mine.py").write_text(FUNCTIONS)
+    monkeypatch.chdir(tmp_path)
+
+    def run_check(function: str, *options: str, operator: Sequence[str] = CORNERS) -> Outcome:
+        name = f"kernels_of_mine.py:{function}"
+        return run_here("check", name, *operator, "--target", target, *options)
+
+    return run_check
+
+
+def test_a_function_with_the_right_bits_ends_with_0(check: Check, target: str) -> None:
+    dtypes = "--dtype float32 --dtype float16 --dtype bfloat16 --dtype float64"
+    for options in (f"--rank 3 {dtypes}", "--rank 5 --values ones"):
+        done = check("right", *options.split())
+        assert (done.code, done.stderr) == (0, "")
+        assert " cases: all agree" in done.stdout
+    # A module of the folder, by its name.
+    done = run_here("check", "kernels_of_mine:right", *CORNERS, "--target", target)
+    assert (done.code, done.stderr) == (0, "")
+    done = check("right", "--attr", "sizes=9,9,9")
+    assert done.code == 2
+    assert "no case fits the operator with these attributes: " in done.stderr
+    assert done.stderr.endswith("; each case has its own sizes: leave sizes out, or give scales\n")
+
+
+def test_a_fault_is_shrunk_to_the_smallest_tensors_that_show_it(check: Check) -> None:
+    done = check("ties_down", "--failures", "1", "--seed", "5")
+    assert (done.code, done.stderr) == (9, "")
+    assert check("ties_down", "--failures", "1", "--seed", "5") == done
+    # Of 3 outputs the middle one lies between 2 inputs; fewer have no tie.
+    assert "1. float32 (1, 1, 1, 3) to (1, 1, 1, 2) (the smallest of" in done.stdout
+    assert "   at [0, 0, 0, 0]: expected 0, came 1, " in done.stdout
+    facts = json.loads(check("long_axes", "--rank", "3", "--json").stdout)
+    smallest = facts["failures"][0]
+    assert (smallest["output_shape"], smallest["input_shape"]) == ([1, 1, 5], [1, 1, 1])
+    assert smallest["element"] == [0, 0, 4]
+    assert facts["different"] + facts["equal"] == facts["cases"]
+
+
+# Of the smallest case, unless there is another one.
+@pytest.mark.parametrize(
+    ("function", "outputs", "words"),
+    [
+        ("writes", 1, "it wrote to its argument"),
+        ("raises", 3, "it raised ValueError: no threes"),
+        ("exits", 3, "it raised SystemExit: 3"),
+        ("shapeless", 1, "it returned shape (1,); (1, 1, 1) was"),
+        ("wide", 1, "it returned float64; float32 was given"),
+        ("nothing", 1, "it returned NoneType, not an array"),
+    ],
+)
+def test_a_function_that_does_not_do_its_part_is_told_so(
+    check: Check, function: str, outputs: int, words: str
+) -> None:
+    done = check(function, "--failures", "1", "--rank", "3")
+    assert done.code == 9
+    assert f"1. float32 (1, 1, 1) to (1, 1, {outputs})" in done.stdout
+    assert f"   {words}" in done.stdout
+
+
+@pytest.mark.slow
+def test_layouts_and_the_order_of_sums_are_tried(check: Check) -> None:
+    facts = json.loads(check("packed_only", "--rank", "3", "--json").stdout)
+    assert facts["failures"]
+    assert "contiguous" not in {each["layout"] for each in facts["failures"]}
+    exact = check("columns_first", "--values", "random")
+    assert exact.code == 9
+    assert "by rounding or a zero's sign alone, which --tolerance " in exact.stdout
+    assert check("columns_first", "--values", "random", "--tolerance", "8").code == 0
+
+
+def test_a_tolerance_is_told_with_those_that_differ_by_more_in_its_own_ulps(check: Check) -> None:
+    options = ("--rank", "3", "--values", "ones", "--tolerance")
+    passed = check("three_off", *options, "3")
+    assert (passed.code, passed.stderr) == (0, "")
+    assert " cases: all agree within 3 ulps\n" in passed.stdout
+    failed = check("three_off", *options, "2")
+    assert failed.code == 9
+    assert re.search(r" cases: \d+ differ by more than 2 ulps\n", failed.stdout)
+    assert re.search(r"expected 1, came 1\.0000004, 3 ulps off; ", failed.stdout)
+    assert "which --tolerance 3 lets pass" in failed.stdout
+    facts = json.loads(check("three_off", *options, "2", "--json").stdout)
+    assert {each["ulps"] for each in facts["failures"]} == {3}
+
+
+@pytest.mark.slow
+def test_layouts_and_sizes_of_an_operator_are_found_by_themselves(check: Check) -> None:
+    for words, shape in (
+        (("interpolate_backward", "mode=linear"), [1, 1, 1, 1]),
+        (("interpolate", "mode=linear", "--attr", "sizes=2"), [1, 2, 1]),
+        (("dml_resample_grad", "interpolation_mode=linear"), [1, 1, 1, 1]),
+    ):
+        operator = ("--op", words[0], "--attr", *words[1:])
+        (failure,) = json.loads(check("shapeless", "--json", operator=operator).stdout)["failures"]
+        assert failure["output_shape"] == shape
+    forward = [word.replace("_backward", "") for word in CORNERS]
+    done = check("forward", operator=forward)
+    assert (done.code, done.stderr) == (0, "")
+    assert "do not fit" not in done.stdout
+    done = check("right", "--rank", "3", operator=forward)
+    assert (done.code, done.stderr) == (9, "")
+    assert "expected" in done.stdout
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="calls with torch tensors")
+def test_a_function_of_tensors_is_given_those(check: Check) -> None:
+    facts = json.loads(check("of_tensors", "--torch", "--dtype", "bfloat16", "--json").stdout)
+    assert facts["failures"][0]["came"] == 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="says what is missing")
+def test_without_torch_one_line_says_so(check: Check) -> None:
+    done = check("of_tensors", "--torch")
+    assert done.code == 1
+    assert "PyTorch is not installed" in done.stderr
