@@ -60,10 +60,11 @@ def gradient(shape: tuple[int, ...] = SMALL) -> NDArray[Any]:
     return np.random.default_rng(1).standard_normal(shape).astype(np.float32)
 
 
-def evaluated(target: Client | LocalClient, shape: tuple[int, ...] = SMALL, **options: Any) -> bytes:
+def evaluated(
+    target: Client | LocalClient, shape: tuple[int, ...] = SMALL, **options: Any
+) -> bytes:
     """Return the bytes of the result of one call."""
-    result: NDArray[Any] = halved(target, gradient(shape), **options)
-    return result.tobytes()
+    return bytes(halved(target, gradient(shape), **options).tobytes())
 
 
 @cache

@@ -17,7 +17,7 @@ from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.config.tokens import Scope, add_token
 from support.raw_calls import RawClient, published_request, wrong_request
 from support.servers import ServerThread, serving
-from web.chromium import browsing
+from web.picture import browsing
 
 EVIL = "<script>document.title='evil'</script><img src=x onerror=\"document.title='evil'\">"
 
