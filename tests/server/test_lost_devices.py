@@ -185,10 +185,6 @@ def test_devices_that_are_lost_one_by_one_or_at_once_cost_no_call(
     two: Command, devices: Path
 ) -> None:
     before = two.log.count(" worker serves ")
-
-    def wait_for_workers(more: int) -> None:
-        two.wait_for_log(" worker serves ", times=before + more)
-
     with Callers(two.address, "unary", "async stream", "many", retry=PATIENT) as callers:
         callers.wait_for_more()
         # While one device is away the other one serves every call.
@@ -199,13 +195,13 @@ def test_devices_that_are_lost_one_by_one_or_at_once_cost_no_call(
         assert get(two.http_address, "/readyz")[0] == 200
         assert two.log.count(" worker serves ") == before
         (devices / "waits-0").unlink()
-        wait_for_workers(1)
+        two.wait_for_log(" worker serves ", times=before + 1)
         callers.wait_for_more()
         two.kill_worker(1)
-        wait_for_workers(2)
+        two.wait_for_log(" worker serves ", times=before + 2)
         lose(two, devices / "broken-0")
         lose(two, devices / "broken-1")
-        wait_for_workers(4)
+        two.wait_for_log(" worker serves ", times=before + 4)
         callers.wait_for_more()
     callers.check()
 
@@ -368,21 +364,17 @@ def test_a_device_that_stays_away_ends_the_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_device_that_was_never_there_keeps_no_other_one_from_serving(tmp_path: Path) -> None:
+def test_a_device_that_is_not_there_and_a_worker_that_nothing_ends_hold_up_no_other_one(
+    tmp_path: Path,
+) -> None:
+    """A driver may hold a process whatever signal it gets; here a supervisor's SIGKILL is lost."""
+    (tmp_path / "unkillable").touch()
     (tmp_path / "absent-0").touch()
-    with serving(tmp_path, *HTTP, devices=2) as command:
+    flags = (*HTTP, "--stall-timeout-s", "2", "--grace-s", "0")
+    with serving(tmp_path, *flags, devices=2) as command:
         check_evaluates(command)
         assert get(command.http_address, "/readyz")[0] == 200
         (tmp_path / "absent-0").unlink()
-        command.wait_for_log(" worker serves worker=0 ")
-
-
-@pytest.mark.slow
-def test_a_worker_that_nothing_ends_holds_up_no_other_one_and_no_end(tmp_path: Path) -> None:
-    """A driver may hold a process whatever signal it gets; here a supervisor's SIGKILL is lost."""
-    (tmp_path / "unkillable").touch()
-    flags = (*HTTP, "--stall-timeout-s", "2", "--grace-s", "0")
-    with serving(tmp_path, *flags, devices=2) as command:
         command.wait_for_log(" worker serves ", times=2)
         stuck = command.workers[0]
         os.kill(stuck, signal.SIGSTOP)

@@ -314,7 +314,7 @@ def registered(client: InferenceClient, data: bytes) -> Generator[Path]:
 
 def shared_request(nbytes: int, *, result_bytes: int = 0, **fields: Any) -> Any:
     """Ask for the result of what the region begins with, right behind it if its length is given."""
-    place = {"shared_memory_region": "in", "shared_memory_byte_size": nbytes}
+    place: dict[str, str | int] = {"shared_memory_region": "in", "shared_memory_byte_size": nbytes}
     fields = {"model_name": "up", "inputs": [X | parameters(**place)], **fields}
     if result_bytes:
         place["shared_memory_byte_size"] = result_bytes

@@ -123,17 +123,6 @@ def test_requests_beyond_max_memory_bytes_are_asked_to_come_back(how: str, *, kn
         client.check_alive()
 
 
-def test_refused_streams_leave_their_place_to_others() -> None:
-    bad = published_request()
-    bad.output.sizes[0] = 0
-    with served(max_streams=1) as (server, client):
-        for _ in range(20):
-            for request in (bad, published_request()):
-                refusal = client.stream(as_stream(request)).refusal
-                assert (refusal is None) == (request is not bad)
-                wait_idle(server)
-
-
 @contextmanager
 def busy(
     count: int, **settings: Any
@@ -639,13 +628,14 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     log = tmp_path_factory.mktemp("memory") / "log"
     with running_command(*BACKEND, log=log, env=EAGER) as command:
         with RawClient(command.address) as client:
-            burst(client)
+            complete(client)
         yield command
 
 
 @pytest.mark.slow
 def test_memory_returns_to_its_level_however_streams_end(command: Command) -> None:
     with RawClient(command.address) as client:
+        burst(client)
         level = memory_kib(command.pid, "RssAnon")
         for end in (complete, fail, cancel) * 3:
             burst(client, end)

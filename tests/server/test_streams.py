@@ -39,7 +39,6 @@ from support.raw_calls import (
     read_all,
     refused,
     rows,
-    silence,
     summed,
     wait_until,
 )
@@ -189,14 +188,6 @@ def test_result_chunks_are_contiguous_and_no_longer_than_asked_or_the_server_all
         assert all(1 <= length <= most for _, length in answer.chunks)
 
 
-def test_where_nothing_is_computed_chunks_are_no_longer_than_asked_for(client: RawClient) -> None:
-    data = bytes(range(256)) * 64
-    opened = opening(identity_request(64, 64), max_chunk_bytes=5000)
-    answer = client.stream([opened, *chunks(data, 16_000)])
-    assert answer.data == data
-    assert max(length for _, length in answer.chunks) == 5000
-
-
 @pytest.mark.parametrize("how", BOTH_WAYS)
 def test_an_inferred_result_is_announced(client: RawClient, how: str) -> None:
     request = identity_request(1, 2, 2)
@@ -231,17 +222,6 @@ def test_a_writer_in_full_flow_gets_the_right_refusal(client: RawClient, at: int
         assert error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
         assert v1.ErrorReason.Name(error.reason) == f"ERROR_REASON_{reason}"
         assert [each.field for each in error.field_violations] == [field]
-
-
-def test_a_cancelled_stream_ends_and_gives_all_back(client: RawClient) -> None:
-    messages = [opening(identity_request(1 << 20)), *chunks(bytes(3 << 20), 64 << 10)]
-    for number in range(20):
-        with silence(messages) as silent:
-            call = client.start(silent())
-            for _ in range(number % 4):
-                next(call)
-            call.cancel()
-        assert call.code() is grpc.StatusCode.CANCELLED
 
 
 OPERATOR = ops.to_message(ops.InterpolateBackward(mode="bilinear", data_format="NCX"))

@@ -109,14 +109,6 @@ def test_tokens_are_listed_without_what_they_are(path: Path) -> None:
     assert "none: No such file" in missing.stderr
 
 
-def test_each_command_has_a_help_of_its_own() -> None:
-    pages = {name: command(name, "--help").stdout for name in ("create", "list", "revoke")}
-    whole = command("-h").stdout
-    for name, page in pages.items():
-        assert ("--scopes" in page, "NAME" in page) == (name == "create", name == "revoke")
-        assert f"  {name} " in whole
-
-
 def test_those_who_add_at_once_take_turns(path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         names = (f"t{number}" for number in range(40))
@@ -164,9 +156,9 @@ def test_a_file_that_can_hold_no_tokens_is_refused(kind: str, path: Path) -> Non
         assert done.exit_code == 1
         assert words in done.stderr
     if kind == "none":
-        done = run_command("--tokens", str(path), "--address", "127.0.0.1:0", "--no-warm-up")
-        assert done.returncode == 1
-        assert told in done.stderr
+        ended = run_command("--tokens", str(path), "--address", "127.0.0.1:0", "--no-warm-up")
+        assert ended.returncode == 1
+        assert told in ended.stderr
 
 
 HERE, AWAY = "ipv4:127.0.0.1:40000", "ipv4:192.0.2.7:40000"

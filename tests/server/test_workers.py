@@ -66,23 +66,22 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Leisurely(NumpyCpu):
-    """Takes until `ready` is set to get ready, and then computes as NumPy does.
+    """Takes until `ready` is set to get ready, and then computes as NumPy does, if it can.
 
     hurried  whether something was computed before
     """
 
     name = "leisurely"
+    hurried = False
+    fault: Exception | None = None
 
-    def __init__(self, fault: Exception | None = None) -> None:
-        super().__init__()
+    def __init__(self) -> None:
         self.ready = threading.Event()
-        self.hurried = False
-        self._fault = fault
 
     def warm_up(self) -> None:
         assert self.ready.wait(PATIENCE_S)
-        if self._fault is not None:
-            raise self._fault
+        if self.fault is not None:
+            raise self.fault
 
     def apply(self, plan: Plan, x: NDArray[Any], y: NDArray[Any]) -> None:
         self.hurried |= not self.ready.is_set()
@@ -181,7 +180,8 @@ def test_the_sdk_waits_for_a_server_that_starts(caplog: pytest.LogCaptureFixture
 
 
 def test_a_backend_that_cannot_get_ready_stops_the_server() -> None:
-    backend = Leisurely(RuntimeError("no compiler"))
+    backend = Leisurely()
+    backend.fault = RuntimeError("no compiler")
     server = ServerThread(warm_up=True, backend=backend)
     server.listen()
     backend.ready.set()
@@ -191,35 +191,6 @@ def test_a_backend_that_cannot_get_ready_stops_the_server() -> None:
         refusal = client.evaluate(published_request()).refusal
     assert refusal is not None
     assert refusal.code is grpc.StatusCode.UNAVAILABLE
-
-
-SERVE_LEISURELY = """
-import threading
-from gradwire_server.backends import NumpyCpu
-from gradwire_server.config.settings import Settings
-from gradwire_server.processes import serve
-
-class Leisurely(NumpyCpu):
-    def warm_up(self):
-        threading.Event().wait()
-
-serve.run(serve.serve(Settings(address="127.0.0.1:0"), backend=Leisurely()))
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_server_that_starts(number: int) -> None:
-    with subprocess.Popen(  # noqa: S603 - the script above
-        [sys.executable, "-c", SERVE_LEISURELY],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(None),
-    ) as process:
-        assert process.stderr is not None
-        assert "warming up" in process.stderr.readline()
-        process.send_signal(number)
-        assert "stopped while starting" in process.stderr.readline()
-        assert process.wait(PATIENCE_S) == 0
 
 
 def test_compile_only_compiles_and_serves_nothing() -> None:
@@ -366,6 +337,31 @@ def starting(log: Path, *arguments: str) -> Generator[subprocess.Popen[bytes]]:
 def wait_for(log: Path, text: str, process: subprocess.Popen[bytes]) -> None:
     wait_until(lambda: text in log.read_text() or process.poll() is not None)
     assert text in log.read_text()
+
+
+# Never gets ready.
+SERVE_SLOWLY = """
+import threading
+from gradwire_server.backends import NumpyCpu
+from gradwire_server.config.settings import Settings
+from gradwire_server.processes import serve
+
+class Slow(NumpyCpu):
+    def warm_up(self):
+        threading.Event().wait()
+
+serve.run(serve.serve(Settings(address="127.0.0.1:0"), backend=Slow()))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_server_that_starts(tmp_path: Path, number: int) -> None:
+    log = tmp_path / "log"
+    with starting(log, "-c", SERVE_SLOWLY) as process:
+        wait_for(log, "warming up", process)
+        process.send_signal(number)
+        assert process.wait(PATIENCE_S) == 0
+    assert "stopped while starting" in log.read_text()
 
 
 def test_it_is_held_until_there_is_a_handler_and_then_heard(tmp_path: Path) -> None:
