@@ -10,7 +10,7 @@ import struct
 import tempfile
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gradwire import Client, v1
 from gradwire.ops import DmlResampleGrad, to_message
-from support.raw_calls import PATIENCE_S, float32, refused, wait_until
+from support.raw_calls import PATIENCE_S, RawClient, float32, refused, wait_until
 from support.refusals import Refusal, refusal_of
 from support.scraping import scrape
 from support.servers import ServerThread, gated, serving, wait_for, wait_idle
@@ -81,17 +81,15 @@ class Registrar:
 
 
 def offers_memory(address: str) -> bool:
-    with grpc.insecure_channel(address) as channel:
-        stub = v1.GradientServiceStub(channel)
-        return stub.GetServerInfo(v1.GetServerInfoRequest()).shared_memory
+    with RawClient(address) as client:
+        return client.stub.GetServerInfo(v1.GetServerInfoRequest()).shared_memory
 
 
-class SharingClient:
-    """A client by the generated stub, with one input and one output segment."""
+class SharingClient(RawClient):
+    """A client with one input and one output segment."""
 
     def __init__(self, address: str) -> None:
-        self.channel = grpc.insecure_channel(address)
-        self.stub = v1.GradientServiceStub(self.channel)
+        super().__init__(address)
         assert offers_memory(address)
         self.path = f"{address.removeprefix('unix:')}.memory"
         self.registrar = Registrar(self.path)
@@ -124,12 +122,9 @@ class SharingClient:
     def result(self) -> bytes:
         return self.output.memory[: GRADIENT.nbytes // 4].tobytes()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.registrar.close()
-        self.channel.close()
+        super().__exit__()
 
 
 @pytest.fixture

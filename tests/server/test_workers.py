@@ -418,8 +418,8 @@ asyncio.run(interrupted())
     assert ended.stderr.rstrip().endswith("CancelledError")
 
 
-def test_connections_spread_over_workers_that_are_processes_of_their_own(crew: Command) -> None:
-    """The parent makes no object of grpc."""
+def test_connections_spread_over_workers_that_share_cores_memory_and_streams(crew: Command) -> None:
+    """Workers are processes of their own, and the parent makes no object of grpc."""
     assert crew.workers.keys() == {0, 1}
     assert len({crew.pid, *crew.workers.values()}) == 3
 
@@ -436,9 +436,6 @@ def test_connections_spread_over_workers_that_are_processes_of_their_own(crew: C
         return set(re.findall(r" call worker=(\d)", crew.log))
 
     wait_until(lambda: seen() == {"0", "1"})
-
-
-def test_every_worker_has_its_share_of_cores_memory_and_streams(crew: Command) -> None:
     told = re.findall(r" serving worker=\d .*compute_threads=(\d+)", crew.log)
     assert told == [str(max(1, len(os.sched_getaffinity(0)) // 2))] * 2
     with RawClient(crew.address) as client:
@@ -715,8 +712,5 @@ def test_connections_grow_old_and_no_call_is_lost() -> None:
             callers.wait_for_more()
         callers.check()
         running.finish()
-
-
-def test_connections_do_not_grow_old_where_that_is_turned_off() -> None:
-    with served(max_connection_age_s=0) as (_server, client):
+    with served(max_connection_age_s=0) as (_, client):  # which turns it off
         client.check_alive()
