@@ -1,14 +1,14 @@
 """Draws the status page of a server with two workers and callers of every kind, as docs/status.png.
 
-PYTHONPATH=tests python -m web.picture docs/status.png [--seconds N]
+PYTHONPATH=tests python -m web.picture docs/status.png
 """
 
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 import time
-from argparse import ArgumentParser
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,10 +51,6 @@ def spoil(address: str) -> None:
 
 def main() -> None:
     """Draw it."""
-    parser = ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--seconds", type=float, default=20)
-    given = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as name,
         running_command(*FLAGS, log=Path(name) / "log", env={}) as command,
@@ -64,8 +60,8 @@ def main() -> None:
         spoil(command.address)
         page = browser.new_page(viewport=ViewportSize(width=1200, height=900))
         page.goto(f"http://{command.http_address}/")
-        time.sleep(given.seconds)
-        page.screenshot(path=given.file, full_page=True)
+        time.sleep(20)
+        page.screenshot(path=sys.argv[1], full_page=True)
 
 
 if __name__ == "__main__":
