@@ -218,30 +218,38 @@ def test_a_rolling_restart_renews_the_workers_without_a_word_to_callers(two: Com
     assert not any(map(is_running, before.values()))
 
 
-def test_a_device_that_is_lost_at_the_start_is_opened_by_another_worker(tmp_path: Path) -> None:
-    """One worker after the other meets a fault, as it opens the device or at its warm-up."""
-    log, silent = tmp_path / "log", "it has not answered for 2.0 s (GRADWIRE_STALL_TIMEOUT_S)"
-    faults = {
-        "waits-0": silent,  # as it is opened
-        "load-0": f'error="{simulated_device.AWAY}" status=3',
-        "hung-0": silent,  # at the warm-up
-        "broken-0": f'error="{simulated_device.ILLEGAL}" status=3',
-    }
+SILENT = "it has not answered for 3.0 s (GRADWIRE_STALL_TIMEOUT_S)"
+
+
+@pytest.mark.parametrize(
+    ("stall_s", "faults"),
+    [
+        ("60", {"load-0": simulated_device.AWAY, "broken-0": simulated_device.ILLEGAL}),
+        ("3", {"waits-0": SILENT, "hung-0": SILENT}),
+    ],
+    ids=["lost", "hangs"],
+)
+def test_a_device_that_is_lost_at_the_start_is_opened_by_another_worker(
+    tmp_path: Path, stall_s: str, faults: dict[str, str]
+) -> None:
+    """One worker meets a fault as it opens the device, the next one at its warm-up."""
+    log = tmp_path / "log"
     for file in faults:
         (tmp_path / file).touch()
 
     def let_go() -> None:
         wait_until(lambda: log.exists() and " device lost " in log.read_text())
-        (tmp_path / "waits-0").unlink()
+        (tmp_path / "waits-0").unlink(missing_ok=True)
 
     letting_go = threading.Thread(target=let_go)
     letting_go.start()
-    with serving(tmp_path, "--stall-timeout-s", "2") as command:
+    with serving(tmp_path, "--stall-timeout-s", stall_s) as command:
         letting_go.join()
-        told = re.findall(r" device lost worker=0 .*\n|worker ended worker=0 .*\n", command.log)
-        assert len(told) == 2 * len(faults)
-        for line, why in zip(told[::2], faults.values(), strict=True):
-            assert why in line
+        told = re.findall(r" device lost worker=0 error=\"(.*)\" status=3\n", command.log)
+        # A busy machine may be slow once more.
+        assert list(dict.fromkeys(told)) == list(dict.fromkeys(faults.values()))
+        assert command.log.count("worker ended worker=0 ") == len(told) >= len(faults)
+        assert not any((tmp_path / file).exists() for file in faults)
         check_evaluates(command)
 
 
@@ -316,7 +324,7 @@ def test_a_stream_amid_which_the_device_is_lost_is_resumed_with_the_same_bits(
 
 
 def test_a_device_that_does_not_answer_is_lost_after_the_stall_time(tmp_path: Path) -> None:
-    with serving(tmp_path, "--stall-timeout-s", "1") as command:
+    with serving(tmp_path, "--stall-timeout-s", "2") as command:
         for waits in (True, False):
             first = command.workers[0]
             (tmp_path / "hung-0").touch()
@@ -324,7 +332,7 @@ def test_a_device_that_does_not_answer_is_lost_after_the_stall_time(tmp_path: Pa
                 answer = client.evaluate(request(), timeout_s=30 if waits else 0.3)
             if waits:
                 lost = refused(answer, "DEVICE_LOST")
-                assert "it has not answered for 1.0 s (GRADWIRE_STALL_TIMEOUT_S)" in lost.message
+                assert "it has not answered for 2.0 s (GRADWIRE_STALL_TIMEOUT_S)" in lost.message
             else:
                 assert answer.code is grpc.StatusCode.DEADLINE_EXCEEDED
             check_replaced(command, first, status=3)
