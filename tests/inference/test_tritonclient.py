@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from google.protobuf.descriptor_pb2 import (
-    FileDescriptorProto,
-)
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from gradwire import Client, ops
 from gradwire_server.rpc.open_inference.descriptors import SERVICE, message
@@ -30,28 +28,27 @@ shared_memory: Any = pytest.importorskip("tritonclient.utils.shared_memory")
 PATTERN = f"gradwire-triton-{os.getpid()}-*"
 
 
-@pytest.fixture(scope="module", name="server")
-def _server() -> Generator[ServerThread]:
+@pytest.fixture(scope="module")
+def server() -> Generator[ServerThread]:
     with serving(model=MODEL, open_inference_memory=PATTERN, warm_up=True) as server:
         yield server
 
 
-@pytest.fixture(name="client")
-def _client(server: ServerThread) -> Generator[Any]:
+@pytest.fixture
+def client(server: ServerThread) -> Generator[Any]:
     client = triton.InferenceServerClient(server.address)
     yield client
     client.close()
 
 
-@pytest.fixture(scope="module", name="result")
-def _result(server: ServerThread) -> bytes:
+@pytest.fixture(scope="module")
+def result(server: ServerThread) -> bytes:
     with Client(server.address) as client:
         operator = ops.TorchUpsampleBackward(mode="bilinear")
         return client.evaluate(operator, gradient(), output_shape=RESULT_SHAPE).tobytes()
 
 
 def tensor(x: Any, datatype: str = "FP32") -> Any:
-    """Return the input x."""
     made = triton.InferInput("x", list(x.shape), datatype)
     made.set_data_from_numpy(x)
     return made
@@ -97,9 +94,8 @@ def test_callbacks_and_streams(client: Any, result: bytes) -> None:
 def test_aio(server: ServerThread, result: bytes) -> None:
     async def work() -> None:
         async with aio.InferenceServerClient(server.address) as client:
-            replies = await asyncio.gather(
-                *(client.infer("up", [tensor(gradient())]) for _ in range(4))
-            )
+            calls = [client.infer("up", [tensor(gradient())]) for _ in range(4)]
+            replies = await asyncio.gather(*calls)
             assert [each.as_numpy("y").tobytes() for each in replies] == [result] * 4
             assert await client.is_server_live()
 
@@ -139,10 +135,8 @@ def test_system_shared_memory(client: Any, result: bytes) -> None:
         shared_memory.set_shared_memory_region(regions[0], [x])
         for name, size in zip(names, sizes, strict=True):
             client.register_system_shared_memory(name, f"/{name}", size)
-        source, wanted = (
-            triton.InferInput("x", list(SHAPE), "FP32"),
-            triton.InferRequestedOutput("y"),
-        )
+        source = triton.InferInput("x", list(SHAPE), "FP32")
+        wanted = triton.InferRequestedOutput("y")
         source.set_shared_memory(names[0], sizes[0])
         wanted.set_shared_memory(names[1], sizes[1])
         client.infer("up", [source], outputs=[wanted])

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
 import grpc
 import ml_dtypes
@@ -35,42 +34,44 @@ from support.inference_calls import (
     infer_request,
 )
 from support.raw_calls import bearer, call
-from support.refusals import Refusal
+from support.refusals import refusal_of
 from support.servers import ServerThread, serving, wait_idle
 
 OPERATOR = "torch_upsample_backward"
 UPSAMPLE = ops.TorchUpsampleBackward(mode="bilinear")
 FOLDER = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory is
+PREFIX = f"gradwire-test-{os.getpid()}-"
+INVALID = "INVALID_ARGUMENT"
+REGISTER = "SystemSharedMemoryRegister"
+Evaluated = Callable[..., bytes]
 
 
-@pytest.fixture(scope="module", name="server")
-def _server() -> Generator[ServerThread]:
-    pattern = f"gradwire-test-{os.getpid()}-*"
-    with serving(model=MODEL, open_inference_memory=pattern) as server:
+@pytest.fixture(scope="module")
+def server() -> Generator[ServerThread]:
+    with serving(model=MODEL, open_inference_memory=f"{PREFIX}*") as server:
         yield server
 
 
-@pytest.fixture(name="client")
-def _client(server: ServerThread) -> Generator[InferenceClient]:
+@pytest.fixture
+def client(server: ServerThread) -> Generator[InferenceClient]:
     with InferenceClient(server.address) as client:
         yield client
+        assert client.call("ServerLive").live
+    wait_idle(server)
 
 
-def expected(
-    server: ServerThread,
-    x: Any,
-    shape: tuple[int, ...] = RESULT_SHAPE,
-    *,
-    operator: ops.Operator = UPSAMPLE,
-) -> bytes:
-    """Return what Client.evaluate has."""
+@pytest.fixture(scope="module")
+def evaluated(server: ServerThread) -> Generator[Evaluated]:
+    """Return the bytes of what Client.evaluate has for a tensor, a shape and an operator."""
     with Client(server.address) as client:
-        return client.evaluate(operator, x, output_shape=shape).tobytes()
+        yield lambda x, shape=RESULT_SHAPE, operator=UPSAMPLE: client.evaluate(
+            operator, x, output_shape=shape
+        ).tobytes()
 
 
 @pytest.mark.parametrize("datatype", DTYPES)
 def test_the_bits_of_every_datatype_are_those_of_evaluate(
-    server: ServerThread, client: InferenceClient, datatype: str
+    client: InferenceClient, evaluated: Evaluated, datatype: str
 ) -> None:
     x = gradient().astype(DTYPES[datatype])
     request = infer_request(
@@ -84,14 +85,14 @@ def test_the_bits_of_every_datatype_are_those_of_evaluate(
         typed.extend(x.reshape(-1).tolist())
     for each in (raw, request.SerializeToString(), raw):  # the last one finds the header
         reply = client.call("ModelInfer", each)
-        assert reply.raw_output_contents == [expected(server, x)]
+        assert reply.raw_output_contents == [evaluated(x)]
         (tensor,) = reply.outputs
         assert (tensor.name, tensor.datatype, tuple(tensor.shape)) == ("y", datatype, RESULT_SHAPE)
         assert (reply.model_name, reply.model_version, reply.id) == (OPERATOR, "1", "mine")
 
 
 def test_an_output_shape_may_be_a_tensor_and_inputs_have_any_order(
-    server: ServerThread, client: InferenceClient
+    client: InferenceClient, evaluated: Evaluated
 ) -> None:
     # Both contents have 32 bytes: taken for each other, they would give other bits.
     x = gradient((1, 1, 2, 4))
@@ -100,29 +101,24 @@ def test_an_output_shape_may_be_a_tensor_and_inputs_have_any_order(
         request.inputs.add(name="output_shape", datatype="INT64", shape=[4])
         request.inputs.add(name="x", datatype="FP32", shape=x.shape)
         request.raw_input_contents.extend([np.array(sizes, "<i8").tobytes(), x.tobytes()])
-        reply = client.call("ModelInfer", request)
-        assert reply.raw_output_contents == [expected(server, x, sizes)]
+        assert client.call("ModelInfer", request).raw_output_contents == [evaluated(x, sizes)]
 
 
 def test_parameters_are_json_or_native(client: InferenceClient) -> None:
-    x = gradient((1, 3, 8, 8))
+    x = gradient((1, 8, 8, 3))
     native = infer_request(x, model="tf_resize", kind="bilinear", align_corners=True, size="[4, 4]")
     text = infer_request(
         x, model="tf_resize", kind='"bilinear"', align_corners="true", size="[4,4]", priority=1
     )
     text.parameters["sequence_id"].int64_param = 7
     text.parameters["triton_enable_empty_final_response"].bool_param = True
-    for each in (native, text):
-        x_last = each.inputs[0]
-        x_last.shape[:] = [1, 8, 8, 3]
-    replies = [client.call("ModelInfer", each) for each in (native, text)]
-    assert replies[0].raw_output_contents == replies[1].raw_output_contents
+    first, second = (client.call("ModelInfer", each) for each in (native, text))
+    assert first.raw_output_contents == second.raw_output_contents
 
 
-def test_a_named_model_needs_no_parameters(server: ServerThread, client: InferenceClient) -> None:
-    x = gradient()
-    reply = client.call("ModelInfer", infer_request(x))
-    assert (reply.model_name, reply.raw_output_contents) == ("up", [expected(server, x)])
+def test_a_named_model_needs_no_parameters(client: InferenceClient, evaluated: Evaluated) -> None:
+    reply = client.call("ModelInfer", infer_request(gradient()))
+    assert (reply.model_name, reply.raw_output_contents) == ("up", [evaluated(gradient())])
     told = client.call("ModelMetadata", name="up")
     assert [tuple(each.shape) for each in (*told.inputs, *told.outputs)] == [SHAPE, RESULT_SHAPE]
     config = client.call("ModelConfig", name="up").config
@@ -144,12 +140,10 @@ def test_a_copy_has_the_bits_of_its_input(client: InferenceClient, x: Any, datat
 
 
 def parameters(**given: str | int) -> dict[str, Any]:
-    """Return fields of a request with these parameters."""
+    """Return fields of a request or tensor with these parameters."""
     kinds = {str: "string_param", int: "int64_param"}
-    typed = {
-        name: message("InferParameter")(**{kinds[type(value)]: value})
-        for name, value in given.items()
-    }
+    make = message("InferParameter")
+    typed = {name: make(**{kinds[type(value)]: value}) for name, value in given.items()}
     return {"parameters": typed}
 
 
@@ -162,90 +156,79 @@ def result_in(**given: str | int) -> dict[str, Any]:
 
 
 X: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": SHAPE}
-SMALL: dict[str, Any] = {"inputs": [X | {"shape": [1, 1, 2, 2]}], "raw_input_contents": [bytes(16)]}
-INVALID, NOT_FOUND = "INVALID_ARGUMENT", "NOT_FOUND"
-# Fields in place of those of a sound request, the status, and words of the message.
-WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
-    "no model": ({"model_name": "nope"}, NOT_FOUND, "model_name: 'nope' is not a model"),
-    "no name": ({"model_name": ""}, NOT_FOUND, "model_name: ''"),
-    "version": ({"model_version": "9"}, NOT_FOUND, "model_version: up has no version '9'"),
-    "parameter": (parameters(moode="x"), INVALID, "parameters.moode"),
-    "python's": (parameters(cls=1), INVALID, "parameters.cls"),
-    "value": (parameters(mode="best"), INVALID, "parameters.mode: is 'best'"),
-    "deep": (parameters(size="[" * 9000), INVALID, "parameters.size"),
-    "long header": (parameters(parameter="x" * (17 << 10)), INVALID, "max_header_bytes"),
-    "input": ({"inputs": [X, X | {"name": "z"}]}, INVALID, "inputs: x, z; x is needed"),
-    "no input": ({"inputs": [], "raw_input_contents": []}, INVALID, "inputs: none; x is needed"),
-    "both": ({"inputs": [X | {"contents": {"fp32_contents": [1.0]}}]}, INVALID, "inputs.x"),
-    "neither": ({"raw_input_contents": []}, INVALID, "raw_input_contents: 0 given; 1 are needed"),
-    "datatype": ({"inputs": [X | {"datatype": "INT8"}]}, INVALID, "inputs.x.datatype: 'INT8'"),
-    "declared": ({"inputs": [X | {"datatype": "FP64"}]}, INVALID, "up takes FP32"),
-    "shape": ({"inputs": [X | {"shape": [1, 3, 64, 63]}]}, INVALID, "inputs.x.shape"),
-    "name of output": ({"outputs": [{"name": "z"}]}, INVALID, "outputs: z; y is the only one"),
-    "classes": (result_in(classification=1), INVALID, "outputs.y.parameters.classification"),
-    "id": ({"id": "x" * 200}, INVALID, "request_id"),
-    "no shape": (upsample(), INVALID, "output_shape: is missing"),
-    "ranks": (upsample(output_shape="[1, 3]"), INVALID, "output_shape"),
-    "words": (upsample(output_shape="abc"), INVALID, "output_shape: 'abc'; a list of sizes"),
-    "negative": (upsample(output_shape="[1, 3, 32, -1]"), INVALID, "output_shape"),
-    "huge": (upsample(output_shape="[1, 3, 1000000000, 1000000000]"), INVALID, "output"),
-    "offset in text": (
-        result_in(shared_memory_region="in", shared_memory_offset="1"),
-        INVALID,
+SIZES: dict[str, Any] = {"name": "output_shape", "datatype": "INT64", "shape": [100]}
+HUGE = {"scales": "[1, 1, 1100, 1100]", "output_shape": "[1, 1, 2200, 2200]"}
+# Words of the message, and fields in place of those of a sound request.
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    ("model_name: 'nope' is not a model", {"model_name": "nope"}),
+    ("model_name: ''", {"model_name": ""}),
+    ("model_version: up has no version '9'", {"model_version": "9"}),
+    ("parameters.moode", parameters(moode="x")),
+    ("parameters.cls", parameters(cls=1)),  # Python's
+    ("parameters.mode: is 'best'", parameters(mode="best")),
+    ("parameters.size", parameters(size="[" * 9000)),
+    ("max_header_bytes", parameters(parameter="x" * (17 << 10))),
+    ("inputs: x, z; x is needed", {"inputs": [X, X | {"name": "z"}]}),
+    ("inputs: none; x is needed", {"inputs": [], "raw_input_contents": []}),
+    ("inputs.x", {"inputs": [X | {"contents": {"fp32_contents": [1.0]}}]}),
+    ("raw_input_contents: 0 given; 1 are needed", {"raw_input_contents": []}),
+    ("inputs.x.datatype: 'INT8'", {"inputs": [X | {"datatype": "INT8"}]}),
+    ("up takes FP32", {"inputs": [X | {"datatype": "FP64"}]}),
+    ("inputs.x.shape", {"inputs": [X | {"shape": [1, 3, 64, 63]}]}),
+    ("outputs: z; y is the only one", {"outputs": [{"name": "z"}]}),
+    ("outputs.y.parameters.classification", result_in(classification=1)),
+    ("request_id", {"id": "x" * 200}),
+    ("output_shape: is missing", upsample()),
+    ("output_shape", upsample(output_shape="[1, 3]")),
+    ("output_shape: 'abc'; a list of sizes", upsample(output_shape="abc")),
+    ("output_shape", upsample(output_shape="[1, 3, 32, -1]")),
+    ("output", upsample(output_shape="[1, 3, 1000000000, 1000000000]")),
+    (
         "outputs.y.parameters.shared_memory_offset: '1'",
+        result_in(shared_memory_region="in", shared_memory_offset="1"),
     ),
-    "region by number": (
-        result_in(shared_memory_region=1),
-        INVALID,
-        "outputs.y.parameters.shared_memory_region: 1",
-    ),
-    "many sizes": (
-        {
-            "inputs": [X, {"name": "output_shape", "datatype": "INT64", "shape": [100]}],
-            "raw_input_contents": [bytes(49152), bytes(800)],
-        },
-        INVALID,
+    ("outputs.y.parameters.shared_memory_region: 1", result_in(shared_memory_region=1)),
+    (
         "INT64 of shape [axes], at most 8, is needed",
+        {"inputs": [X, SIZES], "raw_input_contents": [bytes(49152), bytes(800)]},
     ),
-    "above a message": (
+    (
+        "outputs.y is 19360000 bytes",  # more than a message may have
         {
             "model_name": "dml_resample",
-            **SMALL,
-            **parameters(
-                interpolation_mode="linear",
-                scales="[1, 1, 1100, 1100]",
-                output_shape="[1, 1, 2200, 2200]",
-            ),
+            "inputs": [X | {"shape": [1, 1, 2, 2]}],
+            "raw_input_contents": [bytes(16)],
+            **parameters(interpolation_mode="linear", **HUGE),
         },
-        INVALID,
-        "outputs.y is 19360000 bytes",
     ),
-}
+]
 
 
-@pytest.mark.parametrize(("changes", "status", "words"), WRONG.values(), ids=list(WRONG))
+@pytest.mark.parametrize(("words", "changes"), WRONG)
 def test_wrong_requests_are_refused_by_name(
-    client: InferenceClient, changes: dict[str, Any], status: str, words: str
+    client: InferenceClient, words: str, changes: dict[str, Any]
 ) -> None:
     x = gradient().tobytes()
     sound: dict[str, Any] = {"model_name": "up", "inputs": [X], "raw_input_contents": [x]}
     came, text = client.refused("ModelInfer", **{**sound, **changes})
+    status = "NOT_FOUND" if words.startswith("model_") else INVALID
     assert (came, words in text) == (status, True), text
 
 
-def test_contents_of_another_size_are_refused_whether_known_or_not(
-    client: InferenceClient,
-) -> None:
-    request = infer_request(gradient())
-    raw = request.raw_input_contents[0]
+def test_bytes_of_another_size_or_of_no_message_are_refused(client: InferenceClient) -> None:
+    raw = gradient().tobytes()
     for wrong in (raw + b"x", raw[:-1]):
-        for _ in range(2):
-            request.raw_input_contents[0] = wrong
+        request = infer_request(gradient())
+        request.raw_input_contents[0] = wrong
+        for _ in range(2):  # the second one finds the header
             assert client.refused("ModelInfer", request) == (
                 INVALID,
                 f"inputs.x: {len(wrong)} bytes; input's descriptor takes {len(raw)}",
             )
         client.call("ModelInfer", infer_request(gradient()))
+    assert "max_header_bytes" in client.refused("ModelInfer", b"\x0a\x00" * (1 << 20))[1]
+    assert client.refused("ModelInfer", b"\x0a\xff")[0] == INVALID
+    assert client.refused("ModelMetadata", b"\x0a" * 3)[0] == INVALID
 
 
 def test_only_errors_have_trailing_metadata(client: InferenceClient) -> None:
@@ -259,15 +242,8 @@ def test_only_errors_have_trailing_metadata(client: InferenceClient) -> None:
     assert {"gradwire-request-id", "traceparent"} <= dict(error.trailing_metadata()).keys()
 
 
-def test_bytes_that_are_no_message_are_refused(client: InferenceClient) -> None:
-    empty = b"\x0a\x00" * (1 << 20)
-    assert "max_header_bytes" in client.refused("ModelInfer", empty)[1]
-    assert client.refused("ModelInfer", b"\x0a\xff")[0] == INVALID
-    assert client.refused("ModelMetadata", b"\x0a" * 3)[0] == INVALID
-
-
 def test_a_stream_answers_each_request_and_goes_on_after_errors(
-    server: ServerThread, client: InferenceClient
+    client: InferenceClient, evaluated: Evaluated
 ) -> None:
     requests = [infer_request(gradient()) for _ in range(4)]
     requests[1].model_name = "nope"
@@ -276,8 +252,7 @@ def test_a_stream_answers_each_request_and_goes_on_after_errors(
     replies = client.stream(requests)
     assert [each.infer_response.id for each in replies] == ["0", "", "2", "3"]
     assert "model_name: 'nope'" in replies[1].error_message
-    assert replies[3].infer_response.raw_output_contents == [expected(server, gradient())]
-    wait_idle(server)
+    assert replies[3].infer_response.raw_output_contents == [evaluated(gradient())]
 
 
 def test_statistics_count_calls_and_failures(client: InferenceClient) -> None:
@@ -286,17 +261,17 @@ def test_statistics_count_calls_and_failures(client: InferenceClient) -> None:
         stats = told.inference_stats
         return told.inference_count, stats.success.count, stats.fail.count
 
-    before = counted()
+    inferences, successes, _ = counted()
     client.call("ModelInfer", infer_request(gradient()))
     client.refused("ModelInfer", infer_request(gradient((1, 3, 64, 64, 1))))
     client.refused("ModelInfer", infer_request(gradient((1, 3, 64, 64)), nonsense="1"))
-    after = counted()
-    assert (after[0] - before[0], after[1] - before[1]) == (1, 1)
+    assert counted()[:2] == (inferences + 1, successes + 1)
     assert len(client.call("ModelStatistics").model_stats) == len(ops.OPERATORS) + 1
 
 
-def test_health_metadata_and_index(client: InferenceClient) -> None:
-    assert client.call("ServerLive").live
+def test_health_metadata_and_index_are_told_and_the_rest_is_not_served(
+    client: InferenceClient,
+) -> None:
     assert client.call("ServerReady").ready
     assert client.call("ModelReady", name="up", version="1").ready
     assert client.refused("ModelReady", name="nope")[0] == "NOT_FOUND"
@@ -306,9 +281,6 @@ def test_health_metadata_and_index(client: InferenceClient) -> None:
     for name, kind in ops.OPERATORS.items():
         (x,) = client.call("ModelMetadata", name=name).inputs
         assert kind.min_rank <= len(x.shape) <= kind.max_rank
-
-
-def test_what_is_not_served_is_told(client: InferenceClient) -> None:
     for method in (
         *("RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings"),
         *("CudaSharedMemoryStatus", "CudaSharedMemoryRegister"),
@@ -316,166 +288,142 @@ def test_what_is_not_served_is_told(client: InferenceClient) -> None:
         assert client.refused(method)[0] == "UNIMPLEMENTED"
 
 
-class SharedFile:
-    """A file of POSIX shared memory."""
-
-    def __init__(self, data: bytes, suffix: str = "x") -> None:
-        self.name = f"gradwire-test-{os.getpid()}-{suffix}"
-        self.path = FOLDER / self.name
-        self.path.write_bytes(data)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.path.unlink(missing_ok=True)
+@contextmanager
+def shared_file(data: bytes) -> Generator[Path]:
+    """Make a file of POSIX shared memory."""
+    path = FOLDER / f"{PREFIX}x"
+    path.write_bytes(data)
+    try:
+        yield path
+    finally:
+        path.unlink()
 
 
 @contextmanager
-def registered(client: InferenceClient, data: bytes) -> Generator[SharedFile]:
+def registered(client: InferenceClient, data: bytes) -> Generator[Path]:
     """Register a file of shared memory as the region "in" until the block ends."""
-    with SharedFile(data) as file:
-        client.call("SystemSharedMemoryRegister", name="in", key=file.name, byte_size=len(data))
-        yield file
+    with shared_file(data) as path:
+        client.call(REGISTER, name="in", key=path.name, byte_size=len(data))
+        yield path
         client.call("SystemSharedMemoryUnregister")
 
 
-def _shared_request(nbytes: int, *, result_bytes: int = 0, kind: str = "int64_param") -> Any:
-    request = infer_request(gradient())
-    request.ClearField("raw_input_contents")
-    request.inputs[0].parameters["shared_memory_region"].string_param = "in"
-    request.inputs[0].parameters["shared_memory_byte_size"].int64_param = nbytes
+def shared_request(nbytes: int, *, result_bytes: int = 0, **fields: Any) -> Any:
+    """Ask for the result of what the region begins with, right behind it if its length is given."""
+    place: dict[str, str | int] = {"shared_memory_region": "in", "shared_memory_byte_size": nbytes}
+    fields = {"model_name": "up", "inputs": [X | parameters(**place)], **fields}
     if result_bytes:
-        tensor = request.outputs.add(name="y")
-        tensor.parameters["shared_memory_region"].string_param = "in"
-        setattr(tensor.parameters["shared_memory_offset"], kind, nbytes)
-        tensor.parameters["shared_memory_byte_size"].int64_param = result_bytes
-    return request
+        place["shared_memory_byte_size"] = result_bytes
+        fields |= result_in(**place, shared_memory_offset=nbytes)
+    return message("ModelInferRequest")(**fields)
 
 
-def test_shared_memory_is_read_and_written(server: ServerThread, client: InferenceClient) -> None:
-    x, result = gradient(), expected(server, gradient())
+def test_shared_memory_is_read_and_written(client: InferenceClient, evaluated: Evaluated) -> None:
+    x, result = gradient(), evaluated(gradient())
     data = x.tobytes() + bytes(len(result))
     with registered(client, data) as file:
         for _ in range(2):
-            reply = client.call("ModelInfer", _shared_request(x.nbytes))
+            reply = client.call("ModelInfer", shared_request(x.nbytes))
             assert reply.raw_output_contents == [result]
+        request = shared_request(x.nbytes, result_bytes=len(result))
+        offset = request.outputs[0].parameters["shared_memory_offset"]
         for kind in ("int64_param", "uint64_param"):
-            file.path.write_bytes(data)
-            request = _shared_request(x.nbytes, result_bytes=len(result), kind=kind)
+            file.write_bytes(data)
+            setattr(offset, kind, x.nbytes)
             assert client.call("ModelInfer", request).raw_output_contents == [b""]
-            assert file.path.read_bytes() == x.tobytes() + result
-        request.outputs[0].parameters["shared_memory_offset"].uint64_param = 2**64 - 1
+            assert file.read_bytes() == x.tobytes() + result
+        offset.uint64_param = 2**64 - 1
         assert "shared_memory_offset" in client.refused("ModelInfer", request)[1]
         regions = client.call("SystemSharedMemoryStatus").regions
         assert (regions["in"].key, regions["in"].byte_size) == (file.name, len(data))
         client.call("SystemSharedMemoryUnregister", name="in")
-        assert "not registered" in client.refused("ModelInfer", _shared_request(x.nbytes))[1]
+        assert "not registered" in client.refused("ModelInfer", shared_request(x.nbytes))[1]
 
 
 @pytest.mark.parametrize("operator", ["dml_resample_grad", "dml_resample"])
 def test_large_tensors_in_shared_memory_have_the_bits_of_evaluate(
-    server: ServerThread, client: InferenceClient, operator: str
+    client: InferenceClient, evaluated: Evaluated, operator: str
 ) -> None:
     x, sizes = gradient((5, 7, 320, 240)), (5, 6, 111, 480)
     kind: Any = ops.OPERATORS[operator]
-    result = expected(server, x, sizes, operator=kind(interpolation_mode="linear"))
+    result = evaluated(x, sizes, kind(interpolation_mode="linear"))
+    given = parameters(interpolation_mode="linear", output_shape=str(list(sizes)))
+    request = shared_request(x.nbytes, result_bytes=len(result), model_name=operator, **given)
+    request.inputs[0].shape[:] = x.shape
     with registered(client, x.tobytes() + bytes(len(result))) as file:
-        request = _shared_request(x.nbytes, result_bytes=len(result))
-        request.model_name, request.inputs[0].shape[:] = operator, x.shape
-        request.parameters["interpolation_mode"].string_param = "linear"
-        request.parameters["output_shape"].string_param = str(list(sizes))
         client.call("ModelInfer", request)
-        assert file.path.read_bytes()[x.nbytes :] == result
-    wait_idle(server)
+        assert file.read_bytes()[x.nbytes :] == result
 
 
 @pytest.mark.parametrize("left", [0, 1, 2])
 def test_a_file_that_shrinks_ends_the_call_and_not_the_server(
-    server: ServerThread, client: InferenceClient, left: int
+    client: InferenceClient, evaluated: Evaluated, left: int
 ) -> None:
-    x, result = gradient(), expected(server, gradient())
-    length = left * x.nbytes // 2
-    with registered(client, bytes(x.nbytes + len(result))) as file:
-        os.truncate(file.path, length)
+    nbytes, result_bytes = gradient().nbytes, len(evaluated(gradient()))
+    length = left * nbytes // 2
+    with registered(client, bytes(nbytes + result_bytes)) as file:
+        os.truncate(file, length)
         for _ in range(2):
-            status, text = client.refused(
-                "ModelInfer", _shared_request(x.nbytes, result_bytes=len(result))
-            )
+            request = shared_request(nbytes, result_bytes=result_bytes)
+            status, text = client.refused("ModelInfer", request)
             assert (status, "has become shorter" in text) == (INVALID, True), text
-            assert file.path.stat().st_size == length
-    assert client.call("ServerLive").live
-    wait_idle(server)
+            assert file.stat().st_size == length
 
 
 def test_a_file_that_shrinks_during_calls_gives_no_wrong_bits(
-    server: ServerThread, client: InferenceClient
+    client: InferenceClient, evaluated: Evaluated
 ) -> None:
     x, sizes = gradient((4, 8, 256, 256)), (4, 8, 128, 128)
-    result = expected(server, x, sizes)
-    request = _shared_request(x.nbytes)
-    request.model_name, request.inputs[0].shape[:] = OPERATOR, x.shape
-    request.parameters["mode"].string_param = "bilinear"
-    request.parameters["output_shape"].string_param = str(list(sizes))
-    outcomes = Counter[str]()
-    for delay_us in range(0, 4000, 100):
-        with registered(client, x.tobytes()) as file, ThreadPoolExecutor(1) as pool:
-            cut = pool.submit(_cut_after, delay_us, file.path)
-            try:
-                assert client.call("ModelInfer", request).raw_output_contents == [result]
-                outcomes["OK"] += 1
-            except grpc.RpcError as error:
-                failed: Any = error
-                outcomes[failed.code().name] += 1
-            cut.result()
-    assert outcomes.keys() <= {"OK", INVALID}, outcomes
-    assert outcomes[INVALID], outcomes
-    wait_idle(server)
+    result = evaluated(x, sizes)
+    request = shared_request(x.nbytes, **upsample(output_shape=str(list(sizes))))
+    request.inputs[0].shape[:] = x.shape
 
+    def cut_after(delay_us: int, path: Path) -> None:
+        time.sleep(delay_us / 1e6)
+        os.truncate(path, 0)
 
-def _cut_after(delay_us: int, path: Path) -> None:
-    time.sleep(delay_us / 1e6)
-    os.truncate(path, 0)
+    refusals = list[grpc.StatusCode]()
+    with ThreadPoolExecutor(1) as pool:
+        for delay_us in range(0, 4000, 100):
+            with registered(client, x.tobytes()) as file:
+                cut = pool.submit(cut_after, delay_us, file)
+                try:
+                    assert client.call("ModelInfer", request).raw_output_contents == [result]
+                except grpc.RpcError as error:
+                    refusals.append(refusal_of(error).code)
+                cut.result()
+    assert set(refusals) == {grpc.StatusCode.INVALID_ARGUMENT}
 
 
 def test_ranges_outside_a_region_are_refused(client: InferenceClient) -> None:
-    with SharedFile(bytes(100)) as file:
+    with shared_file(bytes(100)) as file:
         register = {"name": "in", "key": file.name}
         for fields in ({"byte_size": 101}, {"byte_size": 2**64 - 1, "offset": 2}, {"byte_size": 0}):
-            refused = client.refused("SystemSharedMemoryRegister", **register, **fields)
-            assert refused[0] == INVALID
-        client.call("SystemSharedMemoryRegister", **register, byte_size=100)
-        assert (
-            "registered"
-            in client.refused("SystemSharedMemoryRegister", **register, byte_size=100)[1]
-        )
-        assert client.refused("ModelInfer", _shared_request(4 * 3 * 64 * 64)) == (
+            assert client.refused(REGISTER, **register, **fields)[0] == INVALID
+        client.call(REGISTER, **register, byte_size=100)
+        assert "registered" in client.refused(REGISTER, **register, byte_size=100)[1]
+        assert client.refused("ModelInfer", shared_request(4 * 3 * 64 * 64)) == (
             INVALID,
             "inputs.x: 49152 bytes from offset 0 of shared memory region 'in', which has 100",
         )
-        assert "descriptor takes" in client.refused("ModelInfer", _shared_request(10))[1]
+        assert "descriptor takes" in client.refused("ModelInfer", shared_request(10))[1]
         client.call("SystemSharedMemoryUnregister")
 
 
 def test_names_that_the_operator_did_not_allow_are_refused(client: InferenceClient) -> None:
-    prefix = f"gradwire-test-{os.getpid()}-"
-    link, fifo = FOLDER / f"{prefix}link", FOLDER / f"{prefix}fifo"
+    def refusal(key: str) -> str:
+        status, text = client.refused(REGISTER, name="in", key=key, byte_size=1)
+        assert status == INVALID
+        return text.replace(key, "") if key else text
+
+    link, fifo = FOLDER / f"{PREFIX}link", FOLDER / f"{PREFIX}fifo"
     link.symlink_to("/etc/passwd")
     os.mkfifo(fifo)
     try:
-        texts = set[str]()
-        for key in (link.name, fifo.name, f"{prefix}absent"):
-            status, text = client.refused(
-                "SystemSharedMemoryRegister", name="in", key=key, byte_size=1
-            )
-            assert status == INVALID
-            texts.add(text.replace(key, ""))
-        assert len(texts) == 1  # it does not tell which files there are
-        for key in ("other", "/etc/passwd", f"{prefix}/../../etc/passwd", "", "..", "\0"):
-            assert (
-                client.refused("SystemSharedMemoryRegister", name="in", key=key, byte_size=1)[0]
-                == INVALID
-            )
+        # It does not tell which files there are.
+        assert len({refusal(key) for key in (link.name, fifo.name, f"{PREFIX}absent")}) == 1
+        for key in ("other", "/etc/passwd", f"{PREFIX}/../../etc/passwd", "", "..", "\0"):
+            refusal(key)
     finally:
         link.unlink()
         fifo.unlink()
@@ -483,7 +431,7 @@ def test_names_that_the_operator_did_not_allow_are_refused(client: InferenceClie
 
 def test_shared_memory_is_off_unless_its_names_are_given_and_all_of_it_where_told() -> None:
     with serving() as server, InferenceClient(server.address) as client:
-        status, text = client.refused("SystemSharedMemoryRegister", name="a", key="a", byte_size=1)
+        status, text = client.refused(REGISTER, name="a", key="a", byte_size=1)
         assert (status, "--open-inference-memory" in text) == ("UNIMPLEMENTED", True)
         client.call("SystemSharedMemoryUnregister")
         client.call("CudaSharedMemoryUnregister")
@@ -492,13 +440,11 @@ def test_shared_memory_is_off_unless_its_names_are_given_and_all_of_it_where_tol
 
 
 def test_callers_of_other_machines_use_no_region() -> None:
-    kept = Regions(Settings(open_inference_memory="gradwire-test-*"))
+    kept = Regions(Settings(open_inference_memory=f"{PREFIX}*"))
     here: Any = SimpleNamespace(peer=lambda: "unix:")
     remote: Any = SimpleNamespace(peer=lambda: "ipv4:192.0.2.1:5")
-    with SharedFile(bytes(8)) as file:
-        request = message("SystemSharedMemoryRegisterRequest")(
-            name="in", key=file.name, byte_size=8
-        )
+    with shared_file(bytes(8)) as file:
+        request = message(f"{REGISTER}Request")(name="in", key=file.name, byte_size=8)
         with pytest.raises(UnsupportedCallError):
             kept.register(request, remote)
         kept.register(request, here)
@@ -513,14 +459,12 @@ def test_every_method_has_a_scope_and_tokens_are_asked_for(tmp_path: Path) -> No
     tokens = tmp_path / "tokens"
     tokens.write_text("# nobody\n")
     methods = {f"/{NAME}/{each.name}" for each in SERVICE.methods}
-    inspecting = methods - OPEN_INFERENCE_SCOPES.keys()
-    assert {each.rpartition("/")[2] for each in inspecting} == {
-        *("ServerMetadata", "ModelStatistics", "SystemSharedMemoryStatus")
-    }
+    inspecting = {"ServerMetadata", "ModelStatistics", "SystemSharedMemoryStatus"}
+    assert methods - OPEN_INFERENCE_SCOPES.keys() == {f"/{NAME}/{each}" for each in inspecting}
     with serving(tokens=str(tokens)) as server, InferenceClient(server.address) as client:
         for method in methods:
             _, refusal = call(client.channel, method, (b"",), bearer("gradwire-nobody"))
-            assert isinstance(refusal, Refusal)
+            assert refusal is not None
             assert refusal.code.name == "UNAUTHENTICATED"
 
 

@@ -4,65 +4,62 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from gradwire_server.command import gradwire_server
 from gradwire_server.config import container_limits
 from gradwire_server.config.settings import Settings
 from gradwire_server.scheduling.thread_pool import NICENESS
-from support.processes import run_command
 from support.servers import serving
 
 NAMES = [field.name for field in fields(Settings)]
-# For each setting a value that is not its default, as text.
-OTHERS: dict[str, tuple[str, object]] = {
-    "address": ("127.0.0.2:7", "127.0.0.2:7"),
-    "local_socket": ("socket", "socket"),
-    "shared_memory": ("false", False),
-    "shared_memory_users": ("1000,1001", "1000,1001"),
-    "open_inference": ("off", "off"),
-    "open_inference_memory": ("triton-*", "triton-*"),
-    "model": ('up=tf_resize:{"kind":"bilinear"}', 'up=tf_resize:{"kind":"bilinear"}'),
-    "insecure": ("true", True),
-    "warm_up": ("false", False),
-    "wait_for_kernels": ("true", True),
-    "compile_cache": ("cache", "cache"),
-    "tls_certificate": ("chain.pem", "chain.pem"),
-    "tls_key": ("key.pem", "key.pem"),
-    "tls_client_ca": ("ca.pem", "ca.pem"),
-    "tokens": ("tokens", "tokens"),
-    "anonymous_scopes": ("evaluate,inspect", "evaluate,inspect"),
-    "backend": ("cuda", "cuda"),
-    "cuda_devices": ("0,2", "0,2"),
-    "stall_timeout_s": ("7.5", 7.5),
-    "grace_s": ("0.0", 0.0),
-    "log_format": ("json", "json"),
-    "log_level": ("debug", "debug"),
-    "max_rank": ("5", 5),
-    "http_port": ("127.0.0.3:8", "127.0.0.3:8"),
-    "access_log": ("true", True),
-    "http_open": ("true", True),
-    "http_hosts": ("gradwire,status.example", "gradwire,status.example"),
-    "otlp_endpoint": ("https://me:private@collector:4318/p@th", "https://***@collector:4318/p@th"),
-    "max_message_bytes": ("33554432", 33554432),
+# For settings but numbers a value that is not the default.
+OTHERS: dict[str, str | float] = {
+    "address": "127.0.0.2:7",
+    "local_socket": "socket",
+    "shared_memory": False,
+    "shared_memory_users": "1000,1001",
+    "open_inference": "off",
+    "open_inference_memory": "triton-*",
+    "model": 'up=tf_resize:{"kind":"bilinear"}',
+    "insecure": True,
+    "warm_up": False,
+    "wait_for_kernels": True,
+    "compile_cache": "cache",
+    "tls_certificate": "chain.pem",
+    "tls_key": "key.pem",
+    "tls_client_ca": "ca.pem",
+    "tokens": "tokens",
+    "anonymous_scopes": "evaluate,inspect",
+    "backend": "cuda",
+    "cuda_devices": "0,2",
+    "stall_timeout_s": 7.5,
+    "grace_s": 0.0,
+    "log_format": "json",
+    "log_level": "debug",
+    "max_rank": 5,
+    "http_port": "127.0.0.3:8",
+    "access_log": True,
+    "http_open": True,
+    "http_hosts": "gradwire,status.example",
+    "otlp_endpoint": "https://me:private@collector:4318/p@th",
+    "max_message_bytes": 33554432,
 }
-
-
-def other(name: str) -> tuple[str, object]:
-    """Return a value that is not the default, as text and as --print-config shows it."""
-    if name in OTHERS:
-        return OTHERS[name]
-    number = getattr(Settings(), name) + 1
-    return str(number), number
+VALUES = {name: OTHERS.get(name, getattr(Settings(), name)) for name in NAMES}
+VALUES |= {name: value + 1 for name, value in VALUES.items() if name not in OTHERS}
+# As variables have them.
+TEXTS = {
+    name: value if isinstance(value, str) else json.dumps(value) for name, value in VALUES.items()
+}
 
 
 def flag(name: str) -> str:
@@ -71,55 +68,44 @@ def flag(name: str) -> str:
 
 def flags_of(name: str) -> list[str]:
     """Return what sets a setting to its other value; a switch has no value."""
-    text, value = other(name)
-    if value is False:
+    if VALUES[name] is False:
         return [f"--no-{flag(name)[2:]}"]
-    return [flag(name)] if value is True else [flag(name), text]
+    return [flag(name)] if VALUES[name] is True else [flag(name), TEXTS[name]]
+
+
+def printed(*flags: str, env: dict[str, str] | None = None) -> Result:
+    return CliRunner(env=env).invoke(gradwire_server, ["--print-config", *flags])
 
 
 def config(*flags: str, env: dict[str, str] | None = None) -> dict[str, Any]:
-    done = run_command("--print-config", *flags, env=env)
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
+    done = printed(*flags, env=env)
+    assert (done.exit_code, done.stderr) == (0, "")
     told: dict[str, Any] = json.loads(done.stdout)
     return told
 
 
-def refused(*flags: str) -> str:
+def refused(*flags: str, env: dict[str, str] | None = None) -> str:
     """Return what the command says of flags that it does not take."""
-    done = CliRunner().invoke(gradwire_server, ["--print-config", *flags])
+    done = printed(*flags, env=env)
     assert (done.exit_code, done.stdout) == (2, "")
     return done.stderr
 
 
-def as_flags(_file: Path) -> tuple[list[str], dict[str, str]]:
-    return [text for name in NAMES for text in flags_of(name)], {}
-
-
-def as_variables(_file: Path) -> tuple[list[str], dict[str, str]]:
-    return [], {f"GRADWIRE_{name.upper()}": other(name)[0] for name in NAMES}
-
-
-def as_a_file(file: Path) -> tuple[list[str], dict[str, str]]:
-    lines: list[str] = []
-    for name in NAMES:
-        text = other(name)[0]
-        value = text if isinstance(getattr(Settings(), name), str) else json.loads(text)
-        # JSON's texts, numbers and truth values are TOML's.
-        lines.append(f"{name} = {json.dumps(value)}\n")
-    file.write_text("".join(lines))
-    return ["--config", str(file)], {}
-
-
-@pytest.mark.parametrize("given", [as_flags, as_variables, as_a_file])
-def test_every_setting_is_a_flag_a_variable_and_a_key_of_a_file(
-    tmp_path: Path, given: Callable[[Path], tuple[list[str], dict[str, str]]]
-) -> None:
+@pytest.mark.parametrize("given", ["flags", "variables", "file"])
+def test_every_setting_is_a_flag_a_variable_and_a_key_of_a_file(tmp_path: Path, given: str) -> None:
     told = config()
     assert list(told) == NAMES
     assert told == {name: getattr(Settings(), name) for name in NAMES}
-    flags, env = given(tmp_path / "gradwire.toml")
-    assert config(*flags, env=env) == {name: other(name)[1] for name in NAMES}
+    flags, env = [text for name in NAMES for text in flags_of(name)], dict[str, str]()
+    if given == "variables":
+        flags, env = [], {f"GRADWIRE_{name.upper()}": text for name, text in TEXTS.items()}
+    if given == "file":
+        file = tmp_path / "gradwire.toml"
+        # JSON's texts, numbers and truth values are TOML's.
+        file.write_text("".join(f"{name} = {json.dumps(VALUES[name])}\n" for name in NAMES))
+        flags = ["--config", str(file)]
+    masked = {"otlp_endpoint": "https://***@collector:4318/p@th"}
+    assert config(*flags, env=env) == VALUES | masked
 
 
 def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
@@ -163,27 +149,21 @@ def test_a_file_with_a_fault_is_refused_by_the_keys_name(
     assert words in refused("--config", str(file))
 
 
-def test_a_port_is_that_of_the_address() -> None:
+def test_a_port_is_that_of_the_address_unless_that_is_another_one() -> None:
     assert config("--port", "7")["address"] == "127.0.0.1:7"
     given = {"GRADWIRE_ADDRESS": "127.0.0.2:50051"}
     assert config("--port", "0", env=given)["address"] == "127.0.0.2:0"
-
-
-def test_a_port_beside_another_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRADWIRE_ADDRESS", "unix:/tmp/gradwire")
     both = refused("--port", "7", "--address", "127.0.0.1:1")
     assert "--port is 7 and --address 127.0.0.1:1; give one of them" in both
     words = "--port is 7 and --address unix:/tmp/gradwire; --port needs HOST:PORT there"
-    assert words in refused("--port", "7")
+    assert words in refused("--port", "7", env={"GRADWIRE_ADDRESS": "unix:/tmp/gradwire"})
 
 
 def test_help_names_every_flag_and_variable() -> None:
-    done = run_command("--help")
-    assert done.returncode == 0
-    words = set(done.stdout.replace("[", " ").replace(";", " ").replace("]", " ").split())
-    for name in NAMES:
-        assert flag(name) in words
-        assert f"GRADWIRE_{name.upper()}" in words
+    done = CliRunner().invoke(gradwire_server, ["--help"])
+    assert done.exit_code == 0
+    words = set(re.split(r"[\s;\[\]]+", done.stdout))
+    assert {*map(flag, NAMES), *(f"GRADWIRE_{name.upper()}" for name in NAMES)} <= words
     assert "SIGTERM" in done.stdout
 
 
@@ -248,10 +228,8 @@ def test_threads_that_compute_are_nice() -> None:
         assert theirs.result() == min(own + NICENESS, 19)
 
 
-def test_a_variable_that_is_no_setting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRADWIRE_MAX_STREAM", "3")
-    monkeypatch.setenv("GRADWIRE_TARGET", "for.clients:1")
-    done = CliRunner().invoke(gradwire_server, ["--print-config"])
+def test_a_variable_that_is_no_setting_is_told() -> None:
+    done = printed(env={"GRADWIRE_MAX_STREAM": "3", "GRADWIRE_TARGET": "for.clients:1"})
     assert done.exit_code == 0
     assert "Warning: GRADWIRE_MAX_STREAM is not a setting" in done.stderr
     assert "did you mean GRADWIRE_MAX_STREAMS?" in done.stderr
@@ -332,30 +310,11 @@ def test_calls_have_what_workers_and_a_limit_of_address_space_leave(
     assert (left(3 * GIB, 1), left(3 * GIB, 2), left(GIB, 1)) == (2 * GIB, 4 * GIB, GIB // 8)
 
 
-IN_A_CONTAINER = """
-import sys
-from pathlib import Path
-from gradwire_server import command
-from gradwire_server.config import container_limits
-
-found = container_limits.memory_bytes(Path(sys.argv.pop(1)), Path(sys.argv.pop(1)))
-container_limits.memory_bytes = lambda: found
-command.main()
-"""
-
-
-def test_limits_fit_the_container_unless_they_were_given(tmp_path: Path) -> None:
-    where = groups(tmp_path, "0::/\n", {"memory.max": f"{GIB}\n"})
-
-    def config(*flags: str) -> tuple[int, int, str]:
-        done = run_command(
-            "--print-config", *flags, program=("-c", IN_A_CONTAINER, *map(str, where))
-        )
-        assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout)
-        return told["max_memory_bytes"], told["max_request_memory_bytes"], done.stderr
-
-    assert config() == (GIB // 2, GIB // 2, "")
-    given, _, words = config("--max-memory-bytes", str(GIB))
-    assert given == GIB
-    assert f"Warning: --max-memory-bytes is {GIB} and this container's limit {GIB}; " in words
+def test_limits_fit_the_container_unless_they_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container_limits, "memory_bytes", lambda: GIB)
+    told = config()
+    assert told["max_memory_bytes"] == told["max_request_memory_bytes"] == GIB // 2
+    given = printed("--max-memory-bytes", str(GIB))
+    assert json.loads(given.stdout)["max_memory_bytes"] == GIB
+    words = f"Warning: --max-memory-bytes is {GIB} and this container's limit {GIB}; "
+    assert words in given.stderr

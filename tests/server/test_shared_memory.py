@@ -10,7 +10,7 @@ import struct
 import tempfile
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
@@ -19,16 +19,21 @@ from numpy.typing import NDArray
 
 from gradwire import Client, v1
 from gradwire.ops import DmlResampleGrad, to_message
-from support.raw_calls import PATIENCE_S, float32, refused, wait_until
+from support.raw_calls import PATIENCE_S, RawClient, float32, refused, wait_until
 from support.refusals import Refusal, refusal_of
 from support.scraping import scrape
 from support.servers import ServerThread, gated, serving, wait_for, wait_idle
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files are Linux's")
 
 PAGE = 4096
 # linux/fcntl.h
 F_ADD_SEALS = 1033
 F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE = 1, 2, 4, 8
 SEALS = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
+LINEAR = DmlResampleGrad(interpolation_mode="linear")
+SOURCE, RESULT = (2, 3, 40, 60), (2, 3, 20, 30)
+GRADIENT = np.random.default_rng(0).normal(size=SOURCE).astype(np.float32)
 
 
 def memory_file(nbytes: int, *, seals: int = SEALS, flags: int = 0) -> int:
@@ -38,7 +43,7 @@ def memory_file(nbytes: int, *, seals: int = SEALS, flags: int = 0) -> int:
     return file
 
 
-class SharedSegment(NamedTuple):
+class Segment(NamedTuple):
     """Registered memory: its handle, and its bytes as the client sees them."""
 
     handle: str
@@ -52,6 +57,7 @@ class Registrar:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(30)
         self.socket.connect(path)
+        self.close = self.socket.close
 
     def send(self, packet: bytes, *files: int) -> bytes:
         socket.send_fds(self.socket, [packet], files)
@@ -60,35 +66,30 @@ class Registrar:
     def register(self, file: int, length: int) -> bytes:
         return self.send(b"R" + struct.pack("<Q", length), file)
 
-    def segment(self, nbytes: int) -> SharedSegment:
-        nbytes = max(PAGE, -(-nbytes // PAGE) * PAGE)
+    def segment(self, nbytes: int) -> Segment:
+        nbytes = -(-nbytes // PAGE) * PAGE
         file = memory_file(nbytes)
         memory = np.frombuffer(mmap.mmap(file, nbytes), np.uint8)
         answer = self.register(file, nbytes)
         os.close(file)
         assert answer[:1] == b"H", answer
-        return SharedSegment(answer[1:].decode(), memory)
+        return Segment(answer[1:].decode(), memory)
 
-    def forget(self, segment: SharedSegment) -> None:
+    def forget(self, segment: Segment) -> None:
         self.socket.send(b"F" + segment.handle.encode())
-
-    def close(self) -> None:
-        self.socket.close()
+        assert self.segment(PAGE).handle  # the server has read what came before
 
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files are Linux's")
-
-LINEAR = DmlResampleGrad(interpolation_mode="linear")
-SOURCE, RESULT = (2, 3, 40, 60), (2, 3, 20, 30)
-GRADIENT = np.random.default_rng(0).normal(size=SOURCE).astype(np.float32)
+def offers_memory(address: str) -> bool:
+    with RawClient(address) as client:
+        return client.stub.GetServerInfo(v1.GetServerInfoRequest()).shared_memory
 
 
-class SharingClient:
-    """A client by the generated stub, with one input and one output segment."""
+class SharingClient(RawClient):
+    """A client with one input and one output segment."""
 
     def __init__(self, address: str) -> None:
-        self.channel = grpc.insecure_channel(address)
-        self.stub = v1.GradientServiceStub(self.channel)
+        super().__init__(address)
         assert offers_memory(address)
         self.path = f"{address.removeprefix('unix:')}.memory"
         self.registrar = Registrar(self.path)
@@ -98,11 +99,10 @@ class SharingClient:
 
     def request(self) -> v1.EvaluateSharedRequest:
         """Ask for the gradient of the input segment in the output segment."""
-        evaluation = v1.EvaluateRequest(
-            operator=to_message(LINEAR), input=float32(*SOURCE), output=float32(*RESULT)
-        )
         return v1.EvaluateSharedRequest(
-            evaluation=evaluation,
+            evaluation=v1.EvaluateRequest(
+                operator=to_message(LINEAR), input=float32(*SOURCE), output=float32(*RESULT)
+            ),
             input=v1.SharedRange(handle=self.input.handle, length=GRADIENT.nbytes),
             output=v1.SharedRange(handle=self.output.handle, length=GRADIENT.nbytes // 4),
         )
@@ -110,16 +110,21 @@ class SharingClient:
     def call(self, request: v1.EvaluateSharedRequest | None = None) -> v1.EvaluateSharedResponse:
         return self.stub.EvaluateShared(request or self.request(), timeout=PATIENCE_S)
 
-    @property
-    def result(self) -> NDArray[np.float32]:
-        return self.output.memory[: GRADIENT.nbytes // 4].view(np.float32).reshape(RESULT)
+    def refusal(
+        self, reason: str, request: v1.EvaluateSharedRequest | None = None, **told: Any
+    ) -> Refusal:
+        """Call, and check that it is refused."""
+        with pytest.raises(grpc.RpcError) as caught:
+            self.call(request)
+        return refused(refusal_of(caught.value), reason, **told)
 
-    def __enter__(self) -> Self:
-        return self
+    @property
+    def result(self) -> bytes:
+        return self.output.memory[: GRADIENT.nbytes // 4].tobytes()
 
     def __exit__(self, *_: object) -> None:
         self.registrar.close()
-        self.channel.close()
+        super().__exit__()
 
 
 @pytest.fixture
@@ -138,57 +143,44 @@ def server() -> Generator[ServerThread]:
 
 
 @pytest.fixture
-def client(server: ServerThread, expected: NDArray[np.float32]) -> Generator[SharingClient]:
+def client(server: ServerThread, expected: bytes) -> Generator[SharingClient]:
     """Connect to the server, which serves as before when a test is done."""
     with SharingClient(server.address) as one:
         yield one
     with SharingClient(server.address) as one:
         one.call()
-        assert one.result.tobytes() == expected.tobytes()
+        assert one.result == expected
     wait_idle(server)
 
 
 @pytest.fixture(scope="module")
-def expected(server: ServerThread) -> NDArray[np.float32]:
+def expected(server: ServerThread) -> bytes:
     with Client(server.address) as plain:
-        result: NDArray[np.float32] = plain.evaluate(LINEAR, GRADIENT, output_shape=RESULT)
-        return result
-
-
-def check_refused(
-    client: SharingClient, request: v1.EvaluateSharedRequest, reason: str, **told: Any
-) -> Refusal:
-    with pytest.raises(grpc.RpcError) as caught:
-        client.call(request)
-    return refused(refusal_of(caught.value), reason, **told)
+        return plain.evaluate(LINEAR, GRADIENT, output_shape=RESULT).tobytes()
 
 
 def test_the_result_has_the_bits_of_evaluate_and_other_segments_prepare_nothing_anew(
-    server: ServerThread, client: SharingClient, expected: NDArray[np.float32]
+    server: ServerThread, client: SharingClient, expected: bytes
 ) -> None:
     assert client.call().output == float32(*RESULT)
     hits, misses = server.server.service.preparer.lookups
     for name in "ab":
+        client.output = client.registrar.segment(GRADIENT.nbytes)
         request = client.request()
         request.evaluation.request_id = name
-        client.output = client.registrar.segment(GRADIENT.nbytes)
-        request.output.handle = client.output.handle
         client.call(request)
-        assert client.result.tobytes() == expected.tobytes()
+        assert client.result == expected
     assert server.server.service.preparer.lookups == (hits + 2, misses)
 
 
-def test_ranges_lie_anywhere_and_in_one_segment(
-    client: SharingClient, expected: NDArray[np.float32]
-) -> None:
+def test_ranges_lie_anywhere_and_in_one_segment(client: SharingClient, expected: bytes) -> None:
     both = client.registrar.segment(2 * GRADIENT.nbytes)
     both.memory[PAGE : PAGE + GRADIENT.nbytes] = client.input.memory[: GRADIENT.nbytes]
-    request = client.request()
+    request, first = client.request(), PAGE + GRADIENT.nbytes + 64
     request.input.handle = request.output.handle = both.handle
-    request.input.offset, request.output.offset = PAGE, PAGE + GRADIENT.nbytes + 64
+    request.input.offset, request.output.offset = PAGE, first
     client.call(request)
-    first = request.output.offset
-    assert both.memory[first : first + expected.nbytes].tobytes() == expected.tobytes()
+    assert both.memory[first : first + len(expected)].tobytes() == expected
 
 
 def test_callers_of_the_socket_alone_are_offered_it_unless_it_is_off_or_cannot_be(
@@ -208,12 +200,6 @@ def test_callers_of_the_socket_alone_are_offered_it_unless_it_is_off_or_cannot_b
     assert kept.read_text() == "mine"
 
 
-def offers_memory(address: str) -> bool:
-    with grpc.insecure_channel(address) as channel:
-        stub = v1.GradientServiceStub(channel)
-        return stub.GetServerInfo(v1.GetServerInfoRequest()).shared_memory
-
-
 def test_a_connection_that_closes_frees_its_memory_and_a_metric_says_so(
     server: ServerThread, client: SharingClient
 ) -> None:
@@ -225,67 +211,48 @@ def test_a_connection_that_closes_frees_its_memory_and_a_metric_says_so(
     assert server.server.service.admission.memory_bytes >= 2 * GRADIENT.nbytes
     client.registrar.close()
     wait_idle(server)
-    assert "input.handle" in check_refused(client, client.request(), "UNKNOWN_SEGMENT").message
+    assert "input.handle" in client.refusal("UNKNOWN_SEGMENT").message
     wait_until(lambda: shared() == 0)
 
 
 def test_a_handle_that_is_forgotten_by_its_connection_is_unknown(client: SharingClient) -> None:
     other = Registrar(client.path)
     other.forget(client.output)
-    assert other.segment(PAGE).handle  # the server has read what came before
     other.close()
     client.call()
     client.registrar.forget(client.output)
-    assert client.registrar.segment(PAGE).handle
-    assert "output.handle" in check_refused(client, client.request(), "UNKNOWN_SEGMENT").message
+    assert "output.handle" in client.refusal("UNKNOWN_SEGMENT").message
 
 
-Change = Callable[[v1.EvaluateSharedRequest], object]
-
-
-def changed(name: str, **fields: Any) -> Change:
-    """Set fields of a part of the request."""
-
-    def change(request: v1.EvaluateSharedRequest) -> None:
-        for field, value in fields.items():
-            setattr(getattr(request, name), field, value)
-
-    return change
-
-
-def overlapping(request: v1.EvaluateSharedRequest) -> None:
-    request.output.handle, request.output.offset = request.input.handle, 64
-
-
-# The change, the reason, and the field at fault, or words of the message where there is none.
-WRONG: dict[str, tuple[Change, str, str]] = {
-    "input too short": (changed("input", length=4), "INVALID_FIELD", "input.length"),
-    "output too long": (changed("output", length=57600), "INVALID_FIELD", "output.length"),
-    "input not aligned": (changed("input", offset=32), "INVALID_FIELD", "input.offset"),
-    "output before its segment": (changed("output", offset=-64), "INVALID_FIELD", "output.offset"),
-    "data besides": (changed("evaluation", data=b"1234"), "INVALID_DATA", "evaluation.data"),
-    "unknown handle": (changed("input", handle="x" * 32), "UNKNOWN_SEGMENT", "input.handle: "),
-    "input beyond": (changed("input", offset=PAGE), "INVALID_FIELD", "input.offset"),
-    "input far beyond": (changed("input", offset=1 << 40), "INVALID_FIELD", "input.offset"),
-    "input at the end": (changed("input", offset=2**63 - 64), "INVALID_FIELD", "input.offset"),
-    "output over the input": (overlapping, "INVALID_FIELD", "output.offset"),
-    "unknown field": (
-        lambda request: request.input.MergeFromString(b"\x28\x01"),
-        "UNKNOWN_FIELD",
-        "field 5 of gradwire.v1.SharedRange at input ",
-    ),
+FIELD = "INVALID_FIELD"
+# Fields of a part of the request, the reason, and the field at fault, or words of the message where
+# there is none.
+WRONG: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "input too short": ("input", {"length": 4}, FIELD, "input.length"),
+    "output too long": ("output", {"length": 57600}, FIELD, "output.length"),
+    "input not aligned": ("input", {"offset": 32}, FIELD, "input.offset"),
+    "output before its segment": ("output", {"offset": -64}, FIELD, "output.offset"),
+    "data besides": ("evaluation", {"data": b"1234"}, "INVALID_DATA", "evaluation.data"),
+    "unknown handle": ("input", {"handle": "x" * 32}, "UNKNOWN_SEGMENT", "input.handle: "),
+    "input beyond": ("input", {"offset": PAGE}, FIELD, "input.offset"),
+    "input far beyond": ("input", {"offset": 1 << 40}, FIELD, "input.offset"),
+    "input at the end": ("input", {"offset": 2**63 - 64}, FIELD, "input.offset"),
+    "output over the input": ("output", {"handle": "input", "offset": 64}, FIELD, "output.offset"),
+    "unknown field": ("input", {}, "UNKNOWN_FIELD", "field 5 of gradwire.v1.SharedRange at input "),
 }
 
 
-@pytest.mark.parametrize(("change", "reason", "words"), WRONG.values(), ids=list(WRONG))
+@pytest.mark.parametrize(("part", "fields", "reason", "words"), WRONG.values(), ids=list(WRONG))
 def test_a_wrong_range_is_refused_by_name(
-    client: SharingClient, change: Change, reason: str, words: str
+    client: SharingClient, part: str, fields: dict[str, Any], reason: str, words: str
 ) -> None:
     request = client.request()
-    change(request)
+    for name, value in fields.items():
+        setattr(getattr(request, part), name, client.input.handle if value == "input" else value)
+    if reason == "UNKNOWN_FIELD":
+        request.input.MergeFromString(b"\x28\x01")
     field = words if reason.startswith("INVALID") else None
-    refusal = check_refused(client, request, reason, field=field)
-    assert refusal.message.startswith(words)
+    assert client.refusal(reason, request, field=field).message.startswith(words)
 
 
 def _pipe_end(_folder: Path) -> int:
@@ -341,13 +308,12 @@ def test_other_files_are_refused(
     assert admission.memory_bytes == before
 
 
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 def test_other_packets_are_refused_leave_no_descriptor_open_and_empty_ones_end_the_connection(
     client: SharingClient,
 ) -> None:
+    def open_files() -> int:
+        return len([*Path("/proc/self/fd").iterdir()])
+
     for packet in (b"R", b"?", b"R" + bytes(8), b"x" * 64):
         assert client.registrar.send(packet)[:1] == b"E"
     before, file = open_files(), memory_file(PAGE)
@@ -388,7 +354,7 @@ def test_memory_whose_connection_closes_amid_a_call_stays_until_the_call_ends(
         future = client.stub.EvaluateShared.future(request, timeout=PATIENCE_S)
         wait_for(server, computing=1, waiting=0)
         client.registrar.close()
-        check_refused(client, request, "UNKNOWN_SEGMENT")
+        client.refusal("UNKNOWN_SEGMENT", request)
         assert server.server.service.admission.memory_bytes >= large.memory.nbytes
         gate.set()
         future.result(timeout=PATIENCE_S)

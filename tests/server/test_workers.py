@@ -1,218 +1,295 @@
-"""Workers share one port, are replaced, renewed and stopped by signals; no call is lost."""
+"""Servers as processes: their start, signals, workers and ends; no call is lost."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from asyncio.subprocess import PIPE
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import grpc
+import numpy as np
 import pytest
 import trustme
+from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from numpy.typing import NDArray
 
-from gradwire import v1
+from gradwire import Client, v1
+from gradwire_server.backends import NumpyCpu
+from gradwire_server.command import gradwire_server
 from gradwire_server.config.settings import Settings
+from gradwire_server.errors import RETRY_AFTER_S
+from gradwire_server.plans import Plan
 from gradwire_server.processes.gpus import visible
 from gradwire_server.processes.supervised import WorkerProcess
 from gradwire_server.processes.worker_config import share
 from support.certificates import Papers, trusting
+from support.clients import LARGE, SMALL, copied
+from support.command_line import GRADWIRE, run_here
 from support.load import Callers
 from support.processes import QUICK, Command, environment, is_running, run_command, running_command
 from support.raw_calls import (
+    BOTH_WAYS,
     PATIENCE_S,
     PUBLISHED_RESULT,
+    ManyCall,
     RawClient,
     WaitingStream,
+    ended,
+    named,
     published_request,
+    refused,
     wait_until,
 )
 from support.relay import relaying
-from support.servers import commanded, served, serving
+from support.scraping import scrape
+from support.servers import ServerThread, commanded, served, serving
 
-FLAGS = ("--workers", "2", "--backend", "numpy_cpu")
-CORES = sorted(os.sched_getaffinity(0))
-
-
-def test_connections_spread_over_workers_that_are_processes_of_their_own(crew: Command) -> None:
-    """The parent makes no object of grpc."""
-    assert crew.workers.keys() == {0, 1}
-    assert len({crew.pid, *crew.workers.values()}) == 3
-
-    def threads(pid: int) -> set[str]:
-        return {name.read_text() for name in Path(f"/proc/{pid}/task").glob("*/comm")}
-
-    for pid in crew.workers.values():
-        assert "event_engine\n" in threads(pid)
-    assert len(threads(crew.pid)) == 1
-
-    def seen() -> set[str]:
-        with RawClient(crew.address) as client:
-            client.check_alive()
-        return set(re.findall(r" call worker=(\d)", crew.log))
-
-    wait_until(lambda: seen() == {"0", "1"})
+FLAGS = ("--workers", "2", *QUICK)
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def test_every_worker_has_its_share_of_cores_memory_and_streams(crew: Command) -> None:
-    told = re.findall(r" serving worker=\d .*compute_threads=(\d+)", crew.log)
-    assert told == [str(max(1, len(CORES) // 2))] * 2
-    with RawClient(crew.address) as client:
-        limits = client.stub.GetServerInfo(v1.GetServerInfoRequest()).limits
-    assert limits.max_memory_bytes == Settings().max_memory_bytes // 2
-    assert limits.max_streams == Settings().max_streams // 2
+class Leisurely(NumpyCpu):
+    """Takes until `ready` is set to get ready, and then computes as NumPy does, if it can.
+
+    hurried  whether something was computed before
+    """
+
+    name = "leisurely"
+    hurried = False
+    fault: Exception | None = None
+
+    def __init__(self) -> None:
+        self.ready = threading.Event()
+
+    def warm_up(self) -> None:
+        assert self.ready.wait(PATIENCE_S)
+        if self.fault is not None:
+            raise self.fault
+
+    def apply(self, plan: Plan, x: NDArray[Any], y: NDArray[Any]) -> None:
+        self.hurried |= not self.ready.is_set()
+        super().apply(plan, x, y)
 
 
-@pytest.mark.slow
-def test_no_call_is_lost_while_workers_are_killed_and_replaced(tmp_path: Path) -> None:
-    with running_command(*FLAGS, log=tmp_path / "log") as command:
-        with Callers(command.address, "unary", "async unary", "stream", "async copy") as callers:
-            for killed in ((0,), (1,), (0, 1)):
-                callers.wait_for_more()
-                pids = [command.workers[number] for number in killed]
-                serving = command.log.count(" worker serves ")
-                for pid in pids:
-                    os.kill(pid, signal.SIGKILL)
-                for number, pid in zip(killed, pids, strict=True):
-                    command.wait_for_log(f"worker ended worker={number} pid={pid} status=-9 ")
-                command.wait_for_log(" worker serves ", times=serving + len(killed))
-            callers.wait_for_more()
-        callers.check()
-        assert all(is_running(pid) for pid in command.workers.values())
+@contextmanager
+def getting_ready() -> Generator[tuple[ServerThread, threading.Event]]:
+    """Start a server that is not ready until a test sets the event; it then is, and stops."""
+    backend = Leisurely()
+    server = ServerThread(warm_up=True, backend=backend)
+    server.listen()
+    try:
+        yield server, backend.ready
+    finally:
+        backend.ready.set()
+        server.wait_until_serving()
+        server.stop()
+    assert not backend.hurried
 
 
-def test_a_worker_that_is_told_to_stop_is_replaced(tmp_path: Path) -> None:
-    with running_command(*FLAGS, log=tmp_path / "log") as command:
-        pid = command.workers[1]
-        os.kill(pid, signal.SIGTERM)
-        wait_until(lambda: command.workers[1] != pid)
-        assert f"worker ended worker=1 pid={pid} status=0 restarts=1" in command.log
+def test_calls_are_told_that_the_server_starts_and_questions_are_answered() -> None:
+    with getting_ready() as (server, _), RawClient(server.address) as client:
+        for how in BOTH_WAYS:
+            answer = client.ask(published_request(), how)
+            refusal = refused(answer, "STARTING", in_band=how == "EvaluateStream")
+            assert refusal.retry_after_s == RETRY_AFTER_S
+        with ManyCall(client) as many:
+            many.send(named(published_request(), "a"))
+            assert ended(many.refusal(), "STARTING").retry_after_s == RETRY_AFTER_S
+        told = client.stub.GetServerInfo(v1.GetServerInfoRequest(), timeout=PATIENCE_S)
+        listed = client.stub.ListOperators(v1.ListOperatorsRequest(), timeout=PATIENCE_S)
+        assert told.backend == "leisurely"
+        assert listed.operators
+        done = run_here("health", "--target", server.address, "--wait", "0.2")
+        at_once = run_here("health", "--target", server.address, "--json")
+        assert done.code == at_once.code == 7
+        waiting, _ = done.stderr.splitlines()
+        start = f"gradwire: waiting up to 0.2 s for the server at {server.address}: "
+        assert waiting.startswith(start)
+        assert waiting.endswith(": NOT_SERVING")
+        assert json.loads(at_once.stdout)["status"] == "NOT_SERVING"
 
 
-def test_no_worker_outlives_its_parent(tmp_path: Path) -> None:
-    with running_command(*FLAGS, log=tmp_path / "log") as command:
-        workers = command.workers
-        assert [is_running(pid) for pid in workers.values()] == [True, True]
-        command.signal(signal.SIGKILL)
-        command.wait()
-        wait_until(lambda: not any(is_running(pid) for pid in workers.values()))
+def test_a_command_that_waits_finds_a_server_with_tls_that_starts_later(tmp_path: Path) -> None:
+    papers = Papers(tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    trusted = ("--tls-ca", str(papers.mutual["tls_client_ca"]))
+    ask = ("health", "--target", address, "--wait", str(PATIENCE_S), *trusted)
+    with subprocess.Popen((*GRADWIRE, *ask), stderr=subprocess.PIPE, text=True) as waiting:  # noqa: S603
+        assert waiting.stderr is not None
+        assert "waiting up to" in waiting.stderr.readline()
+        with running_command("--address", address, *papers.flags, log=tmp_path / "log"):
+            assert waiting.wait(PATIENCE_S) == 0
 
 
-def test_what_keeps_one_worker_from_starting_is_told_once(tmp_path: Path) -> None:
-    missing = str(tmp_path / "missing.pem")
-    flags = ("--tls-certificate", missing, "--tls-key", missing, "--address", "127.0.0.1:0")
-    done = run_command(*FLAGS, *flags)
-    assert done.returncode == 1
-    assert not done.stdout
-    told = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
-    assert len(told) == 2
-    assert missing in told[0]
-    assert told[1] == "Error: worker 0 could not start: it ended with status 1"
+def test_health_turns_serving_when_the_backend_is_ready_and_ends_with_the_server() -> None:
+    with getting_ready() as (server, ready):
+        client = RawClient(server.address)
+        health: Any = health_pb2_grpc.HealthStub(client.channel)
+        watches = [
+            health.Watch(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE_S)
+            for service in ("", "gradwire.v1.GradientService")
+        ]
+        assert [next(watch).status for watch in watches] == [NOT_SERVING] * 2
+        ready.set()
+        assert [next(watch).status for watch in watches] == [SERVING] * 2
+        client.check_alive()
+    for watch in watches:
+        assert next(watch).status == NOT_SERVING
+        with pytest.raises(grpc.RpcError):
+            next(watch)
+    client.channel.close()
 
 
-@pytest.mark.slow
-def test_a_worker_that_does_not_start_is_tried_again_as_long_as_another_one_serves(
-    tmp_path: Path,
-) -> None:
-    papers, key = Papers(tmp_path), tmp_path / "key.pem"
-    with running_command(*FLAGS, *papers.flags, log=tmp_path / "log") as command:
-        key.rename(hidden := tmp_path / "hidden.pem")
-        command.kill_worker(1)
-        command.wait_for_log(" restarts=3 ")
-        assert is_running(command.workers[0])
-        hidden.rename(key)
-        command.wait_for_log(" worker serves worker=1 ", times=2)
-        key.unlink()
-        for pid in command.workers.values():
-            os.kill(pid, signal.SIGKILL)
-        assert command.wait() == 1
-        assert "could not start 5 times in a row and no other one serves" in command.log
-        told = re.findall(r" worker ended worker=1 .*pause_s=([\d.]+)", command.log)
-        pauses = [float(pause) for pause in told]
-        assert pauses[:3] == [0.1, 0.2, 0.4]
-        assert all(later >= earlier for earlier, later in itertools.pairwise(pauses))
-        assert not [pid for pid in command.workers.values() if is_running(pid)]
+def test_the_sdk_waits_for_a_server_that_starts(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gradwire_server")
+
+    def told() -> set[object]:
+        facts = [vars(one)["facts"] for one in caplog.records if "STARTING" in str(vars(one))]
+        return {each["method"] for each in facts}
+
+    with (
+        getting_ready() as (server, ready),
+        Client(server.address) as client,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        arrays = (SMALL, LARGE)  # by Evaluate and by EvaluateStream
+        evaluating = [pool.submit(copied, client, array) for array in arrays]
+        wait_until(lambda: told() == {"Evaluate", "EvaluateStream"})
+        ready.set()
+        for future, array in zip(evaluating, arrays, strict=True):
+            np.testing.assert_array_equal(future.result(PATIENCE_S), array)
 
 
-def ending(folder: Path, code: str) -> dict[str, str]:
-    """Return variables with which workers run code while they exit."""
-    hook = f"""
-import atexit, os, sys, time
-if "gradwire_server.processes.worker" in sys.orig_argv:
-    atexit.register(lambda: {code})
+def test_a_backend_that_cannot_get_ready_stops_the_server() -> None:
+    backend = Leisurely()
+    backend.fault = RuntimeError("no compiler")
+    server = ServerThread(warm_up=True, backend=backend)
+    server.listen()
+    backend.ready.set()
+    with pytest.raises(RuntimeError, match="no compiler"):
+        server.wait_until_serving()
+    with RawClient(server.address) as client:
+        refusal = client.evaluate(published_request()).refusal
+    assert refusal is not None
+    assert refusal.code is grpc.StatusCode.UNAVAILABLE
+
+
+def test_compile_only_compiles_and_serves_nothing() -> None:
+    done = CliRunner().invoke(gradwire_server, ["--compile-only", "--backend", "numpy_cpu"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.startswith("numpy_cpu is ready after ")
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv.pop(1)),) * 2)
+from gradwire_server.__main__ import main
+main()
 """
-    (folder / "sitecustomize.py").write_text(hook)
-    return {"PYTHONPATH": os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))}
 
 
-def test_a_worker_that_exits_slowly_is_not_killed_as_hanging(tmp_path: Path) -> None:
-    env, flags = ending(tmp_path, "time.sleep(2)"), (*FLAGS, "--stall-timeout-s", "1")
-    with running_command(*flags, log=tmp_path / "log", env=env) as command:
-        command.stop()
-        assert "worker hangs" not in command.log
+@pytest.mark.parametrize(("limit", "lines"), [(900 << 20, 1), (1 << 30, 0)])
+def test_little_address_space_is_told_before_anything_can_crash(limit: int, lines: int) -> None:
+    done = run_command(str(limit), "--print-config", program=("-c", LIMITED))
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stderr.splitlines() if "RLIMIT_AS" in line]
+    assert len(told) == lines
+    assert all(f"is allowed {limit} bytes of address space" in line for line in told)
 
 
-def test_every_worker_that_failed_is_named_and_the_first_one_last(tmp_path: Path) -> None:
-    env = ending(tmp_path, "os._exit(7)")
-    with running_command(*FLAGS, log=tmp_path / "log", env=env) as command:
-        command.signal(signal.SIGTERM)
-        assert command.wait() == 1
-        assert "Traceback" not in command.log
-        assert "worker 1 ended with status 7, told to stop" in command.log
-        told = command.log.splitlines()[-1]
-        assert told == "Error: worker 0 ended with status 7, told to stop"
+# Tells what it has imported since it serves, once all that came was answered.
+SERVE = """
+import asyncio, sys
+from gradwire_server.server import Server
+from gradwire_server.config.settings import Settings
+
+async def main():
+    settings = Settings(address="127.0.0.1:0", wait_for_kernels=True, log_level="error")
+    server = Server(settings)
+    await server.start()
+    before = set(sys.modules)
+    print(server.bound, flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    print(*sorted(set(sys.modules) - before))
+    await server.stop(0)
+
+asyncio.run(main())
+"""
+
+CALL = """
+import sys
+import numpy as np
+from gradwire import Client, Item, ops
+
+before = set(sys.modules)
+copy = ops.DmlResample(interpolation_mode="linear")
+arrays = [np.ones((4, 4), np.float32), np.ones((512, 512), np.float32)]
+with Client(sys.argv[1]) as client:
+    for each in arrays:
+        client.evaluate(copy, each, output_shape=each.shape)
+    for _ in client.evaluate_many(Item(copy, each, each.shape) for each in arrays):
+        pass
+print(*sorted(set(sys.modules) - before))
+"""
 
 
-TIMES = 40
+def test_the_first_calls_of_a_server_and_a_client_import_nothing() -> None:
+    with subprocess.Popen(  # noqa: S603 - the script above
+        [sys.executable, "-c", SERVE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(None),
+    ) as process:
+        assert process.stdout is not None
+        calls = run_command(process.stdout.readline().strip(), program=("-c", CALL))
+        imported, _ = process.communicate()
+    assert calls.returncode == 0, calls.stderr
+    assert (imported.split(), calls.stdout.split()) == ([], [])
 
 
-def test_a_signal_to_a_process_that_ends_leaves_its_status_alone() -> None:
-    async def status() -> int:
-        started = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", "", stdout=PIPE)
-        process = WorkerProcess(started, stall_timeout_s=60)
-        ending = asyncio.ensure_future(process.ended())
-        while not ending.done():
-            # None that would end it: what counts is that it is sent while the process ends.
-            process.send(0)
-            await asyncio.sleep(0)
-        return await ending
-
-    async def statuses() -> list[int]:
-        return [await status() for _ in range(TIMES)]
-
-    assert asyncio.run(statuses()) == [0] * TIMES
-
-
-def test_workers_divide_what_may_wait_and_a_share_is_never_nothing() -> None:
-    assert share(Settings(workers=4, max_queue=1000), "127.0.0.1:7").max_queue == 250
-    scarce = Settings(workers=5, max_streams=3, max_queue=4, max_memory_bytes=2, compute_threads=7)
-    shared = share(scarce, "127.0.0.1:7")
-    assert (shared.max_streams, shared.max_queue) == (1, 1)
-    assert (shared.max_memory_bytes, shared.threads) == (1, 7)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_trace_of_the_warm_up_is_left(tmp_path: Path, workers: int) -> None:
+    folder = tmp_path / "own"  # the path of a socket has at most 107 bytes
+    folder.mkdir()
+    flags = ("--http-port", "127.0.0.1:0", "--workers", str(workers))
+    with running_command(*flags, log=tmp_path / "log", env={"TMPDIR": str(folder)}) as command:
+        told = scrape(command.http_address)
+        command.wait_for_log(" serving ", times=workers)
+        assert "call" not in command.log
+        assert list(folder.iterdir()) == []
+    for counted in ("gradwire_request", "gradwire_phase", "gradwire_plan_cache"):
+        assert [name for name in told.kinds if name.startswith(counted)]
+        values = {each: told.value(each) for each, _ in told.samples if each.startswith(counted)}
+        assert not any(values.values()), values
 
 
-@pytest.mark.parametrize(("workers", "devices", "share_of"), [(2, 2, 1), (6, 2, 3), (4, 0, 1)])
-def test_workers_of_a_device_divide_its_memory(workers: int, devices: int, share_of: int) -> None:
-    settings = Settings(workers=workers, cuda_memory_bytes=12)
-    assert share(settings, "127.0.0.1:7", devices=devices).cuda_memory_bytes == 12 // share_of
-
-
-@pytest.mark.parametrize(
-    ("outer", "named"), [(None, "2"), ("3,0,7", "7"), ("GPU-a, GPU-b, GPU-c", "GPU-c")]
-)
-def test_numbers_of_devices_are_those_among_the_visible_ones(outer: str | None, named: str) -> None:
-    assert visible(2, outer) == named
+def test_nothing_of_the_warm_up_is_kept() -> None:
+    with serving(warm_up=True) as server:
+        service = server.server.service
+        assert service.preparer.lookups == service.preparer.table_lookups == (0, 0)
+        assert (service.admission.memory_bytes, service.admission.streams) == (0, 0)
+        assert service.active.none_left.is_set()
+        assert not any(service.active.in_phase.values())
 
 
 # Sent by the process to itself right before it becomes the server: it waits there all the while.
@@ -227,10 +304,9 @@ ALONE = ("--address", "127.0.0.1:0", *QUICK)
 
 def is_among(number: int, pid: int, mask: str) -> bool:
     """Tell whether a process has a signal in one of the masks of /proc/PID/status."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(f"{mask}:"):
-            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    raise AssertionError(mask)
+    text = Path(f"/proc/{pid}/status").read_text()
+    bits = int(text.partition(f"\n{mask}:")[2].split()[0], 16)
+    return bool(bits >> (number - 1) & 1)
 
 
 def test_the_signal_is_held_before_anything_that_takes_long_is_imported() -> None:
@@ -261,6 +337,31 @@ def starting(log: Path, *arguments: str) -> Generator[subprocess.Popen[bytes]]:
 def wait_for(log: Path, text: str, process: subprocess.Popen[bytes]) -> None:
     wait_until(lambda: text in log.read_text() or process.poll() is not None)
     assert text in log.read_text()
+
+
+# Never gets ready.
+SERVE_SLOWLY = """
+import threading
+from gradwire_server.backends import NumpyCpu
+from gradwire_server.config.settings import Settings
+from gradwire_server.processes import serve
+
+class Slow(NumpyCpu):
+    def warm_up(self):
+        threading.Event().wait()
+
+serve.run(serve.serve(Settings(address="127.0.0.1:0"), backend=Slow()))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_server_that_starts(tmp_path: Path, number: int) -> None:
+    log = tmp_path / "log"
+    with starting(log, "-c", SERVE_SLOWLY) as process:
+        wait_for(log, "warming up", process)
+        process.send_signal(number)
+        assert process.wait(PATIENCE_S) == 0
+    assert "stopped while starting" in log.read_text()
 
 
 def test_it_is_held_until_there_is_a_handler_and_then_heard(tmp_path: Path) -> None:
@@ -317,25 +418,144 @@ asyncio.run(interrupted())
     assert ended.stderr.rstrip().endswith("CancelledError")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path, workers: int) -> None:
-    flags = ("--workers", str(workers), "--grace-s", "3600")
-    with commanded(*flags, log=tmp_path / "log") as (command, client):
-        stream = WaitingStream(client)
-        command.signal(signal.SIGTERM)
-        command.wait_for_log(" draining ", times=workers)
-        command.signal(signal.SIGTERM)
-        assert command.wait() == -signal.SIGTERM
-        stream.send()
-        with pytest.raises(grpc.RpcError):
-            next(stream.call)
-        assert not [pid for pid in command.workers.values() if is_running(pid)]
+def test_connections_spread_over_workers_that_share_cores_memory_and_streams(crew: Command) -> None:
+    """Workers are processes of their own, and the parent makes no object of grpc."""
+    assert crew.workers.keys() == {0, 1}
+    assert len({crew.pid, *crew.workers.values()}) == 3
+
+    def threads(pid: int) -> set[str]:
+        return {name.read_text() for name in Path(f"/proc/{pid}/task").glob("*/comm")}
+
+    for pid in crew.workers.values():
+        assert "event_engine\n" in threads(pid)
+    assert len(threads(crew.pid)) == 1
+
+    def seen() -> set[str]:
+        with RawClient(crew.address) as client:
+            client.check_alive()
+        return set(re.findall(r" call worker=(\d)", crew.log))
+
+    wait_until(lambda: seen() == {"0", "1"})
+    told = re.findall(r" serving worker=\d .*compute_threads=(\d+)", crew.log)
+    assert told == [str(max(1, len(os.sched_getaffinity(0)) // 2))] * 2
+    with RawClient(crew.address) as client:
+        limits = client.stub.GetServerInfo(v1.GetServerInfoRequest()).limits
+    assert limits.max_memory_bytes == Settings().max_memory_bytes // 2
+    assert limits.max_streams == Settings().max_streams // 2
 
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
+def test_workers_divide_what_may_wait_and_a_share_is_never_nothing() -> None:
+    assert share(Settings(workers=4, max_queue=1000), "127.0.0.1:7").max_queue == 250
+    scarce = Settings(workers=5, max_streams=3, max_queue=4, max_memory_bytes=2, compute_threads=7)
+    shared = share(scarce, "127.0.0.1:7")
+    assert (shared.max_streams, shared.max_queue) == (1, 1)
+    assert (shared.max_memory_bytes, shared.threads) == (1, 7)
+
+
+@pytest.mark.parametrize(("workers", "devices", "share_of"), [(2, 2, 1), (6, 2, 3), (4, 0, 1)])
+def test_workers_of_a_device_divide_its_memory(workers: int, devices: int, share_of: int) -> None:
+    settings = Settings(workers=workers, cuda_memory_bytes=12)
+    assert share(settings, "127.0.0.1:7", devices=devices).cuda_memory_bytes == 12 // share_of
+
+
+@pytest.mark.parametrize(
+    ("outer", "named"), [(None, "2"), ("3,0,7", "7"), ("GPU-a, GPU-b, GPU-c", "GPU-c")]
+)
+def test_numbers_of_devices_are_those_among_the_visible_ones(outer: str | None, named: str) -> None:
+    assert visible(2, outer) == named
+
+
+def test_a_worker_that_is_told_to_stop_is_replaced_and_none_outlives_its_parent(
+    tmp_path: Path,
+) -> None:
+    with running_command(*FLAGS, log=tmp_path / "log") as command:
+        pid = command.workers[1]
+        os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: command.workers[1] != pid)
+        assert f"worker ended worker=1 pid={pid} status=0 restarts=1" in command.log
+        workers = command.workers.values()
+        assert all(map(is_running, workers))
+        command.signal(signal.SIGKILL)
+        command.wait()
+        wait_until(lambda: not any(map(is_running, workers)))
+
+
+def test_what_keeps_one_worker_from_starting_is_told_once(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing.pem")
+    flags = ("--tls-certificate", missing, "--tls-key", missing, "--address", "127.0.0.1:0")
+    done = run_command(*FLAGS, *flags)
+    assert (done.returncode, done.stdout) == (1, "")
+    first, last = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    assert missing in first
+    assert last == "Error: worker 0 could not start: it ended with status 1"
+
+
+@pytest.mark.slow
+def test_a_worker_that_does_not_start_is_tried_again_as_long_as_another_one_serves(
+    tmp_path: Path,
+) -> None:
+    papers, key = Papers(tmp_path), tmp_path / "key.pem"
+    with running_command(*FLAGS, *papers.flags, log=tmp_path / "log") as command:
+        key.rename(hidden := tmp_path / "hidden.pem")
+        command.kill_worker(1)
+        command.wait_for_log(" restarts=3 ")
+        assert is_running(command.workers[0])
+        hidden.rename(key)
+        command.wait_for_log(" worker serves worker=1 ", times=2)
+        key.unlink()
+        for number in (0, 1):
+            command.kill_worker(number)
+        assert command.wait() == 1
+        assert "could not start 5 times in a row and no other one serves" in command.log
+        told = re.findall(r" worker ended worker=1 .*pause_s=([\d.]+)", command.log)
+        pauses = [float(pause) for pause in told]
+        assert pauses[:3] == [0.1, 0.2, 0.4]
+        assert all(later >= earlier for earlier, later in itertools.pairwise(pauses))
+        assert not any(map(is_running, command.workers.values()))
+
+
+# Workers take their time to exit, and fail.
+SLOW_END = """
+import atexit, os, sys, time
+if "gradwire_server.processes.worker" in sys.orig_argv:
+    atexit.register(lambda: (time.sleep(2), os._exit(7)))
+"""
+
+
+def test_workers_that_exit_slowly_do_not_hang_and_those_that_fail_are_named_the_first_one_last(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW_END)
+    env = {"PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
+    flags = (*FLAGS, "--stall-timeout-s", "1")
+    with running_command(*flags, log=tmp_path / "log", env=env) as command:
+        command.signal(signal.SIGTERM)
+        assert command.wait() == 1
+        assert "worker hangs" not in command.log
+        assert "Traceback" not in command.log
+        assert "worker 1 ended with status 7, told to stop" in command.log
+        told = command.log.splitlines()[-1]
+        assert told == "Error: worker 0 ended with status 7, told to stop"
+
+
+def test_a_signal_to_a_process_that_ends_leaves_its_status_alone() -> None:
+    async def status() -> int:
+        started = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", "", stdout=PIPE)
+        process = WorkerProcess(started, stall_timeout_s=60)
+        ending = asyncio.ensure_future(process.ended())
+        while not ending.done():
+            # None that would end it: what counts is that it is sent while the process ends.
+            process.send(0)
+            await asyncio.sleep(0)
+        return await ending
+
+    async def statuses() -> list[int]:
+        return [await status() for _ in range(40)]
+
+    assert asyncio.run(statuses()) == [0] * 40
+
+
 LOAD = ("unary", "async unary", "stream", "async copy")
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def health_of(address: str) -> int | None:
@@ -350,35 +570,74 @@ def health_of(address: str) -> int | None:
             if cast("grpc.Call", error).code() is grpc.StatusCode.CANCELLED:
                 return None
             raise
-        status: int = answer.status
-        return status
+        return int(answer.status)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stop_waits_until_it_is_noticed_and_a_second_signal_ends_all_at_once(
+    tmp_path: Path, workers: int
+) -> None:
+    flags = ("--workers", str(workers), "--drain-delay-s", "1.5", "--grace-s", "3600")
+    with commanded(*flags, log=tmp_path / "log") as (command, client):
+        stream = WaitingStream(client)
+        command.signal(signal.SIGTERM)
+        wait_until(lambda: health_of(command.address) == NOT_SERVING)
+        with RawClient(command.address) as other:
+            other.check_alive()
+        assert " draining " not in command.log
+        command.wait_for_log(" draining ", times=workers)
+        assert command.running
+        command.signal(signal.SIGTERM)
+        assert command.wait() == -signal.SIGTERM
+        stream.send()
+        with pytest.raises(grpc.RpcError):
+            next(stream.call)
+        assert not any(map(is_running, command.workers.values()))
 
 
 @pytest.mark.slow
-def test_a_rolling_restart_renews_every_worker_and_loses_no_call(tmp_path: Path) -> None:
-    with running_command(*FLAGS, log=tmp_path / "log") as command:
+def test_no_call_is_lost_while_workers_are_renewed_killed_and_followed_by_another_server(
+    tmp_path: Path,
+) -> None:
+    with running_command(*FLAGS, log=tmp_path / "1") as command:
         before = command.workers
-        with Callers(command.address, *LOAD) as callers, RawClient(command.address) as client:
+        with Callers(command.address, *LOAD) as callers:
             callers.wait_for_more()
-            running = WaitingStream(client)
-            command.signal(signal.SIGUSR2)
-            command.wait_for_log(" draining ")
-            running.finish()
+            with RawClient(command.address) as client:
+                running = WaitingStream(client)
+                command.signal(signal.SIGUSR2)
+                command.wait_for_log(" draining ")
+                running.finish()
             while " rolling restart done" not in command.log:
                 assert health_of(command.address) in {SERVING, None}
+            assert not set(before.values()) & set(command.workers.values())
+            assert len(re.findall(r" worker replaced worker=\d pid=\d+ status=0", command.log)) == 2
+            assert "restarts=" not in command.log
+            for killed in ((0,), (1,), (0, 1)):
+                callers.wait_for_more()
+                served = command.log.count(" worker serves ")
+                pids = {number: command.kill_worker(number) for number in killed}
+                for number, pid in pids.items():
+                    command.wait_for_log(f"worker ended worker={number} pid={pid} status=-9 ")
+                command.wait_for_log(" worker serves ", times=served + len(killed))
             callers.wait_for_more()
+            assert all(map(is_running, command.workers.values()))
+            assert "Traceback" not in command.log
+            command.stop()
+            flags = (*FLAGS, "--address", command.address)
+            with running_command(*flags, log=tmp_path / "2"):
+                callers.wait_for_more()
+                # Here they end, with the server still there.
+                callers.stop()
         callers.check()
-        assert not set(before.values()) & set(command.workers.values())
-        assert len(re.findall(r" worker replaced worker=\d pid=\d+ status=0", command.log)) == 2
-        assert "restarts=" not in command.log
-        assert "Traceback" not in command.log
 
 
 @pytest.mark.slow
 def test_clients_without_the_sdk_lose_no_call_with_the_documented_service_config(
     tmp_path: Path,
 ) -> None:
-    (config,) = re.findall(r"^```json\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    document = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    (config,) = re.findall(r"^```json\n(.*?)^```$", document, re.MULTILINE | re.DOTALL)
     options = [("grpc.service_config", config), ("grpc.use_local_subchannel_pool", 1)]
     over = threading.Event()
     results: list[bytes | grpc.RpcError] = []
@@ -412,7 +671,7 @@ def test_a_failed_replacement_stops_a_restart_and_a_good_one_takes_new_certifica
 ) -> None:
     papers, other = Papers(tmp_path), trustme.CA()
 
-    def check_alive(command: Command, roots: bytes) -> None:
+    def check_alive(roots: bytes) -> None:
         with RawClient(command.address, trusting(roots)) as client:
             client.check_alive()
 
@@ -423,11 +682,11 @@ def test_a_failed_replacement_stops_a_restart_and_a_good_one_takes_new_certifica
         command.wait_for_log(' rolling restart stopped at="worker 0"')
         assert " replacement failed worker=0 " in command.log
         assert command.workers == before
-        check_alive(command, papers.roots)
+        check_alive(papers.roots)
         papers.write(other)
         command.signal(signal.SIGUSR2)
         command.wait_for_log(" rolling restart done")
-        check_alive(command, other.cert_pem.bytes())
+        check_alive(other.cert_pem.bytes())
         command.stop()
 
 
@@ -438,35 +697,6 @@ def test_a_stop_during_a_rolling_restart_ends_every_process(tmp_path: Path) -> N
         command.stop()
         assert "Traceback" not in command.log
         assert "Error" not in command.log
-
-
-@pytest.mark.slow
-def test_no_call_is_lost_when_a_server_stops_and_another_one_follows(tmp_path: Path) -> None:
-    with running_command(*FLAGS, log=tmp_path / "1") as command:
-        with Callers(command.address, *LOAD) as callers:
-            callers.wait_for_more()
-            command.stop()
-            flags = (*FLAGS, "--address", command.address)
-            with running_command(*flags, log=tmp_path / "2"):
-                callers.wait_for_more()
-                # Here they end, with the server still there.
-                callers.stop()
-        callers.check()
-
-
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_server_goes_on_taking_calls_while_those_who_route_to_it_notice(
-    tmp_path: Path, workers: str
-) -> None:
-    flags = ("--workers", workers, "--backend", "numpy_cpu", "--drain-delay-s", "1.5")
-    with running_command(*flags, log=tmp_path / "log") as command:
-        command.signal(signal.SIGTERM)
-        wait_until(lambda: health_of(command.address) == NOT_SERVING)
-        with RawClient(command.address) as client:
-            client.check_alive()
-        assert " draining " not in command.log
-        assert command.wait() == 0
-        assert " draining " in command.log
 
 
 def test_connections_grow_old_and_no_call_is_lost() -> None:
@@ -482,8 +712,5 @@ def test_connections_grow_old_and_no_call_is_lost() -> None:
             callers.wait_for_more()
         callers.check()
         running.finish()
-
-
-def test_connections_do_not_grow_old_where_that_is_turned_off() -> None:
-    with served(max_connection_age_s=0) as (_server, client):
+    with served(max_connection_age_s=0) as (_, client):  # which turns it off
         client.check_alive()

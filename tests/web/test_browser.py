@@ -17,7 +17,7 @@ from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.config.tokens import Scope, add_token
 from support.raw_calls import RawClient, published_request, wrong_request
 from support.servers import ServerThread, serving
-from web.chromium import browsing
+from web.picture import browsing
 
 EVIL = "<script>document.title='evil'</script><img src=x onerror=\"document.title='evil'\">"
 
@@ -49,11 +49,11 @@ def server() -> Iterator[ServerThread]:
         yield server
 
 
-def refuse(server: ServerThread, request_id: str) -> None:
+def refuse(server: ServerThread, *request_ids: str) -> None:
     wrong = wrong_request()
-    wrong.request_id = request_id
     with RawClient(server.address) as client:
-        assert client.evaluate(wrong).refusal is not None
+        for wrong.request_id in request_ids:
+            assert client.evaluate(wrong).refusal is not None
 
 
 def test_figures_follow_calls_without_a_reload_until_the_server_is_gone(
@@ -91,8 +91,7 @@ def test_what_callers_wrote_stays_text(
     refuse(server, EVIL)
     page.goto(f"http://{server.http_address}/")
     assert page.inner_text("#errors code") == EVIL
-    refuse(server, EVIL[::-1])
-    refuse(server, EVIL)
+    refuse(server, EVIL[::-1], EVIL)
     # Also in what the script puts in later.
     page.wait_for_function("() => document.querySelector('#errors').innerText.includes('3 times')")
     assert page.inner_text("#errors code") == EVIL

@@ -1,36 +1,218 @@
-"""The status page tells what a server did, of all its workers and of those that have died."""
+"""The status page tells in words what all workers did, and those that have died."""
 
 from __future__ import annotations
 
 import contextlib
+import html.parser
 import json
+import logging
 import re
 import signal
 import threading
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gradwire import Client, ops
-from gradwire_server.admin_http.status import DEAD_S, SILENT_S, is_alive, state_of
+from gradwire_server.admin_http import page
+from gradwire_server.admin_http.status import (
+    DEAD_S,
+    SILENT_S,
+    is_alive,
+    quantile,
+    state_of,
+    status,
+)
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import Scope, add_token
 from gradwire_server.config.version import VERSION
-from gradwire_server.observability.cells import TOTAL, Worker, place
-from gradwire_server.observability.definitions import READY
+from gradwire_server.observability.cells import TOTAL, Cells, Ledger, Worker, place
+from gradwire_server.observability.definitions import (
+    ITEMS,
+    PHASE_DURATION,
+    READY,
+    RECEIVED,
+    REQUEST_DURATION,
+    SENT,
+    STEP,
+)
 from support.processes import memory_kib, running_command
 from support.raw_calls import RawClient, as_stream, published_request, wait_until, wrong_request
 from support.scraping import get
 from support.servers import ServerThread, serving
 
-ITEM = ops.InterpolateBackward(mode="nearest", data_format="NCX"), np.ones((1, 1, 4, 4), np.float32)
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&amp;"
+
+
+class Reader(html.parser.HTMLParser):
+    """Reads a page: its elements in their order, with their attributes, and its text."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page.render(found).decode())
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in {"meta", "link"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += f" {data}"
+
+
+def told(cells: Cells | None = None, **changes: Any) -> dict[str, Any]:
+    """Return what a server tells that has counted so much, but for changes."""
+    ledger = Ledger(0, cells or Cells())
+    return status(Settings(max_rank=3), [ledger], address="a:1") | changes
+
+
+def test_all_is_told_in_words() -> None:
+    (worker,) = told()["workers"]
+    taking = [worker | {"resident_bytes": 213e6, "processor_s": 83.5, "device_memory_bytes": 1e9}]
+    budget = {"now": 64e6, "limit": 2e9}
+    for found, phrases in (
+        (told(), ("not serving", "Not known yet: no worker has started.", "None.")),
+        (told(), ("Nothing has been called yet.",)),
+        (told(workers=taking), ("213.0 MB", "0:01:23", "GPU memory", "1.0 GB")),
+        (told(request_budget_bytes=budget), ("Request budget", "64.0 MB of 2.0 GB")),
+        (told(workers=[worker | {"state": "hangs"}]), ("event loop hangs",)),
+    ):
+        text = Reader(found).text
+        assert [each for each in phrases if each not in text] == []
+    assert "GPU memory" not in Reader(told()).text
+    # States differ not only in their color.
+    assert len({Reader(told(state=each)).text for each in ("serving", "partly", "away")}) == 3
+
+
+Told: TypeAlias = dict[str, "Told"] | list["Told"] | str | float | None
+
+
+def replaced(value: Told, text: str) -> Told:
+    """Put a text wherever there is one."""
+    if isinstance(value, dict):
+        return {key: replaced(each, text) for key, each in value.items()}
+    if isinstance(value, list):
+        return [replaced(each, text) for each in value]
+    return text if isinstance(value, str) else value
+
+
+Structure = list[tuple[str, set[str], dict[str, str | None]]]
+
+
+def structure(found: dict[str, Any]) -> Structure:
+    """Return the elements, with the names of their attributes, and those that lead elsewhere."""
+    links = {"href", "src", "action", "style"}
+    seen = Reader(found).seen
+    return [(tag, set(has), {name: has[name] for name in has.keys() & links}) for tag, has in seen]
+
+
+@cache
+def plain() -> tuple[dict[str, Any], Structure]:
+    """Return what a server tells that has counted a call and an error, and the page of it."""
+    cells = Cells()
+    count_call(cells, "Evaluate", "interpolate", "OK", 0.1)
+    cells.notes.description = {"backend": "b", "backend_reason": "w", "backend_to_come": "c"}
+    names = {"status": "s", "reason": "r", "message": "m", "request_id": "i"}
+    cells.notes.error(method="Evaluate", operator="interpolate", **names)
+    cells.notes.write()
+    found = told(cells)
+    return found, structure(found)
+
+
+@given(st.sampled_from([HOSTILE, '"><svg onload=1>', "javascript:alert(1)"]) | st.text(min_size=1))
+def test_no_text_becomes_an_element_or_an_attribute(text: str) -> None:
+    found, expected = plain()
+    kept = {key: found[key] for key in ("state", "now")}
+    hostile = cast("dict[str, Any]", replaced(found, text)) | kept
+    hostile["workers"] = [each | {"state": "serving"} for each in hostile["workers"]]
+    for error, original in zip(hostile["errors"], found["errors"], strict=True):
+        error["latest"] = original["latest"]
+    assert structure(hostile) == expected
+    assert not any(name.startswith("on") for _, names, _ in expected for name in names)
+
+
+def count_call(cells: Cells, method: str, operator: str, status: str, seconds: float) -> None:
+    cells.observe(REQUEST_DURATION, seconds, method, operator, "float32", status)
+
+
+# Each by hand: the rank lies in a bucket, and within it evenly.
+@pytest.mark.parametrize(
+    ("counts", "share", "value"),
+    [
+        ((4, 0, 0, 0), 0.5, 0.5),
+        ((0, 4, 0, 0), 0.5, 1.5),
+        ((2, 2, 0, 0), 0.5, 1.0),
+        ((1, 1, 2, 0), 0.75, 3.0),
+        ((0, 0, 0, 3), 0.5, 4.0),
+        ((10, 0, 0, 1), 0.99, 4.0),
+        ((0, 0, 5, 0), 1.0, 4.0),
+        ((0, 0, 0, 0), 0.5, None),
+    ],
+)
+def test_a_quantile_is_that_of_prometheus(
+    counts: tuple[int, ...], share: float, value: float | None
+) -> None:
+    found = quantile((1.0, 2.0, 4.0), np.asarray(counts, np.float64), share)
+    assert found == pytest.approx(value)
+
+
+def test_totals_tell_operators_bytes_and_what_failed() -> None:
+    cells = Cells()
+    for ended in ("OK", "OK", "CANCELLED", "INVALID_ARGUMENT"):
+        count_call(cells, "Evaluate", "interpolate", ended, 0.01)
+    count_call(cells, "EvaluateStream", "tf_resize", "OK", 1.0)
+    cells.values[place(ITEMS, "tf_resize", "float16", "OK")] += 5
+    cells.values[place(ITEMS, "tf_resize", "float16", "INTERNAL")] += 2
+    cells.observe(PHASE_DURATION, 0.5, "queue", "tf_resize")
+    # Bytes of a stream count as they are computed, and once.
+    cells.observe(STEP, 1000)
+    for metric in (RECEIVED, SENT):
+        cells.observe(metric, 500, "EvaluateStream")
+        cells.observe(metric, 7, "Evaluate")
+    found = told(cells)
+    assert found["totals"] == {"calls": 5, "items": 7, "failed": 3, "tensor_bytes": 1014}
+    names = ("operator", "calls", "items", "failed", "count")
+    rows = [[row[name] for name in names] for row in found["operators"]]
+    assert rows == [["tf_resize", 1, 7, 2, 1], ["interpolate", 4, 0, 1, 4]]
+    assert [row["count"] for row in found["latency"]] == [0, 1, 0, 0, 5]
+
+
+def worker(silent_s: float, *, ready: bool = True, pids: tuple[int, ...] = (1,)) -> Worker:
+    values = np.zeros(TOTAL)
+    values[place(READY)] = ready
+    return Worker("0", values, pids, silent_s)
+
+
+def test_a_silent_event_loop_hangs_if_it_served_and_a_server_lives_while_one_does() -> None:
+    assert state_of(worker(SILENT_S - 1)) == "serving"
+    assert state_of(worker(SILENT_S)) == "hangs"
+    # It compiles, say.
+    assert state_of(worker(SILENT_S, ready=False)) == "not ready"
+    assert state_of(worker(0.0, ready=False, pids=())) == "away"
+    dead = worker(DEAD_S)
+    assert is_alive([dead, worker(0.0)])
+    assert not is_alive([dead, worker(DEAD_S + 1)])
+    assert not is_alive([dead, worker(0.0, ready=False)])
+    assert is_alive([worker(DEAD_S, ready=False)] * 2)
 
 
 def told_at(address: str) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(get(address, "/status.json")[2])
-    return told
+    found: dict[str, Any] = json.loads(get(address, "/status.json")[2])
+    return found
 
 
 def refuse(address: str, request_id: str = "nightly") -> None:
@@ -41,6 +223,8 @@ def refuse(address: str, request_id: str = "nightly") -> None:
 
 
 def test_calls_items_and_errors_are_told() -> None:
+    copy = ops.InterpolateBackward(mode="nearest", data_format="NCX")
+    items = [(copy, np.ones((1, 1, 4, 4), np.float32), (1, 1, 2, 2))] * 7
     with serving(http_port="0", backend=NumpyCpu(), max_streams=5) as server:
         address = server.http_address
         with RawClient(server.address) as client:
@@ -48,7 +232,7 @@ def test_calls_items_and_errors_are_told() -> None:
                 client.evaluate(published_request())
             client.stream(as_stream(published_request()))
         with Client(server.address) as sdk:
-            assert len(list(sdk.evaluate_many([(*ITEM, (1, 1, 2, 2))] * 7))) == 7
+            assert len(list(sdk.evaluate_many(items))) == 7
         for _ in range(4):
             refuse(server.address)
         wait_until(lambda: told_at(address)["totals"]["calls"] == 9)
@@ -58,11 +242,13 @@ def test_calls_items_and_errors_are_told() -> None:
     assert (told["version"], told["address"]) == (VERSION, server.address)
     assert (told["backend"], told["backend_reason"]) == ("numpy_cpu", "numpy_cpu was given")
     assert told["settings"]["max_streams"] == told["streams"]["limit"] == 5
-    rows = {each["operator"]: each for each in told["operators"]}
-    assert list(rows) == ["interpolate_backward", "dml_resample_grad", ""]
-    assert (rows["dml_resample_grad"]["calls"], rows["dml_resample_grad"]["failed"]) == (4, 0)
-    assert (rows[""]["calls"], rows[""]["failed"]) == (5, 4)
-    assert rows["interpolate_backward"]["items"] == 7
+    names = ("operator", "calls", "failed", "items")
+    rows = [tuple(each[name] for name in names) for each in told["operators"]]
+    assert rows == [
+        ("interpolate_backward", 0, 0, 7),
+        ("dml_resample_grad", 4, 0, 0),
+        ("", 5, 4, 0),
+    ]
     (error,) = told["errors"]
     assert (error["count"], error["reason"], error["request_id"]) == (4, "INVALID_FIELD", "nightly")
     assert "input.sizes[0]" in error["message"]
@@ -72,18 +258,19 @@ def test_calls_items_and_errors_are_told() -> None:
     assert [each["device_memory_bytes"] for each in told["workers"]] == [0]
 
 
-def test_a_stream_that_is_refused_for_a_limit_has_its_operator(tmp_path: Path) -> None:
-    flags = ("--http-port", "0", "--max-elements", "1")
-    with running_command(*flags, log=tmp_path / "log") as command:
-        with RawClient(command.address) as client:
+def test_a_stream_that_is_refused_for_a_limit_has_its_operator(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "gradwire_server")
+    with serving(http_port="0", max_elements=1) as server:
+        with RawClient(server.address) as client:
             refusal = client.stream(as_stream(published_request())).refusal
             assert refusal is not None
             assert refusal.info.reason == "LIMIT_EXCEEDED"
-        command.wait_for_log("reason=LIMIT_EXCEEDED")
-        (line,) = (each for each in command.log.splitlines() if "LIMIT_EXCEEDED" in each)
-        assert " operator=dml_resample_grad " in line
-        wait_until(lambda: told_at(command.http_address)["errors"])
-        told = told_at(command.http_address)
+        wait_until(lambda: told_at(server.http_address)["errors"])
+        told = told_at(server.http_address)
+    (record,) = (one for one in caplog.records if "LIMIT_EXCEEDED" in str(vars(one)))
+    assert vars(record)["facts"]["operator"] == "dml_resample_grad"
     (error,) = told["errors"]
     assert (error["method"], error["operator"]) == ("EvaluateStream", "dml_resample_grad")
     (row,) = told["operators"]
@@ -94,14 +281,34 @@ def test_secrets_are_masked(tmp_path: Path) -> None:
     tokens = tmp_path / "secret"
     add_token(tokens, name="reader", scopes={Scope.INSPECT})
     with serving(http_port="0.0.0.0:0", http_open=True, tokens=str(tokens)) as server:
-        port = server.http_address.rpartition(":")[2]
-        told = told_at(f"127.0.0.1:{port}")
+        told = told_at(f"127.0.0.1:{server.http_address.rpartition(':')[2]}")
     assert told["settings"]["tokens"] == "***"
     assert str(tokens) not in json.dumps(told)
 
 
-def test_workers_are_one_server_and_the_dead_are_not_forgotten(tmp_path: Path) -> None:
-    flags = ("--workers", "2", "--backend", "numpy_cpu", "--http-port", "0")
+def test_probes_tell_whether_calls_are_taken_and_the_silence_of_the_event_loop() -> None:
+    server, over = ServerThread(http_port="0", backend=NumpyCpu()), threading.Event()
+    server.listen()
+    address = server.http_address
+    assert get(address, "/healthz")[0] == 200
+    server.wait_until_serving()
+    assert get(address, "/readyz")[0] == 200
+
+    def silent_s() -> float:
+        return float(told_at(address)["workers"][0]["silent_s"])
+
+    assert silent_s() < 1
+    server.loop.call_soon_threadsafe(over.wait)
+    wait_until(lambda: silent_s() > 1)
+    over.set()
+    wait_until(lambda: silent_s() < 1)
+    server.stop()
+
+
+def test_workers_are_one_server_the_dead_are_not_forgotten_and_probes_tell_who_serves(
+    tmp_path: Path,
+) -> None:
+    flags = ("--workers", "2", "--http-port", "0", "--drain-delay-s", "60")
     with running_command(*flags, log=tmp_path / "log") as command:
         address = command.http_address
         told = told_at(address)
@@ -131,54 +338,8 @@ def test_workers_are_one_server_and_the_dead_are_not_forgotten(tmp_path: Path) -
         wait_until(lambda: [each["restarts"] for each in told_at(address)["workers"]] == [1, 0])
         wait_until(lambda: told_at(address)["workers_serving"] == 2)
         told = told_at(address)
-    (error,) = told["errors"]
-    assert error["count"] == len(seen) == told["totals"]["calls"]
-
-
-def worker(silent_s: float, *, ready: bool = True, pids: tuple[int, ...] = (1,)) -> Worker:
-    values = np.zeros(TOTAL)
-    values[place(READY)] = ready
-    return Worker("0", values, pids, silent_s)
-
-
-def test_a_silent_event_loop_hangs_if_it_served_and_a_server_lives_while_one_does() -> None:
-    assert state_of(worker(SILENT_S - 1)) == "serving"
-    assert state_of(worker(SILENT_S)) == "hangs"
-    # It compiles, say.
-    assert state_of(worker(SILENT_S, ready=False)) == "not ready"
-    assert state_of(worker(0.0, ready=False, pids=())) == "away"
-    dead = worker(DEAD_S)
-    assert is_alive([dead, worker(0.0)])
-    assert not is_alive([dead, worker(DEAD_S + 1)])
-    assert not is_alive([dead, worker(0.0, ready=False)])
-    assert is_alive([worker(DEAD_S, ready=False)] * 2)
-
-
-def test_probes_tell_whether_calls_are_taken_and_the_silence_of_the_event_loop() -> None:
-    server, over = ServerThread(http_port="0", backend=NumpyCpu()), threading.Event()
-    server.listen()
-    address = server.http_address
-    assert get(address, "/healthz")[0] == 200
-    server.wait_until_serving()
-    assert get(address, "/readyz")[0] == 200
-
-    def silent_s() -> float:
-        return float(told_at(address)["workers"][0]["silent_s"])
-
-    assert silent_s() < 1
-    server.loop.call_soon_threadsafe(over.wait)
-    wait_until(lambda: silent_s() > 1)
-    over.set()
-    wait_until(lambda: silent_s() < 1)
-    server.stop()
-
-
-def test_probes_tell_that_a_part_of_the_workers_serves_and_that_a_server_drains(
-    tmp_path: Path,
-) -> None:
-    flags = ("--workers", "2", "--backend", "numpy_cpu", "--http-port", "0")
-    with running_command(*flags, "--drain-delay-s", "60", log=tmp_path / "log") as command:
-        address = command.http_address
+        (error,) = told["errors"]
+        assert error["count"] == len(seen) == told["totals"]["calls"]
 
         def is_partly() -> bool:
             # One that is back before anybody has looked is killed once more.
