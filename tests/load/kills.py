@@ -88,15 +88,7 @@ def under_load(address: str, action: Callable[[], None]) -> dict[str, Any]:
         action()
         time.sleep(_AFTER_S)
         callers.wait_for_more()
-    tallies = callers.tallies
-    return {
-        "seconds": round(time.monotonic() - began, 1),
-        "calls": sum(tally.calls for tally in tallies),
-        "retried": sum(tally.retried for tally in tallies),
-        "slowest_s": round(max(tally.slowest_s for tally in tallies), 3),
-        "wrong": sum(tally.wrong for tally in tallies),
-        "lost": [text for tally in tallies for text in tally.lost],
-    }
+    return {"seconds": round(time.monotonic() - began, 1), **callers.seen}
 
 
 def run(folder: Path, *, kills: int, cuts: int) -> dict[str, Any]:

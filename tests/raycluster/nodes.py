@@ -88,9 +88,6 @@ def _ip(*words: str) -> str:
 
 _PORT = 6379
 _RAY = str(Path(sys.executable).with_name("ray"))
-_COMMAND = str(Path(sys.executable).with_name("gradwire-ray"))
-# A node that joins a head which is gone waits for it without end.
-_START_S = 60
 # Ray ends workers where the machine is short of memory, whoever uses it.
 _VARIABLES = {
     "RAY_AUTH_MODE": "disabled",
@@ -107,10 +104,9 @@ class Nodes:
     def __init__(self, machines: Networks, folder: Path, *, nodes: int, cpus: int) -> None:
         self.machines = machines
         self.caller = nodes + 2
-        self._folder = folder
         self._environment = {**os.environ, **_VARIABLES}
         head = ("--head", f"--port={_PORT}", "--include-dashboard=false", "--disable-usage-stats")
-        self._start(1, *head, "--num-cpus=0")
+        self._start(1, *head, "--num-cpus=0", f"--temp-dir={folder / '1'}")
         for number in range(2, nodes + 2):
             self._start(number, f"--address={self.head}", f"--num-cpus={cpus}")
 
@@ -120,7 +116,7 @@ class Nodes:
 
     def command(self, *words: str) -> str:
         """Run gradwire-ray on the head; return what it prints."""
-        return self.run(1, _COMMAND, *words)
+        return self.run(1, str(Path(sys.executable).with_name("gradwire-ray")), *words)
 
     def run(self, number: int, *words: str) -> str:
         """Run a program on a machine; return what it prints. RuntimeError where it fails."""
@@ -149,14 +145,10 @@ class Nodes:
         )
 
     def _start(self, number: int, *flags: str) -> None:
-        address = self.machines.address(number)
-        folder = f"--temp-dir={self._folder / str(number)}" if "--head" in flags else ""
-        given: Sequence[str] = [flag for flag in (*flags, folder) if flag]
-        self.run(
-            number,
-            *("timeout", str(_START_S), _RAY, "start", f"--node-ip-address={address}", *given),
-            *("--object-store-memory=80000000", "--num-gpus=0"),
-        )
+        own = f"--node-ip-address={self.machines.address(number)}"
+        # A node that joins a head which is gone waits for it without end.
+        words = ("timeout", "60", _RAY, "start", own, "--num-gpus=0", *flags)
+        self.run(number, *words, "--object-store-memory=80000000")
 
 
 @contextmanager
