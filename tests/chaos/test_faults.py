@@ -218,7 +218,7 @@ def test_a_parent_that_was_stopped_takes_nobody_for_dead(tmp_path: Path) -> None
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_a_clock_that_is_set_costs_no_call(tmp_path: Path) -> None:
     day_s, offset, clock = 86_400, tmp_path / "offset", str(tmp_path / "clock.so")
-    command = ["/usr/bin/env", "cc", "-O1", "-shared", "-fPIC", "-o", clock, TESTS / "clock.c"]
+    command = ["/usr/bin/env", "cc", "-O1", "-shared", "-fPIC", "-o", clock, str(TESTS / "clock.c")]
     subprocess.run(command, check=True)  # noqa: S603 - our own source
     offset.write_text(str(day_s))
     variables = {"LD_PRELOAD": clock, "CLOCK_OFFSET": str(offset)}
