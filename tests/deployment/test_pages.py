@@ -1,10 +1,13 @@
-"""Pages of docs/ match the code, and the files of deploy/compose each other."""
+"""Pages match the code, files of deploy/compose each other, and a bill the packages."""
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +134,36 @@ def test_files_of_compose_fit_each_other() -> None:
     lists = json.loads((COMPOSE / mounted[board]).read_text())["templating"]["list"]
     kinds = {one["query"] for one in lists if one["type"] == "datasource"}
     assert kinds == set(re.findall(r"^ +type: (\S+)$", sources, re.MULTILINE))
+
+
+DPKG = """\
+Package: libc++1
+Status: install ok installed
+Architecture: amd64
+Version: 1:14.0-2
+Description: a library
+ in several lines
+
+Package: gone
+Status: deinstall ok config-files
+Architecture: amd64
+Version: 1
+"""
+
+
+def test_every_distribution_and_installed_package_of_the_system_is_in_the_bill_of_materials(
+    tmp_path: Path,
+) -> None:
+    dpkg = tmp_path / "status"
+    dpkg.write_text(DPKG, encoding="utf-8")
+    command = [sys.executable, str(ROOT / "docker/sbom.py"), "--dpkg", str(dpkg)]
+    told = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - ours
+    bill = json.loads(told.stdout)
+    every = [bill["metadata"]["component"], *bill["components"]]
+    versions = {(one["name"], one["version"]) for one in every}
+    assert {(one.name, one.version) for one in distributions()} <= versions
+    found = {one["name"]: one["purl"] for one in every}
+    # https://github.com/package-url/purl-spec: percent-encoded but for colons
+    assert found["libc++1"] == "pkg:deb/debian/libc%2B%2B1@1:14.0-2?arch=amd64"
+    assert "gone" not in found
+    assert len({one["bom-ref"] for one in every}) == len(every)
