@@ -38,8 +38,8 @@ def manifests(
 ) -> Manifests:
     overlay, _, in_clear = request.param.partition(" ")
     if in_clear:
-        return Manifests(rendered(in_the_clear(overlay, tmp_path_factory.mktemp("clear"))))
-    return Manifests(rendered(KUBERNETES / "overlays" / overlay))
+        return rendered(in_the_clear(overlay, tmp_path_factory.mktemp("clear")))
+    return rendered(KUBERNETES / "overlays" / overlay)
 
 
 def test_the_server_takes_every_variable_and_listens_where_it_is_called(
@@ -178,7 +178,7 @@ def test_the_adapter_asks_for_what_servers_tell(rule: dict[str, Any]) -> None:
 
 
 def test_prometheus_finds_the_pods_under_the_name_of_the_alert_rules() -> None:
-    cpu = Manifests(rendered(KUBERNETES / "overlays/cpu"))
+    cpu = rendered(KUBERNETES / "overlays/cpu")
     rules = (ROOT / "deploy/monitoring/alerts.yml").read_text()
     assert set(re.findall(r'job="(\w+)"', rules)) == {JOB["job_name"]}
     (kept,) = [each for each in JOB["relabel_configs"] if each.get("action") == "keep"]

@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 import trustme
 
-from deployment.manifests import KUBERNETES, Manifests, rendered
+from deployment.manifests import KUBERNETES, rendered
 from gradwire import AuthenticationError, Client, UnavailableError
 from gradwire_server.config.tokens import Scope, add_token
 from support.clients import ONCE, SMALL, copied
@@ -56,7 +56,7 @@ class Pod:
     """A server with a manifest's settings, on free ports, with NumPy; its Secrets are volumes."""
 
     def __init__(self, folder: Path) -> None:
-        manifests = Manifests(rendered(KUBERNETES / "overlays/cpu"))
+        manifests = rendered(KUBERNETES / "overlays/cpu")
         self._folder, self.container = folder, manifests.container
         self.authority = trustme.CA()
         self._tls = Volume(folder / "tls", self._papers())
