@@ -11,6 +11,7 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 _SUBNET = "10.77.41"
 
@@ -38,7 +39,7 @@ class Networks:
         return ["ip", "netns", "exec", self._name(number), *command]
 
     def pids(self, number: int) -> list[int]:
-        return [int(pid) for pid in _ip("netns", "pids", self._name(number)).split()]
+        return [int(pid) for pid in _ip(f"netns pids {self._name(number)}").split()]
 
     def kill(self, number: int) -> None:
         """End all processes of a machine at once, as if it had lost its power."""
@@ -50,7 +51,7 @@ class Networks:
 
     def cut(self, number: int) -> None:
         """Let nothing reach a machine any more, or leave it."""
-        _ip("-n", f"{self._prefix}-0", "link", "set", f"port{number}", "down")
+        _ip(f"-n {self._prefix}-0 link set port{number} down")
 
     def close(self) -> None:
         """End what runs there, and take all down."""
@@ -64,26 +65,26 @@ class Networks:
 
     def _add(self, number: int) -> str:
         name = self._name(number)
-        _ip("netns", "add", name)
+        _ip(f"netns add {name}")
         self._made += 1
-        _ip("-n", name, "link", "set", "lo", "up")
+        _ip(f"-n {name} link set lo up")
         return name
 
     def _build(self, count: int) -> None:
         switch = self._add(0)
-        _ip("-n", switch, "link", "add", "switch", "type", "bridge")
-        _ip("-n", switch, "link", "set", "switch", "up")
+        _ip(f"-n {switch} link add switch type bridge")
+        _ip(f"-n {switch} link set switch up")
         for number in range(1, count + 1):
             name, port = self._add(number), f"port{number}"
-            _ip("-n", name, "link", "add", "eth0", "type", "veth", "peer", port, "netns", switch)
-            _ip("-n", switch, "link", "set", port, "master", "switch", "up")
-            _ip("-n", name, "addr", "add", f"{self.address(number)}/24", "dev", "eth0")
-            _ip("-n", name, "link", "set", "eth0", "up")
+            _ip(f"-n {name} link add eth0 type veth peer {port} netns {switch}")
+            _ip(f"-n {switch} link set {port} master switch up")
+            _ip(f"-n {name} addr add {self.address(number)}/24 dev eth0")
+            _ip(f"-n {name} link set eth0 up")
 
 
-def _ip(*words: str) -> str:
-    done = subprocess.run(["ip", *words], check=True, capture_output=True, text=True)  # noqa: S603, S607
-    return done.stdout
+def _ip(words: str) -> str:
+    command = ["ip", *words.split()]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603
 
 
 _PORT = 6379
@@ -120,14 +121,9 @@ class Nodes:
 
     def run(self, number: int, *words: str) -> str:
         """Run a program on a machine; return what it prints. RuntimeError where it fails."""
-        done = subprocess.run(  # noqa: S603 - our own programs
-            self.machines.within(number, words),
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
+        command = self.machines.within(number, words)
+        options: dict[str, Any] = {"capture_output": True, "text": True, "env": self._environment}
+        done = subprocess.run(command, check=False, timeout=300, **options)  # noqa: S603 - ours
         if done.returncode:
             raise RuntimeError(f"{words} ended with {done.returncode}: {done.stdout}{done.stderr}")
         return done.stdout
