@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from deployment.manifests import (
     ARRIVING,
@@ -20,8 +21,8 @@ from deployment.manifests import (
     quantity,
     rendered,
 )
+from gradwire_server.command import gradwire_server
 from gradwire_server.observability.definitions import METRICS
-from support.processes import run_command
 
 # What a server takes to stop beyond its drain delay and grace period.
 STOP_S = 15
@@ -45,8 +46,8 @@ def manifests(
 def test_the_server_takes_every_variable_and_listens_where_it_is_called(
     manifests: Manifests,
 ) -> None:
-    told = run_command("--print-config", env=manifests.environment)
-    assert (told.returncode, told.stderr) == (0, "")
+    told = CliRunner().invoke(gradwire_server, ["--print-config"], env=manifests.environment)
+    assert (told.exit_code, told.stderr) == (0, "")
     settings, ports = manifests.settings, manifests.ports
     promised = quantity(manifests.container["resources"]["requests"]["cpu"])
     assert settings.compute_threads == promised >= 1

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from deployment.manifests import ARRIVING, ROOT, WATCHER, WORKER
 from gradwire import ops
+from gradwire_server.command import gradwire_server
 from gradwire_server.config.settings import Settings
 from gradwire_server.engine import (
     EvaluationRequest,
@@ -27,7 +29,6 @@ from gradwire_server.engine import (
     TensorSpec,
 )
 from gradwire_server.observability.definitions import METRICS
-from support.processes import run_command
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SIZING = (ROOT / "docs/sizing.md").read_text()
@@ -94,8 +95,9 @@ def test_every_alert_has_its_section_which_speaks_of_metrics_that_there_are() ->
 def test_the_unit_starts_a_server_and_lets_it_stop() -> None:
     page = (ROOT / "docs/operations.md").read_text()
     (unit,) = re.findall(r"```ini\n(.*?)```", page, re.DOTALL)
-    told = run_command("--print-config", env=dict(re.findall(r"(GRADWIRE_\w+)=(\S+)", unit)))
-    assert (told.returncode, told.stderr) == (0, "")
+    variables = dict(re.findall(r"(GRADWIRE_\w+)=(\S+)", unit))
+    told = CliRunner().invoke(gradwire_server, ["--print-config"], env=variables)
+    assert (told.exit_code, told.stderr) == (0, "")
     settings = json.loads(told.stdout)
     ((stop_s, most),) = re.findall(r"TimeoutStopSec=(\d+)\n.*MemoryMax=(\d+)M\n", unit, re.DOTALL)
     assert int(stop_s) > settings["drain_delay_s"] + settings["grace_s"] + 15

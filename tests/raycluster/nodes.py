@@ -11,7 +11,6 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 _SUBNET = "10.77.41"
 
@@ -122,8 +121,9 @@ class Nodes:
     def run(self, number: int, *words: str) -> str:
         """Run a program on a machine; return what it prints. RuntimeError where it fails."""
         command = self.machines.within(number, words)
-        options: dict[str, Any] = {"capture_output": True, "text": True, "env": self._environment}
-        done = subprocess.run(command, check=False, timeout=300, **options)  # noqa: S603 - ours
+        done = subprocess.run(  # noqa: S603 - our own programs
+            command, env=self._environment, capture_output=True, text=True, check=False, timeout=300
+        )
         if done.returncode:
             raise RuntimeError(f"{words} ended with {done.returncode}: {done.stdout}{done.stderr}")
         return done.stdout
