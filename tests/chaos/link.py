@@ -28,28 +28,21 @@ from typing import Any
 
 import numpy as np
 
-from gradwire import Client, GradwireError, Item, RetryPolicy, ops
+from gradwire import Client, GradwireError, Item, RetryPolicy
+from support.clients import COPY, ONCE
 from support.load import Callers
 
 # linux/if_tun.h
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _CALLERS, _SERVER, _PORT = "10.77.0.1", "10.77.0.2", 50051
 ADDRESS = f"{_SERVER}:{_PORT}"
-_MTU = 1500
-# What a call over a line that is down may take, and what the server waits for a caller.
-TIMEOUT_S, STALL_S = 2.0, 5.0
-COPY = ops.DmlResample(interpolation_mode="linear")
 
 
 def device(name: str, address: str) -> int:
     """Make this namespace's end of the line; return what its packets are read from."""
     end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(end, _TUNSETIFF, struct.pack("16sH", name.encode(), _IFF_TUN | _IFF_NO_PI))
-    for words in (
-        f"addr add {address}/24 dev {name}",
-        f"link set {name} up mtu {_MTU}",
-        "link set lo up",
-    ):
+    for words in (f"addr add {address}/24 dev {name}", f"link set {name} up", "link set lo up"):
         subprocess.run(["/usr/bin/env", "ip", *words.split()], check=True)  # noqa: S603 - our words
     return end
 
@@ -67,7 +60,7 @@ class Line:
     delay_s, jitter_s  that each is under way, at most
     loss               part of them that is lost
     up                 whether any is carried
-    lost, carried      packets so far
+    lost               packets so far
     """
 
     def __init__(self, one: int, other: int) -> None:
@@ -77,7 +70,7 @@ class Line:
         self._numbers = count()
         self.delay_s = self.jitter_s = self.loss = 0.0
         self.up = True
-        self.lost = self.carried = 0
+        self.lost = 0
         threading.Thread(target=self._carry, daemon=True).start()
 
     def _carry(self) -> None:
@@ -104,18 +97,15 @@ class Line:
         while self._under_way and self._under_way[0][0] <= now:
             _, _, end, packet = heapq.heappop(self._under_way)
             os.write(end, packet)
-            self.carried += 1
 
 
 def serve_beyond(descriptor: int) -> None:
     """Make the far end in a network of its own, hand it over, and become a server there."""
     with socket.socket(fileno=descriptor) as back:
         socket.send_fds(back, [b"."], [device("far", _SERVER)])
-    # Of no interest to the server; the line is the other process's.
-    flags = ("--backend", "numpy_cpu", "--insecure", "--stall-timeout-s", str(STALL_S))
-    os.execv(  # noqa: S606 - our own server
-        sys.executable, [sys.executable, "-m", "gradwire_server", "--address", ADDRESS, *flags]
-    )
+    words = f"-m gradwire_server --address {ADDRESS} --insecure --backend numpy_cpu"
+    command = [sys.executable, *words.split(), "--stall-timeout-s", "5"]
+    os.execv(sys.executable, command)  # noqa: S606 - our own server
 
 
 @contextmanager
@@ -151,18 +141,11 @@ def loss(line: Line) -> dict[str, Any]:
             time.sleep(1.0)
             line.up = True
         callers.wait_for_more()
-    return {
-        "calls": sum(tally.calls for tally in callers.tallies),
-        "wrong": sum(tally.wrong for tally in callers.tallies),
-        "lost": [text for tally in callers.tallies for text in tally.lost],
-        "packets_lost": line.lost,
-        "packets_carried": line.carried,
-    }
+    return {**callers.seen, "packets_lost": line.lost}
 
 
 def vanish(line: Line) -> dict[str, Any]:
     """Call when the other end has vanished without a word, and when it is there again."""
-    once = RetryPolicy(max_attempts=1)
 
     def called(client: Client, timeout_s: float) -> dict[str, tuple[str, float]]:
         """Return how each kind of call ended, and after how many seconds."""
@@ -181,26 +164,18 @@ def vanish(line: Line) -> dict[str, Any]:
             ended[name] = end, time.monotonic() - began
         return ended
 
-    with Client(ADDRESS, retry=once, stream_threshold_bytes=1 << 12) as client:
+    with Client(ADDRESS, retry=ONCE, stream_threshold_bytes=1 << 12) as client:
         first = called(client, 30.0)
         line.up = False
-        gone = called(client, TIMEOUT_S)
+        gone = called(client, 2.0)
         line.up = True
     with Client(ADDRESS, stream_threshold_bytes=1 << 12) as client:
         return {"first": first, "gone": gone, "again": called(client, 30.0)}
 
 
-SCENARIOS = {each.__name__: each for each in (loss, vanish)}
-
-
-def main() -> None:
-    """Play one scenario, or be the server of one."""
+if __name__ == "__main__":
     if sys.argv[1] == "serve":
         serve_beyond(int(sys.argv[2]))
-    with joined() as line:
-        report = SCENARIOS[sys.argv[1]](line)
-    sys.stdout.write(json.dumps(report) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    with joined() as LINE:
+        REPORT = {"loss": loss, "vanish": vanish}[sys.argv[1]](LINE)
+    sys.stdout.write(json.dumps(REPORT))

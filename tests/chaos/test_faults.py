@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import resource
@@ -28,9 +27,8 @@ from support.raw_calls import PATIENCE_S, RawClient, identity_request, wait_unti
 from support.relay import drawn_cuts, relaying
 from support.servers import commanded, serving, wait_idle
 
-LOGGING = ("--access-log",)
 MIB = 1 << 20
-PATIENT = RetryPolicy(max_attempts=40, max_backoff_s=0.5)
+PATIENT = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.5, max_attempts=100)
 
 
 def check_and_stop(command: Command) -> None:
@@ -38,20 +36,19 @@ def check_and_stop(command: Command) -> None:
     with RawClient(command.address) as client:
         for _ in range(40):
             client.check_alive()
-    command.signal(signal.SIGTERM)
-    assert command.wait() == 0
+    command.stop()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_log_on_a_full_disk_costs_nothing_else(workers: str) -> None:
-    with running_command(*LOGGING, "--workers", workers, log=Path("/dev/full")) as command:
+    with running_command("--access-log", "--workers", workers, log=Path("/dev/full")) as command:
         check_and_stop(command)
 
 
 def test_a_log_that_nobody_reads_any_more_costs_nothing_else() -> None:
     reading, writing = os.pipe()
-    with running_command(*LOGGING, log=Path(f"/dev/fd/{writing}")) as command:
+    with running_command("--access-log", log=Path(f"/dev/fd/{writing}")) as command:
         os.close(writing)
         os.close(reading)
         check_and_stop(command)
@@ -59,7 +56,7 @@ def test_a_log_that_nobody_reads_any_more_costs_nothing_else() -> None:
 
 def test_a_disk_that_has_room_again_is_told_how_many_lines_it_lacks(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with commanded(*LOGGING, log=log) as (command, client):
+    with commanded("--access-log", log=log) as (command, client):
         client.check_alive()
         command.wait_for_log("method=EvaluateStream")
         before = log.stat().st_size
@@ -115,7 +112,6 @@ def test_a_worker_without_memory_brings_no_wrong_bits_and_loses_no_call(tmp_path
 
 
 KINDS = ("unary", "async unary", "many", "small stream", "stream", "async stream")
-PROMPT = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.05, max_attempts=100)
 
 
 @pytest.mark.parametrize(
@@ -127,22 +123,19 @@ def test_no_call_is_lost_while_every_connection_is_cut(cuts: int, seed: int) -> 
         serving(backend=NumpyCpu()) as server,
         relaying(server.address, cuts=down, cuts_up=up) as relay,
     ):
-        with Callers(relay.address, *KINDS, retry=PROMPT) as callers:
+        with Callers(relay.address, *KINDS, retry=PATIENT) as callers:
             wait_until(lambda: relay.cut >= cuts, patience_s=240)
             relay.spare()
             callers.wait_for_more()
         callers.check()
 
 
-TIMEOUT_S = 0.5
-
-
 @pytest.mark.parametrize("call", ["Evaluate", "EvaluateStream", "EvaluateMany"])
 def test_a_call_ends_at_both_ends_where_the_line_between_is_dead(call: str) -> None:
     with (
-        serving(backend=NumpyCpu(), stall_timeout_s=TIMEOUT_S) as server,
+        serving(backend=NumpyCpu(), stall_timeout_s=0.5) as server,
         relaying(server.address) as relay,
-        Client(relay.address, retry=ONCE, timeout_s=TIMEOUT_S) as client,
+        Client(relay.address, retry=ONCE, timeout_s=0.5) as client,
     ):
         CALLS[call](client)
         relay.swallow()
@@ -152,11 +145,12 @@ def test_a_call_ends_at_both_ends_where_the_line_between_is_dead(call: str) -> N
 
 
 TESTS = Path(__file__).parents[1]
+IN_NETWORKS = ("unshare", "-rn")
 in_networks = pytest.mark.skipif(not may_link(), reason="no networks of one's own may be made here")
 
 
-def play(*words: str, before: Sequence[str] = ()) -> str:
-    """Run a program of this folder; return what it prints."""
+def play(*words: str, before: Sequence[str] = ()) -> Any:
+    """Run a program of this folder; return what it prints as JSON."""
     paths = os.pathsep.join([str(TESTS), *filter(None, sys.path)])
     done = subprocess.run(  # noqa: S603 - our own program
         ["/usr/bin/env", *before, sys.executable, "-m", *words],
@@ -167,18 +161,13 @@ def play(*words: str, before: Sequence[str] = ()) -> str:
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def linked(scenario: str) -> Any:
-    """Play a scenario in networks of its own; return what callers saw."""
-    return json.loads(play("chaos.link", scenario, before=("unshare", "-rn")))
+    return json.loads(done.stdout)
 
 
 @in_networks
 @pytest.mark.slow
 def test_no_call_is_lost_over_a_line_that_loses_packets_and_stops() -> None:
-    seen = linked("loss")
+    seen = play("chaos.link", "loss", before=IN_NETWORKS)
     assert seen["calls"]
     assert seen["packets_lost"]
     assert (seen["wrong"], seen["lost"]) == (0, [])
@@ -187,7 +176,7 @@ def test_no_call_is_lost_over_a_line_that_loses_packets_and_stops() -> None:
 @in_networks
 @pytest.mark.slow
 def test_calls_to_an_end_that_has_vanished_end_and_later_ones_succeed() -> None:
-    seen = linked("vanish")
+    seen = play("chaos.link", "vanish", before=IN_NETWORKS)
     ends = {when: {end for end, _ in calls.values()} for when, calls in seen.items()}
     assert ends["first"] == ends["again"] == {"a result"}
     assert set() < ends["gone"] <= {"DeadlineExceededError", "UnavailableError"}
@@ -226,25 +215,20 @@ def test_a_parent_that_was_stopped_takes_nobody_for_dead(tmp_path: Path) -> None
         assert "hangs" not in command.log
 
 
-DAY_S = 86_400
-
-
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_a_clock_that_is_set_costs_no_call(tmp_path: Path) -> None:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    clock, offset = tmp_path / "clock.so", tmp_path / "offset"
-    command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(clock), str(TESTS / "clock.c")]
+    day_s, offset, clock = 86_400, tmp_path / "offset", str(tmp_path / "clock.so")
+    command = ["/usr/bin/env", "cc", "-O1", "-shared", "-fPIC", "-o", clock, str(TESTS / "clock.c")]
     subprocess.run(command, check=True)  # noqa: S603 - our own source
-    offset.write_text(str(DAY_S))
-    variables = {"LD_PRELOAD": str(clock), "CLOCK_OFFSET": str(offset)}
+    offset.write_text(str(day_s))
+    variables = {"LD_PRELOAD": clock, "CLOCK_OFFSET": str(offset)}
     said = run_command("-c", "import time; print(time.time())", env=variables, program=())
-    assert float(said.stdout) > time.time() + DAY_S / 2
+    assert float(said.stdout) > time.time() + day_s / 2
     offset.write_text("0")
     log = tmp_path / "log"
     with running_command("--workers", "2", log=log, env=variables) as server:
         with Callers(server.address, "unary", "async unary", "stream", "many") as callers:
-            for seconds in (DAY_S, -DAY_S, 400 * DAY_S, 0):
+            for seconds in (day_s, -day_s, 400 * day_s, 0):
                 offset.write_text(str(seconds))
                 callers.wait_for_more()
         callers.check()
@@ -256,10 +240,10 @@ def test_a_clock_that_is_set_costs_no_call(tmp_path: Path) -> None:
     "calls", [60, pytest.param(600, marks=[pytest.mark.slow, pytest.mark.heavy])]
 )
 def test_no_damaged_result_is_taken(calls: int) -> None:
-    outcome = run(calls, seed=calls)
-    assert outcome.damaged
-    assert outcome.failed < outcome.calls
-    assert outcome.right, outcome
+    counts = run(calls)
+    assert counts.keys() <= {"right", "failed", "damaged"}, counts
+    assert counts["right"]
+    assert counts["damaged"]
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files are Linux's")
@@ -269,7 +253,5 @@ def test_no_damaged_result_is_taken(calls: int) -> None:
 )
 def test_the_killed_leave_nothing(clients: int, servers: int) -> None:
     # A process of its own: clients are forked.
-    said = play("chaos.shared_memory", f"--clients={clients}", f"--servers={servers}")
-    outcome = ast.literal_eval(said)
-    assert outcome["clients"] == outcome["killed"] == clients
-    assert outcome["servers_killed"] == servers
+    found = play("chaos.shared_memory", str(clients), str(servers))
+    assert found == {"clients": clients, "killed": clients, "servers": servers, "left": {}}

@@ -2,39 +2,52 @@
 
 from __future__ import annotations
 
+import random
 import re
 import struct
 import time
+import zlib
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from chaos.attacks import ATTACKS, MIB, unfinished
 from support.load import repeated
 from support.processes import EAGER, Command, memory_kib, running_command
 from support.raw_calls import (
     PUBLISHED_RESULT,
     RawClient,
+    float32,
     identity_request,
     published_request,
     wait_until,
 )
 from support.raw_frames import (
+    CANCEL,
+    CONTINUATION,
+    DATA,
     END_HEADERS,
+    EVALUATE,
     HEADERS,
+    PING,
+    PREFACE,
+    RESET,
     WINDOW,
     RawConnection,
     call_headers,
     data_frames,
     frame,
+    literal,
     message,
     settings,
 )
 
+MIB = 1 << 20
+# Calls at once of the attacks that are slow.
+CALLS = 100
 STALL_S = 1.5
 BUDGET_MIB = 256
 # A share of the budget for what the flood is about, and what grpc and Python need to see it off.
@@ -43,12 +56,159 @@ MOST_MIB = 160
 OTHERS = 10
 
 
+def rapid_resets(address: str) -> None:
+    """Start calls and take them back at once (CVE-2023-44487)."""
+    block, cancel = call_headers(), struct.pack(">I", CANCEL)
+    with RawConnection(address) as connection:
+        for first in range(1, 20_000, 200):
+            streams = range(first, first + 200, 2)
+            pairs = (
+                frame(HEADERS, END_HEADERS, one, block) + frame(RESET, 0, one, cancel)
+                for one in streams
+            )
+            if not connection.send(*pairs):
+                return
+        connection.drain(0.2)
+
+
+def many_headers(address: str) -> None:
+    """Send a megabyte of headers with one call."""
+    block = call_headers(*((b"x-%d" % number, bytes(100)) for number in range(9000)))
+    pieces = [block[at : at + (1 << 14)] for at in range(0, len(block), 1 << 14)]
+    with RawConnection(address) as connection:
+        connection.send(frame(HEADERS, 0, 1, pieces[0]))
+        connection.send(*(frame(CONTINUATION, 0, 1, piece) for piece in pieces[1:]))
+        connection.drain(0.2)
+
+
+def endless_headers(address: str) -> None:
+    """Send headers that do not end, large ones and empty ones (CVE-2024-27316)."""
+    large = frame(CONTINUATION, 0, 1, literal(b"x", bytes(16_000)))
+    empty = frame(CONTINUATION, 0, 1)
+    for flood, times in ((large, 2_000), (empty * 1000, 200)):
+        with RawConnection(address) as connection:
+            connection.send(frame(HEADERS, 0, 1, call_headers()))
+            for _ in range(times):
+                if not connection.send(flood):
+                    break
+
+
+def questions(address: str) -> None:
+    """Ask for signs of life and change settings, and read no answer (CVE-2019-9512, 9515)."""
+    for flood in (frame(PING, 0, 0, bytes(8)) * 1000, settings(s4=65_535) * 1000):
+        with RawConnection(address) as connection:
+            connection.socket.settimeout(0.5)
+            for _ in range(20):
+                if not connection.send(flood):
+                    break
+
+
+def empty_data(address: str) -> None:
+    """Send frames of data that hold none (CVE-2019-9518)."""
+    with RawConnection(address) as connection:
+        connection.send(frame(HEADERS, END_HEADERS, 1, call_headers()))
+        for _ in range(100):
+            if not connection.send(frame(DATA, 0, 1) * 1000):
+                return
+
+
+def dropped_connections(address: str) -> None:
+    """Open 10 000 connections, a thousand at once, greet with every second, and drop them."""
+    for _ in range(10):
+        with ExitStack() as held:
+            for number in range(1000):
+                held.enter_context(RawConnection(address, greet=bool(number % 2)))
+
+
+def half_greetings(address: str) -> None:
+    """Hold connections that have not said all it takes to begin."""
+    with ExitStack() as held:
+        for number in range(500):
+            connection = held.enter_context(RawConnection(address, greet=False))
+            connection.send(PREFACE[: number % len(PREFACE)])
+            if number % 3 == 0:
+                connection.send(PREFACE[number % len(PREFACE) :], settings())
+                connection.send(frame(HEADERS, 0, 1, call_headers()[:20]))
+
+
+def garbage(address: str) -> None:
+    """Speak something else: HTTP/1.1, TLS, noise, noise after a greeting, nothing."""
+    noise = random.Random(0).randbytes(1 << 16)  # noqa: S311 - nothing secret
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + noise[:500]
+    said = [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", hello, noise, PREFACE + noise, b""]
+    for words in said:
+        with RawConnection(address, greet=False) as connection:
+            connection.send(words)
+            connection.drain(0.05)
+
+
+def bombs(address: str) -> None:
+    """Send messages of 60 KiB that are 60 MiB when they are unpacked."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    packed = b"".join(packer.compress(bytes(MIB)) for _ in range(60)) + packer.flush()
+    block = call_headers((b"grpc-encoding", b"gzip"))
+    for _ in range(10):
+        with RawConnection(address) as connection:
+            connection.send(frame(HEADERS, END_HEADERS, 1, block))
+            # Less than a window: nobody has to listen.
+            connection.send(*data_frames(1, message(packed, compressed=True)))
+            connection.drain(0.1)
+
+
+def slow_reads(address: str) -> None:
+    """Ask for megabytes, a hundred at once, with no window for any byte of them."""
+    with ExitStack() as held:
+        connections = [held.enter_context(RawConnection(address, window=0)) for _ in range(4)]
+        for connection in connections:
+            for stream in range(1, 2 * CALLS, 2):
+                connection.send(*repetition(stream))
+        connections[-1].drain(0.5)
+
+
+def slow_writes(address: str) -> None:
+    """Begin requests of megabytes, a hundred at once, and send a part of each."""
+    with ExitStack() as held:
+        connections = [held.enter_context(RawConnection(address)) for _ in range(4)]
+        for connection in connections:
+            connection.send(*unfinished(CALLS))
+        connections[-1].drain(0.5)
+
+
+def repetition(stream: int) -> Iterator[bytes]:
+    """Yield the frames of a call that asks for a megabyte with 4 bytes."""
+    request = identity_request(MIB // 4, data=bytes(4))
+    request.input.CopyFrom(float32(MIB // 4, strides=(0,)))
+    yield frame(HEADERS, END_HEADERS, stream, call_headers())
+    yield from data_frames(stream, message(request.SerializeToString()))
+
+
+def unfinished(calls: int, *, method: str = EVALUATE) -> Iterator[bytes]:
+    """Yield the frames of calls whose requests have begun."""
+    for stream in range(1, 2 * calls, 2):
+        yield frame(HEADERS, END_HEADERS, stream, call_headers(method=method))
+        yield frame(DATA, 0, stream, struct.pack(">BI", 0, 4 * MIB) + bytes(500))
+
+
+ATTACKS: tuple[Callable[[str], None], ...] = (
+    rapid_resets,
+    many_headers,
+    endless_headers,
+    questions,
+    empty_data,
+    dropped_connections,
+    half_greetings,
+    garbage,
+    bombs,
+    slow_reads,
+    slow_writes,
+)
+
+
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
-    flags = ("--log-level", "warning", "--stall-timeout-s", str(STALL_S))
-    given = (*flags, "--max-memory-bytes", str(BUDGET_MIB << 20))
+    flags = f"--log-level warning --stall-timeout-s {STALL_S} --max-memory-bytes {BUDGET_MIB << 20}"
     log = tmp_path_factory.mktemp("floods") / "log"
-    with running_command(*given, log=log, env=EAGER) as command:
+    with running_command(*flags.split(), log=log, env=EAGER) as command:
         yield command
         assert "Traceback" not in command.log
 
@@ -66,8 +226,10 @@ def open_files(pid: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ATTACKS)
-def test_a_flood_takes_bounded_memory_and_others_are_served(command: Command, name: str) -> None:
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_a_flood_takes_bounded_memory_and_others_are_served(
+    command: Command, attack: Callable[[str], None]
+) -> None:
     others = caller(command.address)
     with closing(others), repeated(partial(next, others), threads=1) as load:
         load.wait_for_more(OTHERS)
@@ -75,10 +237,10 @@ def test_a_flood_takes_bounded_memory_and_others_are_served(command: Command, na
         resident = memory_kib(command.pid, "VmRSS")
         Path(f"/proc/{command.pid}/clear_refs").write_text("5")  # forgets the highest VmRSS
         least = load.calls + OTHERS
-        ATTACKS[name](command.address)
+        attack(command.address)
         while load.calls < least:
             time.sleep(0.1)  # they share an interpreter with the attack
-            ATTACKS[name](command.address)
+            attack(command.address)
         assert memory_kib(command.pid, "VmHWM") < resident + MOST_MIB * 1024
         # The server finds some reset connections by its keepalive pings only, 20 s later.
         wait_until(lambda: open_files(command.pid) <= files, patience_s=45.0)
@@ -113,27 +275,19 @@ def test_requests_that_are_slow_to_come_hold_a_share_of_the_memory(command: Comm
 
 
 def test_requests_that_do_not_come_leave_room_for_those_that_do(command: Command) -> None:
-    addresses = [f"127.0.1.{number}" for number in range(1, 7)]
-    with (
-        ExitStack() as stack,
-        RawClient(command.address) as client,
-    ):
-        for address in addresses:
-            slow = stack.enter_context(RawConnection(command.address, source=address))
-            slow.send(*unfinished(8))
+    with ExitStack() as stack, RawClient(command.address) as client:
+        for number in range(1, 7):
+            slow = RawConnection(command.address, source=f"127.0.1.{number}")
+            stack.enter_context(slow).send(*unfinished(8))
         time.sleep(STALL_S / 2 + 0.5)
         assert client.evaluate(published_request()).refusal is None
 
 
 @pytest.mark.slow
 def test_replies_that_are_not_read_hold_a_share_of_the_memory(command: Command) -> None:
-    request = identity_request(MIB // 4, data=bytes(4))
-    request.input.strides[:] = [0]
-    body = message(request.SerializeToString())
     with RawConnection(command.address, window=0) as connection:
         for stream in range(1, 180, 2):
-            head = frame(HEADERS, END_HEADERS, stream, call_headers())
-            connection.send(head, *data_frames(stream, body))
+            connection.send(*repetition(stream))
             # One after the other: at once they would be refused for what they need meanwhile.
             assert connection.socket.recv(1 << 16)
         connection.drain(1.0)

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +25,28 @@ _UNITS = {"m": 1e-3, "": 1, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2**10, "Mi": 2**
 Object = dict[str, Any]
 
 
-def rendered(folder: Path) -> str:
-    """Return what `kubectl kustomize` makes of a folder; skip the test where it cannot be had."""
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.skip("kubectl is not installed")
-    # Older ones have a Kustomize that does not know what the files say, and do not tell which.
-    if "kustomizeVersion" not in _told(kubectl, "version", "--client", "--output", "json"):
-        pytest.skip("kubectl is older than 1.24")
-    return _told(kubectl, "kustomize", str(folder))
+@cache
+def _lacking() -> str:
+    """Say why there is no Kustomize that knows what the files say; older ones do not tell which."""
+    if shutil.which("kubectl") is None:
+        return "kubectl is not installed"
+    known = "kustomizeVersion" in _kubectl("version", "--client", "--output", "json")
+    return "" if known else "kubectl is older than 1.24"
 
 
-def _told(*command: str) -> str:
+def _kubectl(*words: str) -> str:
+    command = ["/usr/bin/env", "kubectl", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
+
+
+@cache
+def rendered(folder: Path) -> Manifests:
+    """Return what `kubectl kustomize` makes of a folder; skip the test where it cannot be had."""
+    if why := _lacking():
+        pytest.skip(why)
+    return Manifests(list(yaml.safe_load_all(_kubectl("kustomize", str(folder)))))
 
 
 def in_the_clear(overlay: str, folder: Path) -> Path:
@@ -59,11 +66,7 @@ def quantity(text: str) -> float:
 class Manifests:
     """All objects of a rendered kustomization."""
 
-    text: str
-
-    @cached_property
-    def objects(self) -> list[Object]:
-        return list(yaml.safe_load_all(self.text))
+    objects: list[Object]
 
     def one(self, kind: str) -> Object:
         (found,) = [each for each in self.objects if each["kind"] == kind]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from deployment.manifests import (
     ARRIVING,
@@ -20,8 +21,8 @@ from deployment.manifests import (
     quantity,
     rendered,
 )
+from gradwire_server.command import gradwire_server
 from gradwire_server.observability.definitions import METRICS
-from support.processes import run_command
 
 # What a server takes to stop beyond its drain delay and grace period.
 STOP_S = 15
@@ -38,15 +39,15 @@ def manifests(
 ) -> Manifests:
     overlay, _, in_clear = request.param.partition(" ")
     if in_clear:
-        return Manifests(rendered(in_the_clear(overlay, tmp_path_factory.mktemp("clear"))))
-    return Manifests(rendered(KUBERNETES / "overlays" / overlay))
+        return rendered(in_the_clear(overlay, tmp_path_factory.mktemp("clear")))
+    return rendered(KUBERNETES / "overlays" / overlay)
 
 
 def test_the_server_takes_every_variable_and_listens_where_it_is_called(
     manifests: Manifests,
 ) -> None:
-    told = run_command("--print-config", env=manifests.environment)
-    assert (told.returncode, told.stderr) == (0, "")
+    told = CliRunner().invoke(gradwire_server, ["--print-config"], env=manifests.environment)
+    assert (told.exit_code, told.stderr) == (0, "")
     settings, ports = manifests.settings, manifests.ports
     promised = quantity(manifests.container["resources"]["requests"]["cpu"])
     assert settings.compute_threads == promised >= 1
@@ -178,7 +179,7 @@ def test_the_adapter_asks_for_what_servers_tell(rule: dict[str, Any]) -> None:
 
 
 def test_prometheus_finds_the_pods_under_the_name_of_the_alert_rules() -> None:
-    cpu = Manifests(rendered(KUBERNETES / "overlays/cpu"))
+    cpu = rendered(KUBERNETES / "overlays/cpu")
     rules = (ROOT / "deploy/monitoring/alerts.yml").read_text()
     assert set(re.findall(r'job="(\w+)"', rules)) == {JOB["job_name"]}
     (kept,) = [each for each in JOB["relabel_configs"] if each.get("action") == "keep"]

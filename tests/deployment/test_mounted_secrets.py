@@ -7,64 +7,58 @@ is a new folder, to which one link is turned; the old folder is removed.
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import ssl
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import grpc
-import numpy as np
 import trustme
 
-from deployment.manifests import KUBERNETES, Manifests, rendered
-from gradwire import AuthenticationError, Client, RetryPolicy, UnavailableError, ops
+from deployment.manifests import KUBERNETES, rendered
+from gradwire import AuthenticationError, Client, UnavailableError
 from gradwire_server.config.tokens import Scope, add_token
+from support.clients import ONCE, SMALL, copied
 from support.processes import Command, running_command
 from support.raw_calls import wait_until
 from support.scraping import get
 
 NAME = "gradwire.gradwire.svc.cluster.local"
-OPERATOR = ops.DmlResampleGrad(interpolation_mode="nearest", scales=(0.5, 1.5))
 
 
 class Volume:
     """A folder in which a Secret is mounted."""
 
     def __init__(self, folder: Path, files: Mapping[str, bytes]) -> None:
-        self.folder = folder
-        self._count = 0
-        folder.mkdir(parents=True)
+        self._folder, self._numbers = folder, count()
+        folder.mkdir()
         self.swap(files)
         for name in files:
             (folder / name).symlink_to(f"..data/{name}")
 
     def swap(self, files: Mapping[str, bytes]) -> None:
-        self._count += 1
-        data, link = self.folder / "..data", self.folder / "..data_tmp"
-        old = data.resolve() if data.is_symlink() else None
-        new = self.folder / f"..2026_{self._count}"
+        data, link = self._folder / "..data", self._folder / "..data_tmp"
+        old, new = data.resolve(), self._folder / f"..2026_{next(self._numbers)}"
         new.mkdir()
         for name, content in files.items():
             (new / name).write_bytes(content)
         link.symlink_to(new.name)
         link.replace(data)
-        if old is not None:
-            for file in old.iterdir():
-                file.unlink()
-            old.rmdir()
+        shutil.rmtree(old, ignore_errors=old == data)
 
 
 class Pod:
     """A server with a manifest's settings, on free ports, with NumPy; its Secrets are volumes."""
 
     def __init__(self, folder: Path) -> None:
-        manifests = Manifests(rendered(KUBERNETES / "overlays/cpu"))
+        manifests = rendered(KUBERNETES / "overlays/cpu")
         self._folder, self.container = folder, manifests.container
         self.authority = trustme.CA()
-        self.command: Command
-        self.http = ""
         self._tls = Volume(folder / "tls", self._papers())
         self._tokens = Volume(folder / "tokens", {"tokens": self._line("trainer")})
         self._environment = {
@@ -73,9 +67,6 @@ class Pod:
             if name not in {"GRADWIRE_ADDRESS", "GRADWIRE_HTTP_PORT"}
         }
 
-    def token(self, name: str) -> Path:
-        return self._folder / name
-
     def change(self, name: str) -> None:
         """Give the server a certificate of another authority, and a token of another name."""
         self.authority = trustme.CA()
@@ -83,22 +74,21 @@ class Pod:
         self._tokens.swap({"tokens": self._line(name)})
 
     @contextmanager
-    def running(self) -> Generator[None]:
+    def running(self) -> Generator[Command]:
         flags, log = ("--http-port", "127.0.0.1:0"), self._folder / "log"
-        with running_command(*flags, log=log, env=self._environment) as self.command:
-            lines = [json.loads(line) for line in self.command.log.splitlines()]
-            (self.http,) = [line["address"] for line in lines if line["event"] == "http"]
-            yield
+        with running_command(*flags, log=log, env=self._environment) as command:
+            lines = [json.loads(line) for line in command.log.splitlines()]
+            (self._http,) = [line["address"] for line in lines if line["event"] == "http"]
+            self._address = command.address
+            yield command
 
     def is_served(self, name: str, authority: trustme.CA) -> bool:
         """Call with a token, on a connection of its own that trusts an authority."""
         trusted = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
-        gradient, token = np.array([[4, 5, 6]], np.float32), str(self.token(name))
-        once = RetryPolicy(max_attempts=1)
-        address = self.command.address
-        with Client(address, credentials=trusted, token_file=token, retry=once) as client:
+        options: dict[str, Any] = {"credentials": trusted, "token_file": self._folder / name}
+        with Client(self._address, **options, retry=ONCE, timeout_s=20) as client:
             try:
-                client.evaluate(OPERATOR, gradient, output_shape=(2, 2), timeout_s=20)
+                copied(client, SMALL)
             except (AuthenticationError, UnavailableError):
                 return False
         return True
@@ -110,7 +100,7 @@ class Pod:
 
     def _line(self, name: str) -> bytes:
         made = self._folder / f"{name}.line"
-        self.token(name).write_text(add_token(made, name=name, scopes=[*Scope]))
+        (self._folder / name).write_text(add_token(made, name=name, scopes=[*Scope]))
         return made.read_bytes()
 
     def status(self, path: str, *, kubelet: bool = False, name: str | None = None) -> int:
@@ -118,13 +108,15 @@ class Pod:
         context = ssl.create_default_context(cadata=self.authority.cert_pem.bytes().decode())
         if kubelet:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        shown = {} if name is None else {"Authorization": f"Bearer {self.token(name).read_text()}"}
-        return get(self.http, path, tls=context, **shown)[0]
+        shown = {}
+        if name is not None:
+            shown["Authorization"] = f"Bearer {(self._folder / name).read_text()}"
+        return get(self._http, path, tls=context, **shown)[0]
 
 
 def test_a_pod_follows_new_secrets_answers_probes_and_drains(tmp_path: Path) -> None:
     pod = Pod(tmp_path)
-    with pod.running():
+    with pod.running() as command:
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             path = pod.container[probe]["httpGet"]["path"]
             assert pod.status(path, kubelet=True) == 200
@@ -139,7 +131,7 @@ def test_a_pod_follows_new_secrets_answers_probes_and_drains(tmp_path: Path) -> 
             wait_until(lambda: not pod.is_served("trainer", pod.authority))
         wait_until(lambda: pod.status("/metrics", name="trainer-3") == 200)
         # Told to stop, it is not ready, but alive, and still serves.
-        pod.command.signal(signal.SIGTERM)
+        command.signal(signal.SIGTERM)
         wait_until(lambda: pod.status("/readyz", kubelet=True) == 503)
         assert pod.status("/healthz", kubelet=True) == 200
         assert pod.is_served("trainer-3", pod.authority)

@@ -1,19 +1,24 @@
-"""Pages of docs/ match the code, and the files of deploy/compose each other."""
+"""Pages match the code, files of deploy/compose each other, and a bill the packages."""
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from deployment.manifests import ARRIVING, ROOT, WATCHER, WORKER
 from gradwire import ops
+from gradwire_server.command import gradwire_server
 from gradwire_server.config.settings import Settings
 from gradwire_server.engine import (
     EvaluationRequest,
@@ -24,7 +29,6 @@ from gradwire_server.engine import (
     TensorSpec,
 )
 from gradwire_server.observability.definitions import METRICS
-from support.processes import run_command
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SIZING = (ROOT / "docs/sizing.md").read_text()
@@ -91,8 +95,9 @@ def test_every_alert_has_its_section_which_speaks_of_metrics_that_there_are() ->
 def test_the_unit_starts_a_server_and_lets_it_stop() -> None:
     page = (ROOT / "docs/operations.md").read_text()
     (unit,) = re.findall(r"```ini\n(.*?)```", page, re.DOTALL)
-    told = run_command("--print-config", env=dict(re.findall(r"(GRADWIRE_\w+)=(\S+)", unit)))
-    assert (told.returncode, told.stderr) == (0, "")
+    variables = dict(re.findall(r"(GRADWIRE_\w+)=(\S+)", unit))
+    told = CliRunner().invoke(gradwire_server, ["--print-config"], env=variables)
+    assert (told.exit_code, told.stderr) == (0, "")
     settings = json.loads(told.stdout)
     ((stop_s, most),) = re.findall(r"TimeoutStopSec=(\d+)\n.*MemoryMax=(\d+)M\n", unit, re.DOTALL)
     assert int(stop_s) > settings["drain_delay_s"] + settings["grace_s"] + 15
@@ -131,3 +136,36 @@ def test_files_of_compose_fit_each_other() -> None:
     lists = json.loads((COMPOSE / mounted[board]).read_text())["templating"]["list"]
     kinds = {one["query"] for one in lists if one["type"] == "datasource"}
     assert kinds == set(re.findall(r"^ +type: (\S+)$", sources, re.MULTILINE))
+
+
+DPKG = """\
+Package: libc++1
+Status: install ok installed
+Architecture: amd64
+Version: 1:14.0-2
+Description: a library
+ in several lines
+
+Package: gone
+Status: deinstall ok config-files
+Architecture: amd64
+Version: 1
+"""
+
+
+def test_every_distribution_and_installed_package_of_the_system_is_in_the_bill_of_materials(
+    tmp_path: Path,
+) -> None:
+    dpkg = tmp_path / "status"
+    dpkg.write_text(DPKG, encoding="utf-8")
+    command = [sys.executable, str(ROOT / "docker/sbom.py"), "--dpkg", str(dpkg)]
+    told = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - ours
+    bill = json.loads(told.stdout)
+    every = [bill["metadata"]["component"], *bill["components"]]
+    versions = {(one["name"], one["version"]) for one in every}
+    assert {(one.name, one.version) for one in distributions()} <= versions
+    found = {one["name"]: one["purl"] for one in every}
+    # https://github.com/package-url/purl-spec: percent-encoded but for colons
+    assert found["libc++1"] == "pkg:deb/debian/libc%2B%2B1@1:14.0-2?arch=amd64"
+    assert "gone" not in found
+    assert len({one["bom-ref"] for one in every}) == len(every)

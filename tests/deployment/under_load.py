@@ -54,12 +54,10 @@ def main() -> None:
         subprocess.run(arguments.command, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - ours
         callers.wait_for_more()
         callers.wait_for_more()
-    calls = sum(tally.calls for tally in callers.tallies)
-    retried = sum(tally.retried for tally in callers.tallies)
-    slowest_s = max(tally.slowest_s for tally in callers.tallies)
+    seen = callers.seen
     sys.stdout.write(
-        f"{' '.join(arguments.command[:2])}: {calls} calls, {retried} took more than one try, "
-        f"the slowest {slowest_s:.1f} s\n"
+        f"{' '.join(arguments.command[:2])}: {seen['calls']} calls, {seen['retried']} took more "
+        f"than one try, the slowest {seen['slowest_s']:.1f} s\n"
     )
     callers.check()
 

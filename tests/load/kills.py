@@ -26,11 +26,12 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from load.program import reported
+from load.loading import reported
 from support.load import Callers
 from support.processes import Command, running_command
 from support.raw_calls import wait_until
@@ -38,22 +39,15 @@ from support.relay import drawn_cuts, relaying
 
 KINDS = ("unary", "unary", "async unary", "many", "stream", "copy", "async stream")
 FLAGS = ("--workers", "2")
-# Every phase lasts a moment longer than what happens in it.
-_AFTER_S = 1.0
-_PATIENCE_S = 600.0
-# What leaves calls with their default of eight tries a chance: no more than that many connections
-# in a row die before a call is through.
-_EARLY, _LATE = 0.125, (1 << 20, 64 << 20)
 
 
-def kill(command: Command, *numbers: int) -> None:
-    """Kill workers at once, and wait until others serve."""
+def end(command: Command, *numbers: int, by: int = signal.SIGKILL) -> None:
+    """Send workers a signal at once, and wait until others serve."""
     text = " worker serves "
-    seen = command.log.count(text)
-    killed = [command.workers[number] for number in numbers]
-    for pid in killed:
-        os.kill(pid, signal.SIGKILL)
-    command.wait_for_log(text, times=seen + len(killed))
+    seen, workers = command.log.count(text), command.workers
+    for number in numbers:
+        os.kill(workers[number], by)
+    command.wait_for_log(text, times=seen + len(numbers))
 
 
 def many_kills(command: Command, *, kills: int) -> None:
@@ -61,16 +55,13 @@ def many_kills(command: Command, *, kills: int) -> None:
     chance = random.Random(0)  # noqa: S311 - nothing secret
     for _ in range(kills):
         time.sleep(chance.uniform(0.1, 0.5))
-        kill(command, chance.randrange(2))
+        end(command, chance.randrange(2))
 
 
 def stop_workers(command: Command, *, times: int) -> None:
     """Stop one worker after the other, and wait until others serve in their places."""
     for number in range(times):
-        text = f" worker serves worker={number % 2} "
-        seen = command.log.count(text)
-        os.kill(command.workers[number % 2], signal.SIGSTOP)
-        command.wait_for_log(text, times=seen + 1)
+        end(command, number % 2, by=signal.SIGSTOP)
 
 
 def renew(command: Command, *, times: int) -> None:
@@ -86,74 +77,57 @@ def under_load(address: str, action: Callable[[], None]) -> dict[str, Any]:
     with Callers(address, *KINDS) as callers:
         callers.wait_for_more()
         action()
-        time.sleep(_AFTER_S)
+        # A moment longer than what happens.
+        time.sleep(1.0)
         callers.wait_for_more()
-    tallies = callers.tallies
-    return {
-        "seconds": round(time.monotonic() - began, 1),
-        "calls": sum(tally.calls for tally in tallies),
-        "retried": sum(tally.retried for tally in tallies),
-        "slowest_s": round(max(tally.slowest_s for tally in tallies), 3),
-        "wrong": sum(tally.wrong for tally in tallies),
-        "lost": [text for tally in tallies for text in tally.lost],
-    }
+    return {"seconds": round(time.monotonic() - began, 1), **callers.seen}
 
 
 def run(folder: Path, *, kills: int, cuts: int) -> dict[str, Any]:
     """Go through all phases; return what callers saw in each."""
     report: dict[str, Any] = {}
 
-    def phase(
-        name: str, command: Command, action: Callable[[], None], address: str | None = None
-    ) -> None:
-        report[name] = under_load(address or command.address, action)
+    def phase(name: str, address: str, action: Callable[[], None]) -> None:
+        report[name] = under_load(address, action)
         sys.stderr.write(f"{name}: {report[name]}\n")
 
-    with running_command(*FLAGS, log=folder / "1") as command:
-        phase(f"{kills} kills", command, lambda: many_kills(command, kills=kills))
-    with running_command(*FLAGS, log=folder / "2") as command:
-        phase("both at once", command, lambda: kill(command, 0, 1))
-        phase("rolling restart", command, lambda: renew(command, times=2))
-    with running_command(*FLAGS, "--max-connection-age-s", "0.5", log=folder / "3") as command:
-        phase("connection age", command, lambda: time.sleep(5))
-    with running_command(*FLAGS, "--stall-timeout-s", "3", log=folder / "6") as command:
-        phase("3 workers stopped", command, lambda: stop_workers(command, times=3))
-    down, up = drawn_cuts(0, early=_EARLY, late=_LATE)
-    with (
-        running_command(*FLAGS, log=folder / "7") as command,
-        relaying(command.address, cuts=down, cuts_up=up) as relay,
-    ):
+    @contextmanager
+    def server(*flags: str) -> Generator[Command]:
+        with running_command(*FLAGS, *flags, log=folder / str(len(report))) as command:
+            yield command
+
+    with server() as command:
+        phase(f"{kills} kills", command.address, lambda: many_kills(command, kills=kills))
+    with server() as command:
+        phase("both at once", command.address, lambda: end(command, 0, 1))
+        phase("rolling restart", command.address, lambda: renew(command, times=2))
+    with server("--max-connection-age-s", "0.5") as command:
+        phase("connection age", command.address, lambda: time.sleep(5))
+    with server("--stall-timeout-s", "3") as command:
+        phase("3 workers stopped", command.address, lambda: stop_workers(command, times=3))
+    # What leaves calls with their default of eight tries a chance: no more than that many
+    # connections in a row die before a call is through.
+    down, up = drawn_cuts(0, early=0.125, late=(1 << 20, 64 << 20))
+    with server() as command, relaying(command.address, cuts=down, cuts_up=up) as relay:
 
         def cut() -> None:
-            wait_until(lambda: relay.cut >= cuts, patience_s=_PATIENCE_S)
+            wait_until(lambda: relay.cut >= cuts, patience_s=600.0)
             relay.spare()
 
-        phase(f"{cuts} cuts", command, cut, relay.address)
-    with running_command(*FLAGS, log=folder / "4") as command:
-        successors: list[Command] = []
+        phase(f"{cuts} cuts", relay.address, cut)
+    with server() as command, ExitStack() as stack:
 
         def stop() -> None:
-            command.signal(signal.SIGTERM)
-            if command.wait():
-                raise RuntimeError(command.log)
-            flags = (*FLAGS, "--address", command.address)
-            successors.append(Command(*flags, log=folder / "5"))
+            command.stop()
+            address = ("--address", command.address)
+            successor = Command(*FLAGS, *address, log=folder / "successor")
+            stack.callback(successor.close)
 
-        try:
-            phase("stop", command, stop)
-        finally:
-            for successor in successors:
-                successor.close()
+        phase("stop", command.address, stop)
     return report
 
 
-def main() -> None:
-    """Run and print."""
-    report = reported(__doc__, run, kills=20, cuts=100)
-    sys.stdout.write(json.dumps(report, indent=2) + "\n")
-    if any(seen["wrong"] or seen["lost"] or not seen["calls"] for seen in report.values()):
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    REPORT = reported(__doc__, run, kills=20, cuts=100)
+    sys.stdout.write(json.dumps(REPORT, indent=2) + "\n")
+    sys.exit(any(seen["wrong"] or seen["lost"] or not seen["calls"] for seen in REPORT.values()))

@@ -1,11 +1,14 @@
-"""Load tests of a real server, from processes of their own."""
+"""Load tests of a real server, from processes of their own, and programs of long ones."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,3 +46,28 @@ def loading(
 def from_json(text: str) -> Any:
     """Read the document of a load test as objects with its fields."""
     return json.loads(text, object_hook=lambda fields: SimpleNamespace(**fields))
+
+
+def reported(
+    text: str | None, run: Callable[..., dict[str, Any]], **defaults: float
+) -> dict[str, Any]:
+    """Run with what the command line says; write the report where --json says; return it.
+
+    text      what --help prints
+    run       called with a folder of its own, and the options by their names
+    defaults  of the options, whose types are theirs: duration_s is --duration
+    """
+    parser = argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawTextHelpFormatter
+    )
+    for name, default in defaults.items():
+        flag = f"--{name.removesuffix('_s').replace('_', '-')}"
+        parser.add_argument(flag, dest=name, type=type(default), default=default)
+    parser.add_argument("--json", type=Path)
+    options = vars(parser.parse_args())
+    file = options.pop("json")
+    with tempfile.TemporaryDirectory() as folder:
+        report = run(Path(folder), **options)
+    if file:
+        file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return report

@@ -33,38 +33,23 @@ from gradwire.loadtest.generator import LoadSettings
 from gradwire.loadtest.result import ScenarioResult, failures
 from gradwire.loadtest.runner import Runner, Usage
 from gradwire.loadtest.scenarios import Flow, Scenario
-from load.loading import fleet_of
-from load.program import reported
+from load.loading import fleet_of, reported
 from support.processes import Command, running_command
 
 # A server that shares its cores with others is full at times, and says so: nothing leaks by that.
 _FULL: Final = ("RESOURCE_EXHAUSTED",)
+_CANCELLED, _LATE = ("CANCELLED", *_FULL), ("DEADLINE_EXCEEDED", *_FULL)
 
 MIXED = Scenario(
     name="soak",
     summary="every kind of call at once",
     flows=(
-        Flow(name="tiny", problem="tiny", callers=2, expected=_FULL),
-        Flow(name="medium", problem="medium", callers=1, expected=_FULL),
-        Flow(name="large", problem="large", callers=1, expected=_FULL),
-        Flow(name="many", problem="tiny", manner="many", items=64, callers=1, expected=_FULL),
-        Flow(
-            name="cancelled streams",
-            problem="large",
-            manner="cancelled",
-            callers=1,
-            within_s=0.3,
-            expected=("CANCELLED", *_FULL),
-        ),
-        Flow(
-            name="hurried",
-            problem="work",
-            manner="hurried",
-            rate=16.0,
-            burst=8,
-            within_s=0.03,
-            expected=("DEADLINE_EXCEEDED", *_FULL),
-        ),
+        Flow("tiny", "tiny", callers=2, expected=_FULL),
+        Flow("medium", "medium", callers=1, expected=_FULL),
+        Flow("large", "large", callers=1, expected=_FULL),
+        Flow("many", "tiny", "many", 1, items=64, expected=_FULL),
+        Flow("cancelled streams", "large", "cancelled", 1, within_s=0.3, expected=_CANCELLED),
+        Flow("hurried", "work", "hurried", 0, 16.0, burst=8, within_s=0.03, expected=_LATE),
     ),
 )
 
@@ -76,11 +61,9 @@ _PART: Final = 0.05
 # In the first minutes pools fill; of shorter runs only what they leave at rest tells.
 _LEAST_FIT_S: Final = 300.0
 _MOST_LEFT_MIB: Final = 64.0
-
-
-# gRPC's pool for its events has some threads more or fewer in each process as load comes and goes.
+_SHARED = r"^(\w+)-(\w+) ...s .*(?:/dev/shm|/memfd:|/dev/zero)"  # in /proc/PID/maps
+# gRPC's pool for its events.
 _POOL: Final = "event_engine"
-_MOST_POOLED: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,25 +92,24 @@ class Held:
         pairs = {
             "processes": (before.processes, self.processes),
             "threads": (before.own_threads, self.own_threads),
-            "threads of gRPC's pools": (_MOST_POOLED * self.processes, self.threads.get(_POOL, 0)),
+            # It has some more or fewer as load comes and goes.
+            "threads of gRPC's pools": (16 * self.processes, self.threads.get(_POOL, 0)),
             "shared_bytes": (before.shared_bytes, self.shared_bytes),
+            **{f"files: {kind}": (before.files.get(kind, 0), n) for kind, n in self.files.items()},
         }
-        for kind in before.files.keys() | self.files.keys():
-            pairs[f"files: {kind}"] = (before.files.get(kind, 0), self.files.get(kind, 0))
         more = {name: pair for name, pair in pairs.items() if pair[1] > pair[0]}
         return [f"{name}: {was} before, {now} after" for name, (was, now) in more.items()]
 
 
 def held(pids: set[int]) -> Held:
     """Count what processes hold."""
-    files: Counter[str] = Counter()
-    threads: Counter[str] = Counter()
-    shared = 0
+    files, threads, shared = Counter[str](), Counter[str](), 0
     for pid in pids:
         proc = Path(f"/proc/{pid}")
         threads.update(path.read_text().strip() for path in proc.glob("task/*/comm"))
         files.update(_kind(descriptor) for descriptor in (proc / "fd").iterdir())
-        shared += _shared_bytes((proc / "maps").read_text())
+        ranges = re.findall(_SHARED, (proc / "maps").read_text(), re.MULTILINE)
+        shared += sum(int(stop, 16) - int(start, 16) for start, stop in ranges)
     return Held(len(pids), dict(threads), dict(files), shared, round(anonymous(pids) / _MIB, 1))
 
 
@@ -139,11 +121,6 @@ def _kind(descriptor: Path) -> str:
     if target.startswith(("/dev/shm", "/memfd:")):  # noqa: S108 - looked at only
         return "shared memory"
     return target.partition(":")[0] if ":" in target else "file"
-
-
-def _shared_bytes(maps: str) -> int:
-    ranges = re.findall(r"^(\w+)-(\w+) ...s .*(?:/dev/shm|/memfd:|/dev/zero)", maps, re.MULTILINE)
-    return sum(int(stop, 16) - int(start, 16) for start, stop in ranges)
 
 
 def anonymous(pids: set[int]) -> int:
@@ -192,11 +169,6 @@ def growth(seconds: Sequence[float], memory: Sequence[float]) -> tuple[float, fl
 
 def _load(command: Command, duration_s: float, warm_up_s: float) -> ScenarioResult:
     """Put the server under load; every connection is closed when this returns."""
-
-    def show(line: str) -> None:
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r{line[:110]:110}")
-
     settings = LoadSettings(duration_s, warm_up_s, timeout_s=30.0)
 
     def probe() -> Usage:
@@ -205,7 +177,7 @@ def _load(command: Command, duration_s: float, warm_up_s: float) -> ScenarioResu
         return Usage(0.0, anonymous(pids), len(pids))
 
     with fleet_of(command.address) as fleet:
-        return Runner(fleet, settings, probe=probe, cores=None, show=show).run(MIXED)
+        return Runner(fleet, settings, probe=probe, cores=None, show=lambda _: None).run(MIXED)
 
 
 def _at_rest(pid: int, before: Held | None) -> Held:
@@ -261,14 +233,8 @@ def run(folder: Path, *, duration_s: float, warm_up_s: float) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Run and print."""
-    report = reported(__doc__, run, duration_s=1200.0, warm_up_s=60.0)
-    del report["memory_mib"], report["outcomes"]
-    sys.stdout.write(json.dumps(report, indent=1) + "\n")
-    if report["failed"]:
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    REPORT = reported(__doc__, run, duration_s=1200.0, warm_up_s=60.0)
+    del REPORT["memory_mib"], REPORT["outcomes"]
+    sys.stdout.write(json.dumps(REPORT, indent=1) + "\n")
+    sys.exit(bool(REPORT["failed"]))

@@ -3,9 +3,9 @@
     PYTHONPATH=tests python -m monitoring.check
 
 The queries are those of the dashboard and of the alert rules in deploy/monitoring, and those that
-prometheus-adapter makes of deploy/kubernetes for the autoscaler. Needs
-`prometheus` on the PATH. The server has two workers, one of which is killed on the way; what
-callers counted must be what Prometheus has at the end.
+prometheus-adapter makes of deploy/kubernetes for the autoscaler. Needs `prometheus` on the PATH.
+The server has two workers, one of which is killed on the way; what callers counted must be what
+Prometheus has at the end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -38,16 +38,11 @@ from support.processes import Command, running_command
 from support.raw_calls import RawClient, as_stream, opening, published_request, wrong_request
 
 FILES = Path(__file__).parents[2] / "deploy/monitoring"
-EVERY = "1s"
-WINDOW = "8s"
 ADAPTER = FILES.parent / "kubernetes/adapter-rules.yaml"
+WINDOW = "8s"
 FLAGS = ("--workers", "2", "--max-streams", "8", "--http-port", "127.0.0.1:0")
 PATIENCE_S = 40.0
 LOAD_S = 6.0
-SPOILED = 4
-# The first UNARY of these call Evaluate.
-KINDS = ("unary", "async unary", "many", "stream")
-UNARY = 2
 
 
 class Prometheus:
@@ -70,64 +65,78 @@ class Prometheus:
         values = [float(each["value"][1]) for each in self.ask("query", query=query)["result"]]
         return [value for value in values if not np.isnan(value)]
 
+    def check_data(self, asked: Mapping[str, str]) -> None:
+        """Wait until every query has data."""
+        for query, where in asked.items():
+            _until(partial(self.query, query), f"no data for {where}: {query}")
+
 
 @contextmanager
-def prometheus(
-    target: str, folder: Path, *, authorities: Path | None = None
-) -> Generator[Prometheus]:
+def prometheus(target: str, folder: Path, *, more: str = "") -> Generator[Prometheus]:
     """Run one on the configuration of deploy/monitoring, sooner and elsewhere.
 
-    authorities  whose certificates it trusts; None for a target that speaks plain text
+    more  settings of the job that scrapes the target
     """
     config = (FILES / "prometheus.yml").read_text()
-    ours = {"127.0.0.1:9464": target, "15s": EVERY, "- alerts.yml": f"- {FILES}/alerts.yml"}
+    job = "  - job_name: gradwire\n"
+    rules = {"- alerts.yml": f"- {FILES}/alerts.yml"}
+    ours = {"127.0.0.1:9464": target, "15s": "1s", **rules, job: job + more}
     if lacking := [each for each in ours if each not in config]:
         raise RuntimeError(f"prometheus.yml lacks {lacking}")
-    config = replaced(config, ours)
-    if authorities is not None:
-        job = "  - job_name: gradwire\n"
-        tls = f"    scheme: https\n    tls_config: {{ca_file: {authorities}}}\n"
-        config = config.replace(job, job + tls)
-    (folder / "prometheus.yml").write_text(config)
+    (folder / "prometheus.yml").write_text(_replaced(config, ours))
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     with (folder / "prometheus.log").open("wb") as log:
         files = f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"
         command = ["prometheus", *files, f"--web.listen-address={address}"]
         process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603
+    server = Prometheus(address)
+
+    def scraped() -> bool:
+        with suppress(OSError, RuntimeError):
+            return server.query("up") == [1.0]
+        return False
+
     try:
-        yield Prometheus(address)
+        _until(scraped, "Prometheus has not scraped the server")
+        yield server
     finally:
         process.terminate()
         process.wait(timeout=30)
 
 
-def replaced(text: str, values: Mapping[str, str]) -> str:
+def _replaced(text: str, values: Mapping[str, str]) -> str:
     for name, value in values.items():
         text = text.replace(name, value)
     return text
 
 
+def _until(holds: Callable[[], object], what: str) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not holds():
+        if time.monotonic() > until:
+            raise RuntimeError(f"after {PATIENCE_S:g} s: {what}")
+        time.sleep(0.2)
+
+
 class Load(Callers):
-    """Calls of every kind, and refused ones, until it is stopped."""
+    """Calls of every kind, and refused ones, until the block ends."""
 
     def __init__(self, address: str) -> None:
-        super().__init__(address, *KINDS)
-        self._address = address
-        self._threads.append(threading.Thread(target=self._spoil, daemon=True))
+        super().__init__(address, "unary", "async unary", "many", "stream")
+        self._threads.append(threading.Thread(target=self._spoil, args=(address,), daemon=True))
 
     @property
     def succeeded(self) -> int:
         """Calls of Evaluate that brought a result."""
-        unary = self.tallies[:UNARY]
-        return sum(tally.calls - len(tally.lost) for tally in unary)
+        return sum(tally.calls - len(tally.lost) for tally in self.tallies[:2])
 
-    def _spoil(self) -> None:
+    def _spoil(self, address: str) -> None:
         """Be refused for what is wrong, and for want of room."""
         while not self._over.is_set():
-            with RawClient(self._address) as client:
+            with RawClient(address) as client:
                 client.evaluate(wrong_request())
-                held = [client.start(self._wait()) for _ in range(SPOILED)]
+                held = [client.start(self._wait()) for _ in range(4)]
                 for stream in held:
                     try:
                         next(stream)
@@ -149,15 +158,15 @@ def queries() -> Iterator[tuple[str, str]]:
     variables |= {"$job": "gradwire", "$instance": ".+"}
     for panel in json.loads((FILES / "dashboard.json").read_text())["panels"]:
         for target in panel.get("targets", ()):
-            yield panel["title"], replaced(target["expr"], variables)
+            yield _replaced(target["expr"], variables), panel["title"]
     # A server stands for a pod.
     pod = {"<<.LabelMatchers>>": 'job="gradwire"', "<<.GroupBy>>": "instance"}
     for rule in yaml.safe_load(ADAPTER.read_text())["rules"]:
         series = {"<<.Series>>": rule["name"]["matches"]}
-        yield rule["name"]["as"], replaced(rule["metricsQuery"], {**series, **pod})
+        yield _replaced(rule["metricsQuery"], {**series, **pod}), rule["name"]["as"]
 
 
-def alerts(server: Prometheus) -> Iterator[tuple[str, str]]:
+def alerts(server: Prometheus, *, of_certificates: bool) -> Iterator[tuple[str, str]]:
     """Yield what each alert compares with its threshold; refuse rules that cannot be evaluated."""
     for group in server.ask("rules")["groups"]:
         for rule in group["rules"]:
@@ -165,51 +174,24 @@ def alerts(server: Prometheus) -> Iterator[tuple[str, str]]:
                 raise RuntimeError(f"{rule['name']}: {rule['lastError']}")
             compared, threshold = re.split(r" (?:>|<|==) (?=[\d.]+$)", rule["query"])
             float(threshold)
-            yield rule["name"], compared.replace("[5m]", f"[{WINDOW}]")
+            if ("gradwire_certificate_" in compared) is of_certificates:
+                yield compared.replace("[5m]", f"[{WINDOW}]"), rule["name"]
 
 
-def _until(holds: Callable[[], object], what: str) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not holds():
-        if time.monotonic() > until:
-            raise RuntimeError(f"after {PATIENCE_S:g} s: {what}")
-        time.sleep(0.2)
-
-
-def _wait_for_scrape(server: Prometheus) -> None:
-    def scraped() -> bool:
-        with suppress(OSError, RuntimeError):
-            return server.query("up") == [1.0]
-        return False
-
-    _until(scraped, "Prometheus has not scraped the server")
-
-
-def _check_data(server: Prometheus, asked: Sequence[tuple[str, str]]) -> None:
-    for where, query in asked:
-        _until(partial(server.query, query), f"no data for {where}: {query}")
-
-
-def _of_certificates(query: str) -> bool:
-    return "gradwire_certificate_" in query
-
-
-def _check(server: Prometheus, command: Command, load: Load) -> None:
-    _wait_for_scrape(server)
+def check(server: Prometheus, command: Command, load: Load) -> None:
     with load:
         time.sleep(LOAD_S / 2)
         command.kill_worker(1)
         command.wait_for_log("worker serves worker=1 ", times=2)
         time.sleep(LOAD_S / 2)
-        every = (*queries(), *alerts(server))
-        asked = [(where, query) for where, query in every if not _of_certificates(query)]
-        _check_data(server, asked)
+        asked = dict([*queries(), *alerts(server, of_certificates=False)])
+        server.check_data(asked)
     restarts = "sum(gradwire_worker_restarts_total)"
     _until(lambda: server.query(restarts) == [1.0], "no restart was told")
     counted = 'sum(gradwire_requests_total{method="Evaluate", status="OK"})'
-    # At most one call of each was answered whose answer died with its worker.
+    # At most one call of each caller was answered whose answer died with its worker.
     _until(
-        lambda: 0 <= server.query(counted)[0] - load.succeeded <= UNARY,
+        lambda: 0 <= server.query(counted)[0] - load.succeeded <= 2,
         f"{load.succeeded} calls, of which Prometheus saw {server.query(counted)}",
     )
     (samples,) = server.query("scrape_samples_scraped")
@@ -220,24 +202,21 @@ def _check(server: Prometheus, command: Command, load: Load) -> None:
     )
 
 
-def _check_certificates(folder: Path) -> None:
+def check_certificates(folder: Path) -> None:
     """Have the queries of certificates answered by a server with one that expires in 3 days."""
     papers, soon = Papers(folder), datetime.now(UTC) + timedelta(days=3)
     papers.write(not_after=soon)
-    log, roots = folder / "server.log", folder / "ca.pem"
+    tls = f"    scheme: https\n    tls_config: {{ca_file: {folder}/ca.pem}}\n"
     with (
-        running_command(*FLAGS, *papers.flags, log=log) as command,
-        prometheus(command.http_address, folder, authorities=roots) as server,
+        running_command(*FLAGS, *papers.flags, log=folder / "server.log") as command,
+        prometheus(command.http_address, folder, more=tls) as server,
     ):
-        _wait_for_scrape(server)
-        asked = [(where, query) for where, query in alerts(server) if _of_certificates(query)]
-        _check_data(server, asked)
-        if not asked:
-            raise RuntimeError("no alert is about certificates")
-        for _, query in asked:
-            (left_s,) = server.query(query)
-            if not 0 <= soon.timestamp() - time.time() - left_s + PATIENCE_S <= 2 * PATIENCE_S:
-                raise RuntimeError(f"{left_s} s are left of 3 days, says {query}")
+        asked = dict(alerts(server, of_certificates=True))
+        server.check_data(asked)
+        left_s = [server.query(query) for query in asked]
+        expected_s = soon.timestamp() - time.time()
+        if not asked or any(abs(one - expected_s) > PATIENCE_S for (one,) in left_s):
+            raise RuntimeError(f"{expected_s} s are left of 3 days, and {asked} say {left_s}")
     sys.stdout.write(f"{len(asked)} queries of certificates have data\n")
 
 
@@ -248,9 +227,9 @@ def main() -> None:
         running_command(*FLAGS, log=Path(name) / "server.log") as command,
         prometheus(command.http_address, Path(name)) as server,
     ):
-        _check(server, command, Load(command.address))
+        check(server, command, Load(command.address))
     with tempfile.TemporaryDirectory() as name:
-        _check_certificates(Path(name))
+        check_certificates(Path(name))
 
 
 if __name__ == "__main__":

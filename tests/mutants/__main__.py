@@ -15,6 +15,7 @@ import fcntl
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,10 +27,8 @@ ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "tests" / "mutants.toml"
 
 _FOLDER = ROOT / "build" / "mutants"
-# Workers: tests wait for servers half of their time.
+# Tests wait for servers half of their time.
 _COPIES = 2
-# Tests recorded for a caught mutant: the one that failed, and others in case that one is removed.
-_KEPT = 8
 # Time limit of the whole run.
 _LIMIT_S = 3600.0
 
@@ -41,36 +40,27 @@ def main() -> None:
     parser.add_argument("verb", nargs="?", choices=("run",), default="run")
     parser.add_argument("numbers", nargs="*", type=int, metavar="NUMBER")
     parser.add_argument("--record", action="store_true")
-    arguments = parser.parse_args()
-    if not run({*arguments.numbers}, record=arguments.record):
-        sys.exit(1)
-
-
-def run(numbers: set[int], *, record: bool) -> bool:
-    """Run mutants, by default all, and print the outcomes; return whether they hold."""
+    given = parser.parse_args()
     until = time.monotonic() + _LIMIT_S
-    mutants = [each for each in table.read(TABLE) if not numbers or each.number in numbers]
-    tried = [each for each in mutants if each.outcome != "equivalent" and _applies(each)]
+    every = table.read(TABLE)
+    wanted = [each for each in every if not given.numbers or each.number in given.numbers]
+    tried = [each for each in wanted if each.outcome != "equivalent" and _applies(each)]
     copies = [Copy(ROOT, _FOLDER / str(number)) for number in range(min(_COPIES, len(tried) or 1))]
     _FOLDER.mkdir(parents=True, exist_ok=True)
     with (_FOLDER / "lock").open("w") as file:
         # Other runs use the same copies.
         fcntl.flock(file, fcntl.LOCK_EX)
-        found = judge_all(tried, copies, _tell, until=until)
-    if record:
-        judged = [_recorded(each, found) for each in table.read(TABLE)]
-        TABLE.write_text(table.text(judged), encoding="utf-8")
-    words: dict[int, str] = {
-        each.number: "equivalent" if each.outcome == "equivalent" else "not run" for each in mutants
-    }
-    words |= {number: "caught" if test else "escaped" for number, test in found.items()}
-    for each in mutants:
-        sys.stdout.write(
-            f"{each.number:4}  {words[each.number]:10}  {each.area:19}  {each.behavior}\n"
-        )
-    counts = sorted(Counter(words.values()).items())
-    sys.stdout.write(", ".join(f"{count} {word}" for word, count in counts) + "\n")
-    return all(found.get(each.number) for each in mutants if each.outcome == "caught")
+        found = judge_all(tried, copies, until=until)
+    if given.record:
+        TABLE.write_text(table.text(_judged(each, found) for each in every), encoding="utf-8")
+    counts = Counter[str]()
+    for each in wanted:
+        word = {None: "escaped", "": "not run"}.get(found.get(each.number, ""), "caught")
+        word = "equivalent" if each.outcome == "equivalent" else word
+        counts[word] += 1
+        sys.stdout.write(f"{each.number:4}  {word:10}  {each.area:19}  {each.behavior}\n")
+    sys.stdout.write(", ".join(f"{n} {word}" for word, n in sorted(counts.items())) + "\n")
+    sys.exit(not all(found.get(each.number) for each in wanted if each.outcome == "caught"))
 
 
 def _applies(mutant: Mutant) -> bool:
@@ -83,20 +73,14 @@ def _applies(mutant: Mutant) -> bool:
     return True
 
 
-def _recorded(mutant: Mutant, found: dict[int, str | None]) -> Mutant:
+def _judged(mutant: Mutant, found: Mapping[int, str | None]) -> Mutant:
     """Return a mutant with its outcome, the test that caught it first among its tests."""
-    if mutant.number not in found:
-        return mutant
-    test = found[mutant.number]
-    if test is None:
-        return replace(mutant, outcome="escaped")
-    others = tuple(each for each in mutant.tests if each != test)
-    return replace(mutant, outcome="caught", tests=(test, *others)[:_KEPT])
-
-
-def _tell(mutant: Mutant, test: str | None, seconds: float) -> None:
-    word = "escaped" if test is None else "caught"
-    sys.stderr.write(f"{mutant.number:4}  {word}  {seconds:5.1f} s  {test or ''}\n")
+    test = found.get(mutant.number, "")
+    if not test:
+        return mutant if test == "" else replace(mutant, outcome="escaped")
+    others = (each for each in mutant.tests if each != test)
+    # Some in case that the first one is removed.
+    return replace(mutant, outcome="caught", tests=(test, *others)[:8])
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,19 +45,14 @@ class Copy:
         self._root = root
         self.folder = folder
         self._progress, self._log, self._arguments = (
-            folder.with_name(f"{folder.name}-{name}") for name in ("progress", "log", "args")
+            Path(f"{folder}-{name}") for name in ("progress", "log", "args")
         )
         self._homes = defaultdict[str, list[str]](list)
 
     def refresh(self) -> None:
         """Copy the tracked and the new files of the repository."""
-        listed = subprocess.run(
-            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],  # noqa: S607
-            cwd=self._root,
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
+        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.check_output(command, cwd=self._root, text=True)  # noqa: S603 - git
         names = {name for name in listed.split("\0") if name and (self._root / name).is_file()}
         for name in names:
             target = self.folder / name
@@ -148,21 +143,20 @@ class Copy:
         return process.returncode
 
     def _start(self, words: Iterable[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-        folders = (self.folder / name for name in ("server", "client", "tests"))
-        environment = {
-            **os.environ,
+        folders = (str(self.folder / name) for name in ("server", "client", "tests"))
+        variables = {
             FILE: str(self._progress),
-            "PYTHONPATH": os.pathsep.join(map(str, folders)),
+            "PYTHONPATH": os.pathsep.join(folders),
             "PYTHONHASHSEED": "0",
-            "XDG_CACHE_HOME": str(self.folder.with_name(f"{self.folder.name}-cache")),
+            "XDG_CACHE_HOME": f"{self.folder}-cache",
         }
         return subprocess.Popen(  # noqa: S603 - our own tests and server
             [sys.executable, *words],
             cwd=self.folder,
-            env=environment,
+            env=os.environ | variables,
             stdin=subprocess.DEVNULL,
             stdout=log,
-            stderr=subprocess.STDOUT,
+            stderr=log,
             start_new_session=True,
         )
 
@@ -180,11 +174,7 @@ def _present(test: str, missing: Sequence[str]) -> list[str]:
 
 
 def judge_all(
-    mutants: Sequence[Mutant],
-    copies: Sequence[Copy],
-    tell: Callable[[Mutant, str | None, float], None],
-    *,
-    until: float,
+    mutants: Sequence[Mutant], copies: Sequence[Copy], *, until: float
 ) -> dict[int, str | None]:
     """Return the test that catches each mutant, by number; mutants not run are left out."""
     waiting = list(reversed(mutants))
@@ -196,8 +186,9 @@ def judge_all(
         while waiting and time.monotonic() < until:
             mutant = waiting.pop()
             start = time.monotonic()
-            found[mutant.number] = copy.judge(mutant)
-            tell(mutant, found[mutant.number], time.monotonic() - start)
+            test = found[mutant.number] = copy.judge(mutant)
+            took_s = time.monotonic() - start
+            sys.stderr.write(f"{mutant.number:4}  {took_s:5.1f} s  {test or 'escaped'}\n")
 
     with ThreadPoolExecutor(len(copies)) as pool:
         list(pool.map(work, copies))

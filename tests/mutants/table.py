@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ast
 import json
-import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from textwrap import dedent, indent
 from typing import Any, Literal
 
 Outcome = Literal["caught", "equivalent", "escaped"]
@@ -54,33 +54,23 @@ class Mutant:
         """Return a source with the fault. Raises LookupError if its lines are gone."""
         lines = source.splitlines(keepends=True)
         wanted = self.before.splitlines(keepends=True)
-        places: list[int] = []
-        for name, node in _functions(ast.parse(source)):
-            stop = (node.end_lineno or 0) - len(wanted) + 1
-            places += [
-                first
-                for first in range(node.lineno - 1, stop if name == self.function else 0)
-                if _dedented(lines[first : first + len(wanted)]) == _dedented(wanted)
-            ]
+        count = len(wanted)
+        places = [
+            first
+            for name, node in _functions(ast.parse(source))
+            if name == self.function
+            for first in range(node.lineno - 1, (node.end_lineno or 0) - count + 1)
+            if dedent("".join(lines[first : first + count])) == dedent(self.before)
+        ]
         if len(places) != 1:
             raise LookupError(
                 f"mutant {self.number}: its lines are {len(places)} times in {self.function} of "
                 f"{self.file}; express again: {self.behavior}"
             )
         (first,) = places
-        indent = " " * (_indentation(lines[first]) - _indentation(wanted[0]))
-        lines[first : first + len(wanted)] = [textwrap.indent(self.after, indent)]
+        further = " " * (len(lines[first]) - len(wanted[0]))
+        lines[first : first + count] = [indent(self.after, further)]
         return "".join(lines)
-
-
-def _indentation(line: str) -> int:
-    return len(line) - len(line.lstrip(" "))
-
-
-def _dedented(lines: list[str]) -> list[str]:
-    """Take the indentation of the first line from all."""
-    first = _indentation(lines[0])
-    return [line[:first].lstrip(" ") + line[first:] for line in lines]
 
 
 def _functions(

@@ -14,12 +14,14 @@ machine; a fourth one calls: small calls, evaluate_many and streams, blocking an
 - down: a single caller is left, and three replicas go
 - head: the head's machine is killed, and the list with it; callers go on with the one they have
 
-Ends with status 1 if a call was lost or brought other bits than NumPy computes.
+Ends with status 1 if a call was lost or brought other bits than NumPy computes. The machine that
+calls runs this module too, as `watch TARGET` and as `call TARGET KIND...`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -27,17 +29,47 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gradwire import UnavailableError
+from gradwire._transport.replicas import resolve
 from raycluster.nodes import Nodes, ray_cluster
+from support.load import PAUSE_S, Callers
 from support.raw_calls import wait_until
 
 _KINDS = ("unary", "async unary", "many", "copy", "async stream", *["stream"] * 6)
 _MOST = 4
 _PATIENCE_S = 240.0
 _HEADLESS_S = 10.0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def watch(target: str) -> None:
+    """Print a list of replicas whenever it changed, until this is killed; empty if none is had."""
+    told: tuple[str, ...] | None = None
+    while True:
+        seen: tuple[str, ...] = ()
+        with contextlib.suppress(UnavailableError):
+            seen = resolve(target)
+        if seen != told:
+            _say(json.dumps(seen))
+            told = seen
+        time.sleep(0.2)
+
+
+def call(target: str, *kinds: str) -> None:
+    """Say "calling" once every caller has had results; what they saw, when standard input ends."""
+    with Callers(target, *kinds, pause_s=PAUSE_S) as callers:
+        callers.wait_for_more()
+        _say("calling")
+        sys.stdin.read()
+        callers.wait_for_more()
+    _say(json.dumps(callers.seen))
 
 
 class Watch:
@@ -47,7 +79,7 @@ class Watch:
     """
 
     def __init__(self, cluster: Nodes, target: str) -> None:
-        words = (sys.executable, "-m", "raycluster.caller", "watch", target)
+        words = (sys.executable, "-m", "raycluster.check", "watch", target)
         self._process = cluster.start(cluster.caller, *words)
         self.serving: frozenset[str] = frozenset()
         threading.Thread(target=self._follow, daemon=True).start()
@@ -69,10 +101,10 @@ class Watch:
             sys.stderr.write(f"{time.strftime('%X')} serving: {sorted(self.serving)}\n")
 
 
-@contextmanager
+@contextlib.contextmanager
 def calling(cluster: Nodes, target: str, *kinds: str) -> Generator[dict[str, Any]]:
     """Have callers call during a block; what they saw is in the dictionary after it."""
-    words = (sys.executable, "-m", "raycluster.caller", "call", target, *kinds)
+    words = (sys.executable, "-m", "raycluster.check", "call", target, *kinds)
     process = cluster.start(cluster.caller, *words)
     seen: dict[str, Any] = {}
     assert process.stdin is not None
@@ -186,4 +218,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["watch"]:
+        watch(*sys.argv[2:])
+    elif sys.argv[1:2] == ["call"]:
+        call(*sys.argv[2:])
+    else:
+        main()

@@ -38,7 +38,7 @@ class Networks:
         return ["ip", "netns", "exec", self._name(number), *command]
 
     def pids(self, number: int) -> list[int]:
-        return [int(pid) for pid in _ip("netns", "pids", self._name(number)).split()]
+        return [int(pid) for pid in _ip(f"netns pids {self._name(number)}").split()]
 
     def kill(self, number: int) -> None:
         """End all processes of a machine at once, as if it had lost its power."""
@@ -50,7 +50,7 @@ class Networks:
 
     def cut(self, number: int) -> None:
         """Let nothing reach a machine any more, or leave it."""
-        _ip("-n", f"{self._prefix}-0", "link", "set", f"port{number}", "down")
+        _ip(f"-n {self._prefix}-0 link set port{number} down")
 
     def close(self) -> None:
         """End what runs there, and take all down."""
@@ -64,33 +64,30 @@ class Networks:
 
     def _add(self, number: int) -> str:
         name = self._name(number)
-        _ip("netns", "add", name)
+        _ip(f"netns add {name}")
         self._made += 1
-        _ip("-n", name, "link", "set", "lo", "up")
+        _ip(f"-n {name} link set lo up")
         return name
 
     def _build(self, count: int) -> None:
         switch = self._add(0)
-        _ip("-n", switch, "link", "add", "switch", "type", "bridge")
-        _ip("-n", switch, "link", "set", "switch", "up")
+        _ip(f"-n {switch} link add switch type bridge")
+        _ip(f"-n {switch} link set switch up")
         for number in range(1, count + 1):
             name, port = self._add(number), f"port{number}"
-            _ip("-n", name, "link", "add", "eth0", "type", "veth", "peer", port, "netns", switch)
-            _ip("-n", switch, "link", "set", port, "master", "switch", "up")
-            _ip("-n", name, "addr", "add", f"{self.address(number)}/24", "dev", "eth0")
-            _ip("-n", name, "link", "set", "eth0", "up")
+            _ip(f"-n {name} link add eth0 type veth peer {port} netns {switch}")
+            _ip(f"-n {switch} link set {port} master switch up")
+            _ip(f"-n {name} addr add {self.address(number)}/24 dev eth0")
+            _ip(f"-n {name} link set eth0 up")
 
 
-def _ip(*words: str) -> str:
-    done = subprocess.run(["ip", *words], check=True, capture_output=True, text=True)  # noqa: S603, S607
-    return done.stdout
+def _ip(words: str) -> str:
+    command = ["ip", *words.split()]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603
 
 
 _PORT = 6379
 _RAY = str(Path(sys.executable).with_name("ray"))
-_COMMAND = str(Path(sys.executable).with_name("gradwire-ray"))
-# A node that joins a head which is gone waits for it without end.
-_START_S = 60
 # Ray ends workers where the machine is short of memory, whoever uses it.
 _VARIABLES = {
     "RAY_AUTH_MODE": "disabled",
@@ -107,10 +104,9 @@ class Nodes:
     def __init__(self, machines: Networks, folder: Path, *, nodes: int, cpus: int) -> None:
         self.machines = machines
         self.caller = nodes + 2
-        self._folder = folder
         self._environment = {**os.environ, **_VARIABLES}
         head = ("--head", f"--port={_PORT}", "--include-dashboard=false", "--disable-usage-stats")
-        self._start(1, *head, "--num-cpus=0")
+        self._start(1, *head, "--num-cpus=0", f"--temp-dir={folder / '1'}")
         for number in range(2, nodes + 2):
             self._start(number, f"--address={self.head}", f"--num-cpus={cpus}")
 
@@ -120,17 +116,13 @@ class Nodes:
 
     def command(self, *words: str) -> str:
         """Run gradwire-ray on the head; return what it prints."""
-        return self.run(1, _COMMAND, *words)
+        return self.run(1, str(Path(sys.executable).with_name("gradwire-ray")), *words)
 
     def run(self, number: int, *words: str) -> str:
         """Run a program on a machine; return what it prints. RuntimeError where it fails."""
+        command = self.machines.within(number, words)
         done = subprocess.run(  # noqa: S603 - our own programs
-            self.machines.within(number, words),
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
+            command, env=self._environment, capture_output=True, text=True, check=False, timeout=300
         )
         if done.returncode:
             raise RuntimeError(f"{words} ended with {done.returncode}: {done.stdout}{done.stderr}")
@@ -149,14 +141,10 @@ class Nodes:
         )
 
     def _start(self, number: int, *flags: str) -> None:
-        address = self.machines.address(number)
-        folder = f"--temp-dir={self._folder / str(number)}" if "--head" in flags else ""
-        given: Sequence[str] = [flag for flag in (*flags, folder) if flag]
-        self.run(
-            number,
-            *("timeout", str(_START_S), _RAY, "start", f"--node-ip-address={address}", *given),
-            *("--object-store-memory=80000000", "--num-gpus=0"),
-        )
+        own = f"--node-ip-address={self.machines.address(number)}"
+        # A node that joins a head which is gone waits for it without end.
+        words = ("timeout", "60", _RAY, "start", own, "--num-gpus=0", *flags)
+        self.run(number, *words, "--object-store-memory=80000000")
 
 
 @contextmanager

@@ -8,9 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -32,31 +31,23 @@ class Running:
     def __init__(self, *flags: str) -> None:
         self.reports: list[Report] = []
         self.ended = threading.Event()
-        self.stop = Replica(
-            flags,
-            host="127.0.0.1",
-            threads=3,
-            send=self.reports.append,
-            on_end=self.ended.set,
-        ).stop
+        options: dict[str, Any] = {"send": self.reports.append, "on_end": self.ended.set}
+        self.stop = Replica((*QUICK, *flags), host="127.0.0.1", threads=3, **options).stop
 
     def report(self) -> Report:
         before = len(self.reports)
         wait_until(lambda: len(self.reports) > before)
         return self.reports[-1]
 
+    def __enter__(self) -> Self:
+        return self
 
-@contextmanager
-def running(*flags: str) -> Generator[Running]:
-    replica = Running(*QUICK, *flags)
-    try:
-        yield replica
-    finally:
-        replica.stop(0.0)
+    def __exit__(self, *_: object) -> None:
+        self.stop(0.0)
 
 
 def test_it_serves_tells_its_load_and_is_silent_while_its_server_hangs() -> None:
-    with running() as replica:
+    with Running() as replica:
         report = replica.report()
         assert report.address.startswith("127.0.0.1:")
         with Client(report.address) as client:
@@ -83,14 +74,14 @@ def test_it_serves_tells_its_load_and_is_silent_while_its_server_hangs() -> None
 
 
 def test_it_tells_when_its_server_has_ended() -> None:
-    with running() as replica:
+    with Running() as replica:
         os.kill(replica.report().pid, signal.SIGKILL)
         assert replica.ended.wait(60)
 
 
 def test_a_server_that_hangs_for_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_module, "_SILENCE_S", _SEVERAL_REPORTS_S)
-    with running() as replica:
+    with Running() as replica:
         os.kill(replica.report().pid, signal.SIGSTOP)
         assert replica.ended.wait(60)
 
@@ -98,7 +89,7 @@ def test_a_server_that_hangs_for_long_is_killed(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("times", [1, 2], ids=["told once", "told again"])
 def test_told_to_stop_it_says_so_and_finishes_calls(times: int) -> None:
     flags = ("--grace-s", "30", "--drain-delay-s", "2")
-    with running(*flags) as replica, Client(replica.report().address) as client:
+    with Running(*flags) as replica, Client(replica.report().address) as client:
         results = client.evaluate_many((OP, ONES, (1, 1, 2, 2)) for _ in range(2000))
         first = next(results)
         assert not replica.report().stopping
@@ -115,15 +106,15 @@ def test_told_to_stop_it_says_so_and_finishes_calls(times: int) -> None:
 
 
 def test_its_server_ends_with_it() -> None:
-    words = (
-        "import os, signal, time\n"
-        "from gradwire_ray.replica import Replica\n"
-        "def end(report):\n"
-        "    print(report.pid, flush=True)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"Replica({QUICK!r}, host='127.0.0.1', threads=1, send=end, on_end=print)\n"
-        "time.sleep(60)\n"
-    )
+    words = f"""
+import os, signal, time
+from gradwire_ray.replica import Replica
+def end(report):
+    print(report.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+Replica({QUICK!r}, host='127.0.0.1', threads=1, send=end, on_end=print)
+time.sleep(60)
+"""
     owner = subprocess.run(  # noqa: S603 - our own words
         [sys.executable, "-c", words], stdout=subprocess.PIPE, text=True, check=False
     )
@@ -136,17 +127,16 @@ def test_a_server_that_does_not_start_says_why_and_is_tried_again_later(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica_module, "_PAUSE_S", _SEVERAL_REPORTS_S)
-    replica = Running("--tokens", "/nowhere")
-    report = replica.report()
-    assert "the server ended with status 1: --tokens is /nowhere" in report.failure
-    assert report.address == ""
-    assert not replica.ended.is_set()
-    assert replica.ended.wait(60)
+    with Running("--tokens", "/nowhere") as replica:
+        report = replica.report()
+        assert "the server ended with status 1: --tokens is /nowhere" in report.failure
+        assert report.address == ""
+        assert not replica.ended.is_set()
+        assert replica.ended.wait(60)
     assert "/nowhere" in capfd.readouterr().err
 
 
 def test_a_server_that_does_not_start_can_be_stopped() -> None:
-    replica = Running("--tokens", "/nowhere")
-    replica.report()
-    replica.stop(0.0)
+    with Running("--tokens", "/nowhere") as replica:
+        replica.report()
     assert not replica.ended.is_set()

@@ -15,13 +15,11 @@ import token
 import tokenize
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("client/gradwire", "server/gradwire_server", "server/gradwire_ray")
-_BASELINE = Path(__file__).with_name("baseline.json")
-_MOST_COMPLEXITY = 12
 _GENERATED = "client/gradwire/v1"
+_MOST_COMPLEXITY = 12
 _COUNTED = {token.NAME, token.NUMBER, token.OP, token.STRING}
 
 
@@ -51,8 +49,7 @@ def sizes() -> dict[str, dict[str, int]]:
     for top in (*PRODUCT, "tests", "benchmarks"):
         for one in modules(top):
             parts = one.relative_to(ROOT / top).parts
-            folder = f"{top}/{parts[0]}" if len(parts) > 1 else f"{top}, its root"
-            for row in (folder, f"{top}, all"):
+            for row in (f"{top}/{parts[0]}" if parts[1:] else f"{top}, its root", f"{top}, all"):
                 figures["tokens"][row] += tokens(one.read_text(encoding="utf-8"))
                 figures["modules"][row] += 1
     return {**figures}
@@ -60,10 +57,9 @@ def sizes() -> dict[str, dict[str, int]]:
 
 def complex_functions() -> list[str]:
     """Let ruff judge complexity, whatever pyproject.toml and remarks leave out."""
-    limit = f"--config=lint.mccabe.max-complexity={_MOST_COMPLEXITY}"
-    words = ("check", "--isolated", "--ignore-noqa", "--quiet", "--select=C901", limit)
-    more = ("--output-format=concise", f"--extend-exclude={_GENERATED}", *PRODUCT)
-    command = [sys.executable, "-m", "ruff", *words, *more]
+    words = "check --isolated --ignore-noqa --quiet --select=C901 --output-format=concise"
+    more = f"--config=lint.mccabe.max-complexity={_MOST_COMPLEXITY} --extend-exclude={_GENERATED}"
+    command = [sys.executable, "-m", "ruff", *words.split(), *more.split(), *PRODUCT]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603
     if found.returncode > 1 or found.stderr:
         raise RuntimeError(f"ruff did not run; `make install` installs it: {found.stderr}")
@@ -73,14 +69,14 @@ def complex_functions() -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write figures and complex functions there, too")
-    arguments = parser.parse_args()
+    file = parser.parse_args().json
     figures, too_complex = sizes(), complex_functions()
-    baseline: dict[str, Any] = json.loads(_BASELINE.read_text(encoding="utf-8"))
+    baseline = json.loads(Path(__file__).with_name("baseline.json").read_text(encoding="utf-8"))
     lines = [
         "Tokens are those of kind NAME, NUMBER, STRING and OP, an f-string as one; no comments,",
         "docstrings, line ends or indentation. The generated gradwire.v1 is in no figure.",
-        f"{baseline['name']} is commit {baseline['commit']}.",
-        f"\n{'':48} {'today':>8} {baseline['name']:>10}",
+        f"{baseline['name']} is commit {baseline['commit']}.\n",
+        f"{'':48} {'today':>8} {baseline['name']:>10}",
     ]
     for section, today in figures.items():
         before = baseline["figures"][section]
@@ -90,10 +86,10 @@ def main() -> None:
             for row in {**today, **before}
         ]
     lines.append(f"functions of a complexity above {_MOST_COMPLEXITY}: {len(too_complex)}")
-    sys.stdout.write("\n  ".join(["\n".join(lines), *too_complex]) + "\n")
-    if arguments.json:
+    sys.stdout.writelines(f"{line}\n" for line in [*lines, *too_complex])
+    if file:
         found = {"figures": figures, "complex functions": too_complex}
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,14 +55,11 @@ def repeated(ask: Callable[[], object], *, threads: int = 3) -> Generator[Load]:
 
 
 Array = NDArray[Any]
-# Items of one evaluate_many.
-_MANY = 50
 # Between calls of those that leave processors to servers that start.
 PAUSE_S = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """A kind of call; shapes are those of the tensor sent and of the one that comes back."""
 
     operator: ops.Operator
@@ -73,19 +69,23 @@ class Kind:
 
 HALVE = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
 COPY = ops.DmlResample(interpolation_mode="linear")
+# Adds rows to running sums.
+SUMS = ops.InterpolateBackward(mode="linear", data_format="NCX")
 KINDS = {
     "unary": Kind(HALVE, (1, 3, 32, 32), (1, 3, 16, 16)),
     "stream": Kind(HALVE, (1, 16, 320, 320), (1, 16, 160, 160)),
     "small stream": Kind(HALVE, (1, 2, 256, 256), (1, 2, 128, 128)),
-    # Adds rows to running sums.
-    "sums": Kind(
-        ops.InterpolateBackward(mode="linear", data_format="NCX"),
-        (1, 1, 3000, 700),
-        (1, 1, 50, 350),
-    ),
+    "sums": Kind(SUMS, (1, 1, 3000, 700), (1, 1, 50, 350)),
     "copy": Kind(COPY, (1024, 1024), (1024, 1024)),
     "large": Kind(COPY, (8, 1024, 1024), (8, 1024, 1024)),
 }
+
+
+def problem(kind: Kind) -> tuple[Array, Array]:
+    """Return what is sent, and what must come back."""
+    array = np.random.default_rng(0).normal(size=kind.sent).astype(np.float32)
+    with LocalClient("numpy_cpu") as local:
+        return array, local.evaluate(kind.operator, array, output_shape=kind.received)
 
 
 @dataclass
@@ -111,6 +111,15 @@ class Tally:
     def judge(self, result: Array, expected: Array) -> None:
         self.wrong += result.tobytes() != expected.tobytes()
 
+    @contextmanager
+    def counted(self) -> Generator[None]:
+        """Count a call, which is lost if it raises."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever it is, the call is lost
+            self.lost.append(f"{type(error).__name__}: {error}")
+        self.calls += 1
+
 
 class Callers:
     """Threads that call one server until the block ends, each the same again and again.
@@ -123,9 +132,7 @@ class Callers:
     """
 
     def __init__(self, target: str, *kinds: str, pause_s: float = 0.0, **options: Any) -> None:
-        self._target = target
-        self._pause_s = pause_s
-        self._options = options
+        self._target, self._pause_s, self._options = target, pause_s, options
         self._over = threading.Event()
         self._client = Client(target, **options)
         self.tallies = [Tally() for _ in kinds]
@@ -138,45 +145,49 @@ class Callers:
         seen = [(tally, tally.calls + 2) for tally in self.tallies]
         wait_until(lambda: all(tally.calls >= least for tally, least in seen))
 
+    @property
+    def seen(self) -> dict[str, Any]:
+        """What all of them saw."""
+        return {
+            "calls": sum(tally.calls for tally in self.tallies),
+            "retried": sum(tally.retried for tally in self.tallies),
+            "slowest_s": round(max(tally.slowest_s for tally in self.tallies), 3),
+            "wrong": sum(tally.wrong for tally in self.tallies),
+            "lost": [text for tally in self.tallies for text in tally.lost],
+        }
+
     def check(self) -> None:
-        for tally in self.tallies:
-            assert not tally.lost, tally.lost
-            assert tally.wrong == 0
-            assert tally.calls
+        assert (self.seen["wrong"], self.seen["lost"]) == (0, [])
+        assert all(tally.calls for tally in self.tallies)
 
-    def _starter(self, kind: str, tally: Tally) -> Callable[[], None]:
-        if kind == "many":
-            unary = KINDS["unary"]
-            array, expected = problem(unary)
-            return lambda: self._call_many(unary, array, expected, tally)
-        name = kind.removeprefix("async ")
-        array, expected = problem(KINDS[name])
-        if name == kind:
-            return lambda: self._call(KINDS[name], array, expected, tally)
-        return lambda: asyncio.run(self._await(KINDS[name], array, expected, tally))
+    def _starter(self, name: str, tally: Tally) -> Callable[[], None]:
+        kind = KINDS["unary" if name == "many" else name.removeprefix("async ")]
+        array, expected = problem(kind)
+        if name.startswith("async "):
+            return lambda: asyncio.run(self._await(kind, array, expected, tally))
 
-    def _call(self, kind: Kind, array: Array, expected: Array, tally: Tally) -> None:
-        while not self._over.is_set():
-            with _counted(tally):
-                result = self._client.evaluate(
-                    kind.operator, array, output_shape=kind.received, on_timing=tally.note
-                )
-                tally.judge(result, expected)
-            time.sleep(self._pause_s)
+        def one() -> Iterator[Array]:
+            yield self._client.evaluate(
+                kind.operator, array, output_shape=kind.received, on_timing=tally.note
+            )
 
-    def _call_many(self, kind: Kind, array: Array, expected: Array, tally: Tally) -> None:
-        items = [Item(kind.operator, array, kind.received)] * _MANY
-        while not self._over.is_set():
-            results = self._client.evaluate_many(items)
-            for _ in items:
-                with _counted(tally):
-                    tally.judge(next(results), expected)
-            time.sleep(self._pause_s)
+        def many() -> Iterator[Array]:
+            return self._client.evaluate_many([Item(kind.operator, array, kind.received)] * 50)
+
+        def repeat() -> None:
+            while not self._over.is_set():
+                results = many() if name == "many" else one()
+                for _ in range(50 if name == "many" else 1):
+                    with tally.counted():
+                        tally.judge(next(results), expected)
+                time.sleep(self._pause_s)
+
+        return repeat
 
     async def _await(self, kind: Kind, array: Array, expected: Array, tally: Tally) -> None:
         async with AsyncClient(self._target, **self._options) as client:
             while not self._over.is_set():
-                with _counted(tally):
+                with tally.counted():
                     result = await client.evaluate(
                         kind.operator, array, output_shape=kind.received, on_timing=tally.note
                     )
@@ -188,12 +199,7 @@ class Callers:
             thread.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def stop(self) -> None:
@@ -204,20 +210,3 @@ class Callers:
             thread.join(max(0.0, until - time.monotonic()))
         self._client.close()
         assert not any(thread.is_alive() for thread in self._threads)
-
-
-@contextmanager
-def _counted(tally: Tally) -> Generator[None]:
-    """Count a call, which is lost if it raises."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - whatever it is, the call is lost
-        tally.lost.append(f"{type(error).__name__}: {error}")
-    tally.calls += 1
-
-
-def problem(kind: Kind) -> tuple[Array, Array]:
-    """Return what is sent, and what must come back."""
-    array = np.random.default_rng(0).normal(size=kind.sent).astype(np.float32)
-    with LocalClient("numpy_cpu") as local:
-        return array, local.evaluate(kind.operator, array, output_shape=kind.received)

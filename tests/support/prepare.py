@@ -19,13 +19,11 @@ _KERNELS = ("-m", "gradwire_server", "--compile-only", "--backend", "numba_cpu")
 
 def main() -> None:
     """Compile both at once; exit with 1 if numba fails, with an error if g++ does."""
-    compiling: subprocess.Popen[bytes] | None = None
-    if find_spec("numba") is not None:
-        compiling = subprocess.Popen([sys.executable, *_KERNELS])  # noqa: S603 - our own server
-    if not why_not():
-        cuda_device.compiled()
-    if compiling is not None:
-        sys.exit(compiling.wait())
+    command = [sys.executable, *_KERNELS] if find_spec("numba") else ["/usr/bin/true"]
+    with subprocess.Popen(command) as compiling:  # noqa: S603 - our own server
+        if not why_not():
+            cuda_device.compiled()
+    sys.exit(compiling.returncode)
 
 
 if __name__ == "__main__":

@@ -133,11 +133,9 @@ class Command:
         return self._process.wait(timeout=120)
 
     def close(self) -> None:
-        if self.running:
-            self._process.kill()
-        self.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        with self._process:
+            if self.running:
+                self._process.kill()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Generator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +119,8 @@ class ServerProcess:
         self.start()
 
     def start(self) -> None:
-        self.process, self.address = start_command(
-            "--address", f"127.0.0.1:{self.port}", *self._flags, stderr=subprocess.DEVNULL
-        )
+        flags = ("--address", f"127.0.0.1:{self.port}", *self._flags)
+        self.process, self.address = start_command(*flags, stderr=subprocess.DEVNULL)
         if not self.address:
             self.kill()
             raise AssertionError("the server ended before it was ready")
@@ -129,19 +128,14 @@ class ServerProcess:
 
     def kill(self) -> None:
         """End it at once, as a crash would."""
-        self.process.kill()
-        self._reap()
+        with self.process:
+            self.process.kill()
 
     def terminate(self) -> int:
         """Ask it to stop and return its exit status."""
-        self.process.terminate()
-        return self._reap()
-
-    def _reap(self) -> int:
-        status = self.process.wait(timeout=60)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-        return status
+        with self.process:
+            self.process.terminate()
+            return self.process.wait(timeout=60)
 
 
 @contextmanager
@@ -211,15 +205,12 @@ DIFF_DST = np.random.default_rng(0).normal(size=(1, 3, 512, 512)).astype(np.floa
 ALWAYS: dict[str, Any] = {"split": True, "split_threshold_bytes": 0, "stream_threshold_bytes": 0}
 
 
-@dataclass(frozen=True, slots=True)
 class Fleet:
     """Servers that walk a tensor in steps of different sizes."""
 
-    servers: tuple[ServerThread, ...]
-
-    @property
-    def targets(self) -> list[str]:
-        return [server.address for server in self.servers]
+    def __init__(self, *servers: ServerThread) -> None:
+        self.servers = servers
+        self.targets = [server.address for server in servers]
 
 
 class List(Listing):
@@ -227,20 +218,15 @@ class List(Listing):
 
     def __init__(self, *replicas: str, **settings: Any) -> None:
         self.replicas = list(replicas)
-        super().__init__(
-            "some",
-            host="127.0.0.1",
-            port=0,
-            settings=Settings(**settings),
-            addresses=lambda: self.replicas,
-        )
+        given, host = Settings(**settings), "127.0.0.1"
+        super().__init__("some", host=host, port=0, settings=given, addresses=lambda: self.replicas)
 
 
 @contextmanager
 def fleet_serving() -> Generator[Fleet]:
     with ExitStack() as stack:
         slabs = (2 << 20, 1000, 60)
-        yield Fleet(tuple(stack.enter_context(serving(slab_bytes=slab)) for slab in slabs))
+        yield Fleet(*(stack.enter_context(serving(slab_bytes=slab)) for slab in slabs))
 
 
 def same_bits(result: NDArray[Any], expected: NDArray[Any]) -> None:
@@ -264,11 +250,8 @@ def served_many(**settings: Any) -> Generator[tuple[ServerThread, RawClient, Man
 @contextmanager
 def commanded(*flags: str, log: Path, **options: Any) -> Generator[tuple[Command, RawClient]]:
     """Run the command as `running_command` does, and connect to it."""
-    with (
-        running_command(*flags, log=log, **options) as command,
-        RawClient(command.address) as client,
-    ):
-        yield command, client
+    with running_command(*flags, log=log, **options) as server, RawClient(server.address) as client:
+        yield server, client
 
 
 def wait_idle(server: ServerThread) -> None:
