@@ -82,7 +82,8 @@ class Registrar:
 
 def offers_memory(address: str) -> bool:
     with RawClient(address) as client:
-        return client.stub.GetServerInfo(v1.GetServerInfoRequest()).shared_memory
+        offered: bool = client.stub.GetServerInfo(v1.GetServerInfoRequest()).shared_memory
+        return offered
 
 
 class SharingClient(RawClient):
@@ -107,7 +108,7 @@ class SharingClient(RawClient):
             output=v1.SharedRange(handle=self.output.handle, length=GRADIENT.nbytes // 4),
         )
 
-    def call(self, request: v1.EvaluateSharedRequest | None = None) -> v1.EvaluateSharedResponse:
+    def call(self, request: v1.EvaluateSharedRequest | None = None) -> Any:
         return self.stub.EvaluateShared(request or self.request(), timeout=PATIENCE_S)
 
     def refusal(
