@@ -7,12 +7,11 @@ import subprocess
 import threading
 from collections.abc import Generator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import uvloop
 from numpy.typing import NDArray
@@ -205,23 +204,6 @@ def wait_for(server: ServerThread, *, computing: int, waiting: int) -> None:
     wait_until(lambda: (admission.computing, admission.queue_depth) == (computing, waiting))
 
 
-SHAPE = (1, 3, 256, 256)
-DIFF_DST = np.random.default_rng(0).normal(size=(1, 3, 512, 512)).astype(np.float32)
-# Every tensor is cut, into as many parts as there are targets or elements.
-ALWAYS: dict[str, Any] = {"split": True, "split_threshold_bytes": 0, "stream_threshold_bytes": 0}
-
-
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """Servers that walk a tensor in steps of different sizes."""
-
-    servers: tuple[ServerThread, ...]
-
-    @property
-    def targets(self) -> list[str]:
-        return [server.address for server in self.servers]
-
-
 class List(Listing):
     """A list of replicas that a test changes."""
 
@@ -234,13 +216,6 @@ class List(Listing):
             settings=Settings(**settings),
             addresses=lambda: self.replicas,
         )
-
-
-@contextmanager
-def fleet_serving() -> Generator[Fleet]:
-    with ExitStack() as stack:
-        slabs = (2 << 20, 1000, 60)
-        yield Fleet(tuple(stack.enter_context(serving(slab_bytes=slab)) for slab in slabs))
 
 
 def same_bits(result: NDArray[Any], expected: NDArray[Any]) -> None:
