@@ -221,8 +221,10 @@ def test_where_no_server_is_left_or_may_be_tried_the_call_is_unavailable(
         halved(client, DIFF_DST)
 
 
-# Shares on slow connections take longer than a share may stand still.
-SLOW: dict[str, Any] = {**ALWAYS, "timeout_s": 1.5, "chunk_bytes": 5000}
+# On slow connections a share of a large tensor takes longer than it may stand still.
+SLOW: dict[str, Any] = {**ALWAYS, "timeout_s": 2.0, "chunk_bytes": 20_000}
+DELAY_S = 0.12
+BATCH = np.tile(DIFF_DST, (4, 1, 1, 1))
 
 
 @pytest.mark.slow
@@ -230,9 +232,9 @@ def test_a_share_for_which_no_server_has_room_waits_for_another_to_end(expected:
     # Its tries are over, and it would count as stalled, long before the other share has ended.
     retry = RetryPolicy(initial_backoff_s=0.01, max_attempts=5)
     with serving(max_streams=1, slab_bytes=1000) as narrow, relaying(narrow.address) as relay:
-        relay.delay_s = 0.4
+        relay.delay_s = DELAY_S
         with Client(["127.0.0.1:1", relay.address], retry=retry, **SLOW) as client:
-            same_bits(halved(client, DIFF_DST), expected)
+            same_bits(halved(client, BATCH), np.tile(expected, (4, 1, 1, 1)))
         wait_idle(narrow)
 
 
@@ -242,10 +244,10 @@ def test_a_share_may_take_longer_than_an_answer_but_one_that_never_comes_is_anot
     with ExitStack() as stack:
         mute, *slow = (stack.enter_context(relaying(target)) for target in targets)
         for relay in slow:
-            relay.delay_s = 0.4
+            relay.delay_s = DELAY_S
         with Client([one.address for one in slow], **SLOW) as client:
             began = time.monotonic()
-            same_bits(halved(client, DIFF_DST), expected)
+            same_bits(halved(client, BATCH), np.tile(expected, (4, 1, 1, 1)))
             assert time.monotonic() - began > SLOW["timeout_s"]
         mute.swallow()
         with Client([mute.address, *targets], timeout_s=2.0, **ALWAYS) as client:
