@@ -36,8 +36,13 @@ def server() -> Iterator[ServerThread]:
 
 
 @pytest.fixture(scope="session")
-def plain(server: ServerThread) -> Iterator[Client]:
-    with Client(server.address) as client:
+def address(server: ServerThread) -> str:
+    return server.address
+
+
+@pytest.fixture(scope="session")
+def plain(address: str) -> Iterator[Client]:
+    with Client(address) as client:
         yield client
 
 
@@ -49,21 +54,21 @@ def face(request: pytest.FixtureRequest) -> Face:
 
 
 @pytest.fixture
-def faced(face: Face, server: ServerThread) -> Iterator[Client]:
+def faced(face: Face, address: str) -> Iterator[Client]:
     """Run the test with a client of either kind."""
-    with face(server.address) as client:
+    with face(address) as client:
         yield client
 
 
 @pytest.fixture
-def collect(face: Face, server: ServerThread) -> Collect:
+def collect(face: Face, address: str) -> Collect:
     """Return what gives place and outcome of every item of evaluate_many."""
-    return partial(outcomes_of, face, at=server.address)
+    return partial(outcomes_of, face, at=address)
 
 
 @pytest.fixture
-def relay(server: ServerThread) -> Iterator[Relay]:
-    with relaying(server.address) as relay:
+def relay(address: str) -> Iterator[Relay]:
+    with relaying(address) as relay:
         yield relay
 
 

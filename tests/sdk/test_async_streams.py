@@ -21,7 +21,7 @@ from gradwire.errors import CallCancelledError, DeadlineExceededError
 from support.clients import COPY, ITEM, copied
 from support.raw_calls import wait_until
 from support.relay import Relay
-from support.servers import ServerThread, serving
+from support.servers import serving
 
 ARRAY = np.ones((300, 300), np.float32)
 # What the documentation of AsyncClient says.
@@ -62,10 +62,10 @@ async def take_many(client: AsyncClient) -> None:
     ("ask", "at_once", "split"), [(call, 8, False), (call, 8, True), (take_many, 1, False)]
 )
 async def test_no_stream_and_no_thread_is_started_in_the_event_loop(
-    server: ServerThread, ask: Callable[[AsyncClient], Any], at_once: int, *, split: bool
+    address: str, ask: Callable[[AsyncClient], Any], at_once: int, *, split: bool
 ) -> None:
     with serving() as other:
-        target = [server.address, other.address]
+        target = [address, other.address]
         async with AsyncClient(target, split=split, split_threshold_bytes=1) as client:
             # The first time the event loop gets the thread of to_thread(), which it keeps.
             await ask(client)

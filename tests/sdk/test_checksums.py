@@ -83,7 +83,7 @@ def test_results_are_the_same_also_of_a_server_that_knows_no_checksums(
 @pytest.mark.parametrize("up", [True, False], ids=["request", "result"])
 @pytest.mark.parametrize("array", [SMALL, LARGE], ids=["small", "large"])
 def test_a_changed_byte_of_data_is_an_error_that_is_retried(
-    server: ServerThread, plain: Client, array: Array, *, up: bool
+    address: str, plain: Client, array: Array, *, up: bool
 ) -> None:
     # Powers of two survive the halving: the mark is found on its way in both directions.
     marked = np.full_like(array, 2.0**-77)
@@ -97,7 +97,7 @@ def test_a_changed_byte_of_data_is_an_error_that_is_retried(
             return block[: at + 1] + b"\x55" + block[at + 2 :]
         return block
 
-    with relaying(server.address) as relay:
+    with relaying(address) as relay:
         setattr(relay, "alter_up" if up else "alter", change)
         left.append(1)
         with Client(relay.address, checksums=True, retry=ONCE) as client:

@@ -53,9 +53,7 @@ ARRAYS: dict[str, Array] = {
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_the_same_elements_give_the_same_bits_wherever_they_lie(
-    client: Client, plain: Client, name: str
-) -> None:
+def test_bits_do_not_depend_on_where_elements_lie(client: Client, plain: Client, name: str) -> None:
     array, sent = ARRAYS[name], list[int]()
     result = halved(client, array, on_progress=lambda sent_bytes, _: sent.append(sent_bytes))
     packed = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("="))
@@ -91,11 +89,9 @@ def test_out_takes_the_result_whatever_its_strides(
 
 
 @pytest.mark.parametrize("side", [1200, 2400], ids=["USE_STREAM", "over grpc's own limit"])
-def test_what_does_not_fit_in_one_message_is_streamed(
-    server: ServerThread, plain: Client, side: int
-) -> None:
+def test_what_one_message_cannot_hold_is_streamed(address: str, plain: Client, side: int) -> None:
     array = np.arange(side * side, dtype=np.float32).reshape(side, side)
-    with Client(server.address, stream_threshold_bytes=1 << 40) as client:
+    with Client(address, stream_threshold_bytes=1 << 40) as client:
         np.testing.assert_array_equal(copied(client, array), array)
     # The result alone.
     enlarge = ops.Interpolate(mode="nearest", scales=(side / 2, side / 2), data_format="NCX")
@@ -112,7 +108,7 @@ def test_what_does_not_fit_in_one_message_is_streamed(
     ],
     ids=["channels last", "broadcast"],
 )
-def test_an_input_that_cannot_be_streamed_in_its_order_is_reordered_on_the_way(
+def test_an_input_that_cannot_be_streamed_in_its_order_is_reordered(
     source: Array,
 ) -> None:
     out = np.empty(source.shape, np.float32)
@@ -148,11 +144,11 @@ def test_progress_grows_and_ends_with_the_end(relay: Relay, face: Face) -> None:
 
 @pytest.mark.parametrize("threshold", [0, 1 << 16, 1 << 40], ids=["stream", "both", "unary"])
 def test_calls_at_once_share_a_client(
-    server: ServerThread, face: Face, expected: Array, threshold: int
+    address: str, face: Face, expected: Array, threshold: int
 ) -> None:
     large = RANDOM.normal(size=(512, 512)).astype(np.float32)
-    options = {"stream_threshold_bytes": threshold}
-    with face(server.address, **options) as client, ThreadPoolExecutor(8) as pool:
+    options: dict[str, Any] = {"stream_threshold_bytes": threshold}
+    with face(address, **options) as client, ThreadPoolExecutor(8) as pool:
         calls = [(pool.submit(halved, client, DIFF_DST), expected) for _ in range(40)]
         calls += [(pool.submit(copied, client, large), large) for _ in range(10)]
         for call, result in calls:
@@ -167,9 +163,7 @@ def test_a_call_that_succeeds_gives_back_to_the_budget_of_retries(client: Client
     assert budget.allows_retry
 
 
-def test_a_server_tells_of_itself_by_values_with_the_names_of_the_schema(
-    plain: Client, faced: Client
-) -> None:
+def test_a_server_tells_of_itself_by_the_names_of_the_schema(plain: Client, faced: Client) -> None:
     info, operators = faced.server_info(), faced.operators()
     assert (info, operators) == (plain.server_info(), plain.operators())
     assert [each.name for each in operators] == list(ops.OPERATORS) == list(info.operators)

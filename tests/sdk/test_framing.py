@@ -69,7 +69,7 @@ def test_other_messages_are_none() -> None:
     asked, named = v1.EvaluateRequest, v1.EvaluateResponse(request_id="b", data=b"\x05")
     no_name, foreign = asked(data=b"\x05"), asked(request_id="ä", data=b"\x05")
     evaluations = (None, no_name, foreign, asked(request_id="a"), NAMELESS)
-    requests = [v1.EvaluateManyRequest(evaluation=evaluation) for evaluation in evaluations]
+    requests: list[Message] = [v1.EvaluateManyRequest(evaluation=each) for each in evaluations]
     answers: list[Message] = [
         v1.EvaluateManyResponse(),
         v1.EvaluateManyResponse(request_id="a"),

@@ -65,7 +65,7 @@ def check_results(client: Client, items: list[Any], outcomes: list[tuple[int, Ou
 
 @either_way
 @pytest.mark.parametrize("most", [1, 3, 64])
-def test_results_are_those_of_evaluate(
+def test_results_equal_evaluate(
     plain: Client, collect: Collect, *, ordered: bool, most: int
 ) -> None:
     values = np.random.default_rng(0).normal(size=(2, 3, 8, 10))
@@ -96,9 +96,7 @@ def test_arrays_of_any_layout_come_back_as_they_went(plain: Client, sources: lis
 
 
 @either_way
-def test_an_error_is_raised_at_its_item_and_the_others_go_on(
-    collect: Collect, *, ordered: bool
-) -> None:
+def test_an_error_is_raised_at_its_item_others_go_on(collect: Collect, *, ordered: bool) -> None:
     good, invalid = np.arange(16, dtype=np.float32).reshape(4, 4), errors.InvalidRequestError
     scaled = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1.0,))
     # Items with the errors that evaluate() raises for them, by their places.
@@ -129,9 +127,7 @@ def test_an_error_is_raised_at_its_item_and_the_others_go_on(
 
 @either_way
 @pytest.mark.parametrize("most", [1, 5])
-def test_items_are_taken_only_as_there_is_room(
-    collect: Collect, *, ordered: bool, most: int
-) -> None:
+def test_items_are_taken_as_there_is_room(collect: Collect, *, ordered: bool, most: int) -> None:
     open_now, seen = set[int](), list[int]()
 
     def items() -> Iterator[Item]:
@@ -146,9 +142,7 @@ def test_items_are_taken_only_as_there_is_room(
 
 
 @either_way
-def test_results_do_not_wait_until_many_slow_items_are_there(
-    collect: Collect, *, ordered: bool
-) -> None:
+def test_results_do_not_wait_for_many_slow_items(collect: Collect, *, ordered: bool) -> None:
     done, done_before = list[int](), list[int]()
 
     def items() -> Iterator[Item]:
@@ -161,7 +155,7 @@ def test_results_do_not_wait_until_many_slow_items_are_there(
     assert done_before[-1] > 0
 
 
-def test_an_array_may_be_used_anew_for_the_next_item_and_out_takes_its_result(
+def test_an_array_may_be_used_anew_at_once_and_out_takes_its_result(
     collect: Collect,
 ) -> None:
     array = np.empty((4, 6), np.float32)
@@ -179,7 +173,7 @@ def test_an_array_may_be_used_anew_for_the_next_item_and_out_takes_its_result(
     assert all(outs[index] is None or outs[index] is result for index, result in outcomes)
 
 
-async def test_items_may_come_asynchronously(server: ServerThread) -> None:
+async def test_items_may_come_asynchronously(address: str) -> None:
     first_result = asyncio.Event()
 
     async def items() -> AsyncIterator[Item]:
@@ -188,7 +182,7 @@ async def test_items_may_come_asynchronously(server: ServerThread) -> None:
             # The first result is handed over although more may come.
             await first_result.wait()
 
-    async with AsyncClient(server.address) as client:
+    async with AsyncClient(address) as client:
         results = client.evaluate_many(items(), max_in_flight=7)
         seen = [float((await anext(results))[0])]
         # Waiting for a result may be given up and taken up again.
@@ -241,14 +235,14 @@ CUTS = [(1,), (300,), (2_000,), (9_000, 1, 1, 20_000, 300, 5_000)]
     ],
 )
 def test_a_stream_that_is_cut_anywhere_goes_on_where_it_stopped(
-    server: ServerThread, collect: Collect, cuts: tuple[int, ...], options: dict[str, Any]
+    address: str, collect: Collect, cuts: tuple[int, ...], options: dict[str, Any]
 ) -> None:
-    with relaying(server.address, cuts=cuts) as relay:
+    with relaying(address, cuts=cuts) as relay:
         check(collect(numbered(600), at=relay.address, options=options), 600)
         assert relay.connections == len(cuts) + 1
 
 
-def test_another_server_is_sent_what_one_that_is_gone_has_not_answered(
+def test_another_server_is_sent_what_a_lost_one_has_not_answered(
     server: ServerThread,
 ) -> None:
     with serving() as other, relaying(server.address, cuts=(5_000,)) as relay:
@@ -259,14 +253,14 @@ def test_another_server_is_sent_what_one_that_is_gone_has_not_answered(
 
 
 @pytest.mark.slow
-def test_a_server_that_drains_hands_over_to_another(server: ServerThread, collect: Collect) -> None:
+def test_a_server_that_drains_hands_over_to_another(address: str, collect: Collect) -> None:
     old = ServerThread()
     old.start()
     with relaying(old.address) as relay:
 
         def hand_over() -> None:
             old.stop()
-            relay.lead_to(server.address)
+            relay.lead_to(address)
 
         stopping = threading.Thread(target=hand_over)
         outcomes = collect(
@@ -279,9 +273,7 @@ def test_a_server_that_drains_hands_over_to_another(server: ServerThread, collec
         stopping.join()
 
 
-def test_silence_ends_what_is_in_flight_and_the_next_items_go_on(
-    relay: Relay, collect: Collect
-) -> None:
+def test_silence_ends_items_in_flight_and_the_next_go_on(relay: Relay, collect: Collect) -> None:
     on = {4: relay.hold, 10: relay.let_go}
     outcomes = collect(
         numbered(30),
@@ -303,9 +295,7 @@ def test_silence_ends_what_is_in_flight_and_the_next_items_go_on(
 
 
 @pytest.mark.parametrize("slow", ["items", "results"])
-def test_a_stream_that_the_server_ends_meanwhile_is_opened_again(
-    collect: Collect, slow: str
-) -> None:
+def test_a_stream_that_the_server_ends_is_opened_again(collect: Collect, slow: str) -> None:
     def wait(what: str) -> None:
         if what == slow:
             time.sleep(0.25)
@@ -320,9 +310,7 @@ def test_a_stream_that_the_server_ends_meanwhile_is_opened_again(
         check(collect(items(), at=server.address, **options), 4)
 
 
-def test_a_full_server_is_asked_again_and_what_no_retry_mends_is_told_at_every_item(
-    nobody: str, collect: Collect
-) -> None:
+def test_a_full_server_is_asked_again_or_every_item_is_told(nobody: str, collect: Collect) -> None:
     with served_many(max_memory_bytes=1) as (server, _, other):
         full = server.address
         other.send(named(summed(1 << 18), "long"))  # hours of work take all memory
@@ -348,11 +336,11 @@ def test_more_callers_than_streams_all_get_their_results(collect: Collect) -> No
             check(call.result(), 50)
 
 
-def test_a_server_without_the_method_is_called_once_for_each_item(
-    server: ServerThread, collect: Collect
+def test_a_server_without_the_method_is_called_for_each_item(
+    address: str, collect: Collect
 ) -> None:
     broadcast = np.broadcast_to(np.float32(100), (16,))
-    with skewed(server.address, older) as old:
+    with skewed(address, older) as old:
         check(collect([*numbered(100), Item(COPY, broadcast, (16,))], at=old), 101)
 
 
@@ -402,10 +390,8 @@ def check_cancelled(outcomes: list[BaseException | None], *, begin: int) -> None
         assert error.__notes__ == [f"item {index} of evaluate_many"]
 
 
-def test_a_closed_client_ends_every_item_it_took_and_then_the_results(
-    server: ServerThread, face: Face
-) -> None:
-    with face(server.address) as client:
+def test_a_closed_client_ends_every_item_it_took_and_the_results(address: str, face: Face) -> None:
+    with face(address) as client:
         assert list(client.evaluate_many([])) == []
         results = client.evaluate_many(repeat(ITEM, 500))
         for _ in range(5):
@@ -415,9 +401,7 @@ def test_a_closed_client_ends_every_item_it_took_and_then_the_results(
 
 
 @pytest.mark.parametrize("taken", [0, 3, 30])
-def test_closing_a_client_ends_who_waits_for_a_slow_source(
-    server: ServerThread, taken: int
-) -> None:
+def test_closing_a_client_ends_who_waits_for_a_slow_source(address: str, taken: int) -> None:
     silent = threading.Event()
 
     async def items() -> AsyncIterator[Item]:
@@ -427,7 +411,7 @@ def test_closing_a_client_ends_who_waits_for_a_slow_source(
         silent.set()
         await asyncio.Event().wait()
 
-    with AWAITED(server.address) as client, ThreadPoolExecutor(1) as pool:
+    with AWAITED(address) as client, ThreadPoolExecutor(1) as pool:
         evaluate_many: Any = client.evaluate_many
         waiting = pool.submit(told, evaluate_many(items()))
         assert silent.wait(PATIENCE_S)
@@ -482,7 +466,7 @@ class Interrupting:
         raise KeyboardInterrupt
 
 
-def test_an_interrupt_while_an_item_is_taken_is_raised_once_and_loses_no_result(
+def test_an_interrupt_as_an_item_is_taken_is_raised_once_and_loses_no_result(
     plain: Client,
 ) -> None:
     items = [ITEM, ITEM._replace(array=Interrupting()), ITEM]
@@ -510,9 +494,7 @@ def test_results_are_refused_to_a_second_thread_and_to_their_own_items(plain: Cl
         assert [type(each) for each in told(results)] == [RuntimeError]
 
 
-def test_results_that_are_closed_or_dropped_end_their_stream(
-    server: ServerThread, faced: Client
-) -> None:
+def test_results_closed_or_dropped_end_their_stream(server: ServerThread, faced: Client) -> None:
     with faced.evaluate_many(repeat(ITEM)) as results:
         next(results)
         assert server.server.service.admission.streams == 1

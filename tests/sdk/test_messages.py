@@ -14,7 +14,6 @@ import pytest
 from gradwire import RetryPolicy, ops
 from gradwire.health import health
 from support.clients import COPY, SMALL, Face, copied, halved
-from support.servers import ServerThread
 
 IMAGE, PLACE = np.ones((1, 1, 4, 4), np.float32), (1, 1, 2, 2)
 
@@ -106,7 +105,7 @@ def test_a_client_cannot_be_made_of_nonsense(
     assert refused(lambda: face(**made)) == (field, message)
 
 
-def test_a_target_in_the_environment_is_refused_by_its_name_and_health_asks_alike(
+def test_a_bad_target_in_the_environment_is_named(
     face: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for target, advice in (("127.0.0.1", HOST_PORT), ("a:1,", next(iter(TARGETS)))):
@@ -181,10 +180,10 @@ ASKED: dict[str | None, dict[str, Asked]] = {
     ("message", "field"), [(message, field) for field in ASKED for message in ASKED[field]]
 )
 def test_a_call_that_cannot_be_made_is_refused(
-    server: ServerThread, face: Face, message: str, field: str | None
+    address: str, face: Face, message: str, field: str | None
 ) -> None:
     call = ASKED[field][message]
-    with face(server.address) as client:
+    with face(address) as client:
         assert refused(lambda: call(client)) == (field, message)
 
 

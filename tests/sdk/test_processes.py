@@ -16,7 +16,6 @@ import pytest
 
 from gradwire import AsyncClient, Client, RetryPolicy
 from support.clients import ITEM, LARGE, SMALL, copied
-from support.servers import ServerThread
 
 # Scripts run apart from pytest, whose threads are not at rest when a test wants to fork.
 FORKING = """
@@ -26,10 +25,11 @@ from gradwire import Client, RetryPolicy, ops
 
 copy = ops.DmlResample(interpolation_mode="linear")
 small = np.ones((4, 4), np.float32)
-large = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
 # A dead connection stays dead however often it is tried; grpc 1.76 breaks a new one now and then.
 policy = RetryPolicy(max_attempts=5, initial_backoff_s=0.05)
 client = Client(sys.argv[1], retry=policy)
+large = client.empty((512, 512))
+large[...] = np.arange(512, dtype=np.float32)
 
 def works():
     return all(
@@ -98,15 +98,19 @@ print("done")
 @pytest.mark.parametrize(
     "script", [FORKING, pytest.param(DROPPING, marks=pytest.mark.slow)], ids=["fork", "drop"]
 )
-def test_forked_children_connect_anew_and_results_may_be_collected_in_any_thread(
-    server: ServerThread, script: str
+def test_children_connect_anew_and_any_thread_may_collect_results(
+    address: str, script: str
 ) -> None:
-    command = [sys.executable, "-c", script, server.address]
+    run_script(script, address)
+
+
+def run_script(script: str, address: str) -> None:
+    command = [sys.executable, "-c", script, address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
     assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
 
 
-def test_results_stay_with_the_process_that_asked_for_them(
+def test_results_stay_in_the_process_that_asked(
     plain: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No process is forked here: gRPC may crash where that happens amid a call."""
@@ -126,10 +130,10 @@ def parent_and_result(client: Client) -> tuple[int, Any]:
 
 
 def test_a_pickled_client_has_its_arguments_and_connections_of_its_own(
-    server: ServerThread,
+    address: str,
 ) -> None:
     options: dict[str, Any] = {"chunk_bytes": 5000, "retry": RetryPolicy(max_attempts=3)}
-    with Client(server.address, timeout_s=7.0, **options) as client:
+    with Client(address, timeout_s=7.0, **options) as client:
         client.server_info()
         dumped = pickle.dumps(client)
         with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -139,7 +143,7 @@ def test_a_pickled_client_has_its_arguments_and_connections_of_its_own(
     assert pickle.dumps(pickle.loads(dumped)) == dumped  # noqa: S301 - our own bytes
 
     async def dump() -> bytes:
-        async with AsyncClient(server.address, chunk_bytes=5000) as client:
+        async with AsyncClient(address, chunk_bytes=5000) as client:
             await client.server_info()
             return pickle.dumps(client)
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -47,18 +48,18 @@ def noting(event: threading.Event) -> Callable[[int, int], None]:
     ids=str,
 )
 def test_a_stream_that_is_cut_anywhere_gives_the_same_bits(
-    server: ServerThread, face: Face, undisturbed: Array, cuts: tuple[int, ...]
+    address: str, face: Face, undisturbed: Array, cuts: tuple[int, ...]
 ) -> None:
     few = len(cuts) == 5
     options: dict[str, Any] = {"chunk_bytes": 50_001, "retry": clients.PROMPT}
     if few:
         options = {"chunk_bytes": 10_000, "retry": clients.SOON_OVER}
-    with relaying(server.address, cuts=cuts) as relay, face(relay.address, **options) as client:
+    with relaying(address, cuts=cuts) as relay, face(relay.address, **options) as client:
         np.testing.assert_array_equal(halved(client, DIFF_DST), undisturbed)
         assert relay.connections > (5 if few else 1)
 
 
-def test_calls_amid_which_a_server_is_killed_and_started_again_give_the_same_bits(
+def test_calls_outlive_a_server_that_is_killed_and_started_again(
     undisturbed: Array,
 ) -> None:
     part = DIFF_DST[:, :, :64, :64]
@@ -84,12 +85,12 @@ def test_calls_amid_which_a_server_is_killed_and_started_again_give_the_same_bit
 
 
 def test_a_stream_that_meets_another_evaluation_starts_again(
-    server: ServerThread, undisturbed: Array, monkeypatch: pytest.MonkeyPatch
+    address: str, undisturbed: Array, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upgrade = partial(monkeypatch.setattr, server_prepared, "NUMERICS_VERSION", "another")
     reports: list[tuple[int, int]] = []
     with (
-        relaying(server.address, cuts=(RESULT_BYTES // 2,), on_cut=upgrade) as relay,
+        relaying(address, cuts=(RESULT_BYTES // 2,), on_cut=upgrade) as relay,
         Client(relay.address, chunk_bytes=50_000, retry=clients.PROMPT) as client,
     ):
         result = halved(client, DIFF_DST, on_progress=lambda *report: reports.append(report))
@@ -119,9 +120,9 @@ def test_refused_data_is_sent_again_only_where_chunks_were_too_large(plain: Clie
         evaluation.recover(refused)
 
 
-def test_every_refusal_reaches_a_client_that_is_writing(server: ServerThread, face: Face) -> None:
+def test_every_refusal_reaches_a_client_that_is_writing(address: str, face: Face) -> None:
     wrong = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1.0,))
-    with face(server.address, chunk_bytes=20_000) as client:
+    with face(address, chunk_bytes=20_000) as client:
         copied(client, DIFF_DST)
         for _ in range(60):
             with pytest.raises(errors.InvalidRequestError) as caught:
@@ -171,10 +172,10 @@ def test_callers_that_outnumber_streams_all_get_results_and_fewer_tries_the_time
     assert caught.value.retry_after_s == RETRY_AFTER_S
 
 
-def test_shares_avoid_a_server_on_which_one_broke(server: ServerThread, nobody: str) -> None:
+def test_shares_avoid_a_server_on_which_one_broke(address: str, nobody: str) -> None:
     timings: list[Timing] = []
     options: dict[str, Any] = {"split_threshold_bytes": 0, "retry": clients.PROMPT}
-    with Client([nobody, server.address], split=True, **options) as client:
+    with Client([nobody, address], split=True, **options) as client:
         # A clock that stands still: what is avoided stays so.
         vars(vars(client)["_calls"].get().channels.shares)["_clock"] = lambda: 1.0
         for _ in range(3):
@@ -216,13 +217,11 @@ def test_no_retry_reaches_past_the_deadline(nobody: str, array: Array) -> None:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), errors.UnavailableError("another server")])
-def test_an_exception_from_on_progress_ends_the_call(
-    server: ServerThread, face: Face, error: Exception
-) -> None:
+def test_an_error_of_on_progress_ends_the_call(address: str, face: Face, error: Exception) -> None:
     def tear(_sent: int, _received: int) -> None:
         raise error
 
-    with face(server.address, chunk_bytes=5000) as client:
+    with face(address, chunk_bytes=5000) as client:
         with pytest.raises(type(error)) as caught:
             copied(client, LARGE, on_progress=tear)
         # Not taken for an error of this call.
@@ -269,22 +268,22 @@ def test_closing_ends_calls_of_others(relay: Relay, face: Face, array: Array) ->
         assert isinstance(call.exception(30), errors.CallCancelledError)
 
 
-def test_a_closed_client_says_so(server: ServerThread, face: Face) -> None:
-    client = face(server.address)
+def test_a_closed_client_says_so(address: str, face: Face) -> None:
+    client = face(address)
     client.server_info()
     client.close()
     client.close()
-    for call in (*CALLS.values(), lambda client: client.wait_ready()):
+    for call in (*CALLS.values(), methodcaller("wait_ready")):
         with pytest.raises(RuntimeError, match="closed"):
             call(client)
 
 
-async def test_another_event_loop_is_refused(server: ServerThread) -> None:
+async def test_another_event_loop_is_refused(address: str) -> None:
     async def use_elsewhere() -> None:
         with pytest.raises(RuntimeError, match="another event loop"):
             await copied(client, SMALL)
 
-    async with AsyncClient(server.address) as client:
+    async with AsyncClient(address) as client:
         await copied(client, SMALL)
         await asyncio.to_thread(asyncio.run, use_elsewhere())
 

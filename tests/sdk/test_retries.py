@@ -127,9 +127,7 @@ FINAL = (
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_what_may_pass_is_repeated_and_a_stream_also_where_it_broke_without_a_word(
-    *, streamed: bool
-) -> None:
+def test_what_may_pass_is_repeated_and_a_stream_where_it_broke_mutely(*, streamed: bool) -> None:
     for seen, expected in ((RETRYABLE, True), (BROKEN, streamed), (FINAL, False)):
         assert {is_retryable(error, streamed=streamed) for error in seen} == {expected}
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +20,7 @@ import pytest
 from gradwire import Client, DeadlineExceededError, InvalidRequestError, ops, v1
 from gradwire._transport.shared_memory import SegmentPool, SegmentRefusedError, SharedTry
 from gradwire._wire.requests import prepare
+from sdk.test_processes import FORKING, run_script
 from support.clients import BILINEAR, LAYOUTS, Array, Face
 from support.raw_calls import wait_until
 from support.scraping import scrape
@@ -103,7 +102,7 @@ def test_any_array_gives_the_bits_of_a_stream(server: ServerThread, face: Face, 
     assert out.tobytes() == np.ascontiguousarray(stream).tobytes()
 
 
-def test_memory_is_used_again_but_not_that_of_results_that_live(
+def test_memory_is_used_again_but_not_of_living_results(
     server: ServerThread, expected: Array
 ) -> None:
     with Client(server.address) as client, ThreadPoolExecutor(8) as pool:
@@ -126,9 +125,7 @@ def test_memory_is_used_again_but_not_that_of_results_that_live(
     wait_until(lambda: held(server) == 0)
 
 
-def test_an_array_of_empty_is_not_copied_and_results_are_inputs_again(
-    server: ServerThread, expected: Array
-) -> None:
+def test_arrays_of_empty_and_results_are_not_copied(server: ServerThread, expected: Array) -> None:
     small = (2, 3, 75, 100)
     with Client(server.address) as client:
         array = filled(client, GRADIENT)
@@ -185,41 +182,18 @@ def test_a_server_that_comes_back_shares_memory_again(expected: Array) -> None:
             def shares() -> bool:
                 result = client.evaluate(LINEAR, array, output_shape=RESULT)
                 assert result.tobytes() == expected.tobytes()
-                return calls(server) > 0
+                return calls(back) > 0
 
             for _ in range(2):
-                with serving(address=address, http_port="0") as server:
+                with serving(address=address, http_port="0") as back:
                     wait_until(shares)
-
-
-# Runs apart from pytest, whose threads are not at rest when a test wants to fork.
-FORKING = """
-import os, sys
-import numpy as np
-from gradwire import Client, ops
-
-linear = ops.DmlResampleGrad(interpolation_mode="linear")
-with Client(sys.argv[1]) as client:
-    array = client.empty((2, 3, 300, 400))
-    array[...] = np.arange(array.size, dtype=np.float32).reshape(array.shape)
-
-    def evaluate():
-        return client.evaluate(linear, array, output_shape=(2, 3, 150, 200)).tobytes()
-
-    first = evaluate()
-    child = os.fork()
-    if not child:
-        os._exit(evaluate() != first)
-    assert os.waitpid(child, 0)[1] == 0
-    assert evaluate() == first
-"""
 
 
 def test_a_forked_process_shares_memory_of_its_own(server: ServerThread) -> None:
     before = calls(server)
-    command = [sys.executable, "-c", FORKING, server.address]
-    subprocess.run(command, check=True, timeout=60)  # noqa: S603 - our own program
-    assert calls(server) == before + 3
+    run_script(FORKING, server.address)
+    # Before each of four forks, in each child and at last.
+    assert calls(server) == before + 9
 
 
 @pytest.fixture

@@ -29,9 +29,10 @@ from support.certificates import Papers, trusting
 from support.clients import BILINEAR, BRISK, ONCE, PROMPT, Array, Face, halved
 from support.oracles.dialect_table import Case
 from support.raw_calls import wait_until
-from support.relay import Relay, relaying
+from support.relay import relaying
 from support.servers import List, ServerThread, same_bits, serving, wait_idle
 
+Fleet = list[ServerThread]
 CASES = st.one_of([table.cases for table in TABLES.values()])
 SHAPE = (1, 3, 128, 128)
 DIFF_DST = np.random.default_rng(0).normal(size=(1, 3, 256, 256)).astype(np.float32)
@@ -51,7 +52,7 @@ def expected(local: LocalClient) -> Any:
 
 
 @pytest.fixture(scope="module")
-def fleet() -> Iterator[list[ServerThread]]:
+def fleet() -> Iterator[Fleet]:
     """Run servers that walk a tensor in steps of different sizes."""
     with ExitStack() as stack:
         slabs = (2 << 20, 1000, 200)
@@ -59,8 +60,27 @@ def fleet() -> Iterator[list[ServerThread]]:
 
 
 @pytest.fixture(scope="module")
-def targets(fleet: list[ServerThread]) -> list[str]:
+def targets(fleet: Fleet) -> list[str]:
     return [server.address for server in fleet]
+
+
+@contextmanager
+def stuck(fleet: Fleet, face: Any = Client, **options: Any) -> Generator[Any]:
+    """Give a client one of whose parts gets stuck; in the end its servers and threads rest."""
+    with relaying(fleet[0].address) as relay:
+        relay.hold(after=100_000)
+        addresses = (server.address for server in fleet)
+        yield face([relay.address, *addresses], **{**ALWAYS, **options})
+        relay.let_go()
+        check_rest(fleet)
+
+
+def check_rest(fleet: Fleet) -> None:
+    """Assert that no server works on, and no thread of a shared evaluation is left."""
+    for server in fleet:
+        wait_idle(server)
+    names = {thread.name for thread in threading.enumerate()}
+    assert not {"gradwire-split", "gradwire-share"} & names
 
 
 @st.composite
@@ -239,7 +259,7 @@ def test_a_share_for_which_no_server_has_room_waits_for_another_to_end(expected:
 
 
 def test_a_share_may_take_longer_than_an_answer_but_one_that_never_comes_is_anothers(
-    fleet: list[ServerThread], targets: list[str], expected: Array
+    fleet: Fleet, targets: list[str], expected: Array
 ) -> None:
     with ExitStack() as stack:
         mute, *slow = (stack.enter_context(relaying(target)) for target in targets)
@@ -252,11 +272,11 @@ def test_a_share_may_take_longer_than_an_answer_but_one_that_never_comes_is_anot
         mute.swallow()
         with Client([mute.address, *targets], timeout_s=2.0, **ALWAYS) as client:
             same_bits(halved(client, DIFF_DST), expected)
-    nothing_runs(fleet)
+    check_rest(fleet)
 
 
 def test_where_a_thread_cannot_start_none_is_left_that_writes(
-    fleet: list[ServerThread], targets: list[str], monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start, shares = threading.Thread.start, iter(range(3))
 
@@ -266,12 +286,11 @@ def test_where_a_thread_cannot_start_none_is_left_that_writes(
         start(self)
 
     monkeypatch.setattr(threading.Thread, "start", exhausted)
-    with held(targets) as relay, Client([relay.address, *targets], **ALWAYS) as client:
+    with stuck(fleet) as client:
         with pytest.raises(RuntimeError, match="can't start new thread"):
             halved(client, DIFF_DST)
         assert "gradwire-share" not in {thread.name for thread in threading.enumerate()}
-        relay.let_go()
-        nothing_runs(fleet)
+    client.close()
 
 
 @pytest.mark.parametrize("other", ["bits", "release"])
@@ -320,51 +339,25 @@ def test_each_server_sees_token_and_certificate(expected: Array, tmp_path: Path)
     ids=["deadline", "stall"],
 )
 def test_a_part_that_gets_stuck_ends_the_call_and_leaves_nothing_behind(
-    fleet: list[ServerThread],
-    targets: list[str],
-    deadline_s: float | None,
-    stall_s: float,
-    words: str,
+    fleet: Fleet, deadline_s: float | None, stall_s: float, words: str
 ) -> None:
-    options: dict[str, Any] = {**ALWAYS, "timeout_s": stall_s}
-    with held(targets) as relay, Client([relay.address, *targets], **options) as client:
-        with pytest.raises(errors.DeadlineExceededError, match=words):
-            halved(client, DIFF_DST, timeout_s=deadline_s)
-        relay.let_go()
-        nothing_runs(fleet)
+    raises = pytest.raises(errors.DeadlineExceededError, match=words)
+    with stuck(fleet, timeout_s=stall_s) as client, raises:
+        halved(client, DIFF_DST, timeout_s=deadline_s)
+    client.close()
 
 
-async def test_a_cancelled_task_ends_every_part(
-    fleet: list[ServerThread], targets: list[str]
-) -> None:
+async def test_a_cancelled_task_ends_every_part(fleet: Fleet) -> None:
     under_way = asyncio.Event()
 
     def note(_sent: int, received: int) -> None:
         if received:
             under_way.set()
 
-    with held(targets) as relay:
-        async with AsyncClient([relay.address, *targets], **ALWAYS) as client:
-            task = asyncio.ensure_future(halved(client, DIFF_DST, on_progress=note))
-            await under_way.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        relay.let_go()
-        nothing_runs(fleet)
-
-
-@contextmanager
-def held(targets: list[str]) -> Generator[Relay]:
-    """Lead to a server by a way on which its part gets stuck."""
-    with relaying(targets[0]) as relay:
-        relay.hold(after=100_000)
-        yield relay
-
-
-def nothing_runs(fleet: list[ServerThread]) -> None:
-    """Assert that no server works on, and no thread of a shared evaluation is left."""
-    for server in fleet:
-        wait_idle(server)
-    names = {thread.name for thread in threading.enumerate()}
-    assert not {"gradwire-split", "gradwire-share"} & names
+    with stuck(fleet, AsyncClient) as client:
+        task = asyncio.ensure_future(halved(client, DIFF_DST, on_progress=note))
+        await under_way.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await client.close()

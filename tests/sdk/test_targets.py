@@ -66,10 +66,10 @@ def test_without_a_target_the_environment_tells_it(
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_several_servers_take_turns_and_calls_go_on_when_one_dies(
-    server: ServerThread, other: ServerThread, host: str
+    address: str, other: ServerThread, host: str
 ) -> None:
     with relaying(other.address) as doomed:
-        targets = (one.replace("127.0.0.1", host) for one in (doomed.address, server.address))
+        targets = (one.replace("127.0.0.1", host) for one in (doomed.address, address))
         target = ",".join(targets)
         with Client(target) as client:
             seen = {client.server_info().limits.max_streams for _ in range(30)}
@@ -84,10 +84,10 @@ def test_several_servers_take_turns_and_calls_go_on_when_one_dies(
 
 
 def test_an_address_without_a_server_delays_and_fails_no_call(
-    server: ServerThread, nobody: str, face: Face
+    address: str, nobody: str, face: Face
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        target = [nobody, f"127.0.0.1:{silent.getsockname()[1]}", server.address]
+        target = [nobody, f"127.0.0.1:{silent.getsockname()[1]}", address]
         with face(target, retry=ONCE, timeout_s=5) as client:
             for array in [SMALL] * 6 + [LARGE] * 6:
                 np.testing.assert_array_equal(copied(client, array), array)
@@ -141,9 +141,9 @@ def telling(body: bytes) -> Generator[str]:
 
 @pytest.mark.parametrize("call", [*CALLS, "wait_ready"])
 def test_every_kind_of_call_finds_the_replicas(
-    server: ServerThread, other: ServerThread, face: Face, call: str
+    address: str, other: ServerThread, face: Face, call: str
 ) -> None:
-    with listing(server.address, other.address) as listed, face(listed.url) as client:
+    with listing(address, other.address) as listed, face(listed.url) as client:
         if call in CALLS:
             assert CALLS[call](client) is not None
         else:
@@ -182,28 +182,28 @@ def test_replicas_stay_known_while_nobody_tells_of_them() -> None:
     assert "no replicas are known" in str(replicas.failure)
 
 
-def test_a_replica_that_vanishes_loses_no_call(server: ServerThread) -> None:
+def test_a_replica_that_vanishes_loses_no_call(address: str) -> None:
     with (
-        relaying(server.address) as doomed,
-        listing(doomed.address, server.address) as listed,
+        relaying(address) as doomed,
+        listing(doomed.address, address) as listed,
         Client(listed.url) as client,
     ):
         for number in range(20):
             if number == 5:
                 doomed.close()
-                listed.replicas = [server.address]
+                listed.replicas = [address]
             copied(client, SMALL)
             copied(client, LARGE)
 
 
-def test_who_knows_no_replica_says_so_and_retries(server: ServerThread) -> None:
+def test_who_knows_no_replica_says_so_and_retries(address: str) -> None:
     with listing() as listed:
         with Client(listed.url, retry=ONCE) as client:
             for array in (SMALL, LARGE):
                 with pytest.raises(UnavailableError, match="it lists none now"):
                     copied(client, array)
         with Client(listed.url, retry=PROMPT) as client:
-            late = threading.Timer(0.5, listed.replicas.append, (server.address,))
+            late = threading.Timer(0.5, listed.replicas.append, (address,))
             late.start()
             copied(client, SMALL)
             late.join()
@@ -225,15 +225,13 @@ def test_a_list_that_is_none_is_not_taken(body: bytes) -> None:
         resolve(target)
 
 
-def test_who_speaks_no_http_is_told_so_in_printable_words(server: ServerThread) -> None:
+def test_who_speaks_no_http_is_told_so_in_printable_words(address: str) -> None:
     with pytest.raises(UnavailableError, match="with no HTTP") as raised:
-        resolve(f"replicas+http://{server.address}/x")
+        resolve(f"replicas+http://{address}/x")
     assert str(raised.value).isprintable()
 
 
-def test_the_list_comes_by_tls_from_who_is_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trusted_list_comes_by_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     papers = Papers(tmp_path)
     tls = papers.settings
     with serving(**tls) as server, listing(server.address, **tls) as listed:

@@ -89,9 +89,7 @@ EXAMPLES: dict[str, tuple[Array, list[int], Array]] = {
 
 
 @pytest.mark.parametrize(("array", "strides", "sent"), EXAMPLES.values(), ids=EXAMPLES)
-def test_what_travels_has_no_gap_and_nothing_twice(
-    array: Array, strides: list[int], sent: Array
-) -> None:
+def test_no_gap_and_nothing_twice_travels(array: Array, strides: list[int], sent: Array) -> None:
     assert list(describe(array).strides) == strides
     assert whole(array) == sent.tobytes()
 
@@ -251,7 +249,7 @@ def test_jax_arrays_of_every_type_are_taken(name: str) -> None:
     assert array.astype(float).tolist() == [[1.0] * 3] * 2
 
 
-def test_arrays_are_read_while_another_thread_imports_masked_arrays(
+def test_arrays_are_read_while_masked_ones_are_imported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "numpy.ma", ModuleType("numpy.ma"))

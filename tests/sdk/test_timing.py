@@ -12,24 +12,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from gradwire import Client, Timing
 from gradwire._core.reports import read_timing
 from gradwire._wire.requests import Progress
 from gradwire._wire.semantic_conventions import Conventions, of_address
 from gradwire.errors import InvalidRequestError
-from support.clients import COPY, LARGE, PROMPT, SMALL, Face, copied, either_size, halved
+from support.clients import COPY, LARGE, PROMPT, SMALL, Array, Face, copied, either_size, halved
 from support.relay import relaying
-from support.servers import ServerThread, serving
+from support.servers import serving
 
 
 @either_size
-def test_a_call_tells_its_timing_and_tries_once(
-    server: ServerThread, face: Face, array: NDArray[np.float32]
-) -> None:
+def test_a_call_tells_its_timing_and_tries_once(address: str, face: Face, array: Array) -> None:
     timings: list[Timing] = []
-    with face(server.address) as client:
+    with face(address) as client:
         halved(client, array[np.newaxis, np.newaxis], on_timing=timings.append)
         with pytest.raises(InvalidRequestError):
             client.evaluate(COPY, array, output_shape=(4, 0), on_timing=timings.append)
@@ -42,7 +39,7 @@ def test_a_call_tells_its_timing_and_tries_once(
     assert timing.tries == 1
     options: dict[str, Any] = {"connections": 1, "retry": PROMPT}
     with (
-        relaying(server.address, cuts=(100,) * 2) as relay,
+        relaying(address, cuts=(100,) * 2) as relay,
         face(relay.address, **options) as client,
     ):
         copied(client, array, on_timing=timings.append)

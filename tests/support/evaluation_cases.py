@@ -33,7 +33,8 @@ class Case:
     def packed(cls, plan: Plan, slab: int) -> Case:
         """Lay out tensors of float32 without gaps."""
         shapes = plan.input_shape, plan.output_shape
-        return cls(plan, *(TensorSpec.packed(np.dtype(np.float32), each) for each in shapes), slab)
+        source, result = (TensorSpec.packed(np.dtype(np.float32), each) for each in shapes)
+        return cls(plan, source, result, slab)
 
     def evaluation(self) -> Prepared:
         """Prepare it, without any limits."""
