@@ -61,8 +61,9 @@ def no_token_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check_nothing(address: str, credentials: grpc.ChannelCredentials | None, words: str) -> None:
     """Assert that no kind of call is answered, and that each says why."""
+    calls: list[Any] = [*CALLS.values(), methodcaller("wait_ready", 0.1)]
     with impatient(address, credentials) as client:
-        for call in (*CALLS.values(), methodcaller("wait_ready", 0.1)):
+        for call in calls:
             with pytest.raises(UnavailableError, match=words):
                 call(client)
 

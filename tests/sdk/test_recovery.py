@@ -273,7 +273,8 @@ def test_a_closed_client_says_so(address: str, face: Face) -> None:
     client.server_info()
     client.close()
     client.close()
-    for call in (*CALLS.values(), methodcaller("wait_ready")):
+    calls: list[Any] = [*CALLS.values(), methodcaller("wait_ready")]
+    for call in calls:
         with pytest.raises(RuntimeError, match="closed"):
             call(client)
 

@@ -30,15 +30,9 @@ def policies(draw: st.DrawFn) -> RetryPolicy:
     )
 
 
-def pause_s(
-    tries: Tries,
-    error: errors.GradwireError = AWAY,
-    *,
-    progressed: bool = False,
-    left_s: float = math.inf,
-    draw: float = 0.5,
-) -> float:
-    return tries.pause_s(error, progressed=progressed, left_s=left_s, draw=draw)
+def pause_s(tries: Tries, error: errors.GradwireError = AWAY, **options: Any) -> float:
+    given: dict[str, Any] = {"progressed": False, "left_s": math.inf, "draw": 0.5, **options}
+    return tries.pause_s(error, **given)
 
 
 def pauses(tries: Tries, error: errors.GradwireError = AWAY, **options: Any) -> list[float]:
@@ -111,34 +105,31 @@ def test_a_client_whose_calls_mostly_fail_stops_repeating_them() -> None:
         assert len(pauses(Tries(patient, RetryBudget(max_tokens=10)), error)) == tries
 
 
-RETRYABLE = (
-    errors.UnavailableError(""),
-    errors.OverloadedError(""),
-    errors.OverloadedError("", retry_after_s=1.0),
-    errors.CallCancelledError(""),
-)
-BROKEN = (errors.ServerError(""),)
+RETRYABLE = (errors.UnavailableError, errors.OverloadedError, errors.CallCancelledError)
 FINAL = (
-    *(errors.InvalidRequestError(""), errors.UnsupportedOperatorError("")),
-    *(errors.LimitExceededError(""), errors.UseStreamError(""), errors.OutOfMemoryError("")),
-    *(errors.DeadlineExceededError(""), errors.EvaluationChangedError("")),
-    errors.ServerError("", reason="INTERNAL"),
+    *(errors.InvalidRequestError, errors.UnsupportedOperatorError, errors.LimitExceededError),
+    *(errors.UseStreamError, errors.OutOfMemoryError, errors.DeadlineExceededError),
+    errors.EvaluationChangedError,
 )
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_what_may_pass_is_repeated_and_a_stream_where_it_broke_mutely(*, streamed: bool) -> None:
-    for seen, expected in ((RETRYABLE, True), (BROKEN, streamed), (FINAL, False)):
-        assert {is_retryable(error, streamed=streamed) for error in seen} == {expected}
+    for error, expected in (
+        *((kind(""), True) for kind in RETRYABLE),
+        (errors.OverloadedError("", retry_after_s=1.0), True),
+        (errors.ServerError(""), streamed),
+        *((kind(""), False) for kind in FINAL),
+        (errors.ServerError("", reason="INTERNAL"), False),
+    ):
+        assert is_retryable(error, streamed=streamed) is expected
 
 
 def test_policies_and_errors_that_last_stay_so_in_another_process() -> None:
     error, policy = errors.UnavailableError(""), RetryPolicy(max_attempts=3, max_backoff_s=0.2)
     error.lasting = error.unreachable = True
     same_error, same_policy = pickle.loads(pickle.dumps((error, policy)))  # noqa: S301 - our own
-    assert same_error.lasting
-    assert same_error.unreachable
-    assert same_policy == policy
+    assert (same_error.lasting, same_error.unreachable, same_policy) == (True, True, policy)
 
 
 @pytest.mark.parametrize(
@@ -154,17 +145,18 @@ def test_what_waiting_does_not_mend_is_tried_twice_unless_there_are_other_server
     assert 1 + len(pauses(tries, error)) == min(most, attempts)
 
 
+PATIENT = RetryPolicy(max_attempts=100)
+
+
 @pytest.mark.parametrize(
-    ("one_server", "reached", "policy"),
+    ("policy", "one_server", "reached"),
     [
-        (True, False, RetryPolicy()),
-        (True, False, RetryPolicy(max_attempts=100)),
-        (True, True, RetryPolicy(max_attempts=100)),
-        (False, False, RetryPolicy(max_attempts=100)),
+        *((RetryPolicy(), True, False), (PATIENT, True, False)),
+        *((PATIENT, True, True), (PATIENT, False, False)),
     ],
 )
 def test_a_single_server_that_never_answered_is_tried_for_three_seconds(
-    monkeypatch: pytest.MonkeyPatch, *, one_server: bool, reached: bool, policy: RetryPolicy
+    monkeypatch: pytest.MonkeyPatch, policy: RetryPolicy, *, one_server: bool, reached: bool
 ) -> None:
     now, budget = [0.5], RetryBudget()
     clock = SimpleNamespace(monotonic=lambda: now[0])

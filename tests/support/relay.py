@@ -21,20 +21,16 @@ from gradwire import v1
 
 
 class Relay:
-    """Relays every connection to a server.
+    """Relays every connection to a server, at an address of its own.
 
-    server    HOST:PORT of the server
     cuts      connection i is cut once it has carried cuts[i] bytes from the server; later ones, and
-              those with None, last
-    cuts_up   likewise of bytes from the client
+              those with None, last; cuts_up are likewise of bytes from the client
     on_cut    called before each cut
-    address   HOST:PORT of the relay
     delay_s   seconds that 64 KiB from clients wait, and fewer bytes in proportion
-    cut       connections that were cut so far
-    carried_bytes
-              what clients have sent so far
-    alter     makes of what the server sends at once what clients get in its place
-    alter_up  likewise of what a client sends
+    alter     makes of what the server sends at once what clients get in its place; alter_up
+              likewise of what a client sends
+
+    It counts the connections so far, those cut, and carried_bytes that clients have sent.
     """
 
     def __init__(
