@@ -41,8 +41,7 @@ def test_what_the_page_shows_runs(framework: str) -> None:
     with serving() as server:
         exec(compile(shown.replace("127.0.0.1:50051", server.address), framework, "exec"), names)  # noqa: S102
         names["client"].close()
-    results = {"torch": ["y", "z"], "jax": ["gradient"]}[framework]
-    assert [names[name].shape for name in results] == {
-        "torch": [(1, 3, 16, 16)] * 2,
-        "jax": [(1, 8, 8, 3)],
-    }[framework]
+    if framework == "torch":
+        assert names["y"].shape == names["z"].shape == (1, 3, 16, 16)
+    else:
+        assert names["gradient"].shape == (1, 8, 8, 3)

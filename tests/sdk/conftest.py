@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import threading
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import pytest
-from numpy.typing import NDArray
 
 from gradwire import Client
-from gradwire_server import LocalClient
-from support.clients import FACES, Collect, Face, halved, outcomes_of
+from support.clients import FACES, Collect, Face, outcomes_of
 from support.raw_calls import wait_until
 from support.relay import Relay, relaying
-from support.servers import DIFF_DST, Fleet, ServerThread, fleet_serving, serving, wait_idle
+from support.servers import ServerThread, serving, wait_idle
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an asynchronous test in an event loop of its own."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    names = inspect.signature(test).parameters
+    asyncio.run(test(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture(scope="session")
@@ -26,8 +36,13 @@ def server() -> Iterator[ServerThread]:
 
 
 @pytest.fixture(scope="session")
-def plain(server: ServerThread) -> Iterator[Client]:
-    with Client(server.address) as client:
+def address(server: ServerThread) -> str:
+    return server.address
+
+
+@pytest.fixture(scope="session")
+def plain(address: str) -> Iterator[Client]:
+    with Client(address) as client:
         yield client
 
 
@@ -39,48 +54,32 @@ def face(request: pytest.FixtureRequest) -> Face:
 
 
 @pytest.fixture
-def collect(face: Face) -> Collect:
-    """Return what gives place and outcome of every item of evaluate_many."""
-    return partial(outcomes_of, face)
+def faced(face: Face, address: str) -> Iterator[Client]:
+    """Run the test with a client of either kind."""
+    with face(address) as client:
+        yield client
 
 
 @pytest.fixture
-def relay(server: ServerThread) -> Iterator[Relay]:
-    with relaying(server.address) as relay:
+def collect(face: Face, address: str) -> Collect:
+    """Return what gives place and outcome of every item of evaluate_many."""
+    return partial(outcomes_of, face, at=address)
+
+
+@pytest.fixture
+def relay(address: str) -> Iterator[Relay]:
+    with relaying(address) as relay:
         yield relay
 
 
 @pytest.fixture
-def nothing_is_held_on_the_server(server: ServerThread) -> Iterator[None]:
+def nothing_is_left(server: ServerThread) -> Iterator[None]:
+    """Check that a test leaves no call on the server and no thread here."""
     wait_idle(server)
-    yield
-    wait_idle(server)
-
-
-@pytest.fixture
-def no_thread_is_left() -> Iterator[None]:
-    yield
-    ours = {"gradwire-receiver", "gradwire-watch"}
-    wait_until(lambda: not ours & {each.name for each in threading.enumerate()})
-
-
-@pytest.fixture
-def nothing_waits_for_the_watch(no_thread_is_left: None) -> Iterator[None]:  # noqa: ARG001
-    # After a minute without progress both sides end a stream by themselves.
     started = time.monotonic()
     yield
+    wait_idle(server)
+    ours = {"gradwire-receiver", "gradwire-watch"}
+    wait_until(lambda: not ours & {each.name for each in threading.enumerate()})
+    # After a minute without progress both sides end a stream by themselves.
     assert time.monotonic() < started + 30
-
-
-@pytest.fixture(scope="session")
-def fleet() -> Iterator[Fleet]:
-    with fleet_serving() as fleet:
-        yield fleet
-
-
-@pytest.fixture(scope="session")
-def expected() -> NDArray[Any]:
-    """Return what servers that share an evaluation are to give."""
-    with LocalClient() as local:
-        expected: NDArray[Any] = halved(local, DIFF_DST)
-        return expected

@@ -21,7 +21,7 @@ from gradwire.errors import CallCancelledError, DeadlineExceededError
 from support.clients import COPY, ITEM, copied
 from support.raw_calls import wait_until
 from support.relay import Relay
-from support.servers import ServerThread, serving
+from support.servers import serving
 
 ARRAY = np.ones((300, 300), np.float32)
 # What the documentation of AsyncClient says.
@@ -61,122 +61,107 @@ async def take_many(client: AsyncClient) -> None:
 @pytest.mark.parametrize(
     ("ask", "at_once", "split"), [(call, 8, False), (call, 8, True), (take_many, 1, False)]
 )
-def test_no_stream_and_no_thread_is_started_in_the_event_loop(
-    server: ServerThread, ask: Callable[[AsyncClient], Any], at_once: int, *, split: bool
+async def test_no_stream_and_no_thread_is_started_in_the_event_loop(
+    address: str, ask: Callable[[AsyncClient], Any], at_once: int, *, split: bool
 ) -> None:
-    async def run() -> None:
-        with serving() as other:
-            target = [server.address, other.address]
-            async with AsyncClient(target, split=split, split_threshold_bytes=1) as client:
-                # The first time the event loop gets the thread of to_thread(), which it keeps.
-                await ask(client)
-                with begun_here() as begun:
-                    await asyncio.gather(*[ask(client) for _ in range(at_once)])
-                assert begun == []
-
-    asyncio.run(run())
+    with serving() as other:
+        target = [address, other.address]
+        async with AsyncClient(target, split=split, split_threshold_bytes=1) as client:
+            # The first time the event loop gets the thread of to_thread(), which it keeps.
+            await ask(client)
+            with begun_here() as begun:
+                await asyncio.gather(*[ask(client) for _ in range(at_once)])
+            assert begun == []
 
 
-def test_streams_beyond_the_bound_wait_without_a_thread(relay: Relay) -> None:
-    async def run() -> None:
-        async with AsyncClient(relay.address) as client:
-            await call(client)
-            # From here on the network stands still.
-            relay.hold()
-            held = [call(client) for _ in range(BOUND)]
-            await asyncio.to_thread(wait_until, lambda: receivers() >= BOUND)
-            threads = threading.active_count()
-            waiting = [call(client) for _ in range(3 * BOUND)]
-            with pytest.raises(DeadlineExceededError, match=r"within timeout_s, 0\.2 s"):
-                await call(client, timeout_s=0.2)
-            assert receivers() == BOUND
-            # Fewer where one of before has ended.
-            assert threading.active_count() <= threads
-            # No thread helps to cancel them.
-            for task in waiting[:100]:
-                task.cancel()
-            for _ in range(5):
-                await asyncio.sleep(0)
-            assert all(task.cancelled() for task in waiting[:100])
-            relay.let_go()
-            for task in (*held, *waiting[100:]):
-                np.testing.assert_array_equal(await task, ARRAY)
-                assert receivers() <= BOUND
-
-    asyncio.run(run())
-
-
-def test_calls_are_admitted_in_the_order_in_which_they_came() -> None:
-    async def run() -> None:
-        channels, admitted = AsyncClientChannels(Options(target=("127.0.0.1:1",))), list[int]()
-        room = asyncio.Event()
-
-        async def take(number: int, count: int) -> None:
-            shares = SimpleNamespace(count=count, note_begin=bool)
-            wanted: Any = SimpleNamespace(shares=shares, left_s=math.inf)
-            async with channels.admitted(wanted):
-                admitted.append(number)
-                await room.wait()
-
-        # The third asks for more than is left, and the fourth does not overtake it.
-        counts = [BOUND - 1, 1, 2, 1, 1000]
-        tasks = [asyncio.create_task(take(*each)) for each in enumerate(counts)]
-        await asyncio.sleep(0)
-        assert admitted == [0, 1]
-        tasks[1].cancel()
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert admitted == [0, 1]
-        room.set()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert admitted == [0, 1, 2, 3, 4]
-        async with asyncio.timeout(1):
-            await take(5, BOUND)
-        await channels.close()
-
-    asyncio.run(run())
-
-
-def test_waiting_does_not_count_as_a_stall() -> None:
-    async def run() -> None:
-        channels = AsyncClientChannels(Options(target=("127.0.0.1:1",), timeout_s=0.2))
-        first, second = (
-            channels.blocking.evaluation(
-                op=COPY, array=ARRAY, output_shape=None, out=None, timeout_s=60
-            )
-            for _ in range(2)
-        )
-        vars(first.shares)["count"] = BOUND
-
-        async def take() -> float:
-            async with channels.admitted(second):
-                return second.still_s
-
-        async with channels.admitted(first):
-            waiting = asyncio.create_task(take())
-            await asyncio.sleep(0.3)
-        assert await waiting > 0
-        await channels.close()
-
-    asyncio.run(run())
-
-
-def test_cancelling_at_any_moment_of_the_start_and_closing_end_calls(relay: Relay) -> None:
-    async def run() -> None:
-        client = AsyncClient(relay.address)
-        for turns in range(40):
-            tasks = [call(client) for _ in range(4)]
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        np.testing.assert_array_equal(await call(client), ARRAY)
+async def test_streams_beyond_the_bound_wait_without_a_thread(relay: Relay) -> None:
+    async with AsyncClient(relay.address) as client:
+        await call(client)
+        # From here on the network stands still.
         relay.hold()
-        tasks = [call(client) for _ in range(BOUND + 9)]
+        held = [call(client) for _ in range(BOUND)]
         await asyncio.to_thread(wait_until, lambda: receivers() >= BOUND)
-        await client.close()
-        for error in await asyncio.gather(*tasks, return_exceptions=True):
-            assert isinstance(error, CallCancelledError)
+        threads = threading.active_count()
+        waiting = [call(client) for _ in range(3 * BOUND)]
+        with pytest.raises(DeadlineExceededError, match=r"within timeout_s, 0\.2 s"):
+            await call(client, timeout_s=0.2)
+        assert receivers() == BOUND
+        # Fewer where one of before has ended.
+        assert threading.active_count() <= threads
+        # No thread helps to cancel them.
+        for task in waiting[:100]:
+            task.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert all(task.cancelled() for task in waiting[:100])
+        relay.let_go()
+        for task in (*held, *waiting[100:]):
+            np.testing.assert_array_equal(await task, ARRAY)
+            assert receivers() <= BOUND
 
-    asyncio.run(run())
+
+async def test_calls_are_admitted_in_the_order_in_which_they_came() -> None:
+    channels, admitted = AsyncClientChannels(Options(target=("127.0.0.1:1",))), list[int]()
+    room = asyncio.Event()
+
+    async def take(number: int, count: int) -> None:
+        shares = SimpleNamespace(count=count, note_begin=bool)
+        wanted: Any = SimpleNamespace(shares=shares, left_s=math.inf)
+        async with channels.admitted(wanted):
+            admitted.append(number)
+            await room.wait()
+
+    # The third asks for more than is left, and the fourth does not overtake it.
+    counts = [BOUND - 1, 1, 2, 1, 1000]
+    tasks = [asyncio.create_task(take(*each)) for each in enumerate(counts)]
+    await asyncio.sleep(0)
+    assert admitted == [0, 1]
+    tasks[1].cancel()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert admitted == [0, 1]
+    room.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert admitted == [0, 1, 2, 3, 4]
+    async with asyncio.timeout(1):
+        await take(5, BOUND)
+    await channels.close()
+
+
+async def test_waiting_does_not_count_as_a_stall() -> None:
+    channels = AsyncClientChannels(Options(target=("127.0.0.1:1",), timeout_s=0.2))
+    first, second = (
+        channels.blocking.evaluation(
+            op=COPY, array=ARRAY, output_shape=None, out=None, timeout_s=60
+        )
+        for _ in range(2)
+    )
+    vars(first.shares)["count"] = BOUND
+
+    async def take() -> float:
+        async with channels.admitted(second):
+            return second.still_s
+
+    async with channels.admitted(first):
+        waiting = asyncio.create_task(take())
+        await asyncio.sleep(0.3)
+    assert await waiting > 0
+    await channels.close()
+
+
+async def test_cancelling_at_any_moment_of_the_start_and_closing_end_calls(relay: Relay) -> None:
+    client = AsyncClient(relay.address)
+    for turns in range(40):
+        tasks = [call(client) for _ in range(4)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    np.testing.assert_array_equal(await call(client), ARRAY)
+    relay.hold()
+    tasks = [call(client) for _ in range(BOUND + 9)]
+    await asyncio.to_thread(wait_until, lambda: receivers() >= BOUND)
+    await client.close()
+    for error in await asyncio.gather(*tasks, return_exceptions=True):
+        assert isinstance(error, CallCancelledError)

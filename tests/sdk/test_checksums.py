@@ -8,17 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from gradwire import Client, DataLossError, GradwireError, Item, ops
+from gradwire import Client, DataLossError, GradwireError, Item
 from gradwire._core.options import Options
 from gradwire._wire import checksums
 from gradwire.errors import InvalidRequestError
-from support.clients import ONCE, PROMPT, Face, half
+from support.clients import BILINEAR, ONCE, PROMPT, Array, Face, half, halved
 from support.relay import relaying
 from support.servers import ServerThread
 
-LINEAR = ops.DmlResampleGrad(interpolation_mode="linear")
 SMALL = np.arange(2048, dtype=np.float32).reshape(1, 2, 32, 32)
 LARGE = np.arange(1 << 19, dtype=np.float32).reshape(1, 2, 512, 512)
 
@@ -48,10 +46,10 @@ def test_checksums_are_on_where_plain_text_leaves_the_machine(
     assert "google-crc32c" in caplog.text
 
 
-MANY = [Item(LINEAR, SMALL + each, half(SMALL)) for each in range(40)]
-ASKS: dict[str, Callable[[Any], list[NDArray[Any]]]] = {
-    "small": lambda client: [client.evaluate(LINEAR, SMALL, output_shape=half(SMALL))],
-    "large": lambda client: [client.evaluate(LINEAR, LARGE, output_shape=half(LARGE))],
+MANY = [Item(BILINEAR, SMALL + each, half(SMALL)) for each in range(40)]
+ASKS: dict[str, Callable[[Any], list[Array]]] = {
+    "small": lambda client: [halved(client, SMALL)],
+    "large": lambda client: [halved(client, LARGE)],
     "many": lambda client: list(client.evaluate_many(MANY)),
 }
 
@@ -65,8 +63,9 @@ def test_results_are_the_same_also_of_a_server_that_knows_no_checksums(
     caplog: pytest.LogCaptureFixture,
     first: str,
 ) -> None:
+    order = sorted(ASKS, key=lambda name: name != first)
+
     def results(client: Any) -> list[bytes]:
-        order = sorted(ASKS, key=lambda name: name != first)
         return [each.tobytes() for name in order for each in ASKS[name](client)]
 
     with face(server.address, checksums=False) as plain:
@@ -84,7 +83,7 @@ def test_results_are_the_same_also_of_a_server_that_knows_no_checksums(
 @pytest.mark.parametrize("up", [True, False], ids=["request", "result"])
 @pytest.mark.parametrize("array", [SMALL, LARGE], ids=["small", "large"])
 def test_a_changed_byte_of_data_is_an_error_that_is_retried(
-    server: ServerThread, plain: Client, array: NDArray[Any], *, up: bool
+    address: str, plain: Client, array: Array, *, up: bool
 ) -> None:
     # Powers of two survive the halving: the mark is found on its way in both directions.
     marked = np.full_like(array, 2.0**-77)
@@ -98,17 +97,16 @@ def test_a_changed_byte_of_data_is_an_error_that_is_retried(
             return block[: at + 1] + b"\x55" + block[at + 2 :]
         return block
 
-    with relaying(server.address) as relay:
+    with relaying(address) as relay:
         setattr(relay, "alter_up" if up else "alter", change)
         left.append(1)
         with Client(relay.address, checksums=True, retry=ONCE) as client:
             with pytest.raises(DataLossError) as caught:
-                client.evaluate(LINEAR, marked, output_shape=half(marked))
+                halved(client, marked)
             assert caught.value.reason == "CHECKSUM_MISMATCH"
             assert isinstance(caught.value, GradwireError)
         left += [1, 2]
         with Client(relay.address, checksums=True, retry=PROMPT) as client:
-            result = client.evaluate(LINEAR, marked, output_shape=half(marked))
+            result = halved(client, marked)
         assert not left
-    expected = plain.evaluate(LINEAR, marked, output_shape=half(marked))
-    assert result.tobytes() == expected.tobytes()
+    assert result.tobytes() == halved(plain, marked).tobytes()

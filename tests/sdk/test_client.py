@@ -15,23 +15,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from google.protobuf.message import Message
-from numpy.typing import NDArray
 
 from gradwire import Client, health, ops, v1
 from gradwire.errors import UnavailableError
-from support.clients import (
-    BILINEAR,
-    COPY,
-    LARGE,
-    LAYOUTS,
-    ONCE,
-    Face,
-    copied,
-    driver_thread,
-    halved,
-)
+from support.clients import BILINEAR, COPY, LARGE, LAYOUTS, ONCE, Array, Face, copied, halved
 from support.oracles.oracles import same_bits
-from support.relay import relaying
+from support.relay import Relay
 from support.servers import ServerThread, serving
 
 RANDOM = np.random.default_rng(0)
@@ -52,12 +41,11 @@ def expected(plain: Client) -> Any:
     return halved(plain, DIFF_DST)
 
 
-def broadcast(*axes: int) -> NDArray[Any]:
-    thin = DIFF_DST[tuple(slice(0, 1) if axis in axes else slice(None) for axis in range(4))]
-    return np.broadcast_to(thin, DIFF_DST.shape)
+def broadcast(*axes: int) -> Array:
+    return np.broadcast_to(DIFF_DST.mean(axes, keepdims=True), DIFF_DST.shape)
 
 
-ARRAYS: dict[str, NDArray[Any]] = {
+ARRAYS: dict[str, Array] = {
     **{name: layout(DIFF_DST) for name, layout in LAYOUTS.items()},
     **{str(np.dtype(t)): DIFF_DST.astype(t) for t in ("f2", "f8", ml_dtypes.bfloat16)},
     **{f"broadcast {axes}": broadcast(*axes) for axes in ((0,), (3,), (1, 2), (0, 1, 2, 3))},
@@ -65,9 +53,7 @@ ARRAYS: dict[str, NDArray[Any]] = {
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_the_same_elements_give_the_same_bits_wherever_they_lie(
-    client: Client, plain: Client, name: str
-) -> None:
+def test_bits_do_not_depend_on_where_elements_lie(client: Client, plain: Client, name: str) -> None:
     array, sent = ARRAYS[name], list[int]()
     result = halved(client, array, on_progress=lambda sent_bytes, _: sent.append(sent_bytes))
     packed = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("="))
@@ -78,7 +64,7 @@ def test_the_same_elements_give_the_same_bits_wherever_they_lie(
         assert result.transpose(0, 2, 3, 1).flags.c_contiguous
 
 
-PLACES: dict[str, Callable[[Path], NDArray[Any]]] = {
+PLACES: dict[str, Callable[[Path], Array]] = {
     "plain": lambda _: np.full(SHAPE, np.nan, np.float32),
     "every other element": lambda _: np.full((2, 3, 32, 48), np.nan, np.float32)[..., ::2],
     "column-major": lambda _: np.full(SHAPE, np.nan, np.float32, order="F"),
@@ -90,10 +76,7 @@ PLACES: dict[str, Callable[[Path], NDArray[Any]]] = {
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
 def test_out_takes_the_result_whatever_its_strides(
-    client: Client,
-    expected: NDArray[Any],
-    place: Callable[[Path], NDArray[Any]],
-    tmp_path: Path,
+    client: Client, expected: Array, place: Callable[[Path], Array], tmp_path: Path
 ) -> None:
     DIFF_DST.tofile(tmp_path / "source")
     source = np.memmap(tmp_path / "source", np.float32, "r", shape=DIFF_DST.shape)
@@ -106,11 +89,9 @@ def test_out_takes_the_result_whatever_its_strides(
 
 
 @pytest.mark.parametrize("side", [1200, 2400], ids=["USE_STREAM", "over grpc's own limit"])
-def test_what_does_not_fit_in_one_message_is_streamed(
-    server: ServerThread, plain: Client, side: int
-) -> None:
+def test_what_one_message_cannot_hold_is_streamed(address: str, plain: Client, side: int) -> None:
     array = np.arange(side * side, dtype=np.float32).reshape(side, side)
-    with Client(server.address, stream_threshold_bytes=1 << 40) as client:
+    with Client(address, stream_threshold_bytes=1 << 40) as client:
         np.testing.assert_array_equal(copied(client, array), array)
     # The result alone.
     enlarge = ops.Interpolate(mode="nearest", scales=(side / 2, side / 2), data_format="NCX")
@@ -127,8 +108,8 @@ def test_what_does_not_fit_in_one_message_is_streamed(
     ],
     ids=["channels last", "broadcast"],
 )
-def test_an_input_that_cannot_be_streamed_in_its_order_is_reordered_on_the_way(
-    source: NDArray[Any],
+def test_an_input_that_cannot_be_streamed_in_its_order_is_reordered(
+    source: Array,
 ) -> None:
     out = np.empty(source.shape, np.float32)
     with (
@@ -139,16 +120,15 @@ def test_an_input_that_cannot_be_streamed_in_its_order_is_reordered_on_the_way(
         np.testing.assert_array_equal(out, source)
 
 
-def test_progress_grows_and_ends_with_the_end(server: ServerThread, face: Face) -> None:
-    reports: list[tuple[int, int]] = []
-    threads: set[threading.Thread] = set()
+def test_progress_grows_and_ends_with_the_end(relay: Relay, face: Face) -> None:
+    reports, threads = list[tuple[int, ...]](), set[str]()
 
-    def report(sent_bytes: int, received_bytes: int) -> None:
-        reports.append((sent_bytes, received_bytes))
-        threads.add(threading.current_thread())
+    def report(*moved: int) -> None:
+        reports.append(moved)
+        threads.add(threading.current_thread().name)
         relay.let_go()
 
-    with relaying(server.address) as relay, face(relay.address, chunk_bytes=5000) as client:
+    with face(relay.address, chunk_bytes=5000) as client:
         relay.hold(after=1 << 20)
         copied(client, LARGE, on_progress=report)
         assert len(reports) > 1
@@ -156,7 +136,7 @@ def test_progress_grows_and_ends_with_the_end(server: ServerThread, face: Face) 
         for before, after in pairwise(reports):
             assert before[0] <= after[0]
             assert before[1] <= after[1]
-        assert threads == {threading.current_thread() if face is Client else driver_thread()}
+        assert threads == {threading.current_thread().name if face is Client else "driver"}
         reports.clear()
         halved(client, DIFF_DST, on_progress=report)
         assert reports == [(DIFF_DST.nbytes, DIFF_DST.nbytes // 4)]
@@ -164,13 +144,11 @@ def test_progress_grows_and_ends_with_the_end(server: ServerThread, face: Face) 
 
 @pytest.mark.parametrize("threshold", [0, 1 << 16, 1 << 40], ids=["stream", "both", "unary"])
 def test_calls_at_once_share_a_client(
-    server: ServerThread, face: Face, expected: NDArray[Any], threshold: int
+    address: str, face: Face, expected: Array, threshold: int
 ) -> None:
     large = RANDOM.normal(size=(512, 512)).astype(np.float32)
-    with (
-        face(server.address, stream_threshold_bytes=threshold) as client,
-        ThreadPoolExecutor(8) as pool,
-    ):
+    options: dict[str, Any] = {"stream_threshold_bytes": threshold}
+    with face(address, **options) as client, ThreadPoolExecutor(8) as pool:
         calls = [(pool.submit(halved, client, DIFF_DST), expected) for _ in range(40)]
         calls += [(pool.submit(copied, client, large), large) for _ in range(10)]
         for call, result in calls:
@@ -185,11 +163,8 @@ def test_a_call_that_succeeds_gives_back_to_the_budget_of_retries(client: Client
     assert budget.allows_retry
 
 
-def test_a_server_tells_of_itself_by_values_with_the_names_of_the_schema(
-    server: ServerThread, plain: Client, face: Face
-) -> None:
-    with face(server.address) as client:
-        info, operators = client.server_info(), client.operators()
+def test_a_server_tells_of_itself_by_the_names_of_the_schema(plain: Client, faced: Client) -> None:
+    info, operators = faced.server_info(), faced.operators()
     assert (info, operators) == (plain.server_info(), plain.operators())
     assert [each.name for each in operators] == list(ops.OPERATORS) == list(info.operators)
     values: list[tuple[Any, Any]] = [
@@ -206,20 +181,11 @@ def test_a_server_tells_of_itself_by_values_with_the_names_of_the_schema(
         assert value == pickle.loads(pickle.dumps(value))  # noqa: S301 - dumped here
         with pytest.raises(FrozenInstanceError):
             setattr(value, fields(value)[0].name, None)
-    assert (info.limits.stall_timeout_s, info.limits.max_unary_bytes) == (
-        60,
-        (4 << 20) - (64 << 10),
-    )
+    assert info.limits.stall_timeout_s == 60
+    assert info.limits.max_unary_bytes == (4 << 20) - (64 << 10)
     assert operators[0].data_types == ("float32", "float16", "bfloat16", "float64")
     allowed = operators[0].attributes[0].allowed_values
     assert allowed[0] == "DML_INTERPOLATION_MODE_NEAREST_NEIGHBOR"
-
-
-def reached(client: Any) -> bool:
-    """Return whether a server is known to have answered."""
-    inner: object = getattr(client, "client", client)
-    options: Any = vars(inner)["_options"]
-    return bool(options.budget.reached)
 
 
 def test_waiting_for_a_server_ends_as_soon_as_it_serves(nobody: str, face: Face) -> None:
@@ -227,13 +193,14 @@ def test_waiting_for_a_server_ends_as_soon_as_it_serves(nobody: str, face: Face)
         address = server.address
     later = ServerThread(address=address)
     with face(address) as client:
+        budget = vars(getattr(client, "client", client))["_options"].budget
         with pytest.raises(UnavailableError):
             client.wait_ready(0.05)
         timer = threading.Timer(0.3, later.start)
         timer.start()
-        assert not reached(client)
+        assert not budget.reached
         client.wait_ready(30)
-        assert reached(client)
+        assert budget.reached
         client.server_info()
         timer.join()
     assert health.health(address) == "SERVING"

@@ -9,13 +9,13 @@ import re
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import trustme
-from numpy.typing import NDArray
 
 from gradwire import AsyncClient, Client
 from gradwire._core.retries import RetryBudget, Tries
@@ -23,27 +23,14 @@ from gradwire._wire.files import Reloaded
 from gradwire._wire.statuses import is_lasting, no_server, with_hint
 from gradwire.errors import (
     AuthenticationError,
-    GradwireError,
     InvalidRequestError,
     PermissionDeniedError,
     UnavailableError,
 )
 from gradwire_server.config.tokens import Scope, add_token, revoke_token
+from support import clients
 from support.certificates import Papers, impatient, pair, trusting
-from support.clients import (
-    BILINEAR,
-    BRISK,
-    CALLS,
-    ITEM,
-    ONCE,
-    PROMPT,
-    SMALL,
-    Counting,
-    Face,
-    copied,
-    either_size,
-    halved,
-)
+from support.clients import BRISK, CALLS, ITEM, ONCE, SMALL, Array, Counting, Face, copied, halved
 from support.command_line import run_here
 from support.raw_calls import wait_until
 from support.relay import relaying
@@ -65,36 +52,38 @@ def private(papers: Papers) -> Iterator[str]:
         yield server.address
 
 
-@pytest.fixture(scope="module")
-def mutual(papers: Papers) -> Iterator[str]:
-    with serving(**papers.mutual) as server:
-        yield server.address
+@pytest.fixture(autouse=True)
+def no_token_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    Counting.failed.clear()
+    for name in ("GRADWIRE_TOKEN", "GRADWIRE_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def check_nothing(address: str, credentials: grpc.ChannelCredentials | None, words: str) -> None:
     """Assert that no kind of call is answered, and that each says why."""
+    calls: list[Any] = [*CALLS.values(), methodcaller("wait_ready", 0.1)]
     with impatient(address, credentials) as client:
-        for call in CALLS.values():
+        for call in calls:
             with pytest.raises(UnavailableError, match=words):
                 call(client)
-        with pytest.raises(UnavailableError, match=words):
-            client.wait_ready(0.1)
 
 
-def test_without_what_a_server_wants_no_call_is_answered(
-    server: ServerThread, private: str, mutual: str, papers: Papers
+def test_no_answer_without_what_a_server_wants(
+    server: ServerThread, private: str, papers: Papers
 ) -> None:
     check_nothing(private, None, CLOSED)
     check_nothing(private, trusting(STRANGER.cert_pem.bytes()), STRANGE)
     check_nothing(server.address, trusting(papers.roots), "the server does not use TLS")
-    check_nothing(mutual, None, CLOSED)
-    for shown in (None, pair(STRANGER), pair(papers.authority, expired=True)):
-        check_nothing(mutual, trusting(papers.roots, shown), CLOSED)
-    with Client(mutual, credentials=trusting(papers.roots, pair(papers.authority))) as client:
-        assert client.operators()
+    with serving(**papers.mutual) as mutual:
+        check_nothing(mutual.address, None, CLOSED)
+        for shown in (None, pair(STRANGER), pair(papers.authority, expired=True)):
+            check_nothing(mutual.address, trusting(papers.roots, shown), CLOSED)
+        credentials = trusting(papers.roots, pair(papers.authority))
+        with Client(mutual.address, credentials=credentials) as client:
+            assert client.operators()
 
 
-def test_a_certificate_that_is_anothers_is_refused_and_one_that_has_expired_waited_for(
+def test_anothers_certificate_is_refused_and_an_expired_one_waited_for(
     tmp_path: Path,
 ) -> None:
     papers = Papers(tmp_path)
@@ -122,8 +111,8 @@ def test_what_waiting_does_not_mend_is_tried_twice_and_not_waited_for(
     private: str, server: ServerThread, papers: Papers, face: Face
 ) -> None:
     counting = Counting(initial_backoff_s=0.01, max_backoff_s=0.05)
-    strange = trusting(STRANGER.cert_pem.bytes())
-    for address, credentials in ((private, strange), (server.address, trusting(papers.roots))):
+    known, strange = trusting(papers.roots), trusting(STRANGER.cert_pem.bytes())
+    for address, credentials in ((private, strange), (server.address, known)):
         with face(address, credentials=credentials, retry=counting) as client:
             for call in CALLS.values():
                 counting.failed.clear()
@@ -135,8 +124,7 @@ def test_what_waiting_does_not_mend_is_tried_twice_and_not_waited_for(
                 client.wait_ready(100_000)
             assert refused.value.lasting
     # Another server may still do.
-    several = [server.address, private]
-    with face(several, credentials=trusting(papers.roots), retry=PROMPT) as client:
+    with face([server.address, private], credentials=known, retry=clients.PROMPT) as client:
         client.wait_ready()
         for _ in range(4):
             assert client.operators()
@@ -164,47 +152,42 @@ def token(path: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def guarded(path: Path, token: str) -> Iterator[ServerThread]:
+def guarded(path: Path, token: str) -> Iterator[str]:
     assert token
     with serving(tokens=str(path)) as server:
-        yield server
+        yield server.address
 
 
-@pytest.fixture(autouse=True)
-def no_token_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    Counting.failed.clear()
-    for name in ("GRADWIRE_TOKEN", "GRADWIRE_TOKEN_FILE"):
-        monkeypatch.delenv(name, raising=False)
-
-
-def do_all(client: Client) -> None:
-    with client:
-        for call in CALLS.values():
-            call(client)
-        client.wait_ready(10)
+@pytest.fixture
+def file(tmp_path: Path, token: str) -> Path:
+    file = tmp_path / "token"
+    file.write_text(f"{token}\n")
+    return file
 
 
 def test_every_call_shows_the_token_wherever_it_is_from(
-    guarded: ServerThread, token: str, face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    guarded: str, token: str, file: Path, face: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    do_all(face(guarded.address, token=token))
-    do_all(pickle.loads(pickle.dumps(Client(guarded.address, token=token))))  # noqa: S301 - our own
-    file = tmp_path / "token"
-    file.write_text(f"{token}\n")
+    def do_all(client: Client) -> None:
+        with client:
+            for call in CALLS.values():
+                call(client)
+            client.wait_ready(10)
+
+    do_all(face(guarded, token=token))
+    do_all(pickle.loads(pickle.dumps(Client(guarded, token=token))))  # noqa: S301 - our own
     monkeypatch.setenv("GRADWIRE_TOKEN_FILE", str(file))
-    do_all(face(guarded.address))
+    do_all(face(guarded))
     monkeypatch.setenv("GRADWIRE_TOKEN_FILE", "/nowhere")
     monkeypatch.setenv("GRADWIRE_TOKEN", token)
-    do_all(face(guarded.address))
+    do_all(face(guarded))
     monkeypatch.setenv("GRADWIRE_TOKEN", "another")
-    do_all(face(guarded.address, token_file=str(file)))
+    do_all(face(guarded, token_file=str(file)))
 
 
 @pytest.mark.parametrize("shown", [None, "another"])
-def test_without_a_token_that_is_taken_every_call_fails_at_once(
-    guarded: ServerThread, face: Face, shown: str | None
-) -> None:
-    with face(guarded.address, token=shown) as client:
+def test_without_a_valid_token_no_call_works(guarded: str, face: Face, shown: str | None) -> None:
+    with face(guarded, token=shown) as client:
         for call in CALLS.values():
             with pytest.raises(AuthenticationError, match="token") as caught:
                 call(client)
@@ -213,25 +196,28 @@ def test_without_a_token_that_is_taken_every_call_fails_at_once(
         client.wait_ready(10)
 
 
-def test_a_token_without_the_scope_is_told_so(guarded: ServerThread, path: Path) -> None:
+def test_a_token_without_the_scope_is_told_so(guarded: str, path: Path) -> None:
     token = add_token(path, name="looker", scopes=[Scope.INSPECT])
-    with Client(guarded.address, token=token) as client:
+    with Client(guarded, token=token) as client:
         assert client.server_info().backend
         with pytest.raises(PermissionDeniedError, match="looker lacks the scope evaluate"):
             halved(client, SMALL)
 
 
-def test_a_file_is_read_anew_and_a_broken_one_is_not(
-    guarded: ServerThread, path: Path, tmp_path: Path
-) -> None:
-    file = tmp_path / "token"
+def test_a_file_is_read_anew_and_a_broken_one_is_not(guarded: str, path: Path, file: Path) -> None:
+    def is_served(client: Client) -> bool:
+        try:
+            return bool(client.operators())
+        except AuthenticationError:
+            return False
+
     first = add_token(path, name="first", scopes=list(Scope))
     file.write_text(first)
-    with Client(guarded.address, token_file=str(file)) as client:
+    with Client(guarded, token_file=str(file)) as client:
         client.operators()
         file.write_text(add_token(path, name="second", scopes=list(Scope)))
         revoke_token(path, "first")
-        with Client(guarded.address, token=first) as former:
+        with Client(guarded, token=first) as former:
             wait_until(lambda: not is_served(former))
         wait_until(lambda: is_served(client))
         for broken in ("", "two words"):
@@ -241,75 +227,62 @@ def test_a_file_is_read_anew_and_a_broken_one_is_not(
         assert is_served(client)
 
 
-def is_served(client: Client) -> bool:
-    try:
-        client.operators()
-    except AuthenticationError:
-        return False
-    return True
-
-
-def test_a_file_is_not_read_for_every_call(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    path.write_bytes(b"before")
+def test_a_file_is_not_read_for_every_call(file: Path) -> None:
+    file.write_bytes(b"before")
     errors: list[Exception] = []
-    file = Reloaded(
-        (str(path),), lambda contents: contents[0], on_error=errors.append, every_s=3600
-    )
-    path.write_bytes(b"after")
-    assert file.get() == b"before"
-    assert file.look()
-    assert (file.get(), errors) == (b"after", [])
+    read = Reloaded((str(file),), lambda held: held[0], on_error=errors.append, every_s=3600)
+    file.write_bytes(b"after")
+    assert read.get() == b"before"
+    assert read.look()
+    assert (read.get(), errors) == (b"after", [])
 
 
-def test_no_proxy_sees_what_goes_to_this_machine(
-    guarded: ServerThread, token: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with relaying(guarded.address) as proxy:
+def test_no_proxy_sees_calls_to_this_machine(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with relaying(address) as proxy:
         for name in ("http_proxy", "https_proxy", "grpc_proxy"):
             monkeypatch.setenv(name, f"http://{proxy.address}")
         for name in ("no_proxy", "no_grpc_proxy"):
             monkeypatch.delenv(name, raising=False)
-        with Client(guarded.address, token=token) as client:
+        with Client(address) as client:
             client.operators()
         assert proxy.connections == 0
 
 
 @pytest.mark.parametrize("bad", ["", "two words", "a\nb", "\u00e9"])
-def test_a_file_without_a_token_is_refused_by_name(bad: str, tmp_path: Path) -> None:
-    file = tmp_path / "token"
+def test_a_file_without_a_token_is_refused_by_name(bad: str, file: Path) -> None:
     file.write_text(bad)
     with pytest.raises(InvalidRequestError, match=re.escape(f"token_file: {file} holds no token")):
         Client(token_file=str(file))
     with pytest.raises(InvalidRequestError, match="cannot be read"):
-        Client(token_file=str(tmp_path / "none"))
+        Client(token_file=f"{file}.none")
 
 
-def test_no_repr_shows_it(guarded: ServerThread, token: str) -> None:
-    with Client(guarded.address, token=token) as client:
+def test_no_repr_shows_it(guarded: str, token: str) -> None:
+    with Client(guarded, token=token) as client:
         client.operators()
         seen = [client, *vars(client).values(), vars(client)["_calls"].get()]
         assert token not in repr(seen)
-        with pytest.raises(GradwireError) as caught:
-            client.evaluate(BILINEAR, SMALL, output_shape=(1, 1, 1))
+        with pytest.raises(InvalidRequestError) as caught:
+            client.evaluate(clients.BILINEAR, SMALL, output_shape=(1, 1, 1))
     assert token not in repr(caught.value)
 
 
 def test_commands_take_a_file_or_the_environment_and_no_token(
-    guarded: ServerThread, token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    guarded: str, token: str, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "token"
-    file.write_text(token)
-    target = ("--target", guarded.address)
-    assert run_here("info", *target, "--token-file", file).code == 0
-    done = run_here("info", *target)
-    assert (done.code, done.stdout) == (8, "")
-    assert "a token is needed" in done.stderr
-    assert run_here("health", *target).code == 0
-    assert run_here("info", *target, "--token", token).code == 2
-    assert run_here("info", "--token-file", file).code == 2
+    for command, code, words in (
+        (f"info --target {guarded} --token-file {file}", 0, ""),
+        (f"info --target {guarded}", 8, "a token is needed"),
+        (f"health --target {guarded}", 0, ""),
+        (f"info --target {guarded} --token {token}", 2, ""),
+        (f"info --token-file {file}", 2, ""),
+    ):
+        done = run_here(*command.split())
+        assert done.code == code
+        assert words in done.stderr
+        assert bool(done.stdout) == (code == 0)
     monkeypatch.setenv("GRADWIRE_TOKEN", token)
-    assert run_here("info", *target).code == 0
+    assert run_here("info", "--target", guarded).code == 0
     done = run_here("info", "--target", "192.0.2.1:1")
     assert (done.code, done.stdout) == (2, "")
     assert "plain text" in done.stderr
@@ -336,13 +309,10 @@ def test_to_this_machine_a_token_goes_in_plain_text(target: str) -> None:
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 @pytest.mark.parametrize("target", DISTANT)
 def test_to_no_other_machine_does_a_token_go_in_plain_text(
-    target: str,
-    kind: type[Client | AsyncClient],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    target: str, kind: type[Client | AsyncClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind(target)
-    options: list[dict[str, Any]] = [{"token": "hush"}, {"token_file": str(tmp_path / "none")}]
+    options: list[dict[str, Any]] = [{"token": "hush"}, {"token_file": "/hush"}]
     for given in options:
         with pytest.raises(InvalidRequestError, match="plain text") as caught:
             kind(["127.0.0.1:1", target], **given)
@@ -357,22 +327,16 @@ def test_to_no_other_machine_does_a_token_go_in_plain_text(
 POLICY = Counting(max_attempts=4, initial_backoff_s=0.01, max_backoff_s=0.01)
 
 
-def unavailable(
-    face: Face, target: str, array: NDArray[Any] = SMALL, **options: Any
-) -> UnavailableError:
+def unavailable(face: Face, target: str, array: Array = SMALL, **options: Any) -> UnavailableError:
     with face(target, **options) as client, pytest.raises(UnavailableError) as caught:
         copied(client, array)
     return caught.value
 
 
-@either_size
+@clients.either_size
 @pytest.mark.parametrize(("connect_timeout_s", "tries"), [(None, 4), (3600.0, 4), (0.005, 2)])
 def test_connecting_is_tried_for_as_long_as_the_client_is_told(
-    nobody: str,
-    face: Face,
-    array: NDArray[Any],
-    connect_timeout_s: float | None,
-    tries: int,
+    nobody: str, face: Face, array: Array, connect_timeout_s: float | None, tries: int
 ) -> None:
     error = unavailable(face, nobody, array, retry=POLICY, connect_timeout_s=connect_timeout_s)
     assert error.unreachable
@@ -402,10 +366,8 @@ def test_an_attempt_to_connect_takes_no_longer(face: Face) -> None:
         unavailable(face, target, connect_timeout_s=0.2, timeout_s=10, retry=POLICY)
 
 
-@either_size
-def test_tls_is_told_of_whichever_address_has_the_server(
-    face: Face, array: NDArray[Any], nobody: str, private: str
-) -> None:
+@clients.either_size
+def test_tls_at_any_address_is_told_of(face: Face, array: Array, nobody: str, private: str) -> None:
     # gRPC tells of the address of a name that failed last, which may be another one.
     name = private.replace("127.0.0.1", "localhost")
     for target in (name, f"{private},{nobody}", f"{nobody},{private}", f"ipv4:{private},{nobody}"):
@@ -419,9 +381,9 @@ def test_tls_is_told_of_whichever_address_has_the_server(
                     client.wait_ready(0.3)
 
 
-@either_size
+@clients.either_size
 def test_where_nobody_listens_the_error_says_what_to_do(
-    nobody: str, face: Face, array: NDArray[Any], tmp_path: Path
+    nobody: str, face: Face, array: Array, tmp_path: Path
 ) -> None:
     for target in (nobody, f"unix:{tmp_path}/none"):
         error = unavailable(face, target, array, retry=ONCE)

@@ -24,38 +24,39 @@ NAMES = st.text(st.characters(codec="ascii"), min_size=1, max_size=200)
 M = TypeVar("M", bound=Message)
 
 
-def request_of_many(name: str, data: bytes) -> tuple[Message, bytes, Any]:
-    """Return a message, its frame made by hand, and what is read of the frame."""
-    message = v1.EvaluateRequest.FromString(NAMELESS.SerializeToString())
-    message.ClearField("data")
-    header = message.SerializeToString()
-    message.MergeFrom(v1.EvaluateRequest(request_id=name, data=data))
-    parts = (name.encode(), header, memoryview(data))
-    return v1.EvaluateManyRequest(evaluation=message), framing.many_request_frame(*parts), parts
+Made = tuple[Message, bytes, tuple[bytes, bytes, memoryview]]
 
 
-def result_of_many(name: str, data: bytes) -> tuple[Message, bytes, Any]:
-    """Return the same of a result."""
-    message = v1.EvaluateResponse(output=float32(2, 300, strides=(0, 1)))
-    header = message.SerializeToString()
-    message.MergeFrom(v1.EvaluateResponse(request_id=name, data=data))
-    parts = (name.encode(), header, memoryview(data))
-    answer = v1.EvaluateManyResponse(request_id=name, result=message)
-    return answer, framing.many_result_frame(*parts), parts
+def made(name: str, data: bytes) -> tuple[Made, Made]:
+    """Return a request and a result: message, frame made by hand, and what is read of that."""
+    request = v1.EvaluateRequest.FromString(NAMELESS.SerializeToString())
+    request.ClearField("data")
+    result = v1.EvaluateResponse(output=float32(2, 300, strides=(0, 1)))
+    asks, answers = (
+        (name.encode(), message.SerializeToString(), memoryview(data))
+        for message in (request, result)
+    )
+    request.MergeFrom(v1.EvaluateRequest(request_id=name, data=data))
+    result.MergeFrom(v1.EvaluateResponse(request_id=name, data=data))
+    asked = v1.EvaluateManyRequest(evaluation=request)
+    answered = v1.EvaluateManyResponse(request_id=name, result=result)
+    return (
+        (asked, framing.many_request_frame(*asks), asks),
+        (answered, framing.many_result_frame(*answers), answers),
+    )
 
 
-FORMS: dict[str, tuple[Any, Callable[[bytes], Any]]] = {
-    "EvaluateMany's request": (request_of_many, framing.read_many_request),
-    "EvaluateMany's response": (result_of_many, framing.read_many_result),
-}
+READERS: list[Callable[[bytes], Any]] = [framing.read_many_request, framing.read_many_result]
+FORMS = ["EvaluateMany's request", "EvaluateMany's response"]
 
 
-@pytest.mark.parametrize(("form", "read"), FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("form", [0, 1], ids=FORMS)
 @given(name=NAMES, data=DATA, draw=st.data())
 def test_a_frame_is_what_protobuf_writes_and_is_read_back_only_whole(
-    form: Any, read: Callable[[bytes], Any], name: str, data: bytes, draw: st.DataObject
+    form: int, name: str, data: bytes, draw: st.DataObject
 ) -> None:
-    message, frame, parts = form(name, data)
+    message, frame, parts = made(name, data)[form]
+    read = READERS[form]
     assert frame == message.SerializeToString()
     found = read(frame)
     assert found == parts
@@ -64,40 +65,27 @@ def test_a_frame_is_what_protobuf_writes_and_is_read_back_only_whole(
     assert read(frame[: draw.draw(st.integers(0, len(frame) - 1))]) is None
 
 
-OTHERS: dict[str, list[Message]] = {
-    "EvaluateMany's request": [
-        v1.EvaluateManyRequest(),
-        v1.EvaluateManyRequest(evaluation=v1.EvaluateRequest(data=b"\x05")),
-        v1.EvaluateManyRequest(evaluation=v1.EvaluateRequest(request_id="ä", data=b"\x05")),
-        v1.EvaluateManyRequest(evaluation=v1.EvaluateRequest(request_id="a")),
-        v1.EvaluateManyRequest(evaluation=NAMELESS),
-    ],
-    "EvaluateMany's response": [
+def test_other_messages_are_none() -> None:
+    asked, named = v1.EvaluateRequest, v1.EvaluateResponse(request_id="b", data=b"\x05")
+    no_name, foreign = asked(data=b"\x05"), asked(request_id="ä", data=b"\x05")
+    evaluations = (None, no_name, foreign, asked(request_id="a"), NAMELESS)
+    requests: list[Message] = [v1.EvaluateManyRequest(evaluation=each) for each in evaluations]
+    answers: list[Message] = [
         v1.EvaluateManyResponse(),
         v1.EvaluateManyResponse(request_id="a"),
         v1.EvaluateManyResponse(request_id="a", error=v1.Error(message="no")),
         v1.EvaluateManyResponse(result=v1.EvaluateResponse(data=b"\x05")),
-        *(
-            v1.EvaluateManyResponse(
-                request_id=name, result=v1.EvaluateResponse(request_id="b", data=b"\x05")
-            )
-            for name in ("a", "")
-        ),
-    ],
-}
-
-
-def test_other_messages_are_none() -> None:
-    for name, messages in OTHERS.items():
+        *(v1.EvaluateManyResponse(request_id=name, result=named) for name in ("a", "")),
+    ]
+    for read, messages in zip(READERS, (requests, answers), strict=True):
         for message in messages:
-            assert FORMS[name][1](message.SerializeToString()) is None
+            assert read(message.SerializeToString()) is None
 
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
     """Bytes near to a message: some of them changed, left out or doubled."""
-    form = draw(st.sampled_from([request_of_many, result_of_many]))
-    frame = bytearray(form(draw(NAMES), draw(DATA))[1])
+    frame = bytearray(draw(st.sampled_from(made(draw(NAMES), draw(DATA))))[1])
     for _ in range(draw(st.integers(1, 3))):
         start = draw(st.integers(0, len(frame)))
         stop = draw(st.integers(start, min(len(frame), start + 2)))

@@ -6,9 +6,8 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import repeat
 from typing import Any
 
@@ -17,51 +16,27 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from gradwire import AsyncClient, Client, Item, RetryPolicy, ops
-from gradwire.errors import (
-    CallCancelledError,
-    DeadlineExceededError,
-    GradwireError,
-    InvalidRequestError,
-    OverloadedError,
-    UnavailableError,
-)
+from gradwire import AsyncClient, Client, Item, errors, ops
 from gradwire_server.errors import RETRY_AFTER_S
 from sdk.strided_arrays import arrays
-from support.clients import (
-    AWAITED,
-    BILINEAR,
-    BRISK,
-    COPY,
-    ITEM,
-    ONCE,
-    PROMPT,
-    Collect,
-    Face,
-    Outcome,
-    either_way,
-    half,
-    interrupted,
-    outcomes_of,
-)
+from support import clients
+from support.clients import AWAITED, BILINEAR, COPY, ITEM, Array, Collect, Face, Outcome, either_way
 from support.oracles import oracles
-from support.raw_calls import PATIENCE_S, ManyCall, named, summed, wait_until
+from support.raw_calls import PATIENCE_S, named, summed, wait_until
 from support.relay import Relay, older, relaying, skewed
-from support.servers import ServerThread, served_many, serving, serving_process, wait_idle
+from support.servers import ServerThread, served_many, serving, wait_idle
 
-NEAREST = ops.DmlResampleGrad(interpolation_mode="nearest")
 # One connection, so that a relay sees every one there is.
-PATIENT: dict[str, Any] = {"connections": 1, "retry": PROMPT}
+PATIENT: dict[str, Any] = {"connections": 1, "retry": clients.PROMPT}
 
-pytestmark = pytest.mark.usefixtures("nothing_is_held_on_the_server", "no_thread_is_left")
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
-def numbered(count: int, size: int = 16) -> Iterator[Item]:
+def numbered(count: int) -> Iterator[Item]:
     """Make items whose results tell their places."""
     for number in range(count):
-        yield Item(COPY, np.full((size,), number, np.float32), (size,))
+        yield Item(COPY, np.full((16,), number, np.float32), (16,))
 
 
 def check(outcomes: list[tuple[int, Outcome]], count: int) -> None:
@@ -70,21 +45,6 @@ def check(outcomes: list[tuple[int, Outcome]], count: int) -> None:
     for index, result in outcomes:
         assert isinstance(result, np.ndarray), result
         assert (result == index).all()
-
-
-def given_arrays() -> list[NDArray[Any]]:
-    """Make arrays of every type and in several layouts, not all of one shape."""
-    values = np.random.default_rng(0).normal(size=(2, 3, 8, 10))
-    floats = values.astype(np.float32)
-    types = (np.float32, np.float16, ml_dtypes.bfloat16, np.float64, ">f4")
-    return [
-        *(values.astype(dtype) for dtype in types),
-        floats[:, :, ::-1],
-        floats.transpose(0, 1, 3, 2),
-        floats.transpose(1, 0, 2, 3)[:, ::2],
-        np.broadcast_to(floats[:1, :, :1], floats.shape),
-        floats[:1],
-    ]
 
 
 def check_places(outcomes: list[tuple[int, Outcome]], count: int, *, ordered: bool = True) -> None:
@@ -105,57 +65,55 @@ def check_results(client: Client, items: list[Any], outcomes: list[tuple[int, Ou
 
 @either_way
 @pytest.mark.parametrize("most", [1, 3, 64])
-def test_results_are_those_of_evaluate(
-    plain: Client, server: ServerThread, collect: Collect, *, ordered: bool, most: int
+def test_results_equal_evaluate(
+    plain: Client, collect: Collect, *, ordered: bool, most: int
 ) -> None:
-    given = given_arrays() * 4
-    items: list[Any] = [(op, array, half(array)) for array in given for op in (BILINEAR, NEAREST)]
+    values = np.random.default_rng(0).normal(size=(2, 3, 8, 10))
+    floats = values.astype(np.float32)
+    types = (np.float32, np.float16, ml_dtypes.bfloat16, np.float64, ">f4")
+    sources: list[Array] = [
+        *(values.astype(dtype) for dtype in types),
+        *(floats[:, :, ::-1], floats.transpose(0, 1, 3, 2), floats.transpose(1, 0, 2, 3)[:, ::2]),
+        *(np.broadcast_to(floats[:1, :, :1], floats.shape), floats[:1]),
+    ]
+    nearest = ops.DmlResampleGrad(interpolation_mode="nearest")
+    pairs = itertools.product(sources * 4, (BILINEAR, nearest))
+    items: list[Any] = [(op, array, clients.half(array)) for array, op in pairs]
     for policy in ("not_larger", "not_smaller"):
         sizes: dict[str, Any] = {"sizes": (9, 6), "keep_aspect_ratio_policy": policy}
-        items.append((ops.OnnxResize(mode="linear", axes=(2, 3), **sizes), given[1], None))
-    outcomes = collect(server.address, iter(items), ordered=ordered, max_in_flight=most)
+        items.append((ops.OnnxResize(mode="linear", axes=(2, 3), **sizes), sources[1], None))
+    outcomes = collect(iter(items), ordered=ordered, max_in_flight=most)
     check_places(outcomes, len(items), ordered=ordered)
     check_results(plain, items, outcomes)
 
 
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sources=st.lists(arrays(), min_size=1, max_size=6))
-def test_arrays_of_any_layout_come_back_as_they_went(
-    plain: Client, sources: list[NDArray[Any]]
-) -> None:
+def test_arrays_of_any_layout_come_back_as_they_went(plain: Client, sources: list[Array]) -> None:
     results = plain.evaluate_many((COPY, array, array.shape) for array in sources)
     for array, result in zip(sources, results, strict=True):
         oracles.same_bits(result, array.astype(array.dtype.newbyteorder("=")))
 
 
-def bad_items() -> dict[int, tuple[Any, type[Exception], str]]:
-    """Return items with the errors that evaluate() raises for them, by their places."""
-    ones = np.ones((4, 4), np.float32)
-    scaled = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1.0,))
-    return {
-        0: ((COPY, np.ones((4, 4), np.int32), (4, 4)), InvalidRequestError, "array.dtype"),
-        2: ((COPY, ones), InvalidRequestError, "output_shape"),
-        3: ((scaled, ones, (4, 4)), InvalidRequestError, "scales"),
-        7: ((COPY, np.ma.masked_array(ones), (4, 4)), TypeError, "a masked array"),
-        8: (("nearest", ones, (4, 4)), TypeError, "op is a str"),
-        9: (ones, TypeError, "an item is a ndarray"),
-        10: ((COPY,), TypeError, "an item is a tuple of 1"),
-        13: ((COPY, ones, (0, 4)), InvalidRequestError, "output_shape[0]"),
-    }
-
-
 @either_way
-def test_an_error_is_raised_at_its_item_and_the_others_go_on(
-    server: ServerThread, collect: Collect, *, ordered: bool
-) -> None:
-    good = np.arange(16, dtype=np.float32).reshape(4, 4)
-    bad = bad_items()
+def test_an_error_is_raised_at_its_item_others_go_on(collect: Collect, *, ordered: bool) -> None:
+    good, invalid = np.arange(16, dtype=np.float32).reshape(4, 4), errors.InvalidRequestError
+    scaled = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1.0,))
+    # Items with the errors that evaluate() raises for them, by their places.
+    bad: dict[int, tuple[Any, type[Exception], str]] = {
+        0: ((COPY, good.astype(np.int32), (4, 4)), invalid, "array.dtype"),
+        2: ((COPY, good), invalid, "output_shape"),
+        3: ((scaled, good, (4, 4)), invalid, "scales"),
+        7: ((COPY, np.ma.masked_array(good), (4, 4)), TypeError, "a masked array"),
+        8: (("nearest", good, (4, 4)), TypeError, "op is a str"),
+        9: (good, TypeError, "an item is a ndarray"),
+        10: ((COPY,), TypeError, "an item is a tuple of 1"),
+        13: ((COPY, good, (0, 4)), invalid, "output_shape[0]"),
+    }
     items = [bad[index][0] if index in bad else (COPY, good, (4, 4)) for index in range(15)]
-    outcomes = dict(collect(server.address, items, ordered=ordered))
-    assert sorted(outcomes) == list(range(15))
-    for index, outcome in outcomes.items():
+    outcomes = collect(items, ordered=ordered)
+    check_places(outcomes, 15, ordered=ordered)
+    for index, outcome in outcomes:
         if index not in bad:
             np.testing.assert_array_equal(np.asarray(outcome), good)
             continue
@@ -163,17 +121,14 @@ def test_an_error_is_raised_at_its_item_and_the_others_go_on(
         assert isinstance(outcome, kind)
         assert str(outcome).startswith(words)
         assert getattr(outcome, "__notes__", []) == [f"item {index} of evaluate_many"]
-        if isinstance(outcome, GradwireError) and index in {2, 3}:
+        if isinstance(outcome, errors.GradwireError) and index in {2, 3}:
             assert (outcome.request_id or "").endswith(f"-{index}")
 
 
 @either_way
 @pytest.mark.parametrize("most", [1, 5])
-def test_items_are_taken_only_as_there_is_room(
-    server: ServerThread, collect: Collect, *, ordered: bool, most: int
-) -> None:
-    open_now: set[int] = set()
-    seen: list[int] = []
+def test_items_are_taken_as_there_is_room(collect: Collect, *, ordered: bool, most: int) -> None:
+    open_now, seen = set[int](), list[int]()
 
     def items() -> Iterator[Item]:
         for number, item in enumerate(numbered(100)):
@@ -181,18 +136,14 @@ def test_items_are_taken_only_as_there_is_room(
             seen.append(len(open_now))
             yield item
 
-    options = {"ordered": ordered, "max_in_flight": most}
-    collect(server.address, items(), on_outcome=open_now.remove, **options)
+    collect(items(), on_outcome=open_now.remove, ordered=ordered, max_in_flight=most)
     assert max(seen) == most
     assert not open_now
 
 
 @either_way
-def test_results_do_not_wait_until_many_slow_items_are_there(
-    server: ServerThread, collect: Collect, *, ordered: bool
-) -> None:
-    done: list[int] = []
-    done_before: list[int] = []
+def test_results_do_not_wait_for_many_slow_items(collect: Collect, *, ordered: bool) -> None:
+    done, done_before = list[int](), list[int]()
 
     def items() -> Iterator[Item]:
         for item in numbered(7):
@@ -200,13 +151,12 @@ def test_results_do_not_wait_until_many_slow_items_are_there(
             done_before.append(len(done))
             yield item
 
-    outcomes = collect(server.address, items(), ordered=ordered, on_outcome=done.append)
-    assert len(outcomes) == 7
+    assert len(collect(items(), ordered=ordered, on_outcome=done.append)) == 7
     assert done_before[-1] > 0
 
 
-def test_an_array_may_be_used_anew_for_the_next_item_and_out_takes_its_result(
-    server: ServerThread, collect: Collect
+def test_an_array_may_be_used_anew_at_once_and_out_takes_its_result(
+    collect: Collect,
 ) -> None:
     array = np.empty((4, 6), np.float32)
     outs: list[Any] = [None, np.empty((6, 4), np.float32).T, None, np.empty((6, 4), ">f4")] * 25
@@ -218,32 +168,28 @@ def test_an_array_may_be_used_anew_for_the_next_item_and_out_takes_its_result(
             layout = array.T[::-1] if number % 4 in {0, 3} else array
             yield Item(COPY, layout, None if out is not None else layout.shape, out)
 
-    outcomes = collect(server.address, items())
+    outcomes = collect(items())
     check(outcomes, 100)
     assert all(outs[index] is None or outs[index] is result for index, result in outcomes)
 
 
-def test_items_may_come_asynchronously(server: ServerThread) -> None:
-    async def run() -> list[float]:
-        first_result = asyncio.Event()
+async def test_items_may_come_asynchronously(address: str) -> None:
+    first_result = asyncio.Event()
 
-        async def items() -> AsyncIterator[Item]:
-            for item in numbered(50):
-                yield item
-                # The first result is handed over although more may come.
-                await first_result.wait()
+    async def items() -> AsyncIterator[Item]:
+        for item in numbered(50):
+            yield item
+            # The first result is handed over although more may come.
+            await first_result.wait()
 
-        seen: list[float] = []
-        async with AsyncClient(server.address) as client:
-            results = client.evaluate_many(items(), max_in_flight=7)
-            seen.append(float((await anext(results))[0]))
-            # Waiting for a result may be given up and taken up again.
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(anext(results), 0.05)
-            first_result.set()
-            return seen + [float(result[0]) async for result in results]
-
-    assert asyncio.run(run()) == list(range(50))
+    async with AsyncClient(address) as client:
+        results = client.evaluate_many(items(), max_in_flight=7)
+        seen = [float((await anext(results))[0])]
+        # Waiting for a result may be given up and taken up again.
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(results), 0.05)
+        first_result.set()
+        assert [*seen, *[float(result[0]) async for result in results]] == list(range(50))
 
 
 def mixed_items(kind: str) -> list[Any]:
@@ -254,166 +200,148 @@ def mixed_items(kind: str) -> list[Any]:
     array = array[..., :8, :8]
     if kind == "enlarged, broadcast":
         array = np.broadcast_to(array[:, :, :1], array.shape)
-    enlarge = ops.Interpolate(mode="nearest", scales=(160.0, 160.0), data_format="NCX")
+    enlarge = ops.Interpolate(mode="nearest", scales=(132.0, 132.0), data_format="NCX")
     return [(enlarge, array, None), (BILINEAR, array, (1, 1, 4, 4)), (enlarge, array, None)]
 
 
-@either_way
 # A stream for the small ones and another one for a large one would be one too many.
-@pytest.mark.parametrize("streams", [1, 64])
+@pytest.fixture(scope="module", params=[1, 64])
+def narrow(request: pytest.FixtureRequest) -> Iterator[ServerThread]:
+    with serving(max_streams=request.param) as server:
+        yield server
+
+
+@either_way
 @pytest.mark.parametrize("kind", ["large", "enlarged", "enlarged, broadcast"])
 def test_large_inputs_and_results_are_streamed_among_small_ones(
-    streams: int, collect: Collect, kind: str, *, ordered: bool
+    narrow: ServerThread, collect: Collect, kind: str, *, ordered: bool
 ) -> None:
-    items = mixed_items(kind)
-    with serving(max_streams=streams) as server:
-        outcomes = collect(server.address, items, ordered=ordered, options={"retry": ONCE})
-        check_places(outcomes, len(items), ordered=ordered)
-        with Client(server.address) as client:
-            check_results(client, items, outcomes)
-        wait_idle(server)
+    items, options = mixed_items(kind), {"retry": clients.ONCE}
+    outcomes = collect(items, at=narrow.address, ordered=ordered, options=options)
+    check_places(outcomes, len(items), ordered=ordered)
+    with Client(narrow.address) as client:
+        check_results(client, items, outcomes)
+    wait_idle(narrow)
 
 
-# Its tries would be over if they were not counted anew after every answer.
-SOON_OVER = RetryPolicy(initial_backoff_s=0.15, max_backoff_s=0.15, max_attempts=3)
+CUTS = [(1,), (300,), (2_000,), (9_000, 1, 1, 20_000, 300, 5_000)]
 
 
 @pytest.mark.parametrize(
     ("cuts", "options"),
     [
-        *(
-            pytest.param(cuts, PATIENT, id=str(cuts), marks=pytest.mark.slow)
-            for cuts in ((1,), (300,), (2_000,), (9_000, 1, 1, 20_000, 300, 5_000))
-        ),
-        pytest.param((4_000,) * 8, {"retry": SOON_OVER}, id="few tries"),
+        *(pytest.param(cuts, PATIENT, id=str(cuts), marks=pytest.mark.slow) for cuts in CUTS),
+        pytest.param((4_000,) * 8, {"retry": clients.SOON_OVER}, id="few tries"),
     ],
 )
 def test_a_stream_that_is_cut_anywhere_goes_on_where_it_stopped(
-    server: ServerThread, collect: Collect, cuts: tuple[int, ...], options: dict[str, Any]
+    address: str, collect: Collect, cuts: tuple[int, ...], options: dict[str, Any]
 ) -> None:
-    with relaying(server.address, cuts=cuts) as relay:
-        check(collect(relay.address, numbered(600), options=options), 600)
+    with relaying(address, cuts=cuts) as relay:
+        check(collect(numbered(600), at=relay.address, options=options), 600)
         assert relay.connections == len(cuts) + 1
 
 
-def test_a_server_killed_and_started_again_is_sent_what_it_has_not_answered() -> None:
-    with serving_process() as server:
-
-        def restart() -> None:
-            server.kill()
-            server.start()
-
-        with relaying(server.address, cuts=(5_000,), on_cut=restart) as relay:
-            check(outcomes_of(Client, relay.address, numbered(300)), 300)
-            assert relay.connections > 1
+def test_another_server_is_sent_what_a_lost_one_has_not_answered(
+    server: ServerThread,
+) -> None:
+    with serving() as other, relaying(server.address, cuts=(5_000,)) as relay:
+        relay.on_cut = lambda: relay.lead_to(other.address)
+        check(clients.outcomes_of(Client, numbered(300), at=relay.address), 300)
+        assert relay.connections > 1
+        assert other.server.service.admission.entered
 
 
 @pytest.mark.slow
-def test_a_server_that_drains_hands_over_to_another(server: ServerThread, collect: Collect) -> None:
+def test_a_server_that_drains_hands_over_to_another(address: str, collect: Collect) -> None:
     old = ServerThread()
     old.start()
-    stopping: list[threading.Thread] = []
     with relaying(old.address) as relay:
 
         def hand_over() -> None:
             old.stop()
-            relay.lead_to(server.address)
+            relay.lead_to(address)
 
-        def note(index: int) -> None:
-            if index == 30:
-                stopping.append(threading.Thread(target=hand_over))
-                stopping[0].start()
+        stopping = threading.Thread(target=hand_over)
+        outcomes = collect(
+            numbered(1500),
+            at=relay.address,
+            options=PATIENT,
+            on_outcome=lambda index: stopping.start() if index == 30 else None,
+        )
+        check(outcomes, 1500)
+        stopping.join()
 
-        check(collect(relay.address, numbered(3000), options=PATIENT, on_outcome=note), 3000)
-        stopping[0].join()
 
-
-def test_silence_ends_what_is_in_flight_and_the_next_items_go_on(
-    relay: Relay, collect: Collect
-) -> None:
-    def note(index: int) -> None:
-        if index == 4:
-            relay.hold()
-        if index == 10:
-            relay.let_go()
-
-    outcomes = collect(relay.address, numbered(30), on_outcome=note, max_in_flight=3, timeout_s=1.0)
-    check_places(outcomes, 30, ordered=True)
-    failed: list[int] = []
-    for index, outcome in outcomes:
-        if isinstance(outcome, np.ndarray):
-            assert (outcome == index).all()
-            continue
-        failed.append(index)
-        assert isinstance(outcome, DeadlineExceededError)
-        assert str(outcome).startswith("no answer for 1.0 s, while ")
+def test_silence_ends_items_in_flight_and_the_next_go_on(relay: Relay, collect: Collect) -> None:
+    on = {4: relay.hold, 10: relay.let_go}
+    outcomes = collect(
+        numbered(30),
+        at=relay.address,
+        on_outcome=lambda index: on.get(index, int)(),
+        max_in_flight=3,
+        timeout_s=1.0,
+    )
+    check_places(outcomes, 30)
+    failed = [index for index, outcome in outcomes if isinstance(outcome, Exception)]
     assert failed
     assert set(failed) <= set(range(5, 14))
+    for index, outcome in outcomes:
+        if index in failed:
+            assert isinstance(outcome, errors.DeadlineExceededError)
+            assert str(outcome).startswith("no answer for 1.0 s, while ")
+        else:
+            assert (np.asarray(outcome) == index).all()
 
 
 @pytest.mark.parametrize("slow", ["items", "results"])
-def test_a_stream_that_the_server_ends_meanwhile_is_opened_again(
-    collect: Collect, slow: str
-) -> None:
-    def items() -> Iterator[Item]:
-        for item in numbered(4):
-            if slow == "items":
-                time.sleep(0.25)
-            yield item
-
-    def note(_index: int) -> None:
-        if slow == "results":
+def test_a_stream_that_the_server_ends_is_opened_again(collect: Collect, slow: str) -> None:
+    def wait(what: str) -> None:
+        if what == slow:
             time.sleep(0.25)
 
+    def items() -> Iterator[Item]:
+        for item in numbered(4):
+            wait("items")
+            yield item
+
     with serving(stall_timeout_s=0.1) as server:
-        check(collect(server.address, items(), on_outcome=note, max_in_flight=2), 4)
+        options = {"on_outcome": lambda _: wait("results"), "max_in_flight": 2}
+        check(collect(items(), at=server.address, **options), 4)
 
 
-@contextmanager
-def full_server() -> Generator[tuple[ServerThread, ManyCall]]:
-    """Run a server whose memory a call has taken."""
+def test_a_full_server_is_asked_again_or_every_item_is_told(nobody: str, collect: Collect) -> None:
     with served_many(max_memory_bytes=1) as (server, _, other):
-        other.send(named(summed(1 << 18), "long"))  # hours of work
+        full = server.address
+        other.send(named(summed(1 << 18), "long"))  # hours of work take all memory
         wait_until(lambda: server.server.service.admission.memory_bytes)
-        yield server, other
-
-
-def test_items_that_a_full_server_refuses_are_sent_again(collect: Collect) -> None:
-    with full_server() as (server, other):
+        refused = collect(numbered(3), at=full, options={"retry": clients.BRISK})
         threading.Timer(0.3, other.call.cancel).start()
-        check(collect(server.address, numbered(20), options=PATIENT), 20)
-
-
-def test_what_no_retry_mends_is_told_at_every_item(nobody: str, collect: Collect) -> None:
-    with full_server() as (server, _):
-        refused = collect(server.address, numbered(3), options={"retry": BRISK})
-    unreached = collect(nobody, numbered(3), options={"retry": BRISK})
-    for kind, outcomes in ((OverloadedError, refused), (UnavailableError, unreached)):
+        check(collect(numbered(20), at=full, options=PATIENT), 20)
+    unreached = collect(numbered(3), at=nobody, options={"retry": clients.BRISK})
+    for kind, outcomes in (errors.OverloadedError, refused), (errors.UnavailableError, unreached):
         check_places(outcomes, 3)
         for index, error in outcomes:
             assert isinstance(error, kind)
             assert error.__notes__ == [f"item {index} of evaluate_many"]
-            if isinstance(error, OverloadedError):
+            if isinstance(error, errors.OverloadedError):
                 assert error.retry_after_s == RETRY_AFTER_S
                 assert (error.request_id or "").endswith(f"-{index}")
 
 
 def test_more_callers_than_streams_all_get_their_results(collect: Collect) -> None:
     with serving(max_streams=1) as server, ThreadPoolExecutor(4) as pool:
-        calls = [
-            pool.submit(collect, server.address, numbered(50), options=PATIENT) for _ in range(6)
-        ]
-        for call in calls:
+        options = {"at": server.address, "options": PATIENT}
+        for call in [pool.submit(collect, numbered(50), **options) for _ in range(6)]:
             check(call.result(), 50)
 
 
-def test_a_server_without_the_method_is_called_once_for_each_item(
-    server: ServerThread, collect: Collect
+def test_a_server_without_the_method_is_called_for_each_item(
+    address: str, collect: Collect
 ) -> None:
     broadcast = np.broadcast_to(np.float32(100), (16,))
-    items = [*numbered(100), Item(COPY, broadcast, (16,))]
-    with skewed(server.address, older) as old:
-        check(collect(old, items), 101)
+    with skewed(address, older) as old:
+        check(collect([*numbered(100), Item(COPY, broadcast, (16,))], at=old), 101)
 
 
 def test_an_interrupt_loses_nothing(relay: Relay) -> None:
@@ -421,11 +349,10 @@ def test_an_interrupt_loses_nothing(relay: Relay) -> None:
         results = client.evaluate_many(numbered(100))
         before = list(itertools.islice(results, 10))
         relay.hold()
-        with interrupted(after_s=0.2), pytest.raises(KeyboardInterrupt):
+        with clients.interrupted(after_s=0.2), pytest.raises(KeyboardInterrupt):
             before.extend(results)
         relay.let_go()
-        after = [*before, *results]
-    check(list(enumerate(after)), 100)
+        check(list(enumerate([*before, *results])), 100)
 
 
 def test_a_client_closed_by_another_thread_ends_what_is_in_flight(relay: Relay, face: Face) -> None:
@@ -434,7 +361,7 @@ def test_a_client_closed_by_another_thread_ends_what_is_in_flight(relay: Relay, 
     next(results)
     relay.hold()
     threading.Timer(0.2, client.close).start()
-    with pytest.raises(CallCancelledError):
+    with pytest.raises(errors.CallCancelledError):
         list(results)
 
 
@@ -455,18 +382,16 @@ def told(results: Iterator[Any]) -> list[BaseException | None]:
 
 def check_cancelled(outcomes: list[BaseException | None], *, begin: int) -> None:
     """Assert that errors of a closed client, with their items' notes, end the outcomes."""
-    errors = [(index, error) for index, error in enumerate(outcomes, begin) if error is not None]
-    assert errors
-    assert errors[-1][0] == begin + len(outcomes) - 1
-    for index, error in errors:
-        assert isinstance(error, CallCancelledError)
+    failed = [(index, error) for index, error in enumerate(outcomes, begin) if error is not None]
+    assert failed
+    assert failed[-1][0] == begin + len(outcomes) - 1
+    for index, error in failed:
+        assert isinstance(error, errors.CallCancelledError)
         assert error.__notes__ == [f"item {index} of evaluate_many"]
 
 
-def test_a_closed_client_ends_every_item_it_took_and_then_the_results(
-    server: ServerThread, face: Face
-) -> None:
-    with face(server.address) as client:
+def test_a_closed_client_ends_every_item_it_took_and_the_results(address: str, face: Face) -> None:
+    with face(address) as client:
         assert list(client.evaluate_many([])) == []
         results = client.evaluate_many(repeat(ITEM, 500))
         for _ in range(5):
@@ -476,9 +401,7 @@ def test_a_closed_client_ends_every_item_it_took_and_then_the_results(
 
 
 @pytest.mark.parametrize("taken", [0, 3, 30])
-def test_closing_a_client_ends_who_waits_for_a_slow_source(
-    server: ServerThread, taken: int
-) -> None:
+def test_closing_a_client_ends_who_waits_for_a_slow_source(address: str, taken: int) -> None:
     silent = threading.Event()
 
     async def items() -> AsyncIterator[Item]:
@@ -488,7 +411,7 @@ def test_closing_a_client_ends_who_waits_for_a_slow_source(
         silent.set()
         await asyncio.Event().wait()
 
-    with AWAITED(server.address) as client, ThreadPoolExecutor(1) as pool:
+    with AWAITED(address) as client, ThreadPoolExecutor(1) as pool:
         evaluate_many: Any = client.evaluate_many
         waiting = pool.submit(told, evaluate_many(items()))
         assert silent.wait(PATIENCE_S)
@@ -521,19 +444,17 @@ async def failing_in_loop(error: type[BaseException]) -> AsyncIterator[Item]:
     ],
 )
 def test_what_a_source_raises_is_raised_once_and_loses_no_result(
-    server: ServerThread,
+    faced: Any,
     face: Face,
     source: Callable[[type[BaseException]], Any],
     error: type[BaseException],
     *,
     ordered: bool,
 ) -> None:
-    with face(server.address) as client:
-        evaluate_many: Any = client.evaluate_many
-        outcomes = told(evaluate_many(source(error), ordered=ordered))
+    outcomes = told(faced.evaluate_many(source(error), ordered=ordered))
     in_order = ordered and (face is AWAITED or issubclass(error, Exception))
-    errors = outcomes[100:] if in_order else [each for each in outcomes if each is not None]
-    assert [type(each) for each in errors] == [error]
+    failed = outcomes[100:] if in_order else [each for each in outcomes if each is not None]
+    assert [type(each) for each in failed] == [error]
     # A generator that ends so ends an asynchronous client's results at once.
     assert outcomes.count(None) == 100 or (face is AWAITED and error is GeneratorExit)
 
@@ -545,18 +466,15 @@ class Interrupting:
         raise KeyboardInterrupt
 
 
-def test_an_interrupt_while_an_item_is_taken_is_raised_once_and_loses_no_result(
-    server: ServerThread,
+def test_an_interrupt_as_an_item_is_taken_is_raised_once_and_loses_no_result(
+    plain: Client,
 ) -> None:
     items = [ITEM, ITEM._replace(array=Interrupting()), ITEM]
-    with Client(server.address) as client:
-        kinds = [type(each) for each in told(client.evaluate_many(items))]
-    assert kinds == [KeyboardInterrupt, type(None), CallCancelledError, type(None)]
+    kinds = [type(each) for each in told(plain.evaluate_many(items))]
+    assert kinds == [KeyboardInterrupt, type(None), errors.CallCancelledError, type(None)]
 
 
-def test_results_are_refused_to_a_second_thread_and_to_their_own_items(
-    server: ServerThread,
-) -> None:
+def test_results_are_refused_to_a_second_thread_and_to_their_own_items(plain: Client) -> None:
     waiting, going_on = threading.Event(), threading.Event()
 
     def late() -> Iterator[Item]:
@@ -565,8 +483,8 @@ def test_results_are_refused_to_a_second_thread_and_to_their_own_items(
         yield from repeat(ITEM, 2)
         yield Item(COPY, next(results), (2, 2))
 
-    with Client(server.address) as client, ThreadPoolExecutor(1) as pool:
-        results = client.evaluate_many(late())
+    with ThreadPoolExecutor(1) as pool:
+        results = plain.evaluate_many(late())
         first = pool.submit(next, results)
         assert waiting.wait(PATIENCE_S)
         with pytest.raises(RuntimeError, match="one thread at a time"):
@@ -576,20 +494,17 @@ def test_results_are_refused_to_a_second_thread_and_to_their_own_items(
         assert [type(each) for each in told(results)] == [RuntimeError]
 
 
-def test_results_that_are_closed_or_dropped_end_their_stream(
-    server: ServerThread, face: Face
-) -> None:
-    with face(server.address) as client:
-        with client.evaluate_many(repeat(ITEM)) as results:
-            next(results)
-            assert server.server.service.admission.streams == 1
-        wait_idle(server)
-        assert list(results) == []
-        for _ in client.evaluate_many(repeat(ITEM)):
-            break
-        wait_idle(server)
-        client.evaluate_many(repeat(ITEM))
-        # Behind the last one too.
-        next(client.evaluate_many([ITEM]))
-        wait_idle(server)
-        wait_until(lambda: "gradwire-receiver" not in {each.name for each in threading.enumerate()})
+def test_results_closed_or_dropped_end_their_stream(server: ServerThread, faced: Client) -> None:
+    with faced.evaluate_many(repeat(ITEM)) as results:
+        next(results)
+        assert server.server.service.admission.streams == 1
+    wait_idle(server)
+    assert list(results) == []
+    for _ in faced.evaluate_many(repeat(ITEM)):
+        break
+    wait_idle(server)
+    faced.evaluate_many(repeat(ITEM))
+    # Behind the last one too.
+    next(faced.evaluate_many([ITEM]))
+    wait_idle(server)
+    wait_until(lambda: "gradwire-receiver" not in {each.name for each in threading.enumerate()})

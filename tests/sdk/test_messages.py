@@ -14,9 +14,8 @@ import pytest
 from gradwire import RetryPolicy, ops
 from gradwire.health import health
 from support.clients import COPY, SMALL, Face, copied, halved
-from support.servers import ServerThread
 
-IMAGE = np.ones((1, 1, 4, 4), np.float32)
+IMAGE, PLACE = np.ones((1, 1, 4, 4), np.float32), (1, 1, 2, 2)
 
 HOST_PORT = "give HOST:PORT with a port from 1 to 65535, such as 127.0.0.1:50051 or [::1]:50051"
 NO_SCHEME = "give HOST:PORT without a scheme, or dns:///HOST:PORT"
@@ -24,9 +23,11 @@ ALONE = (
     "a list of replicas stands alone, as replicas+http://HOST:PORT/NAME or "
     "replicas+https://HOST:PORT/NAME"
 )
+LIST = "replicas+http://a:1"
 SECONDS = "give seconds above 0, at most 31536000"
 TOKENLESS = "token: holds no token: one is a word of printable characters, which is not shown here"
 CREDENTIALS = "give what grpc.ssl_channel_credentials() returns, or None for plain text"
+TWICE = "is given, and token_file is too; give one of them"
 PLAIN_TEXT = (
     "a token would go to a:1 in plain text, where others can read it; give credentials for TLS "
     "(--tls-ca), or no token"
@@ -47,8 +48,8 @@ TARGETS: dict[str, tuple[Any, ...]] = {
     "give addresses of IPv6 there, or a name without scheme": ("ipv6:1.2.3.4:1",),
     "give unix:NAME": ("unix:",),
     ALONE: (
-        *(f"replicas+http://{rest}" for rest in ("host:0/name", "a/x", "a:b/x")),
-        *(f"replicas+http://{rest}" for rest in (":1/x", "a:1/x?y", "user@a:1/x")),
+        *("replicas+http://host:0/name", "replicas+http://a/x", "replicas+http://a:b/x"),
+        *("replicas+http://:1/x", f"{LIST}/x?y", "replicas+http://user@a:1/x"),
         "replicas+ftp://a:1/x",
     ),
 }
@@ -62,10 +63,8 @@ MADE: list[tuple[dict[str, Any], str | None, str]] = [
     *(
         ({"target": target}, "target", f"target is {wrong!r} of {target!r}; {advice}")
         for target, wrong, advice in (
-            ("a:1,b", "b", HOST_PORT),
-            (["a:1", "b:0"], "b:0", HOST_PORT),
-            ("replicas+http://a:1/x,b:2", "replicas+http://a:1/x", ALONE),
-            (["replicas+http://a:1/x", "b:2"], "replicas+http://a:1/x", ALONE),
+            *(("a:1,b", "b", HOST_PORT), (["a:1", "b:0"], "b:0", HOST_PORT)),
+            *((target, f"{LIST}/x", ALONE) for target in (f"{LIST}/x,b:2", [f"{LIST}/x", "b:2"])),
         )
     ),
     *(({"timeout_s": s}, None, f"timeout_s is {s}; {SECONDS}") for s in (0, math.nan)),
@@ -73,29 +72,19 @@ MADE: list[tuple[dict[str, Any], str | None, str]] = [
         ({"connect_timeout_s": s}, None, f"connect_timeout_s is {s!r}; {SECONDS}, or None")
         for s in (0, -1, math.nan, math.inf, "1")
     ),
-    (
-        {"stream_threshold_bytes": -1},
-        None,
-        f"stream_threshold_bytes is -1; give an integer from 0 to {sys.maxsize}",
-    ),
     *(
-        ({"chunk_bytes": n}, None, f"chunk_bytes is {n}; give an integer from 4096 to 33554432")
-        for n in (0, 4095, 1 << 30)
-    ),
-    *(
-        (
-            {"credentials": wrong},
-            "credentials",
-            f"credentials: is of type {type(wrong).__name__}; {CREDENTIALS}",
+        ({name: given}, None, f"{name} is {given}; give an integer from {least} to {most}")
+        for name, given, least, most in (
+            ("stream_threshold_bytes", -1, 0, sys.maxsize),
+            *(("chunk_bytes", given, 4096, 33554432) for given in (0, 4095, 1 << 30)),
         )
-        for wrong in (True, "roots.pem", b"-----BEGIN CERTIFICATE-----")
+    ),
+    *(
+        ({"credentials": wrong}, "credentials", f"credentials: is of type {name}; {CREDENTIALS}")
+        for wrong, name in ((True, "bool"), ("roots.pem", "str"), (b"-----BEGIN", "bytes"))
     ),
     *(({"token": bad}, "token", TOKENLESS) for bad in ("", "two words", "a\nb", "\u00e9", " x")),
-    (
-        {"token": "x", "token_file": "y"},
-        "token",
-        "token: is given, and token_file is too; give one of them",
-    ),
+    ({"token": "x", "token_file": "y"}, "token", f"token: {TWICE}"),
     ({"token": "x", "target": "a:1"}, "token", f"token: {PLAIN_TEXT}"),
     ({"token_file": "y", "target": "a:1"}, "token_file", f"token_file: {PLAIN_TEXT}"),
 ]
@@ -116,7 +105,7 @@ def test_a_client_cannot_be_made_of_nonsense(
     assert refused(lambda: face(**made)) == (field, message)
 
 
-def test_a_target_in_the_environment_is_refused_by_its_name_and_health_asks_alike(
+def test_a_bad_target_in_the_environment_is_named(
     face: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for target, advice in (("127.0.0.1", HOST_PORT), ("a:1,", next(iter(TARGETS)))):
@@ -133,7 +122,7 @@ Asked = Callable[[Any], object]
 
 
 def half_into(out: Any) -> Asked:
-    return lambda client: halved(client, IMAGE, out=out)
+    return partial(halved, array=IMAGE, out=out)
 
 
 def shaped(shape: Any, op: Any = COPY) -> Asked:
@@ -147,12 +136,12 @@ def many(items: Any = (), **options: Any) -> Asked:
 # Calls by message and field.
 ASKED: dict[str | None, dict[str, Asked]] = {
     "out": {
-        "out: has shape (1, 1, 2, 3); the result has (1, 1, 2, 2)": half_into(
-            np.empty((1, 1, 2, 3), np.float32)
+        f"out: has shape {(*PLACE, 1)}; the result has {PLACE}": half_into(
+            np.empty((*PLACE, 1), "f4")
         ),
-        "out: has dtype float64; the result has float32": half_into(np.empty((1, 1, 2, 2))),
+        "out: has dtype float64; the result has float32": half_into(np.empty(PLACE)),
         "out: is read-only; give a writable array": half_into(
-            np.broadcast_to(np.float32(0), (1, 1, 2, 2))
+            np.broadcast_to(IMAGE[0, 0, 0, 0], PLACE)
         ),
         "out: shares memory with the input; give another array": half_into(IMAGE[:, :, ::2, ::2]),
     },
@@ -191,22 +180,22 @@ ASKED: dict[str | None, dict[str, Asked]] = {
     ("message", "field"), [(message, field) for field in ASKED for message in ASKED[field]]
 )
 def test_a_call_that_cannot_be_made_is_refused(
-    server: ServerThread, face: Face, message: str, field: str | None
+    address: str, face: Face, message: str, field: str | None
 ) -> None:
     call = ASKED[field][message]
-    with face(server.address) as client:
+    with face(address) as client:
         assert refused(lambda: call(client)) == (field, message)
 
 
+ORDERED = "0 < initial_backoff_s <= max_backoff_s is needed"
 POLICIES: dict[str, dict[str, Any]] = {
     "max_attempts is 0; at least 1 is needed": {"max_attempts": 0},
     **{
-        f"initial_backoff_s is {initial} and max_backoff_s {most}; "
-        "0 < initial_backoff_s <= max_backoff_s is needed": {
-            "initial_backoff_s": initial,
-            "max_backoff_s": most,
+        f"initial_backoff_s is {initial_s} and max_backoff_s {most_s}; {ORDERED}": {
+            "initial_backoff_s": initial_s,
+            "max_backoff_s": most_s,
         }
-        for initial, most in ((0.0, 5.0), (2.0, 1.0), (0.1, math.inf))
+        for initial_s, most_s in ((0.0, 5.0), (2.0, 1.0), (0.1, math.inf))
     },
     **{
         f"backoff_multiplier is {by}; at least 1 is needed": {"backoff_multiplier": by}

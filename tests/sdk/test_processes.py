@@ -16,9 +16,8 @@ import pytest
 
 from gradwire import AsyncClient, Client, RetryPolicy
 from support.clients import ITEM, LARGE, SMALL, copied
-from support.servers import ServerThread
 
-# Runs apart from pytest, whose threads are not at rest when a test wants to fork.
+# Scripts run apart from pytest, whose threads are not at rest when a test wants to fork.
 FORKING = """
 import os, sys
 import numpy as np
@@ -26,10 +25,11 @@ from gradwire import Client, RetryPolicy, ops
 
 copy = ops.DmlResample(interpolation_mode="linear")
 small = np.ones((4, 4), np.float32)
-large = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
 # A dead connection stays dead however often it is tried; grpc 1.76 breaks a new one now and then.
 policy = RetryPolicy(max_attempts=5, initial_backoff_s=0.05)
 client = Client(sys.argv[1], retry=policy)
+large = client.empty((512, 512))
+large[...] = np.arange(512, dtype=np.float32)
 
 def works():
     return all(
@@ -37,97 +37,28 @@ def works():
         for each in (small, large)
     )
 
-assert works()
-for _ in range(3):
+def in_a_child(holds):
     child = os.fork()
     if child == 0:
-        fine = works()
-        if sys.argv[2] == "close":
-            client.close()
-        os._exit(0 if fine else 1)
+        os._exit(0 if holds() else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert works()
-client.close()
-child = os.fork()
-if child == 0:
+
+def refuses():
     try:
         client.server_info()
     except RuntimeError:
-        os._exit(0)
-    os._exit(1)
-assert os.waitpid(child, 0)[1] == 0
+        return True
+
+assert works()
+for ends in (works, lambda: works() and client.close() is None) * 2:
+    in_a_child(ends)
+    assert works()
+client.close()
+in_a_child(refuses)
 print("done")
 """
 
-
-@pytest.mark.parametrize("ending", ["leave", "close"])
-def test_a_forked_child_connects_anew_and_leaves_its_parent_alone(
-    server: ServerThread, ending: str
-) -> None:
-    run(FORKING, server.address, ending)
-
-
-def test_results_stay_with_the_process_that_asked_for_them(
-    server: ServerThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No process is forked here: gRPC may crash where that happens amid a call."""
-    with Client(server.address) as client:
-        results = client.evaluate_many([ITEM] * 20)
-        next(results)
-        with monkeypatch.context() as patch:
-            own = os.getpid()
-            patch.setattr(os, "getpid", lambda: own + 1)
-            with pytest.raises(RuntimeError, match="forked"):
-                next(results)
-        assert len(list(results)) == 19
-
-
-def parent_and_result(client: Client) -> tuple[int, Any]:
-    with client:
-        return os.getppid(), copied(client, LARGE)
-
-
-def test_a_pickled_client_has_its_arguments_and_connections_of_its_own(
-    server: ServerThread,
-) -> None:
-    options: dict[str, Any] = {"chunk_bytes": 5000, "retry": RetryPolicy(max_attempts=3)}
-    with Client(server.address, timeout_s=7.0, **options) as client:
-        client.server_info()
-        dumped = pickle.dumps(client)
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            parent, result = pool.apply(parent_and_result, (client,))
-    assert parent == os.getpid()
-    np.testing.assert_array_equal(result, LARGE)
-    assert pickle.dumps(pickle.loads(dumped)) == dumped  # noqa: S301 - our own bytes
-
-    async def dump() -> bytes:
-        async with AsyncClient(server.address, chunk_bytes=5000) as client:
-            await client.server_info()
-            return pickle.dumps(client)
-
-    async def load(dumped: bytes) -> None:
-        # It belongs to the event loop it wakes up in.
-        async with pickle.loads(dumped) as client:  # noqa: S301 - our own bytes
-            np.testing.assert_array_equal(await copied(client, SMALL), SMALL)
-
-    asyncio.run(load(asyncio.run(dump())))
-    for kind in (Client, AsyncClient):
-        with pytest.raises(TypeError, match="credentials"):
-            pickle.dumps(kind("127.0.0.1:1", credentials=grpc.ssl_channel_credentials()))
-
-
-def run(script: str, *arguments: str) -> None:
-    done = subprocess.run(  # noqa: S603 - a script above
-        [sys.executable, "-c", script, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
-
-
-# Apart from pytest: without the task's reference this ends by SIGSEGV within some rounds.
+# Without the task's reference this ends by SIGSEGV within some rounds.
 DROPPING = """
 import asyncio, gc, sys, threading
 import numpy as np
@@ -164,6 +95,64 @@ print("done")
 """
 
 
-@pytest.mark.slow
-def test_results_dropped_unread_may_be_collected_in_any_thread(server: ServerThread) -> None:
-    run(DROPPING, server.address)
+@pytest.mark.parametrize(
+    "script", [FORKING, pytest.param(DROPPING, marks=pytest.mark.slow)], ids=["fork", "drop"]
+)
+def test_children_connect_anew_and_any_thread_may_collect_results(
+    address: str, script: str
+) -> None:
+    run_script(script, address)
+
+
+def run_script(script: str, address: str) -> None:
+    command = [sys.executable, "-c", script, address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
+    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
+
+
+def test_results_stay_in_the_process_that_asked(
+    plain: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No process is forked here: gRPC may crash where that happens amid a call."""
+    results = plain.evaluate_many([ITEM] * 20)
+    next(results)
+    with monkeypatch.context() as patch:
+        own = os.getpid()
+        patch.setattr(os, "getpid", lambda: own + 1)
+        with pytest.raises(RuntimeError, match="forked"):
+            next(results)
+    assert len(list(results)) == 19
+
+
+def parent_and_result(client: Client) -> tuple[int, Any]:
+    with client:
+        return os.getppid(), copied(client, LARGE)
+
+
+def test_a_pickled_client_has_its_arguments_and_connections_of_its_own(
+    address: str,
+) -> None:
+    options: dict[str, Any] = {"chunk_bytes": 5000, "retry": RetryPolicy(max_attempts=3)}
+    with Client(address, timeout_s=7.0, **options) as client:
+        client.server_info()
+        dumped = pickle.dumps(client)
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            parent, result = pool.apply(parent_and_result, (client,))
+    assert parent == os.getpid()
+    np.testing.assert_array_equal(result, LARGE)
+    assert pickle.dumps(pickle.loads(dumped)) == dumped  # noqa: S301 - our own bytes
+
+    async def dump() -> bytes:
+        async with AsyncClient(address, chunk_bytes=5000) as client:
+            await client.server_info()
+            return pickle.dumps(client)
+
+    async def load(dumped: bytes) -> None:
+        # It belongs to the event loop it wakes up in.
+        async with pickle.loads(dumped) as client:  # noqa: S301 - our own bytes
+            np.testing.assert_array_equal(await copied(client, SMALL), SMALL)
+
+    asyncio.run(load(asyncio.run(dump())))
+    for kind in (Client, AsyncClient):
+        with pytest.raises(TypeError, match="credentials"):
+            pickle.dumps(kind("127.0.0.1:1", credentials=grpc.ssl_channel_credentials()))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 
@@ -52,29 +53,18 @@ def arguments(method: Callable[..., object]) -> str:
     return " ".join(spelled)
 
 
-def test_the_package_exports_these_names() -> None:
+def test_the_package_exports_these_names_and_every_error() -> None:
     assert sorted(gradwire.__all__) == NAMES.split()
     for name in gradwire.__all__:
         assert hasattr(gradwire, name)
-
-
-def test_every_error_is_exported() -> None:
-    kinds = {
-        name
-        for name, kind in vars(errors).items()
-        if isinstance(kind, type)
-        and issubclass(kind, errors.GradwireError)
-        and not name.startswith("_")
-    }
-    assert kinds <= set(gradwire.__all__)
-
-
-def test_the_version_is_that_of_the_distribution() -> None:
+    for name, kind in vars(errors).items():
+        if isinstance(kind, type) and issubclass(kind, errors.GradwireError):
+            assert name.startswith("_") or name in gradwire.__all__
     assert gradwire.__version__ == version("gradwire")
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_both_clients_have_these_methods_with_these_arguments(
+def test_both_clients_have_these_methods_and_arguments(
     kind: type[Client | AsyncClient],
 ) -> None:
     methods = {
@@ -97,30 +87,31 @@ def test_both_clients_take_and_return_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("kind", [errors.OverloadedError, errors.UnavailableError])
 def test_what_a_retry_helps_against_says_when(
-    kind: type[errors.OverloadedError | errors.UnavailableError],
+    kind: Any,
 ) -> None:
     assert kind("m").retry_after_s == 0
     error = kind("m", retry_after_s=2.5, reason="R", request_id="id", metadata={"a": "b"})
-    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - dumped right here
-    assert type(copy) is kind
-    for one in (error, copy):
+    for one in (error, pickle.loads(pickle.dumps(error))):  # noqa: S301 - dumped right here
+        assert type(one) is kind
         seen = (one.retry_after_s, one.reason, one.request_id, one.metadata)
         assert (str(one), *seen) == ("m", 2.5, "R", "id", {"a": "b"})
     assert issubclass(kind, ConnectionError) == (kind is errors.UnavailableError)
 
 
-def told(program: str) -> str:
-    """Return what a program prints that runs in a process of its own."""
+# Imports the package anew for each module.
+IMPORTING = """
+import os, sys, gradwire
+assert "grpc" not in sys.modules
+assert not [name for name in os.environ if "GRPC" in name]
+for name in ("health", "ops", "tensors", "v1"):
+    for loaded in [each for each in sys.modules if each.split(".")[0] == "gradwire"]:
+        del sys.modules[loaded]
+    import gradwire
+    assert set(vars(gradwire)).isdisjoint({"health", "ops", "tensors", "v1"})
+    assert getattr(gradwire, name).__name__ == f"gradwire.{name}"
+"""
+
+
+def test_importing_leaves_grpc_and_the_environment_alone_and_brings_modules() -> None:
     clean = {name: text for name, text in os.environ.items() if "GRPC" not in name}
-    return subprocess.check_output([sys.executable, "-c", program], text=True, env=clean).strip()  # noqa: S603
-
-
-def test_importing_the_package_leaves_grpc_and_the_environment_alone() -> None:
-    names = "[name for name in os.environ if 'GRPC' in name]"
-    ask = f"import sys, os, gradwire; print('grpc' in sys.modules, {names})"
-    assert told(ask) == "False []"
-
-
-@pytest.mark.parametrize("name", ["health", "ops", "tensors", "v1"])
-def test_modules_are_there_without_being_imported(name: str) -> None:
-    assert told(f"import gradwire; print(gradwire.{name}.__name__)") == f"gradwire.{name}"
+    subprocess.run([sys.executable, "-c", IMPORTING], check=True, env=clean)  # noqa: S603

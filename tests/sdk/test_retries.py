@@ -1,19 +1,24 @@
-"""Laws of when a failed call is tried again."""
+"""Laws of tries: when a call is tried again, and what of a stream has moved by then."""
 
 from __future__ import annotations
 
 import math
 import pickle
 from contextlib import suppress
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire import RetryPolicy, errors
+from gradwire import RetryPolicy, errors, tensors, v1
+from gradwire._core.evaluation import ResultBuffer, Transfer
 from gradwire._core.retries import RetryBudget, Tries, is_retryable
+from gradwire._wire.requests import prepare
+from support.clients import COPY
 
 AWAY = errors.UnavailableError("away")
 DRAWS = st.floats(0, 1)
@@ -30,15 +35,9 @@ def policies(draw: st.DrawFn) -> RetryPolicy:
     )
 
 
-def pause_s(
-    tries: Tries,
-    error: errors.GradwireError = AWAY,
-    *,
-    progressed: bool = False,
-    left_s: float = math.inf,
-    draw: float = 0.5,
-) -> float:
-    return tries.pause_s(error, progressed=progressed, left_s=left_s, draw=draw)
+def pause_s(tries: Tries, error: errors.GradwireError = AWAY, **options: Any) -> float:
+    given: dict[str, Any] = {"progressed": False, "left_s": math.inf, "draw": 0.5, **options}
+    return tries.pause_s(error, **given)
 
 
 def pauses(tries: Tries, error: errors.GradwireError = AWAY, **options: Any) -> list[float]:
@@ -111,36 +110,31 @@ def test_a_client_whose_calls_mostly_fail_stops_repeating_them() -> None:
         assert len(pauses(Tries(patient, RetryBudget(max_tokens=10)), error)) == tries
 
 
-RETRYABLE = (
-    errors.UnavailableError(""),
-    errors.OverloadedError(""),
-    errors.OverloadedError("", retry_after_s=1.0),
-    errors.CallCancelledError(""),
-)
-BROKEN = (errors.ServerError(""),)
+RETRYABLE = (errors.UnavailableError, errors.OverloadedError, errors.CallCancelledError)
 FINAL = (
-    *(errors.InvalidRequestError(""), errors.UnsupportedOperatorError("")),
-    *(errors.LimitExceededError(""), errors.UseStreamError(""), errors.OutOfMemoryError("")),
-    *(errors.DeadlineExceededError(""), errors.EvaluationChangedError("")),
-    errors.ServerError("", reason="INTERNAL"),
+    *(errors.InvalidRequestError, errors.UnsupportedOperatorError, errors.LimitExceededError),
+    *(errors.UseStreamError, errors.OutOfMemoryError, errors.DeadlineExceededError),
+    errors.EvaluationChangedError,
 )
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_what_may_pass_is_repeated_and_a_stream_also_where_it_broke_without_a_word(
-    *, streamed: bool
-) -> None:
-    for seen, expected in ((RETRYABLE, True), (BROKEN, streamed), (FINAL, False)):
-        assert {is_retryable(error, streamed=streamed) for error in seen} == {expected}
+def test_what_may_pass_is_repeated_and_a_stream_where_it_broke_mutely(*, streamed: bool) -> None:
+    for error, expected in (
+        *((kind(""), True) for kind in RETRYABLE),
+        (errors.OverloadedError("", retry_after_s=1.0), True),
+        (errors.ServerError(""), streamed),
+        *((kind(""), False) for kind in FINAL),
+        (errors.ServerError("", reason="INTERNAL"), False),
+    ):
+        assert is_retryable(error, streamed=streamed) is expected
 
 
 def test_policies_and_errors_that_last_stay_so_in_another_process() -> None:
     error, policy = errors.UnavailableError(""), RetryPolicy(max_attempts=3, max_backoff_s=0.2)
     error.lasting = error.unreachable = True
     same_error, same_policy = pickle.loads(pickle.dumps((error, policy)))  # noqa: S301 - our own
-    assert same_error.lasting
-    assert same_error.unreachable
-    assert same_policy == policy
+    assert (same_error.lasting, same_error.unreachable, same_policy) == (True, True, policy)
 
 
 @pytest.mark.parametrize(
@@ -156,17 +150,18 @@ def test_what_waiting_does_not_mend_is_tried_twice_unless_there_are_other_server
     assert 1 + len(pauses(tries, error)) == min(most, attempts)
 
 
+PATIENT = RetryPolicy(max_attempts=100)
+
+
 @pytest.mark.parametrize(
-    ("one_server", "reached", "policy"),
+    ("policy", "one_server", "reached"),
     [
-        (True, False, RetryPolicy()),
-        (True, False, RetryPolicy(max_attempts=100)),
-        (True, True, RetryPolicy(max_attempts=100)),
-        (False, False, RetryPolicy(max_attempts=100)),
+        *((RetryPolicy(), True, False), (PATIENT, True, False)),
+        *((PATIENT, True, True), (PATIENT, False, False)),
     ],
 )
 def test_a_single_server_that_never_answered_is_tried_for_three_seconds(
-    monkeypatch: pytest.MonkeyPatch, *, one_server: bool, reached: bool, policy: RetryPolicy
+    monkeypatch: pytest.MonkeyPatch, policy: RetryPolicy, *, one_server: bool, reached: bool
 ) -> None:
     now, budget = [0.5], RetryBudget()
     clock = SimpleNamespace(monotonic=lambda: now[0])
@@ -181,3 +176,135 @@ def test_a_single_server_that_never_answered_is_tried_for_three_seconds(
             now[0] += pause_s(tries, refused)
     # The last try of the default policy is at the limit.
     assert now[0] == pytest.approx(3.5) if policy == RetryPolicy() else now[0] > 60
+
+
+ARRAY: Any = np.random.default_rng(0).normal(size=(6, 7)).astype(np.float32)
+BYTES = ARRAY.tobytes()
+JOB = prepare(COPY, ARRAY, output_shape=ARRAY.shape, out=None)
+
+
+def begun(**options: Any) -> Transfer:
+    """Return a transfer in its first try."""
+    transfer = Transfer(JOB, chunk_bytes=10, **options)
+    transfer.begin()
+    return transfer
+
+
+def opened(digest: str = "one", **changes: Any) -> v1.Opened:
+    answer = v1.Opened(
+        output=tensors.describe(ARRAY),
+        read_from_byte=0,
+        evaluation_digest=digest,
+        max_chunk_bytes=100,
+    )
+    answer.MergeFrom(v1.Opened(**changes))
+    return answer
+
+
+@given(st.integers(0, 2 * len(BYTES)), st.binary(max_size=2 * len(BYTES)))
+def test_only_the_bytes_that_come_next_are_taken(offset: int, data: bytes) -> None:
+    transfer = begun()
+    transfer.accept(opened())
+    transfer.store(0, BYTES[:50])
+    if offset == 50 and 1 <= len(data) <= len(BYTES) - 50:
+        transfer.store(offset, data)
+        assert transfer.received == 50 + len(data)
+    else:
+        with pytest.raises(errors.ServerError, match="comes next"):
+            transfer.store(offset, data)
+        assert transfer.received == 50
+
+
+@given(st.lists(st.integers(1, len(BYTES) - 1), unique=True).map(sorted))
+def test_a_result_cut_anywhere_is_put_together(cuts: list[int]) -> None:
+    buffer = ResultBuffer(JOB)
+    transfer = Transfer(JOB, chunk_bytes=10, buffer=buffer)
+    for start, stop in pairwise([0, *cuts, len(BYTES)]):
+        request = transfer.begin().open
+        assert (request.resume_from, request.evaluation_digest) == (start, "one" if start else "")
+        assert not transfer.complete
+        transfer.accept(opened())
+        transfer.store(start, BYTES[start:stop])
+        assert transfer.progressed
+    transfer.end()
+    np.testing.assert_array_equal(buffer.array, ARRAY)
+
+
+@given(st.lists(st.integers(1, len(BYTES) // 4 - 1), unique=True).map(sorted), st.randoms())
+def test_parts_of_a_result_land_in_one_array_whatever_their_order(
+    cuts: list[int], chance: Any
+) -> None:
+    buffer = ResultBuffer(JOB)
+    ends = [0, *(4 * cut for cut in cuts), len(BYTES)]
+    parts = [range(first, stop) for first, stop in pairwise(ends)]
+    chance.shuffle(parts)
+    for number, part in enumerate(parts):
+        transfer = Transfer(JOB, chunk_bytes=10, part=part, buffer=buffer)
+        request = transfer.begin().open
+        assert (request.resume_from, request.stop_before) == (part.start, part.stop)
+        assert request.evaluation_digest == ("one" if number else "")
+        transfer.accept(opened(read_from_byte=part.start, read_before_byte=part.stop))
+        assert not transfer.complete
+        transfer.note_sent(part.stop)
+        assert transfer.sent == len(part)
+        with pytest.raises(errors.ServerError, match="comes next"):
+            transfer.store(part.start, bytes(len(part) + 1))
+        transfer.store(part.start, BYTES[part.start : part.stop])
+        transfer.end()
+    np.testing.assert_array_equal(buffer.array, ARRAY)
+
+
+def test_bytes_of_another_evaluation_are_not_joined() -> None:
+    transfer = begun()
+    transfer.accept(opened())
+    transfer.store(0, BYTES[:8])
+    transfer.begin()
+    with pytest.raises(errors.EvaluationChangedError):
+        transfer.accept(opened("another"))
+    transfer.restart()
+    request = transfer.begin().open
+    assert (request.resume_from, request.evaluation_digest) == (0, "")
+    transfer.accept(opened("another"))
+    transfer.store(0, BYTES[:4])
+    assert not transfer.progressed
+    transfer.store(4, BYTES[4:])
+    assert transfer.progressed
+    assert transfer.complete
+    buffer = ResultBuffer(JOB)
+    parts = range(80), range(80, len(BYTES))
+    one, other = (begun(part=part, buffer=buffer) for part in parts)
+    one.accept(opened(read_before_byte=80))
+    with pytest.raises(errors.EvaluationChangedError):
+        other.accept(opened("another", read_from_byte=80, read_before_byte=len(BYTES)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"read_from_byte": len(BYTES) + 1},
+        {"read_from_byte": -1},
+        {"output": v1.TensorDescriptor(strides=[1, 6])},
+        {"output": v1.TensorDescriptor(strides=[7])},
+        {"output": v1.TensorDescriptor(sizes=[2])},
+        {"output": v1.TensorDescriptor(data_type=v1.DataType.DATA_TYPE_FLOAT64)},
+        *(
+            {"part": range(8), "read_from_byte": first, "read_before_byte": stop}
+            for first, stop in ((9, 8), (0, len(BYTES) + 1), (-1, 8), (0, -1))
+        ),
+    ],
+    ids=str,
+)
+def test_an_answer_that_makes_no_sense_is_the_servers_fault(changes: dict[str, Any]) -> None:
+    fields = {name: value for name, value in changes.items() if name != "part"}
+    with pytest.raises(errors.ServerError):
+        begun(part=changes.get("part", range(0))).accept(opened(**fields))
+
+
+def test_too_little_is_the_servers_fault_too() -> None:
+    with pytest.raises(errors.ServerError, match="before opened"):
+        begun().store(0, BYTES)
+    transfer = begun()
+    transfer.accept(opened())
+    transfer.store(0, BYTES[:-1])
+    with pytest.raises(errors.ServerError, match="more are due"):
+        transfer.end()

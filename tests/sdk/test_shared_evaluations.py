@@ -5,10 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import socket
-import subprocess
-import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -18,19 +16,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from gradwire import Client, DeadlineExceededError, InvalidRequestError, ops, v1
-from gradwire._transport.shared_memory import (
-    SegmentPool,
-    SegmentRefusedError,
-    SharedTry,
-)
+from gradwire._transport.shared_memory import SegmentPool, SegmentRefusedError, SharedTry
 from gradwire._wire.requests import prepare
-from support.clients import BILINEAR, LAYOUTS, Face
+from sdk.test_processes import FORKING, run_script
+from support.clients import BILINEAR, LAYOUTS, Array, Face
 from support.raw_calls import wait_until
 from support.scraping import scrape
-from support.servers import ServerProcess, ServerThread, gated, serving
+from support.servers import ServerThread, gated, same_bits, serving
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files are Linux's")
 
@@ -40,51 +34,51 @@ RANDOM = np.random.default_rng(0)
 GRADIENT = RANDOM.normal(size=SOURCE).astype(np.float32)
 
 
-def evaluated(
-    face: Face,
-    server: ServerThread,
-    array: Any,
-    *,
-    op: Any = LINEAR,
-    shared_memory: bool = True,
-    **named: Any,
-) -> NDArray[Any]:
+def evaluated(face: Face, server: ServerThread, array: Any, **named: Any) -> Array:
     """Evaluate by a client of its own."""
+    shared_memory = named.pop("shared_memory", True)
     with face(server.address, shared_memory=shared_memory) as client:
-        result: NDArray[Any] = client.evaluate(op, array, **named)
-        return result
+        return client.evaluate(**{"op": LINEAR, "array": array, **named})
 
 
 @contextmanager
-def served_locally(**settings: Any) -> Generator[ServerThread]:
+def local(serve: Callable[..., Any] = serving, **settings: Any) -> Generator[Any]:
+    """Run a server on a socket with a path short enough."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        serving(address=f"unix:{folder}/socket", **settings) as server,
+        serve(address=f"unix:{folder}/socket", **settings) as served,
     ):
-        yield server
+        yield served
 
 
 @pytest.fixture(scope="module")
-def server() -> Generator[ServerThread]:
-    with served_locally(http_port="0") as one:
+def server() -> Iterator[ServerThread]:
+    with local(http_port="0") as one:
         yield one
 
 
 @pytest.fixture(scope="module")
-def expected(server: ServerThread) -> NDArray[Any]:
+def expected(server: ServerThread) -> Array:
     return evaluated(Client, server, GRADIENT, output_shape=RESULT, shared_memory=False)
 
 
-def calls(server: ServerThread, method: str) -> float:
-    metrics = scrape(server.server.instruments.address)
-    return metrics.value("gradwire_requests_total", method=method)
+def filled(client: Client, values: Array) -> Array:
+    """Return an array of empty() with these values."""
+    array = client.empty(values.shape)
+    array[...] = values
+    return array
+
+
+def calls(server: ServerThread) -> float:
+    metrics = scrape(server.http_address)
+    return metrics.value("gradwire_requests_total", method="EvaluateShared")
 
 
 def held(server: ServerThread) -> int:
     return server.server.service.admission.memory_bytes
 
 
-ARRAYS: dict[str, NDArray[Any]] = {
+ARRAYS: dict[str, Array] = {
     **{name: layout(GRADIENT) for name, layout in LAYOUTS.items()},
     "broadcast": np.broadcast_to(GRADIENT[:1], SOURCE),
     "float16": GRADIENT.astype(np.float16),
@@ -96,21 +90,20 @@ ARRAYS: dict[str, NDArray[Any]] = {
 @pytest.mark.parametrize("name", ARRAYS)
 def test_any_array_gives_the_bits_of_a_stream(server: ServerThread, face: Face, name: str) -> None:
     array = ARRAYS[name]
-    before = calls(server, "EvaluateShared")
+    before = calls(server)
     stream = evaluated(Client, server, array, output_shape=RESULT, shared_memory=False)
-    assert calls(server, "EvaluateShared") == before
+    assert calls(server) == before
     shared = evaluated(face, server, array, output_shape=RESULT)
-    assert calls(server, "EvaluateShared") == before + 1
-    assert shared.dtype == stream.dtype
+    assert calls(server) == before + 1
     assert shared.strides == stream.strides
-    assert shared.tobytes() == stream.tobytes()
+    same_bits(shared, stream)
     out = np.full((2, 3, 150, 400), np.nan, stream.dtype)[..., ::2]
     assert evaluated(face, server, array, out=out) is out
     assert out.tobytes() == np.ascontiguousarray(stream).tobytes()
 
 
-def test_memory_is_used_again_but_not_that_of_results_that_live(
-    server: ServerThread, expected: NDArray[Any]
+def test_memory_is_used_again_but_not_of_living_results(
+    server: ServerThread, expected: Array
 ) -> None:
     with Client(server.address) as client, ThreadPoolExecutor(8) as pool:
         evaluate = partial(client.evaluate, LINEAR, output_shape=RESULT)
@@ -132,28 +125,23 @@ def test_memory_is_used_again_but_not_that_of_results_that_live(
     wait_until(lambda: held(server) == 0)
 
 
-def test_an_array_of_empty_is_not_copied_and_results_are_inputs_again(
-    server: ServerThread, expected: NDArray[Any]
-) -> None:
+def test_arrays_of_empty_and_results_are_not_copied(server: ServerThread, expected: Array) -> None:
+    small = (2, 3, 75, 100)
     with Client(server.address) as client:
-        array = client.empty(SOURCE)
-        array[...] = GRADIENT
+        array = filled(client, GRADIENT)
         before = held(server)
         result = client.evaluate(LINEAR, array, output_shape=RESULT)
         assert held(server) - before < GRADIENT.nbytes  # of the result alone
         assert result.tobytes() == expected.tobytes()
-        small = (2, 3, 75, 100)
         again = client.evaluate(LINEAR, result, output_shape=small)
         assert held(server) - before < GRADIENT.nbytes
     with Client(server.address, shared_memory=False) as ordinary:
-        array = ordinary.empty(RESULT)
-        array[...] = expected
-        plain = ordinary.evaluate(LINEAR, array, output_shape=small)
+        plain = ordinary.evaluate(LINEAR, filled(ordinary, expected), output_shape=small)
     assert again.tobytes() == plain.tobytes()
 
 
-def test_a_server_without_room_gets_streams(expected: NDArray[Any]) -> None:
-    with served_locally(max_memory_bytes=16 << 20) as server:
+def test_a_server_without_room_gets_streams(expected: Array) -> None:
+    with local(max_memory_bytes=16 << 20) as server:
         large = np.tile(GRADIENT, (4, 1, 1, 1))
         result = evaluated(Client, server, large, output_shape=(8, 3, 150, 200))
         assert result[:2].tobytes() == expected.tobytes()
@@ -162,8 +150,8 @@ def test_a_server_without_room_gets_streams(expected: NDArray[Any]) -> None:
 
 def test_errors_are_those_of_a_stream(server: ServerThread) -> None:
     seen: list[tuple[str | None, str]] = []
+    wrong: dict[str, Any] = {"op": BILINEAR, "output_shape": (2, 4, 150, 200)}
     for shared in (True, False):
-        wrong: dict[str, Any] = {"op": BILINEAR, "output_shape": (2, 4, 150, 200)}
         with pytest.raises(InvalidRequestError) as caught:
             evaluated(Client, server, GRADIENT, shared_memory=shared, **wrong)
         seen.append((caught.value.field, caught.value.reason))
@@ -172,76 +160,46 @@ def test_errors_are_those_of_a_stream(server: ServerThread) -> None:
 
 
 def test_a_late_worker_writes_to_no_array_of_its_caller() -> None:
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        gated(address=f"unix:{folder}/socket") as (server, gate),
-        Client(server.address) as client,
-    ):
+    with local(gated) as (server, gate), Client(server.address) as client:
         gate.set()
         client.evaluate(LINEAR, GRADIENT, output_shape=RESULT)
         gate.clear()
         with pytest.raises(DeadlineExceededError):
             client.evaluate(LINEAR, GRADIENT, out=np.zeros(RESULT, np.float32), timeout_s=0.3)
-        kept = [client.empty(RESULT) for _ in range(4)]
-        for each in kept:
-            each[...] = 7
+        kept = [filled(client, np.full(RESULT, 7, np.float32)) for _ in range(4)]
         gate.set()
         wait_until(lambda: not server.server.service.admission.computing)
         assert all((each == 7).all() for each in kept)
 
 
-def test_a_server_that_is_killed_and_comes_back_shares_memory_again(
-    expected: NDArray[Any],
-) -> None:
+def test_a_server_that_comes_back_shares_memory_again(expected: Array) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        process = ServerProcess("--local-socket", f"{folder}/socket")
-        with Client(f"unix:{folder}/socket") as client:
-            array = client.empty(SOURCE)
-            array[...] = GRADIENT
-            for _ in range(2):
+        address = f"unix:{folder}/socket"
+        with Client(address) as client:
+            with serving(address=address):
+                array = filled(client, GRADIENT)
+
+            def shares() -> bool:
                 result = client.evaluate(LINEAR, array, output_shape=RESULT)
                 assert result.tobytes() == expected.tobytes()
-                process.kill()
-                process.start()
-            last = client.evaluate(LINEAR, array, output_shape=RESULT)
-            assert last.tobytes() == expected.tobytes()
-        process.kill()
+                return calls(back) > 0
 
-
-# Runs apart from pytest, whose threads are not at rest when a test wants to fork.
-FORKING = """
-import os, sys
-import numpy as np
-from gradwire import Client, ops
-
-linear = ops.DmlResampleGrad(interpolation_mode="linear")
-with Client(sys.argv[1]) as client:
-    array = client.empty((2, 3, 300, 400))
-    array[...] = np.arange(array.size, dtype=np.float32).reshape(array.shape)
-
-    def evaluate():
-        return client.evaluate(linear, array, output_shape=(2, 3, 150, 200)).tobytes()
-
-    first = evaluate()
-    child = os.fork()
-    if not child:
-        os._exit(evaluate() != first)
-    assert os.waitpid(child, 0)[1] == 0
-    assert evaluate() == first
-"""
+            for _ in range(2):
+                with serving(address=address, http_port="0") as back:
+                    wait_until(shares)
 
 
 def test_a_forked_process_shares_memory_of_its_own(server: ServerThread) -> None:
-    before = calls(server, "EvaluateShared")
-    command = [sys.executable, "-c", FORKING, server.address]
-    subprocess.run(command, check=True, timeout=60)  # noqa: S603 - our own program
-    assert calls(server, "EvaluateShared") == before + 3
+    before = calls(server)
+    run_script(FORKING, server.address)
+    # Before each of four forks, in each child and at last.
+    assert calls(server) == before + 9
 
 
 @pytest.fixture
 def pool() -> Generator[SegmentPool]:
     """Share memory with a server that has little, of which a test has all."""
-    with served_locally(max_memory_bytes=64 << 20) as one:
+    with local(max_memory_bytes=64 << 20) as one:
         pool = SegmentPool(f"{one.address.removeprefix('unix:')}.memory")
         yield pool
         pool.close()

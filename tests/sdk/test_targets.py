@@ -7,9 +7,9 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,18 @@ from gradwire._transport.channels import AVOIDED_S, Pool
 from gradwire._transport.replicas import Replicas, resolve
 from gradwire.errors import InvalidRequestError, UnavailableError
 from support.certificates import Papers, trusting
-from support.clients import CALLS, LARGE, ONCE, SMALL, Face, copied
+from support.clients import CALLS, LARGE, ONCE, PROMPT, SMALL, Face, copied
 from support.load import Callers
 from support.processes import running_command
 from support.raw_calls import wait_until
-from support.relay import Relay
-from support.servers import List, ServerThread, serving, serving_process
+from support.relay import Relay, relaying
+from support.servers import List, ServerThread, serving
+
+
+@pytest.fixture(scope="module")
+def other() -> Iterator[ServerThread]:
+    with serving(max_streams=3) as other:
+        yield other
 
 
 @pytest.mark.parametrize(
@@ -38,15 +44,12 @@ from support.servers import List, ServerThread, serving, serving_process
         *("unix-abstract:name", "dns:host:1", "dns://8.8.8.8/host:1", "dns://[::1]:53/host:1"),
         *("xds:///service", "vsock:2:50051", "dns:///[::1]:1", "ipv6:[::1]:1,[::2]:2"),
         *("replicas+http://host:1/name", "[fe80::1%eth0]:65535", "under_score.example:1"),
+        *("a:1,b:2", " a:1 , b:2 ", ["a:1", "b:2"], ("a:1", "b:2")),
     ],
 )
-def test_a_target_of_one_address_is_taken_as_it_is(target: str) -> None:
-    assert read_target(target) == (target,)
-
-
-@pytest.mark.parametrize("target", ["a:1,b:2", " a:1 , b:2 ", ["a:1", "b:2"], ("a:1", "b:2")])
-def test_a_target_may_name_several_addresses(target: Any) -> None:
-    assert read_target(target) == ("a:1", "b:2")
+def test_a_target_is_one_address_as_it_is_or_several(target: Any) -> None:
+    several = not isinstance(target, str) or "b:2" in target
+    assert read_target(target) == (("a:1", "b:2") if several else (target,))
 
 
 def test_without_a_target_the_environment_tells_it(
@@ -62,26 +65,29 @@ def test_without_a_target_the_environment_tells_it(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_several_servers_take_turns_and_calls_go_on_when_one_dies(host: str) -> None:
-    with serving_process("--max-streams", "3") as one, serving_process() as other:
-        target = f"{host}:{one.port},{host}:{other.port}"
+def test_several_servers_take_turns_and_calls_go_on_when_one_dies(
+    address: str, other: ServerThread, host: str
+) -> None:
+    with relaying(other.address) as doomed:
+        targets = (one.replace("127.0.0.1", host) for one in (doomed.address, address))
+        target = ",".join(targets)
         with Client(target) as client:
             seen = {client.server_info().limits.max_streams for _ in range(30)}
             assert len(seen) == 2
         assert health.health(target) == "SERVING"
         with Callers(target, "unary", "copy") as callers:
             callers.wait_for_more()
-            one.kill()
+            doomed.close()
             for _ in range(3):
                 callers.wait_for_more()
         callers.check()
 
 
 def test_an_address_without_a_server_delays_and_fails_no_call(
-    server: ServerThread, nobody: str, face: Face
+    address: str, nobody: str, face: Face
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        target = [nobody, f"127.0.0.1:{silent.getsockname()[1]}", server.address]
+        target = [nobody, f"127.0.0.1:{silent.getsockname()[1]}", address]
         with face(target, retry=ONCE, timeout_s=5) as client:
             for array in [SMALL] * 6 + [LARGE] * 6:
                 np.testing.assert_array_equal(copied(client, array), array)
@@ -110,11 +116,8 @@ def test_the_connections_of_a_client_reach_all_workers(tmp_path: Path) -> None:
             seen = set(re.findall(r" call worker=(\d) .*method=Evaluate ", command.log))
 
 
-@contextmanager
-def listing(*replicas: str, **settings: Any) -> Generator[List]:
-    made = List(*replicas, **settings)
-    yield made
-    made.close()
+def listing(*replicas: str, **settings: Any) -> closing[List]:
+    return closing(List(*replicas, **settings))
 
 
 def calls_of(server: ServerThread) -> int:
@@ -123,49 +126,44 @@ def calls_of(server: ServerThread) -> int:
 
 @contextmanager
 def telling(body: bytes) -> Generator[str]:
-    """Answer every request over HTTP, and yield a target that asks there."""
+    """Answer a request over HTTP, and yield a target that asks there."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
 
-    class Tells(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body)
+        def tell() -> None:
+            with listener.accept()[0] as asking:
+                asking.recv(1 << 16)
+                asking.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + body)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Tells) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"replicas+http://127.0.0.1:{server.server_address[1]}/x"
-        server.shutdown()
+        told = pool.submit(tell)
+        yield f"replicas+http://127.0.0.1:{listener.getsockname()[1]}/x"
+        told.result()
 
 
 @pytest.mark.parametrize("call", [*CALLS, "wait_ready"])
-def test_every_kind_of_call_finds_the_replicas(server: ServerThread, face: Face, call: str) -> None:
-    with serving() as other, listing(server.address, other.address) as listed:
-        with face(listed.url) as client:
-            if call in CALLS:
-                assert CALLS[call](client) is not None
-            else:
-                client.wait_ready()
-        assert health.health(listed.url) == "SERVING"
+def test_every_kind_of_call_finds_the_replicas(
+    address: str, other: ServerThread, face: Face, call: str
+) -> None:
+    with listing(address, other.address) as listed, face(listed.url) as client:
+        if call in CALLS:
+            assert CALLS[call](client) is not None
+        else:
+            client.wait_ready()
+            assert health.health(listed.url) == "SERVING"
 
 
-def test_calls_go_to_replicas_that_come_and_not_to_those_that_went() -> None:
-    with (
-        serving() as first,
-        serving() as second,
-        listing(first.address) as listed,
-        Client(listed.url) as client,
-    ):
+def test_calls_go_to_replicas_that_come_and_not_to_those_that_went(
+    server: ServerThread, other: ServerThread
+) -> None:
+    before = calls_of(server), calls_of(other)
+    with listing(server.address) as listed, Client(listed.url) as client:
         copied(client, SMALL)
-        assert (calls_of(first), calls_of(second)) == (1, 0)
-        listed.replicas = [second.address]
-        wait_until(lambda: copied(client, SMALL).any() and calls_of(second))
-        before = calls_of(first)
+        assert (calls_of(server), calls_of(other)) == (before[0] + 1, before[1])
+        listed.replicas = [other.address]
+        wait_until(lambda: copied(client, SMALL).any() and calls_of(other) > before[1])
+        gone = calls_of(server)
         for _ in range(10):
             copied(client, SMALL)
-        assert calls_of(first) == before
+        assert calls_of(server) == gone
 
 
 def test_replicas_stay_known_while_nobody_tells_of_them() -> None:
@@ -184,29 +182,28 @@ def test_replicas_stay_known_while_nobody_tells_of_them() -> None:
     assert "no replicas are known" in str(replicas.failure)
 
 
-def test_a_replica_that_is_killed_loses_no_call() -> None:
+def test_a_replica_that_vanishes_loses_no_call(address: str) -> None:
     with (
-        serving_process() as doomed,
-        serving() as other,
-        listing(doomed.address, other.address) as listed,
+        relaying(address) as doomed,
+        listing(doomed.address, address) as listed,
         Client(listed.url) as client,
     ):
         for number in range(20):
             if number == 5:
-                doomed.kill()
-                listed.replicas = [other.address]
+                doomed.close()
+                listed.replicas = [address]
             copied(client, SMALL)
             copied(client, LARGE)
 
 
-def test_who_knows_no_replica_says_so_and_retries(server: ServerThread) -> None:
+def test_who_knows_no_replica_says_so_and_retries(address: str) -> None:
     with listing() as listed:
         with Client(listed.url, retry=ONCE) as client:
             for array in (SMALL, LARGE):
                 with pytest.raises(UnavailableError, match="it lists none now"):
                     copied(client, array)
-        with Client(listed.url) as client:
-            late = threading.Timer(0.5, listed.replicas.append, (server.address,))
+        with Client(listed.url, retry=PROMPT) as client:
+            late = threading.Timer(0.5, listed.replicas.append, (address,))
             late.start()
             copied(client, SMALL)
             late.join()
@@ -224,27 +221,20 @@ def test_who_knows_no_replica_says_so_and_retries(server: ServerThread) -> None:
     ids=lambda body: str(body[:30]),
 )
 def test_a_list_that_is_none_is_not_taken(body: bytes) -> None:
-    with (
-        telling(body) as target,
-        pytest.raises(UnavailableError, match="no replicas are known"),
-    ):
+    with telling(body) as target, pytest.raises(UnavailableError, match="no replicas are known"):
         resolve(target)
 
 
-def test_who_speaks_no_http_is_told_so_in_printable_words(server: ServerThread) -> None:
+def test_who_speaks_no_http_is_told_so_in_printable_words(address: str) -> None:
     with pytest.raises(UnavailableError, match="with no HTTP") as raised:
-        resolve(f"replicas+http://{server.address}/x")
+        resolve(f"replicas+http://{address}/x")
     assert str(raised.value).isprintable()
 
 
-def test_the_list_comes_by_tls_from_who_is_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trusted_list_comes_by_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     papers = Papers(tmp_path)
-    with (
-        serving(**papers.settings) as server,
-        listing(server.address, **papers.settings) as listed,
-    ):
+    tls = papers.settings
+    with serving(**tls) as server, listing(server.address, **tls) as listed:
         assert listed.url.startswith("replicas+https://")
         with pytest.raises(UnavailableError, match=r"(?i)certificate"):
             resolve(listed.url)
@@ -266,18 +256,13 @@ def test_no_token_goes_where_others_may_send_it() -> None:
 
 
 class Calls:
-    """Calls on a pool whose connections are named after their targets and numbers.
+    """Calls on a pool whose connections are named after their targets and numbers."""
 
-    opened, closed  connections so far
-    now             what the pool's clock says
-    """
-
-    def __init__(self, targets: str, *, connections: int = 2) -> None:
-        self.opened: list[str] = []
-        self.closed: list[str] = []
+    def __init__(self, targets: str) -> None:
+        self.opened, self.closed = list[str](), list[str]()
         self.now = 100.0
         options: dict[str, Any] = {"close_one": self.closed.append, "clock": lambda: self.now}
-        self.pool = Pool(targets, self._open, connections=connections, **options)
+        self.pool = Pool(targets, self._open, connections=2, **options)
 
     def _open(self, target: str) -> str:
         self.opened.append(f"{target}{sum(name[0] == target for name in self.opened)}")

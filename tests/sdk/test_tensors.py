@@ -44,16 +44,13 @@ def test_a_descriptor_tells_of_no_padding_and_no_direction(array: Array) -> None
     descriptor = describe(array)
     assert tuple(descriptor.sizes) == array.shape
     assert DTYPES[descriptor.data_type] == array.dtype.newbyteorder("=")
-    strides = strides_of(descriptor)
-    assert [n > 1 and s == 0 for n, s in zip(array.shape, strides, strict=True)] == [
-        n > 1 and s == 0 for n, s in zip(array.shape, array.strides, strict=True)
-    ]
-    axes = wire_axes(descriptor)
+    strides, axes = strides_of(descriptor), wire_axes(descriptor)
+    triples = zip(array.shape, strides, array.strides, strict=True)
+    assert all((s == 0) == (held == 0) for n, s, held in triples if n > 1)
     packed = [math.prod(array.shape[inner] for inner in axes[i + 1 :]) for i in range(len(axes))]
     assert [strides[axis] for axis in axes] == packed
-    assert [abs(array.strides[axis]) for axis in axes] == sorted(
-        (abs(array.strides[axis]) for axis in axes), reverse=True
-    )
+    steps = [abs(array.strides[axis]) for axis in axes]
+    assert steps == sorted(steps, reverse=True)
 
 
 @given(arrays(broadcast=False))
@@ -68,23 +65,16 @@ def test_an_empty_result_has_the_axis_order_it_was_described_with(array: Array) 
 @given(arrays(), st.data())
 def test_a_result_nests_as_its_source_does(array: Array, data: st.DataObject) -> None:
     source = describe(array)
-    sizes = data.draw(
-        st.lists(st.integers(1, 5), min_size=array.ndim, max_size=array.ndim), label="sizes"
-    )
+    sizes = data.draw(st.lists(st.integers(1, 5), min_size=array.ndim, max_size=array.ndim))
     result = result_descriptor(source, sizes)
     assert (result.data_type, list(result.sizes)) == (source.data_type, sizes)
     assert math.prod(sizes) * array.itemsize == wire_bytes(result)
-    axes = wire_axes(result)
-    assert [a for a in wire_axes(source) if a in axes] == [
-        a for a in axes if a in wire_axes(source)
-    ]
-    if not source.strides:
-        assert not result.strides
+    axes, source_axes = wire_axes(result), wire_axes(source)
+    assert [a for a in source_axes if a in axes] == [a for a in axes if a in source_axes]
+    assert source.strides or not result.strides
 
 
 WINDOWS = sliding_window_view(np.arange(6, dtype=np.float32), 3)
-
-
 NHWC = np.zeros((2, 5, 7, 3), np.float32).transpose(0, 3, 1, 2)
 # Arrays with the strides of their descriptor, and the array whose bytes travel.
 EXAMPLES: dict[str, tuple[Array, list[int], Array]] = {
@@ -99,9 +89,7 @@ EXAMPLES: dict[str, tuple[Array, list[int], Array]] = {
 
 
 @pytest.mark.parametrize(("array", "strides", "sent"), EXAMPLES.values(), ids=EXAMPLES)
-def test_what_travels_has_no_gap_and_nothing_twice(
-    array: Array, strides: list[int], sent: Array
-) -> None:
+def test_no_gap_and_nothing_twice_travels(array: Array, strides: list[int], sent: Array) -> None:
     assert list(describe(array).strides) == strides
     assert whole(array) == sent.tobytes()
 
@@ -150,71 +138,55 @@ def test_an_out_that_cannot_hold_the_result_is_refused(out: Array, words: str) -
     check_out(both[::2], dtype=np.float32, shape=(4,), source=both[1::2])
 
 
-ZEROS = np.zeros(4, np.float32)
 VALUES = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-CUDA, CUDA_HOST = 2, 3
+CPU, CUDA, CUDA_HOST = 1, 2, 3
 
 
-class Exporter:
-    """What a library exports: the given protocols only."""
+def by_dlpack(device: int, *, copies: bool = False, **more: Any) -> SimpleNamespace:
+    """Make a tensor with DLPack on some device, which may copy itself to the host."""
 
-    def __init__(self, **protocols: Any) -> None:
-        for name, value in protocols.items():
-            setattr(self, name, value)
-
-
-class ByArray(Exporter):
-    """A tensor that converts itself."""
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> NDArray[Any]:
-        return VALUES
-
-
-class ByDlpack(Exporter):
-    """A tensor with DLPack alone, on some device, which may copy itself to the host."""
-
-    device: tuple[int, int] = (1, 0)
-    copies = False
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self.device
-
-    def __dlpack__(self, *, dl_device: tuple[int, int] | None = None, **_: Any) -> Any:
-        if self.device[0] == CUDA and not (self.copies and dl_device == (1, 0)):
+    def dlpack(*, dl_device: tuple[int, int] | None = None, **_: Any) -> Any:
+        if device == CUDA and not (copies and dl_device == (CPU, 0)):
             raise BufferError("the memory is on a CUDA device")
         return VALUES.__dlpack__()
 
+    return SimpleNamespace(__dlpack__=dlpack, __dlpack_device__=lambda: (device, 0), **more)
 
-class DeviceArray(ByDlpack):
-    """An array as CuPy has it: no implicit way to the host."""
 
-    device = (CUDA, 0)
+def on_device(**more: Any) -> SimpleNamespace:
+    """Make an array as CuPy has it: no implicit way to the host."""
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> NDArray[Any]:
+    def array(*_: Any, **__: Any) -> NDArray[Any]:
         raise TypeError("Implicit conversion to a NumPy array is not allowed.")
+
+    return by_dlpack(CUDA, __array__=array, **more)
+
+
+def by_array(*_: Any, **__: Any) -> NDArray[Any]:
+    return VALUES
 
 
 HOST_EXPORTERS: dict[str, Any] = {
-    "__array__": ByArray(),
-    "__array_interface__": Exporter(__array_interface__=VALUES.__array_interface__),
-    "DLPack": ByDlpack(),
-    "DLPack on pinned memory": ByDlpack(device=(CUDA_HOST, 0)),
+    "__array__": SimpleNamespace(__array__=by_array),
+    "__array_interface__": SimpleNamespace(__array_interface__=VALUES.__array_interface__),
+    "DLPack": by_dlpack(CPU),
+    "DLPack on pinned memory": by_dlpack(CUDA_HOST),
     "the buffer protocol": VALUES.data,
     "a matrix": VALUES.reshape(6, 4).view(np.matrix),
     "a memmap's view": VALUES.view(np.memmap),
-    "of a graph": SimpleNamespace(requires_grad=True, detach=lambda: VALUES),
+    "of a graph": SimpleNamespace(requires_grad=True, detach=by_array),
 }
 # Memory of a device is copied as its library documents.
 COPIED: dict[str, Any] = {
-    "as torch": DeviceArray(cpu=lambda: VALUES),
-    "as CuPy": DeviceArray(get=lambda: VALUES),
-    "as JAX": ByArray(__dlpack_device__=lambda: (CUDA, 0)),
+    "as torch": on_device(cpu=by_array),
+    "as CuPy": on_device(get=by_array),
+    "as JAX": SimpleNamespace(__array__=by_array, __dlpack_device__=lambda: (CUDA, 0)),
     "a list of lists": VALUES.tolist(),
     "an array of Python": typed_array("d", VALUES.reshape(-1).tolist()),
 }
 # NumPy 2.0 asks no device for a copy.
 if not np.__version__.startswith("2.0"):
-    COPIED["by DLPack"] = ByDlpack(device=(CUDA, 0), copies=True)
+    COPIED["by DLPack"] = by_dlpack(CUDA, copies=True)
 
 
 @pytest.mark.parametrize("name", [*HOST_EXPORTERS, *COPIED])
@@ -226,15 +198,15 @@ def test_memory_of_the_host_is_viewed_and_other_memory_copied(name: str) -> None
     assert np.shares_memory(array, VALUES) or name in COPIED
 
 
-def fail() -> None:
-    raise RuntimeError("lost device")
+def fail(error: type[Exception] = RuntimeError) -> None:
+    raise error("lost device")
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (ByDlpack(device=(CUDA, 0)), r"ByDlpack .* pass a NumPy array or a tensor on"),
-        (DeviceArray(cpu=fail), "lost device; pass a NumPy array"),
+        (by_dlpack(CUDA), r"SimpleNamespace .* pass a NumPy array or a tensor on"),
+        (on_device(cpu=fail), "lost device; pass a NumPy array"),
         (np.ma.masked_invalid([1.0, np.nan]), r"pass array\.filled"),
         ([[1.0, 2.0], [3.0]], "cannot read a list as an array"),
     ],
@@ -247,11 +219,8 @@ def test_what_cannot_be_read_is_refused_with_the_fix(given: Any, words: str) -> 
 
 
 def test_lack_of_memory_stays_what_it_is() -> None:
-    def exhausted() -> None:
-        raise MemoryError
-
     with pytest.raises(MemoryError):
-        to_array(DeviceArray(cpu=exhausted))
+        to_array(on_device(cpu=lambda: fail(MemoryError)))
 
 
 @pytest.mark.parametrize("name", ["float16", "float32", "float64", "bfloat16"])
@@ -280,7 +249,7 @@ def test_jax_arrays_of_every_type_are_taken(name: str) -> None:
     assert array.astype(float).tolist() == [[1.0] * 3] * 2
 
 
-def test_arrays_are_read_while_another_thread_imports_masked_arrays(
+def test_arrays_are_read_while_masked_ones_are_imported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "numpy.ma", ModuleType("numpy.ma"))
@@ -374,4 +343,4 @@ def test_signalling_nans_keep_their_bits() -> None:
 
 def test_a_descriptor_of_other_sizes_is_refused() -> None:
     with pytest.raises(ValueError, match=r"sizes \[3\], array \(4,\)"):
-        WireView(ZEROS, v1.TensorDescriptor(sizes=[3]))
+        WireView(np.zeros(4), v1.TensorDescriptor(sizes=[3]))

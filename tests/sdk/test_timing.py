@@ -12,24 +12,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from gradwire import Timing
+from gradwire import Client, Timing
 from gradwire._core.reports import read_timing
 from gradwire._wire.requests import Progress
 from gradwire._wire.semantic_conventions import Conventions, of_address
 from gradwire.errors import InvalidRequestError
-from support.clients import COPY, LARGE, PROMPT, SMALL, Face, copied, either_size, halved
+from support.clients import COPY, LARGE, PROMPT, SMALL, Array, Face, copied, either_size, halved
 from support.relay import relaying
-from support.servers import ServerThread, serving
+from support.servers import serving
 
 
 @either_size
-def test_a_call_tells_its_timing_and_tries_once(
-    server: ServerThread, face: Face, array: NDArray[np.float32]
-) -> None:
+def test_a_call_tells_its_timing_and_tries_once(address: str, face: Face, array: Array) -> None:
     timings: list[Timing] = []
-    with face(server.address) as client:
+    with face(address) as client:
         halved(client, array[np.newaxis, np.newaxis], on_timing=timings.append)
         with pytest.raises(InvalidRequestError):
             client.evaluate(COPY, array, output_shape=(4, 0), on_timing=timings.append)
@@ -40,21 +37,19 @@ def test_a_call_tells_its_timing_and_tries_once(
     # Phases of a stream overlap.
     assert array is LARGE or sum(phase or 0 for phase in told) < timing.total_s
     assert timing.tries == 1
+    options: dict[str, Any] = {"connections": 1, "retry": PROMPT}
     with (
-        relaying(server.address, cuts=(100, 100)) as relay,
-        face(relay.address, connections=1, retry=PROMPT) as client,
+        relaying(address, cuts=(100,) * 2) as relay,
+        face(relay.address, **options) as client,
     ):
         copied(client, array, on_timing=timings.append)
     assert len(timings) == 2
     assert timings[1].tries >= 3
 
 
-def test_an_exception_from_on_timing_reaches_the_caller(server: ServerThread, face: Face) -> None:
-    def tear(_timing: Timing) -> None:
-        raise ZeroDivisionError
-
-    with face(server.address) as client, pytest.raises(ZeroDivisionError):
-        copied(client, SMALL, on_timing=tear)
+def test_an_exception_from_on_timing_reaches_the_caller(faced: Client) -> None:
+    with pytest.raises(ZeroDivisionError):
+        copied(faced, SMALL, on_timing=lambda _: 1 // 0)
 
 
 def test_what_is_not_understood_is_not_told() -> None:
@@ -76,14 +71,9 @@ STEPS = st.lists(st.tuples(PAUSES, st.integers(0, 100), st.integers(0, 100)))
 
 
 @given(STEPS)
-def test_reports_grow_and_keep_a_tenth_of_a_second_apart(
-    steps: list[tuple[float, int, int]],
-) -> None:
-    now = 0.0
-    reports: list[tuple[float, int, int]] = []
-    progress = Progress(
-        lambda sent, received: reports.append((now, sent, received)), clock=lambda: now
-    )
+def test_reports_grow_and_keep_a_tenth_of_a_second_apart(steps: list[Any]) -> None:
+    now, reports = 0.0, list[tuple[float, ...]]()
+    progress = Progress(lambda *moved: reports.append((now, *moved)), clock=lambda: now)
     for pause, sent, received in steps:
         now += pause
         progress.report(sent, received)
@@ -127,10 +117,10 @@ async def again():
             pass
 
 with trace.get_tracer("a test").start_as_current_span("outer") as outer:
-    with Client(target, stream_threshold_bytes=0) as client:
+    for options in {"stream_threshold_bytes": 0}, {}:
+        client = Client(target, **options)
         client.evaluate(operator, small, output_shape=(1, 4))
-    with Client(target) as client:
-        client.evaluate(operator, small, output_shape=(1, 4))
+    with client:
         for _ in client.evaluate_many([(operator, small, (1, 4))] * 3):
             pass
         client.wait_ready()
@@ -146,9 +136,7 @@ print(json.dumps({"trace": f"{told.trace_id:032x}", "span": f"{told.span_id:016x
 
 
 def test_every_call_is_a_span_below_the_callers_and_above_the_servers() -> None:
-    pytest.importorskip(
-        "opentelemetry.exporter.otlp.proto.http", reason='the extra "otel" is not installed'
-    )
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="it needs the extra otel")
     from support.collector import collecting  # noqa: PLC0415 - it needs the extra
 
     with collecting() as collector:
@@ -163,15 +151,14 @@ def test_every_call_is_a_span_below_the_callers_and_above_the_servers() -> None:
         assert [seen.span.name.rpartition("/")[2] for seen in callers] == names
         for seen in callers:
             span = seen.span
-            parent = span.trace_id.hex(), span.parent_span_id.hex()
-            assert parent == (outer["trace"], outer["span"])
+            assert span.trace_id.hex() == outer["trace"]
+            assert span.parent_span_id.hex() == outer["span"]
             assert seen.told["rpc.system"] == "grpc"
             assert f"127.0.0.1:{seen.told['server.port']}" == server.address
             (answered,) = collector.children(seen)
-            assert answered.span.kind == 2
-            assert answered.span.name == span.name
-            codes = [each.told["rpc.grpc.status_code"] for each in (seen, answered)]
-            assert codes[0] == codes[1]
+            assert (answered.span.kind, answered.span.name) == (2, span.name)
+            code = "rpc.grpc.status_code"
+            assert answered.told[code] == seen.told[code]
         assert outer["failed"] == callers[3].told["error.type"] != "OK"
         assert [seen.span.status.code for seen in callers] == [0, 0, 0, 2, 0, 0, 0]
 

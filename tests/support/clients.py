@@ -7,9 +7,9 @@ import concurrent.futures
 import inspect
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from types import FrameType
 from typing import Any, ClassVar, Self, cast
 
@@ -18,11 +18,10 @@ import pytest
 from numpy.typing import NDArray
 
 from gradwire import AsyncClient, Client, Item, RetryPolicy, ops
-from support.raw_calls import wait_until
-from support.relay import Relay
 
 Face = type[Client]
-Outcome = NDArray[Any] | Exception
+Array = NDArray[Any]
+Outcome = Array | Exception
 Collect = Callable[..., list[tuple[int, Outcome]]]
 
 COPY = ops.DmlResample(interpolation_mode="linear")
@@ -33,19 +32,19 @@ LARGE = np.ones((1024, 1024), np.float32)
 ITEM = Item(COPY, np.ones((2, 2), np.float32), (2, 2))
 
 # Ways in which the elements of a float32 tensor of four axes may lie.
-LAYOUTS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
+LAYOUTS: dict[str, Callable[[Array], Array]] = {
     "packed": np.ascontiguousarray,
     "big-endian": lambda array: array.astype(">f4"),
     "column-major": np.asfortranarray,
     "gaps": lambda array: np.repeat(array, 2, axis=3)[..., ::2],
-    "backward": lambda array: np.ascontiguousarray(array[::-1, ..., ::-1])[::-1, ..., ::-1],
-    "channels last": lambda array: np.ascontiguousarray(array.transpose(0, 2, 3, 1)).transpose(
-        0, 3, 1, 2
-    ),
+    "backward": lambda array: array[::-1, ..., ::-1].copy()[::-1, ..., ::-1],
+    "channels last": lambda array: array.transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2),
 }
 
 PROMPT = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.1, max_attempts=40)
 BRISK = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.01, max_attempts=3)
+# Tries are over soon if they are not counted anew after every progress.
+SOON_OVER = RetryPolicy(initial_backoff_s=0.15, max_backoff_s=0.15, max_attempts=3)
 ONCE = RetryPolicy(max_attempts=1)
 
 
@@ -59,17 +58,17 @@ class Counting(RetryPolicy):
         return super().backoff_s(failures, draw=draw)
 
 
-def copied(client: Any, array: NDArray[Any], **options: Any) -> Any:
+def copied(client: Any, array: Array, **options: Any) -> Any:
     """Evaluate the operator that returns its input."""
     return client.evaluate(COPY, array, output_shape=array.shape, **options)
 
 
-def halved(client: Any, array: NDArray[Any], **options: Any) -> Any:
+def halved(client: Any, array: Array, **options: Any) -> Any:
     """Evaluate a gradient whose two last axes are half as long as the input's."""
     return client.evaluate(BILINEAR, array, output_shape=half(array), **options)
 
 
-def half(array: NDArray[Any]) -> tuple[int, ...]:
+def half(array: Array) -> tuple[int, ...]:
     return (*array.shape[:-2], array.shape[-2] // 2, array.shape[-1] // 2)
 
 
@@ -85,14 +84,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 
 @cache
 def driver_loop() -> asyncio.AbstractEventLoop:
-    return asyncio.new_event_loop()
-
-
-@cache
-def driver_thread() -> threading.Thread:
-    thread = threading.Thread(target=driver_loop().run_forever, daemon=True)
-    thread.start()
-    return thread
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="driver", daemon=True).start()
+    return loop
 
 
 def driven(awaitable: Awaitable[Any]) -> Any:
@@ -111,15 +105,13 @@ class Driver:
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.client = AsyncClient(*arguments, **options)
         # Here and not at the first call: calls at once would start two.
-        driver_thread()
+        driver_loop()
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.client, name)
-        return partial(self._run, method) if inspect.iscoroutinefunction(method) else method
-
-    @staticmethod
-    def _run(method: Callable[..., Awaitable[Any]], *arguments: Any, **options: Any) -> Any:
-        return driven(method(*arguments, **options))
+        if not inspect.iscoroutinefunction(method):
+            return method
+        return lambda *arguments, **options: driven(method(*arguments, **options))
 
     def evaluate_many(self, *arguments: Any, **options: Any) -> DrivenResults:
         async def start() -> Any:
@@ -143,10 +135,9 @@ class DrivenResults:
 
     @property
     def index(self) -> int:
-        index: int = self._results.index
-        return index
+        return int(self._results.index)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
@@ -156,15 +147,12 @@ class DrivenResults:
             raise StopIteration from None
 
     async def _next(self) -> Any:
+        before = self.index
         try:
-            outcome = await anext(self._results)
-        except StopAsyncIteration:
-            raise
-        except Exception:
-            self.on_outcome(self.index)
-            raise
-        self.on_outcome(self.index)
-        return outcome
+            return await anext(self._results)
+        finally:
+            if self.index != before:
+                self.on_outcome(self.index)
 
     def __enter__(self) -> Self:
         driven(self._results.__aenter__())
@@ -180,18 +168,17 @@ FACES: dict[str, Face] = {"blocking": Client, "awaited": AWAITED}
 
 def outcomes_of(
     face: Face,
-    address: str,
     items: Iterable[Any],
     *,
+    at: str,
     on_outcome: Callable[[int], object] = id,
     options: dict[str, Any] | None = None,
     **many: Any,
 ) -> list[tuple[int, Outcome]]:
-    """Return place and outcome of every item of evaluate_many, errors too."""
+    """Return place and outcome of every item of evaluate_many at an address, errors too."""
     outcomes: list[tuple[int, Outcome]] = []
-    with face(address, **(options or {})) as client:
-        evaluate_many: Any = client.evaluate_many
-        results: Any = evaluate_many(items, **many)
+    with face(at, **(options or {})) as client:
+        results: Any = client.evaluate_many(items, **many)
         if face is AWAITED:
             # The next item is taken in the event loop as soon as a result is handed over.
             results.on_outcome, on_outcome = on_outcome, id
@@ -227,21 +214,3 @@ def interrupted(*, after_s: float) -> Generator[None]:
 
 either_way = pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "as they come"])
 either_size = pytest.mark.parametrize("array", [SMALL, LARGE], ids=["unary", "stream"])
-
-
-def start_lost(relay: Relay, call: Callable[[], Any]) -> concurrent.futures.Future[Any]:
-    """Make a call in a thread, over a relay that loses it, and wait until it was sent."""
-    relay.swallow()
-    # More than acknowledgements of calls before take.
-    sent = relay.carried_bytes + 100
-    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - the outcome
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    wait_until(lambda: relay.carried_bytes > sent)
-    return future

@@ -32,10 +32,8 @@ class Case:
     @classmethod
     def packed(cls, plan: Plan, slab: int) -> Case:
         """Lay out tensors of float32 without gaps."""
-        source, result = (
-            TensorSpec.packed(np.dtype(np.float32), sizes)
-            for sizes in (plan.input_shape, plan.output_shape)
-        )
+        shapes = plan.input_shape, plan.output_shape
+        source, result = (TensorSpec.packed(np.dtype(np.float32), each) for each in shapes)
         return cls(plan, source, result, slab)
 
     def evaluation(self) -> Prepared:
@@ -48,17 +46,15 @@ class Case:
 @st.composite
 def maps(draw: st.DrawFn, inputs: int) -> BandedMap:
     """Monotone bands of any width, empty ones and reversed ones included."""
-    outputs = draw(st.integers(1, 12))
-    width = draw(st.integers(1, inputs))
-    first = sorted(draw(st.lists(st.integers(0, inputs - 1), min_size=outputs, max_size=outputs)))
-    if draw(st.booleans()):
-        first.reverse()
+
+    def drawn(count: int, low: int, high: int) -> list[int]:
+        return draw(st.lists(st.integers(low, high), min_size=count, max_size=count))
+
+    outputs, width = draw(st.integers(1, 12)), draw(st.integers(1, inputs))
+    first = sorted(drawn(outputs, 0, inputs - 1), reverse=draw(st.booleans()))
     index = np.minimum(np.array(first)[:, None] + np.arange(width), inputs - 1)
-    numbers = st.integers(-3, 3)
-    weight = draw(st.lists(numbers, min_size=outputs * width, max_size=outputs * width))
-    return BandedMap.from_taps(
-        index, np.array(weight, np.float64).reshape(outputs, width) / 4, inputs=inputs
-    )
+    weight = np.array(drawn(outputs * width, -3, 3), np.float64).reshape(outputs, width) / 4
+    return BandedMap.from_taps(index, weight, inputs=inputs)
 
 
 @st.composite
@@ -69,30 +65,25 @@ def cases(draw: st.DrawFn) -> Case:
     plan = Plan.build(bands, sizes, fill=draw(st.sampled_from([0.0, 7.0])))
     dtype = np.dtype(draw(st.sampled_from([np.float32, np.float16, np.float64])))
     order = draw(st.permutations(range(rank)))
-    same = draw(st.booleans())
     broadcast = {axis for axis in range(rank) if draw(st.integers(0, 3)) == 0}
-    source = _spec(dtype, sizes, order, broadcast)
-    result_order = order if same else draw(st.permutations(range(rank)))
-    result = _spec(dtype, plan.output_shape, result_order, set())
+    result_order = order if draw(st.booleans()) else draw(st.permutations(range(rank)))
+
+    def spec(sizes: tuple[int, ...], order: list[int], broadcast: set[int]) -> TensorSpec:
+        strides, step = [0] * rank, 1
+        for axis in reversed(order):
+            if axis not in broadcast:
+                strides[axis] = step
+                step *= sizes[axis]
+        return TensorSpec(dtype, sizes, tuple(strides))
+
+    source = spec(sizes, order, broadcast)
+    result = spec(plan.output_shape, result_order, set())
     return Case(plan, source, result, draw(st.integers(1, 200)))
 
 
-def _spec(
-    dtype: np.dtype[np.generic], sizes: tuple[int, ...], order: list[int], broadcast: set[int]
-) -> TensorSpec:
-    strides = [0] * len(sizes)
-    step = 1
-    for axis in reversed(order):
-        if axis not in broadcast:
-            strides[axis] = step
-            step *= sizes[axis]
-    return TensorSpec(dtype, sizes, tuple(strides))
-
-
 def data_for(spec: TensorSpec, seed: int = 0) -> Bytes:
-    rng = np.random.default_rng(seed)
-    values = rng.normal(size=spec.wire_bytes // spec.dtype.itemsize).astype(spec.dtype)
-    return values.view(np.uint8)
+    values = np.random.default_rng(seed).normal(size=spec.wire_bytes // spec.dtype.itemsize)
+    return values.astype(spec.dtype).view(np.uint8)
 
 
 def strided(data: Bytes, spec: TensorSpec) -> NDArray[np.generic]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
@@ -21,20 +21,16 @@ from gradwire import v1
 
 
 class Relay:
-    """Relays every connection to a server.
+    """Relays every connection to a server, at an address of its own.
 
-    server    HOST:PORT of the server
     cuts      connection i is cut once it has carried cuts[i] bytes from the server; later ones, and
-              those with None, last
-    cuts_up   likewise of bytes from the client
+              those with None, last; cuts_up are likewise of bytes from the client
     on_cut    called before each cut
-    address   HOST:PORT of the relay
     delay_s   seconds that 64 KiB from clients wait, and fewer bytes in proportion
-    cut       connections that were cut so far
-    carried_bytes
-              what clients have sent so far
-    alter     makes of what the server sends at once what clients get in its place
-    alter_up  likewise of what a client sends
+    alter     makes of what the server sends at once what clients get in its place; alter_up
+              likewise of what a client sends
+
+    It counts the connections so far, those cut, and carried_bytes that clients have sent.
     """
 
     def __init__(
@@ -43,13 +39,13 @@ class Relay:
         *,
         cuts: Iterable[int | None] = (),
         cuts_up: Iterable[int | None] = (),
-        on_cut: Callable[[], None] | None = None,
+        on_cut: Callable[[], object] = bool,
     ) -> None:
         self._server = _host_and_port(server)
         self._cuts, self._cuts_up = iter(cuts), iter(cuts_up)
-        self._on_cut = on_cut
+        self.on_cut = on_cut
         self._swallows = self._spares = False
-        self.cut = self.carried_bytes = 0
+        self.connections = self.cut = self.carried_bytes = 0
         self._flowing = threading.Event()
         self._flowing.set()
         self._allowance = 0
@@ -59,7 +55,6 @@ class Relay:
         self._sockets: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self.connections = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def hold(self, *, after: int = 0) -> None:
@@ -82,15 +77,12 @@ class Relay:
     def lead_to(self, server: str) -> None:
         """Cut every connection and lead new ones to another server."""
         self._server = _host_and_port(server)
-        for one in self._sockets:
-            _close(one)
+        _close(*self._sockets)
 
     def close(self) -> None:
         """Cut every connection and accept no more."""
         self._flowing.set()
-        _close(self._listener)
-        for one in self._sockets:
-            _close(one)
+        _close(self._listener, *self._sockets)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -130,16 +122,14 @@ class Relay:
         with contextlib.suppress(OSError):
             while left != 0 and (data := self.alter(server.recv(1 << 16))):
                 left = self._pass(data, client, left)
-        _close(client)
-        _close(server)
+        _close(client, server)
 
     def _pass(self, data: bytes, to: socket.socket, left: int | None) -> int | None:
         """Pass bytes on, the last ones before a cut alone; return how many are left, 0 at a cut."""
         if left is not None and left <= len(data) and not self._spares:
             to.sendall(data[:left])
             self.cut += 1
-            if self._on_cut is not None:
-                self._on_cut()
+            self.on_cut()
             return 0
         if not self._swallows:
             to.sendall(data)
@@ -151,10 +141,11 @@ def _host_and_port(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _close(one: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        one.shutdown(socket.SHUT_RDWR)
-    one.close()
+def _close(*sockets: socket.socket) -> None:
+    for one in sockets:
+        with contextlib.suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
+        one.close()
 
 
 def relaying(server: str, **options: Any) -> contextlib.closing[Relay]:
@@ -200,7 +191,7 @@ def _grow(message: Message) -> None:
 
 
 class _Proxy(grpc.GenericRpcHandler):
-    """Asks a server, and changes its answers."""
+    """Asks a server, and changes its answers; sends trailing metadata only if told to."""
 
     def __init__(self, address: str, change: Change, *, trailers: bool) -> None:
         self._channel = grpc.insecure_channel(address)
@@ -213,9 +204,8 @@ class _Proxy(grpc.GenericRpcHandler):
         method = handler_call_details.method
 
         def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            ask: grpc.StreamStreamMultiCallable[bytes, bytes]
-            ask = self._channel.stream_stream(method)
-            call = ask(requests)
+            untyped: Any = self._channel.stream_stream(method)
+            call = untyped(requests)
             try:
                 for each in call:
                     changed = self._change(method.rpartition("/")[2], each)
@@ -224,36 +214,27 @@ class _Proxy(grpc.GenericRpcHandler):
                         context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
                     else:
                         yield changed
-            except grpc.RpcError as error:
-                failed = cast("grpc.Call", error)
-                if self._trailers:
-                    context.set_trailing_metadata(tuple(failed.trailing_metadata() or ()))
-                context.abort(failed.code(), failed.details() or "")
+            except grpc.RpcError:
+                pass
             if self._trailers:
                 context.set_trailing_metadata(tuple(call.trailing_metadata() or ()))
+            if call.code() is not grpc.StatusCode.OK:
+                context.abort(call.code(), call.details() or "")
 
         return grpc.stream_stream_rpc_method_handler(answer)
 
 
 @contextmanager
 def skewed(address: str, change: Change, *, trailers: bool = True) -> Generator[str]:
-    """Run a server of another release in front of one; yield its address.
-
-    trailers  whether it sends trailing metadata
-    """
-    server = grpc.server(
-        ThreadPoolExecutor(8), handlers=[_Proxy(address, change, trailers=trailers)]
-    )
+    """Run a server of another release in front of one; yield its address."""
+    handler = _Proxy(address, change, trailers=trailers)
+    server = grpc.server(ThreadPoolExecutor(8), handlers=[handler])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
         yield f"127.0.0.1:{port}"
     finally:
         server.stop(None).wait()
-
-
-# Within the greeting and the first calls.
-_EARLY = (1, 1 << 16)
 
 
 def drawn_cuts(
@@ -263,14 +244,14 @@ def drawn_cuts(
 
     Each is cut in one of the two; on a scale of logarithms positions are uniform.
 
-    early  part of them that is cut within the first 64 KiB
+    early  part of them that is cut within the greeting and the first calls, 64 KiB
     late   first and last byte after which the others are
     """
     chance = random.Random(seed)  # noqa: S311 - nothing secret
 
     def pairs() -> Iterator[tuple[int | None, int | None]]:
         while True:
-            ends = _EARLY if chance.random() < early else late
+            ends = (1, 1 << 16) if chance.random() < early else late
             place = int(math.exp(chance.uniform(*map(math.log, ends))))
             yield (place, None) if chance.random() < 0.5 else (None, place)
 

@@ -7,12 +7,11 @@ import subprocess
 import threading
 from collections.abc import Generator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import uvloop
 from numpy.typing import NDArray
@@ -199,20 +198,6 @@ def wait_for(server: ServerThread, *, computing: int, waiting: int) -> None:
     wait_until(lambda: (admission.computing, admission.queue_depth) == (computing, waiting))
 
 
-SHAPE = (1, 3, 256, 256)
-DIFF_DST = np.random.default_rng(0).normal(size=(1, 3, 512, 512)).astype(np.float32)
-# Every tensor is cut, into as many parts as there are targets or elements.
-ALWAYS: dict[str, Any] = {"split": True, "split_threshold_bytes": 0, "stream_threshold_bytes": 0}
-
-
-class Fleet:
-    """Servers that walk a tensor in steps of different sizes."""
-
-    def __init__(self, *servers: ServerThread) -> None:
-        self.servers = servers
-        self.targets = [server.address for server in servers]
-
-
 class List(Listing):
     """A list of replicas that a test changes."""
 
@@ -220,13 +205,6 @@ class List(Listing):
         self.replicas = list(replicas)
         given, host = Settings(**settings), "127.0.0.1"
         super().__init__("some", host=host, port=0, settings=given, addresses=lambda: self.replicas)
-
-
-@contextmanager
-def fleet_serving() -> Generator[Fleet]:
-    with ExitStack() as stack:
-        slabs = (2 << 20, 1000, 60)
-        yield Fleet(*(stack.enter_context(serving(slab_bytes=slab)) for slab in slabs))
 
 
 def same_bits(result: NDArray[Any], expected: NDArray[Any]) -> None:
