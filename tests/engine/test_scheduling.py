@@ -38,9 +38,10 @@ class Hall:
     """
 
     def __init__(self, *, max_streams: int = 1, **limits: Any) -> None:
-        self.now, one = 100.0, {"threads": 1, "standing_queue_s": 0.5, **limits}
+        self.now = 100.0
+        settings: dict[str, Any] = {"threads": 1, "standing_queue_s": 0.5, **limits}
         self.admission = Admission(
-            max_memory_bytes=100, max_streams=max_streams, clock=lambda: self.now, **one
+            max_memory_bytes=100, max_streams=max_streams, clock=lambda: self.now, **settings
         )
         with self.admission.turns(Claim(work=WORK)) as turns:
             turns.spend(1.0)

@@ -6,6 +6,7 @@ Hypothesis settles what is there; numbers in bulk come from generators that it s
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 from hypothesis import strategies as st
 
 from gradwire_server.plans import BandedMap, Plan
@@ -90,13 +91,13 @@ def bands(draw: st.DrawFn, inputs: int, most: int) -> BandedMap:
     if weights == "phased":
         found = maps.rephased(rng, found, period=draw(st.integers(1, 4)))
     elif weights != "own":
-        new = {
-            "ones": lambda: 1.0,
-            "alike": rng.standard_normal,
-            "awkward": lambda: rng.choice(oracles.WEIGHTS, count),
-            "any": lambda: rng.standard_normal(count),
+        new: dict[str, npt.ArrayLike] = {
+            "ones": 1.0,
+            "alike": rng.standard_normal(),
+            "awkward": rng.choice(oracles.WEIGHTS, count),
+            "any": rng.standard_normal(count),
         }
-        found = maps.reweighted(found, new[weights]())
+        found = maps.reweighted(found, new[weights])
     if draw(st.integers(0, 4)) == 0:
         share = draw(st.sampled_from([0.1, 0.5, 0.95]))
         found = maps.thinned(found, rng.random(found.outputs) < share)
