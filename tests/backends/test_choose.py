@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -45,61 +44,52 @@ def test_an_unknown_backend_is_refused_with_those_there_are() -> None:
         backends.choose("abacus")
 
 
-def _chosen(name: str, before: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    """Choose a backend in a process of its own."""
-    program = (
-        f"import sys\n{before}\nfrom gradwire_server import backends\n"
-        f"backend, reason = backends.choose({name!r})\nprint(backend.name, reason)\n"
-    )
-    command = [sys.executable, "-c", program]
-    return subprocess.run(  # noqa: S603 - our own program
-        command, env={**os.environ, **env}, capture_output=True, text=True, check=False
-    )
+_WITHOUT_NUMBA = """
+import sys
+sys.modules["numba"] = sys.modules["llvmlite"] = None
+from gradwire_server import backends
+try:
+    backends.choose("numba_cpu")
+except ValueError as error:
+    assert 'pip install "gradwire[cpu]"' in str(error)
+    print(*backends.choose("auto"))
+"""
+_TOLD_TO_COMPILE_NOTHING = """
+import os
+os.environ["NUMBA_DISABLE_JIT"] = "1"
+from gradwire_server import backends
+print(*backends.choose("auto"))
+"""
 
 
-_NO_NUMBA = "sys.modules['numba'] = sys.modules['llvmlite'] = None"
+@pytest.mark.parametrize("program", [_WITHOUT_NUMBA, _TOLD_TO_COMPILE_NOTHING])
+def test_auto_is_numpy_where_numba_cannot_be_used_and_a_name_is_never_replaced(
+    program: str,
+) -> None:
+    told = subprocess.check_output([sys.executable, "-c", program], text=True)  # noqa: S603
+    assert " numpy_cpu, since numba_cpu cannot run here: " in told
+
+
+_NO_DRIVER = pytest.mark.skipif(
+    Path("/proc/driver/nvidia").exists(), reason="this machine has a driver"
+)
 
 
 @pytest.mark.parametrize(
-    ("before", "env"),
-    [(_NO_NUMBA, {}), ("", {"NUMBA_DISABLE_JIT": "1"})],
-    ids=["missing", "told to compile nothing"],
+    ("why", "flags"),
+    [
+        pytest.param("CuPy is not installed; install it with pip", (), marks=needs_no_cupy),
+        pytest.param("CuPy is not installed", ("--compile-only",), marks=needs_no_cupy),
+        pytest.param("there is no NVIDIA driver", (), marks=[needs_cuda_packages, _NO_DRIVER]),
+    ],
 )
-def test_auto_is_numpy_where_numba_cannot_be_used_and_says_so(
-    before: str, env: dict[str, str]
+def test_cuda_where_something_is_missing_ends_the_server_with_one_line(
+    why: str, flags: tuple[str, ...]
 ) -> None:
-    answer = _chosen("auto", before, **env)
-    assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.startswith("numpy_cpu numpy_cpu, since numba_cpu cannot run here: ")
-
-
-def test_the_compiled_backend_asked_for_by_name_is_never_replaced_by_another() -> None:
-    answer = _chosen("numba_cpu", _NO_NUMBA)
-    assert answer.returncode == 1
-    assert 'pip install "gradwire[cpu]"' in answer.stderr
-
-
-def _server_without_device(*flags: str) -> str:
     done = run_command("--backend", "cuda", "--address", "127.0.0.1:0", *flags)
-    assert done.returncode == 1
-    assert not done.stdout
+    assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith('Error: backend "cuda" cannot run here: ')
-    return line
-
-
-@needs_no_cupy
-@pytest.mark.parametrize("flags", [(), ("--compile-only",)])
-def test_cuda_without_cupy_ends_the_server_with_what_to_install(flags: tuple[str, ...]) -> None:
-    assert 'CuPy is not installed; install it with pip install "gradwire[cuda' in (
-        _server_without_device(*flags)
-    )
-
-
-@needs_cuda_packages
-@pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="this machine has a driver")
-def test_cuda_without_a_driver_ends_the_server_with_one_line() -> None:
-    assert "there is no NVIDIA driver" in _server_without_device()
+    assert line.startswith(f'Error: backend "cuda" cannot run here: {why}')
 
 
 # A name that another version of numba may lack, and the error that follows.
@@ -120,11 +110,11 @@ def other_numba(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[dict[st
 
 
 @needs_numba
-@pytest.mark.parametrize("workers", ["1", "2"])
 def test_auto_is_numpy_where_another_numba_fails(
-    tmp_path: Path, other_numba: tuple[dict[str, str], str], workers: str
+    tmp_path: Path, other_numba: tuple[dict[str, str], str]
 ) -> None:
     env, why = other_numba
+    workers = "1" if "Attribute" in why else "2"
     flags = ("--backend", "auto", "--workers", workers, "--http-port", "0")
     with running_command(*flags, log=tmp_path / "log", env=env) as command:
         warning = f'warning slower backend (worker=\\d )?backend=numpy_cpu why="{re.escape(why)}'

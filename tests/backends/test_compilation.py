@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import platform
 import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -16,34 +19,29 @@ import pytest
 
 from gradwire_server.backends import cache_files
 from support.kernels.numba_calls import compiled, needs_numba, run_program
+from support.processes import environment
 
 pytestmark = needs_numba
 
 # A package that compiles in a moment stands in for the kernels, which take half a minute.
+MULTIPLE = """
+from numba import {compiler}, types
+from small.parts import FACTOR
+
+@{compiler}(types.int64(types.int64), cache=True)
+def multiple(number):
+    return FACTOR * number
+"""
 PACKAGE = {
     "__init__.py": "",
     "parts.py": "FACTOR = 2\n",
-    "blocks.py": """
-from numba import njit, types
-from small.parts import FACTOR
-
-@njit(types.int64(types.int64), cache=True)
-def multiple(number):
-    return FACTOR * number
-""",
-    "jobs.py": """
-from numba import cfunc, types
-from small.parts import FACTOR
-
-@cfunc(types.int64(types.int64), cache=True)
-def multiple(number):
-    return FACTOR * number
-""",
+    "blocks.py": MULTIPLE.format(compiler="njit"),
+    "jobs.py": MULTIPLE.format(compiler="cfunc"),
     "threads.py": "",
 }
 
 LOAD = """
-import ctypes
+import ctypes, sys
 from numba.core import config
 from gradwire_server.backends.numba_cpu import compilation
 
@@ -75,19 +73,72 @@ for one in (blocks.accumulate, threads.serve, threads.share, threads.end):
 """
 
 
+# Has numba imported, which takes longest, and forks processes off that load the package.
+FORKS = """
+import json, os, sys, tempfile
+from gradwire_server.backends.numba_cpu import compilation
+
+for line in sys.stdin:
+    program, out, env, *arguments = json.loads(line)
+    if not (child := os.fork()):
+        os.environ.update(env)
+        sys.argv[1:], tempfile.tempdir = arguments, None
+        for number in (1, 2):
+            os.dup2(os.open(f"{out}/{number}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
+        exec(program)
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class Loader:
+    """Loads the package of a folder, each time in a process of its own."""
+
+    def __init__(self, packages: Path, out: Path) -> None:
+        self.packages, self._out = packages, out
+        self.process = subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, "-c", FORKS],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(None),
+        )
+
+    def __call__(self, folder: Path | str, *, logs: str = "", **env: object) -> str:
+        """Return what it says of its cache, after it logged this."""
+        variables = {name: str(one) for name, one in env.items()}
+        told = json.dumps([LOAD, str(self._out), variables, str(self.packages), str(folder)])
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(told, file=self.process.stdin, flush=True)
+        code = self.process.stdout.readline()
+        said, errors = ((self._out / name).read_text() for name in "12")
+        assert code == "0\n", errors
+        assert errors.startswith(logs) if logs else not errors
+        return said.strip()
+
+    def alone(self, folder: Path, *, before: str = "", **env: str) -> tuple[str, str]:
+        """Return what a process says and logs that imports everything, and does this before."""
+        done = run_program(before + LOAD, self.packages, folder, env=env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip(), done.stderr
+
+
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("packages")
-    (folder / "small").mkdir()
+def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loader]:
+    packages = tmp_path_factory.mktemp("packages")
+    (packages / "small").mkdir()
     for name, text in PACKAGE.items():
-        (folder / "small" / name).write_text(text)
-    return folder
+        (packages / "small" / name).write_text(text)
+    loader = Loader(packages, tmp_path_factory.mktemp("out"))
+    with loader.process:
+        yield loader
 
 
 @pytest.fixture(scope="module")
-def first(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def first(load: Loader, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("first") / "a" / "b"
-    assert _load(packages, folder) == "42 of 2 found: 0"
+    assert load(folder) == "42 of 2 found: 0"
     return folder
 
 
@@ -96,28 +147,14 @@ def filled(first: Path, tmp_path: Path) -> Path:
     return shutil.copytree(first, tmp_path / "filled")
 
 
-def _load(
-    packages: Path, folder: Path | str, *, logs: str = "", before: str = "", **env: object
-) -> str:
-    """Load the package in a process, which logs this, and return what it says of its cache.
-
-    before  what the process does first
-    """
-    variables = {name: str(one) for name, one in env.items()}
-    done = run_program(before + LOAD, packages, folder, env=variables)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith(logs) if logs else not done.stderr
-    return done.stdout.strip()
-
-
 def _files(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_second_process_compiles_nothing(packages: Path, filled: Path) -> None:
+def test_a_second_process_compiles_nothing(load: Loader, filled: Path) -> None:
     files = _files(filled)
     assert files
-    assert _load(packages, filled) == "42 of 2 found: 2"
+    assert load(filled) == "42 of 2 found: 2"
     assert _files(filled) == files
 
 
@@ -127,147 +164,133 @@ def test_the_kernels_themselves_are_found_by_a_second_process() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_default_folder_is_in_the_users_cache(packages: Path, tmp_path: Path) -> None:
-    _load(packages, "", XDG_CACHE_HOME=tmp_path / "xdg")
+def test_the_default_folder_is_in_the_users_cache(load: Loader, tmp_path: Path) -> None:
+    load("", XDG_CACHE_HOME=tmp_path / "xdg")
     assert _files(tmp_path / "xdg" / "gradwire" / "kernels")
-    _load(packages, "", XDG_CACHE_HOME="", HOME=tmp_path / "home")
+    load("", XDG_CACHE_HOME="", HOME=tmp_path / "home")
     assert _files(tmp_path / "home" / ".cache" / "gradwire" / "kernels")
 
 
-def test_what_was_compiled_from_other_code_is_not_used(packages: Path, filled: Path) -> None:
-    part = packages / "small" / "parts.py"
+def test_what_was_compiled_from_other_code_is_not_used(load: Loader, filled: Path) -> None:
+    part = load.packages / "small" / "parts.py"
     # Longer: Python's own bytecode goes by size and whole seconds.
     part.write_text("FACTOR = 1 + 2\n")
     try:
-        assert _load(packages, filled) == "63 of 2 found: 0"
+        assert load(filled) == "63 of 2 found: 0"
     finally:
         part.write_text(PACKAGE["parts.py"])
-    assert _load(packages, filled) == "42 of 2 found: 2"
+    assert load(filled) == "42 of 2 found: 2"
 
 
 def test_a_folder_that_cannot_be_written_to_is_used_as_it_is(
-    packages: Path, filled: Path, tmp_path: Path
+    load: Loader, filled: Path, tmp_path: Path
 ) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     files = _files(filled)
-    folders = [filled, *(path for path in filled.rglob("*") if path.is_dir())]
-    for path in folders:
+    for path in (filled, *filled.iterdir()):
         path.chmod(0o555)
-    try:
-        assert _load(packages, filled, TMPDIR=scratch) == "42 of 2 found: 2"
-    finally:
-        for path in folders:
-            path.chmod(0o755)
+    assert load(filled, TMPDIR=scratch) == "42 of 2 found: 2"
     assert _files(filled) == files
     assert not list(scratch.iterdir())
-    assert not list(packages.rglob("*.nb?"))
+    assert not list(load.packages.rglob("*.nb?"))
 
 
 def test_without_a_folder_a_process_compiles_and_leaves_nothing(
-    packages: Path, tmp_path: Path
+    load: Loader, tmp_path: Path
 ) -> None:
     place, scratch = tmp_path / "place", tmp_path / "scratch"
     scratch.mkdir()
     place.mkdir(mode=0o555)
     says = "kernels cannot be cached: "
-    assert _load(packages, place / "kept", logs=says, TMPDIR=scratch) == "42 of 2 found: 0"
+    assert load(place / "kept", logs=says, TMPDIR=scratch) == "42 of 2 found: 0"
     assert not list(scratch.iterdir())
-    assert not list(packages.rglob("*.nb?"))
+    assert not list(load.packages.rglob("*.nb?"))
 
 
-def _cut(content: bytes, *, left: float) -> bytes:
-    return content[: int(len(content) * left)]
+def _cut(path: Path, *, left: float) -> None:
+    os.truncate(path, int(path.stat().st_size * left))
 
 
-def _flipped(content: bytes, *, place: float) -> bytes:
-    at = int((len(content) - 1) * place)
-    return content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :]
+def _flip(path: Path, *, place: float) -> None:
+    content = bytearray(path.read_bytes())
+    content[int((len(content) - 1) * place)] ^= 0x10
+    path.write_bytes(content)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(partial(_cut, left=0), id="empty"),
-        pytest.param(partial(_cut, left=0.5), id="cut"),
-        pytest.param(partial(_flipped, place=0), id="flipped at its start"),
-        pytest.param(partial(_flipped, place=0.6), id="flipped amid code"),
-        pytest.param(partial(_flipped, place=1), id="flipped in its digest"),
-    ],
-)
-def test_a_damaged_file_is_replaced(
-    packages: Path, filled: Path, damage: Callable[[bytes], bytes]
-) -> None:
-    (path,) = _files(filled)
-    path.write_bytes(damage(path.read_bytes()))
-    assert _load(packages, filled, logs="damaged: ") == "42 of 2 found: 0"
-    assert _load(packages, filled) == "42 of 2 found: 2"
-
-
-def test_code_that_does_not_load_is_compiled_again(packages: Path, filled: Path) -> None:
-    (path,) = _files(filled)
+def _fill_with_no_code(path: Path) -> None:
     entries = pickle.loads(cache_files.read(path) or b"")  # noqa: S301 - our own file
     cache_files.write(path, pickle.dumps(dict.fromkeys(entries, b"no code")))
-    assert _load(packages, filled, logs="kernels are compiled again") == "42 of 2 found: 0"
-    assert _load(packages, filled) == "42 of 2 found: 2"
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "empty": partial(_cut, left=0),
+    "cut": partial(_cut, left=0.5),
+    "flipped at its start": partial(_flip, place=0),
+    "flipped amid code": partial(_flip, place=0.6),
+    "flipped in its digest": partial(_flip, place=1),
+    "code that does not load": _fill_with_no_code,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_replaced(load: Loader, filled: Path, damage: str) -> None:
+    (path,) = _files(filled)
+    DAMAGE[damage](path)
+    logs = "kernels are compiled again" if damage == "code that does not load" else "damaged: "
+    assert load(filled, logs=logs) == "42 of 2 found: 0"
+    assert load(filled) == "42 of 2 found: 2"
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the names are those of x86-64")
-def test_code_of_another_processor_is_kept_and_not_used(packages: Path, filled: Path) -> None:
+def test_code_of_another_processor_is_kept_and_not_used(load: Loader, filled: Path) -> None:
     other = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
-    assert _load(packages, filled, **other) == "42 of 2 found: 0"
-    for env in (other, {}):
-        assert _load(packages, filled, **env) == "42 of 2 found: 2"
+    for found in (0, 2):
+        assert load.alone(filled, **other) == (f"42 of 2 found: {found}", "")
+    assert load(filled) == "42 of 2 found: 2"
 
 
 @pytest.mark.slow
-def test_a_full_disk_costs_what_is_kept_and_nothing_else(packages: Path, tmp_path: Path) -> None:
+def test_a_full_disk_costs_what_is_kept_and_nothing_else(load: Loader, tmp_path: Path) -> None:
     full = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"
     folder = tmp_path / "kept"
-    logged = "kernels cannot be cached"
-    assert _load(packages, folder, logs=logged, before=full) == "42 of 2 found: 0"
-    assert _load(packages, folder) == "42 of 2 found: 0"
-    assert _load(packages, folder) == "42 of 2 found: 2"
+    said, logged = load.alone(folder, before=full)
+    assert said == "42 of 2 found: 0"
+    assert logged.startswith("kernels cannot be cached")
+    for found in (0, 2):
+        assert load(folder) == f"42 of 2 found: {found}"
 
 
-def test_what_was_compiled_from_code_long_unused_is_removed(packages: Path, filled: Path) -> None:
+def test_what_was_compiled_from_code_long_unused_is_removed(load: Loader, filled: Path) -> None:
     (own,) = filled.iterdir()
-    long_ago = time.time() - 31 * 24 * 3600
-    lately = time.time() - 29 * 24 * 3600
-    others = {
-        "0123456789abcdef": long_ago,
-        "0123456789abcde0": lately,
-        "of somebody else": long_ago,
-    }
+    long_ago, lately = (time.time() - days * 24 * 3600 for days in (31, 29))
+    others = {"0123456789abcdef": long_ago, "0123456789abcde0": lately, "somebody's": long_ago}
     for name, used in others.items():
         (filled / name / "numba_cpu_1").mkdir(parents=True)
         (filled / name / "numba_cpu_1" / "a.nbc").write_bytes(b"1")
         os.utime(filled / name, (used, used))
-    (filled / "fedcba9876543210").symlink_to(filled / "of somebody else")
+    (filled / "fedcba9876543210").symlink_to(filled / "somebody's")
     os.utime(own, (long_ago, long_ago))
-    assert _load(packages, filled) == "42 of 2 found: 2"
+    assert load(filled) == "42 of 2 found: 2"
     left = {path.name for path in filled.iterdir()}
-    assert left == {own.name, "fedcba9876543210", "0123456789abcde0", "of somebody else"}
+    assert left == {own.name, "fedcba9876543210", "0123456789abcde0", "somebody's"}
     # What is used stays, whenever it was compiled.
     assert own.stat().st_mtime > lately
 
 
 @pytest.mark.slow
 def test_processes_that_start_at_once_do_not_disturb_each_other(
-    packages: Path, tmp_path: Path
+    load: Loader, tmp_path: Path
 ) -> None:
     with ThreadPoolExecutor(3) as pool:
-        answers = list(pool.map(partial(_load, packages), [tmp_path / "kept"] * 3))
-    assert all(answer.startswith("42 ") for answer in answers)
-    assert _load(packages, tmp_path / "kept") == "42 of 2 found: 2"
+        answers = list(pool.map(load.alone, [tmp_path / "kept"] * 3))
+    assert all(said.startswith("42 ") and not logged for said, logged in answers)
+    assert load(tmp_path / "kept") == "42 of 2 found: 2"
 
 
-def test_a_log_line_tells_that_kernels_are_compiled(packages: Path, tmp_path: Path) -> None:
-    program = (
-        f"from gradwire_server.observability import logs; logs.configure('text', 'debug')\n{LOAD}"
-    )
-    first, second = (run_program(program, packages, tmp_path).stderr for _ in range(2))
+def test_a_log_line_tells_that_kernels_are_compiled(load: Loader, tmp_path: Path) -> None:
+    logs = "from gradwire_server.observability import logs\nlogs.configure('text', 'debug')\n"
+    first, second = (load.alone(tmp_path, before=logs)[1] for _ in range(2))
     events = [line.partition(" ")[2] for line in first.splitlines()]
     assert events == [
         "info    compiling kernels, first start only, about 30 s",

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import takewhile
+from pathlib import Path
 from threading import Event
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -22,26 +25,35 @@ from hypothesis import strategies as st
 
 from gradwire_server import backends
 from gradwire_server.backends import NumpyCpu, call_deadline
+from gradwire_server.backends.cuda import backend as backend_module
+from gradwire_server.backends.cuda import staging
 from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.backends.cuda.device import DeviceError
 from gradwire_server.backends.cuda.staging import CallQueue
 from gradwire_server.errors import DeviceLostError
 from gradwire_server.plans import BandedMap, Plan
 from gradwire_server.rpc.warm_up import check_backend
+from support.kernels import cuda_backends
 from support.kernels import kernel_maps as maps
 from support.kernels.backend_calls import applied
-from support.kernels.cuda_backends import (
-    ILLEGAL,
-    MIB,
-    check,
-    needs_simulator,
-    simulated,
-    sliced_plan,
-)
+from support.kernels.cuda_backends import ILLEGAL, MIB, check, simulated, sliced_plan
 from support.kernels.cuda_device import SimulatedDevice
 from support.oracles import oracles
+from support.raw_calls import wait_until
 
-pytestmark = needs_simulator
+pytestmark = cuda_backends.needs_simulator
+
+REFUSED = "invalid argument"
+
+
+@pytest.fixture
+def device() -> SimulatedDevice:
+    return simulated()
+
+
+@pytest.fixture
+def backend(device: SimulatedDevice) -> Cuda:
+    return Cuda(device, memory_bytes=64 * MIB)
 
 
 def _whole(side: int) -> Plan:
@@ -50,10 +62,14 @@ def _whole(side: int) -> Plan:
     return oracles.adjoint(Plan.build([up, up], (side, side)))
 
 
-def test_tables_stay_on_the_device_and_nothing_else_does() -> None:
-    device = simulated()
-    backend = Cuda(device, memory_bytes=64 * MIB)
-    plan = sliced_plan(2, 40)
+def _doubled(side: int) -> Plan:
+    return Plan.build([maps.linear(side, 2 * side)], (side,))
+
+
+def test_tables_stay_on_the_device_and_nothing_else_does_and_all_goes_with_the_backend(
+    device: SimulatedDevice,
+) -> None:
+    backend, plan = Cuda(device, memory_bytes=64 * MIB), sliced_plan(2, 40)
     check(backend, plan)
     lent, taken = device.lent, backend.memory_taken
     assert 0 < lent < taken
@@ -62,20 +78,20 @@ def test_tables_stay_on_the_device_and_nothing_else_does() -> None:
         check(backend, plan, seed)
         assert [what for what, _ in device.trace if what != "wait"] == ["up", "launch", "down"]
     assert (device.lent, backend.memory_taken) == (lent, taken)
+    del backend
+    gc.collect()
+    assert not device.lent
 
 
-def test_tables_of_many_plans_have_a_share_of_the_memory() -> None:
-    device = simulated()
+def test_tables_of_many_plans_have_a_share_of_the_memory(device: SimulatedDevice) -> None:
     backend = Cuda(device, memory_bytes=MIB)
     for side in range(100, 300, 2):
-        up = maps.linear(side, 2 * side)
-        check(backend, Plan.build([up], (side,)))
+        check(backend, _doubled(side))
     assert MIB // 16 < device.lent <= MIB // 8
     assert device.most_taken <= MIB
 
 
-def test_no_more_memory_is_taken_than_the_limit() -> None:
-    device = simulated()
+def test_no_more_memory_is_taken_than_the_limit(device: SimulatedDevice) -> None:
     backend = Cuda(device, memory_bytes=2 * MIB)
     with pytest.raises(MemoryError, match=r"cuda_memory_bytes is 2097152"):
         check(backend, _whole(600))
@@ -83,50 +99,42 @@ def test_no_more_memory_is_taken_than_the_limit() -> None:
     check(backend, _whole(20))
 
 
-def test_tables_that_no_call_uses_are_released_for_a_call() -> None:
-    device = simulated()
+def test_tables_that_no_call_uses_are_released_for_a_call(device: SimulatedDevice) -> None:
     backend = Cuda(device, memory_bytes=4 * MIB)
     for side in range(3000, 3010):
-        check(backend, Plan.build([maps.linear(side, 2 * side)], (side,)))
+        check(backend, _doubled(side))
     large = _whole(435)
     needed = 5 * math.prod(large.output_shape) * 4
     assert needed < 4 * MIB < needed + device.lent
     check(backend, large)
 
 
-@pytest.mark.parametrize("capacity", [0, 200_000])
-def test_a_device_without_memory_is_an_error_that_passes(capacity: int) -> None:
+# Of 8 KiB x and y of the second plan take a part, and its tables do not fit.
+@pytest.mark.parametrize(("capacity", "side"), [(0, 200), (200_000, 200), (1 << 13, 20)])
+def test_a_device_without_memory_is_an_error_that_passes_and_keeps_none(
+    capacity: int, side: int
+) -> None:
     device = simulated(capacity=capacity)
-    backend = Cuda(device, memory_bytes=1 << 30)
+    backend, plan = Cuda(device, memory_bytes=1 << 30), _whole(side)
     backend.warm_up()
-    plan = _whole(200)
-    with pytest.raises(MemoryError):
+    with pytest.raises(MemoryError) as kept:
         check(backend, plan)
+    assert kept.value
+    assert not device.lent
     device.capacity = 8 * MIB
     check(backend, plan)
 
 
 def test_a_device_with_less_memory_than_a_part_computes_smaller_parts() -> None:
     device = simulated(capacity=MIB // 2)
-    backend = Cuda(device, memory_bytes=64 * MIB)
-    check(backend, sliced_plan(64, 32))
+    check(Cuda(device, memory_bytes=64 * MIB), sliced_plan(64, 32))
     assert device.sizes.count(max(device.sizes)) < 3
     assert 0 < device.most_taken <= MIB // 2
 
 
-def test_memory_goes_with_the_backend() -> None:
-    device = simulated()
-    backend = Cuda(device, memory_bytes=64 * MIB)
-    check(backend, sliced_plan(2, 20))
-    assert device.lent
-    del backend
-    gc.collect()
-    assert not device.lent
-
-
-def test_a_lost_device_fails_every_later_call_at_once() -> None:
-    device = simulated()
-    backend = Cuda(device, memory_bytes=64 * MIB)
+def test_a_lost_device_fails_every_later_call_at_once(
+    device: SimulatedDevice, backend: Cuda
+) -> None:
     plan, other = sliced_plan(2, 20), sliced_plan(2, 21)
     check(backend, plan)
     device.broken = ILLEGAL
@@ -144,13 +152,11 @@ def test_a_lost_device_fails_every_later_call_at_once() -> None:
 
 
 def test_a_device_that_is_lost_while_it_gets_ready_stays_lost(
-    monkeypatch: pytest.MonkeyPatch,
+    device: SimulatedDevice, backend: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose(_: object) -> None:
         raise DeviceLostError(ILLEGAL)
 
-    device = simulated()
-    backend = Cuda(device, memory_bytes=64 * MIB)
     with monkeypatch.context() as patch:
         patch.setattr(device, "load", lose)
         with pytest.raises(DeviceLostError, match=ILLEGAL):
@@ -159,28 +165,19 @@ def test_a_device_that_is_lost_while_it_gets_ready_stays_lost(
         backend.warm_up()
 
 
-def test_a_refused_call_ends_alone() -> None:
-    device = simulated()
-    backend = Cuda(device, memory_bytes=64 * MIB)
-    check(backend, sliced_plan(2, 9))
-    device.refused = "invalid argument"
-    with pytest.raises(DeviceError, match="invalid argument"):
-        check(backend, sliced_plan(2, 9))
-    check(backend, sliced_plan(2, 9))
-
-
 @pytest.mark.parametrize("accepted", range(13))
-def test_a_refused_task_leaves_nothing_pending(accepted: int) -> None:
+def test_a_refused_task_ends_its_call_alone_and_leaves_nothing_pending(
+    device: SimulatedDevice, accepted: int
+) -> None:
     """Tasks are uploads of tables, then of a part in two pieces, a launch, a result; and again."""
-    device = simulated()
     backend = Cuda(device, memory_bytes=64 * MIB, streams=1, buffer_bytes=1 << 13)
     backend.warm_up()
     plan, other = sliced_plan(3, 32), sliced_plan(3, 31)
     lent = device.lent
     x = np.ones(plan.input_shape, np.float32)
     y = np.empty(plan.output_shape, np.float32)
-    device.refused, device.accepted = "invalid argument", accepted
-    with pytest.raises(DeviceError, match="invalid argument"):
+    device.refused, device.accepted = REFUSED, accepted
+    with pytest.raises(DeviceError, match=REFUSED):
         backend.apply(plan, x, y)
     assert device.lent == lent
     left = y.copy()
@@ -190,8 +187,7 @@ def test_a_refused_task_leaves_nothing_pending(accepted: int) -> None:
 
 
 class _Counting(NumpyCpu):
-    def __init__(self) -> None:
-        self.calls = 0
+    calls = 0
 
     def apply(self, plan: Plan, x: oracles.Tensor, y: oracles.Tensor) -> None:
         self.calls += 1
@@ -207,16 +203,15 @@ class _Counting(NumpyCpu):
 @pytest.mark.parametrize("more", [0, 2])
 @pytest.mark.parametrize("side", [13, 320])
 def test_calls_of_few_multiplications_for_their_bytes_are_computed_by_the_cpu(
-    side: int, more: int
+    device: SimulatedDevice, side: int, more: int
 ) -> None:
-    plan, bands, cpu, device = sliced_plan(2, side), maps.linear(9, 12), _Counting(), simulated()
+    plan, bands, cpu, by_cpu = sliced_plan(2, side), maps.linear(9, 12), _Counting(), more > 0
     nbytes = 4 * (math.prod(plan.input_shape) + math.prod(plan.output_shape))
     most = int(plan.work / (1 + nbytes / (800 << 10)))
     backend = Cuda(device, memory_bytes=64 * MIB, cpu=cpu, cpu_work=most + more)
     backend.warm_up()
     device.trace.clear()
     check(backend, plan)
-    by_cpu = more > 0
     assert bool(cpu.calls) == by_cpu
     assert bool(device.trace) != by_cpu
     assert backend.computed_by == {cpu.name if by_cpu else "cuda": 1}
@@ -227,10 +222,10 @@ def test_calls_of_few_multiplications_for_their_bytes_are_computed_by_the_cpu(
 
 
 @pytest.mark.parametrize("on_cpu", [0, 1])
-def test_a_call_bound_to_its_arrays_reads_them_anew(on_cpu: int) -> None:
+def test_a_call_bound_to_its_arrays_reads_them_anew(device: SimulatedDevice, on_cpu: int) -> None:
     compiled = pytest.importorskip("gradwire_server.backends.numba_cpu", exc_type=ImportError)
     plan, cpu = sliced_plan(1, 16), compiled.NumbaCpu()
-    backend = Cuda(simulated(), memory_bytes=MIB, cpu=cpu, cpu_work=on_cpu << 20)
+    backend = Cuda(device, memory_bytes=MIB, cpu=cpu, cpu_work=on_cpu << 20)
     x, y = np.ones(plan.input_shape, np.float32), np.empty(plan.output_shape, np.float32)
     run = backend.bound(plan, x, y)
     for number in (1, 2):
@@ -241,20 +236,22 @@ def test_a_call_bound_to_its_arrays_reads_them_anew(on_cpu: int) -> None:
 
 
 @pytest.mark.parametrize("work", [0, 1, 1 << 18])
-def test_only_calls_that_the_cpu_computes_may_be_computed_on_an_event_loop(work: int) -> None:
-    backend = Cuda(simulated(), memory_bytes=MIB, cpu_work=work)
+def test_only_calls_that_the_cpu_computes_may_be_computed_on_an_event_loop(
+    device: SimulatedDevice, work: int
+) -> None:
+    backend = Cuda(device, memory_bytes=MIB, cpu_work=work)
     assert backends.most_inline_work(backend) == work - 1
 
 
 def test_numpy_computes_small_calls_where_the_compiled_backend_fails(
-    caplog: pytest.LogCaptureFixture,
+    device: SimulatedDevice, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing(_Counting):
         def warm_up(self) -> None:
             raise KeyError("LOOP_VECTORIZE")
 
     cpu, plan = Failing(), sliced_plan(2, 5)
-    backend = Cuda(simulated(), memory_bytes=MIB, cpu=cpu, cpu_work=plan.work + 1)
+    backend = Cuda(device, memory_bytes=MIB, cpu=cpu, cpu_work=plan.work + 1)
     backend.warm_up()
     assert "slower backend" in caplog.text
     check(backend, plan)
@@ -265,40 +262,22 @@ def test_a_call_waits_for_memory_until_its_deadline_at_most() -> None:
     assert call_deadline.wait_s(30.0) == 30.0
     with call_deadline.computing_until(time.monotonic() - 1.0):
         assert call_deadline.wait_s(30.0) == 0.0
-    now = time.monotonic()
-    with call_deadline.computing_until(now + 5.0):
+    with call_deadline.computing_until(time.monotonic() + 5.0):
         assert call_deadline.wait_s(1.0) == 1.0
         assert 0.0 < call_deadline.wait_s(30.0) <= 5.0
     assert call_deadline.wait_s(30.0) == 30.0
 
 
-def test_plans_without_passes_need_no_device() -> None:
-    device = simulated()
-    backend = Cuda(device, memory_bytes=64 * MIB)
+def test_plans_without_passes_need_no_device(device: SimulatedDevice, backend: Cuda) -> None:
     backend.warm_up()
     device.trace.clear()
     x = np.arange(1000, dtype=np.float32)
-    oracles.same_bits(
-        applied(backend, Plan((1000,), (1000,), ()), x, np.float16), x.astype(np.float16)
-    )
+    copied = applied(backend, Plan((1000,), (1000,), ()), x, np.float16)
+    oracles.same_bits(copied, x.astype(np.float16))
     assert not device.trace
 
 
-def test_an_error_for_want_of_memory_keeps_none_while_it_is_kept() -> None:
-    device = simulated(capacity=1 << 13)
-    backend = Cuda(device, memory_bytes=MIB)
-    backend.warm_up()
-    # x and y fit, and their tables do not.
-    plan = _whole(20)
-    assert 4 * (math.prod(plan.input_shape) + math.prod(plan.output_shape)) < device.capacity
-    with pytest.raises(MemoryError) as kept:
-        check(backend, plan)
-    assert kept.value
-    assert not device.lent
-
-
-def test_a_warm_up_compares_the_device_and_what_is_left_to_the_cpu() -> None:
-    device = simulated()
+def test_a_warm_up_compares_the_device_and_what_is_left_to_the_cpu(device: SimulatedDevice) -> None:
     backend = Cuda(device, memory_bytes=64 * MIB, cpu_work=1 << 18)
     check_backend(backend)
     # The CPU is timed besides.
@@ -322,10 +301,7 @@ def test_any_plan_in_parts_and_pieces_of_any_size_has_the_bits_of_numpy(
 
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("buffer", [1, 100, 4096, 1 << 16])
-def test_sums_in_parts_and_pieces_have_the_bits_of_numpy(
-    eager: bool,  # noqa: FBT001
-    buffer: int,
-) -> None:
+def test_sums_in_parts_and_pieces_have_the_bits_of_numpy(*, eager: bool, buffer: int) -> None:
     backend = Cuda(simulated(eager=eager), memory_bytes=MIB, streams=1, buffer_bytes=buffer)
     rng, bands = np.random.default_rng(1), maps.linear(9, 12)
     for axis, x_shape, y_shape in ((1, (7, 9, 5), (7, 12, 5)), (0, (9, 35), (12, 35))):
@@ -337,8 +313,7 @@ def test_sums_in_parts_and_pieces_have_the_bits_of_numpy(
         oracles.same_bits(sums.copy(), expected)
 
 
-def _traced(plan: Plan, *, buffer: int) -> list[str]:
-    device = simulated()
+def _traced(device: SimulatedDevice, plan: Plan, *, buffer: int) -> list[str]:
     backend = Cuda(device, memory_bytes=64 * MIB, buffer_bytes=buffer)
     check(backend, plan)
     device.trace.clear()
@@ -347,26 +322,24 @@ def _traced(plan: Plan, *, buffer: int) -> list[str]:
     return [what for what, _ in device.trace]
 
 
-def test_the_next_part_goes_up_before_a_thread_waits_for_the_first() -> None:
+def test_the_next_part_goes_up_before_a_thread_waits_for_the_first(device: SimulatedDevice) -> None:
     part = ["up", "launch", "down"]
-    trace = _traced(sliced_plan(16, 32), buffer=1 << 16)
+    trace = _traced(device, sliced_plan(16, 32), buffer=1 << 16)
     assert list(takewhile(lambda what: what != "wait", trace)) == 2 * part
     assert [what for what in trace if what != "wait"] == 4 * part
     # The third part waits for the first: for its upload, then for its result.
     assert trace[6:11] == ["wait", "up", "launch", "wait", "down"]
 
 
-def test_a_buffer_is_filled_while_others_are_copied() -> None:
+def test_a_buffer_is_filled_while_others_are_copied(device: SimulatedDevice) -> None:
     """One slice of eight pieces, which cannot be cut into parts."""
-    trace = _traced(sliced_plan(1, 64), buffer=1 << 13)
+    trace = _traced(device, sliced_plan(1, 64), buffer=1 << 13)
     up = "".join({"up": "u", "wait": "w"}.get(what, " ") for what in trace).split()[0]
     assert up == "uuuu" + 4 * "wu"
 
 
-def test_a_large_call_takes_the_memory_of_a_part() -> None:
-    device = simulated()
-    backend = Cuda(device, memory_bytes=4 * MIB, buffer_bytes=1 << 18)
-    plan = sliced_plan(128, 64)
+def test_a_large_call_takes_the_memory_of_a_part(device: SimulatedDevice) -> None:
+    backend, plan = Cuda(device, memory_bytes=4 * MIB, buffer_bytes=1 << 18), sliced_plan(128, 64)
     assert np.prod(plan.input_shape) * 4 == 8 * MIB
     check(backend, plan)
     assert device.most_taken < MIB
@@ -421,34 +394,38 @@ def test_a_call_that_needs_everything_is_not_overtaken_by_one_that_needs_little(
             large = pool.submit(call, 2)
             asked.wait()
             small = pool.submit(call, 1)
-            while queue.waiting < 2:
-                time.sleep(0.001)
+            wait_until(lambda: queue.waiting == 2)
         large.result()
         small.result()
     assert order == [2, 1]
 
 
+_SLICES = sliced_plan(3, 9)
+
+
 def _submitted(
-    pool: ThreadPoolExecutor, device: SimulatedDevice, backend: Cuda, plans: list[Plan]
+    pool: ThreadPoolExecutor, device: SimulatedDevice, backend: Cuda, count: int
 ) -> list[Future[None]]:
+    """Let calls of one plan wait one after the other, the first of them for the device."""
     device.trace.clear()
     device.entered.clear()
-    calls = [pool.submit(check, backend, plans[0])]
-    device.entered.wait()
-    for seed, plan in enumerate(plans[1:], 1):
-        calls.append(pool.submit(check, backend, plan, seed))
+    calls = list[Future[None]]()
+    for seed in range(count):
+        calls.append(pool.submit(check, backend, _SLICES, seed))
+        device.entered.wait()
         while backend.queue.waiting < seed:
             time.sleep(0.001)
     return calls
 
 
-def test_calls_wait_in_order_and_the_loss_of_the_device_ends_them_all() -> None:
-    device, plan = simulated(), sliced_plan(3, 9)
+def test_calls_wait_in_order_and_the_loss_of_the_device_ends_them_all(
+    device: SimulatedDevice,
+) -> None:
     backend = Cuda(device, memory_bytes=64 * MIB, streams=1)
-    check(backend, plan)
+    check(backend, _SLICES)
     with ThreadPoolExecutor(5) as pool:
         with device.lock:
-            calls = _submitted(pool, device, backend, [plan] * 5)
+            calls = _submitted(pool, device, backend, 5)
             device.broken = ILLEGAL
         for call in calls:
             with pytest.raises(DeviceLostError, match=ILLEGAL):
@@ -458,17 +435,16 @@ def test_calls_wait_in_order_and_the_loss_of_the_device_ends_them_all() -> None:
     assert backend.queue.waiting == 0
 
 
-def test_waiting_calls_hold_no_memory() -> None:
-    device, plan = simulated(), sliced_plan(3, 9)
+def test_waiting_calls_hold_no_memory(device: SimulatedDevice) -> None:
     backend = Cuda(device, memory_bytes=64 * MIB, streams=1)
-    check(backend, plan)
+    check(backend, _SLICES)
     with ThreadPoolExecutor(9) as pool:
         with device.lock:
-            alone = _submitted(pool, device, backend, [plan])
+            (alone,) = _submitted(pool, device, backend, 1)
             lent = device.lent
-        alone[0].result()
+        alone.result()
         with device.lock:
-            calls = _submitted(pool, device, backend, [plan] * 9)
+            calls = _submitted(pool, device, backend, 9)
             assert device.lent == lent
         assert not any(call.result() for call in calls)
 
@@ -491,8 +467,8 @@ def test_calls_at_once_wait_for_memory_and_all_end(calls: int, capacity: int) ->
     assert device.most_taken <= min(2 * MIB, capacity)
 
 
-def test_calls_too_large_for_the_memory_fail_while_others_go_on() -> None:
-    backend = Cuda(simulated(), memory_bytes=4 * MIB, streams=3)
+def test_calls_too_large_for_the_memory_fail_while_others_go_on(device: SimulatedDevice) -> None:
+    backend = Cuda(device, memory_bytes=4 * MIB, streams=3)
     large, small = sliced_plan(1, 500), sliced_plan(5, 40)
 
     def work(number: int) -> None:
@@ -504,3 +480,67 @@ def test_calls_too_large_for_the_memory_fail_while_others_go_on() -> None:
 
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(work, range(32)))
+
+
+def _source(module: ModuleType) -> str:
+    return Path(str(module.__file__)).read_text(encoding="utf-8")
+
+
+def _loaded(monkeypatch: pytest.MonkeyPatch, module: ModuleType, text: str) -> ModuleType:
+    made = ModuleType(module.__name__)
+    made.__file__ = module.__file__
+    monkeypatch.setitem(sys.modules, module.__name__, made)
+    exec(compile(text, str(module.__file__), "exec"), made.__dict__)  # noqa: S102 - our own
+    return made
+
+
+def _exercise(cuda: type[Cuda], *, eager: bool) -> None:
+    """Compute on one backend: parts, pieces, a refused task, and the next call."""
+    device = simulated(eager=eager)
+    made = cuda(device, memory_bytes=1 << 20, streams=1, buffer_bytes=1 << 12)
+    plans = [sliced_plan(5, 16), sliced_plan(1, 40), sliced_plan(9, 7)]
+    for number, plan in enumerate([*plans, *plans]):
+        device.refused, device.accepted = REFUSED, 4
+        with pytest.raises(DeviceError):
+            check(made, plan, number)
+        check(made, plan, number)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_the_backend_that_the_mutants_change_passes_as_it_is(*, eager: bool) -> None:
+    _exercise(Cuda, eager=eager)
+
+
+_DRAIN, _COMPLETE = "        staged.drain()\n", "        pinned.complete()\n"
+_IF_COPIED = "        if pinned.target is not None:\n            pinned.complete()\n"
+
+# Each is a mistake: text that a module has once, and the text in its place.
+MUTANTS = {
+    "memory is released before the last event": (
+        backend_module,
+        _DRAIN,
+        f"        held.release()\n{_DRAIN}",
+    ),
+    "pending work is left after an error": (backend_module, "staged.abandon()", "pass"),
+    "an abandoned stream is not waited for": (
+        staging,
+        "self.stream.mark(blocking=True)()",
+        "pass",
+    ),
+    "a result is read before its event": (staging, "self.wait()", "pass"),
+    "a buffer is filled before its last copy has completed": (staging, _COMPLETE, _IF_COPIED),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_backend_that_releases_memory_or_buffers_too_early_is_caught(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, before, after = MUTANTS[name]
+    text = _source(module)
+    assert text.count(before) == 1
+    changed = _loaded(monkeypatch, module, text.replace(before, after))
+    if module is staging:
+        changed = _loaded(monkeypatch, backend_module, _source(backend_module))
+    with pytest.raises(AssertionError):
+        _exercise(changed.Cuda, eager=False)

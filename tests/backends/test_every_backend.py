@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import tracemalloc
+from functools import cache, reduce
+from itertools import pairwise
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +20,6 @@ from gradwire_server.plans import BandedMap, Plan
 from support.kernels.backend_calls import applied, in_pieces
 from support.oracles import oracles
 from support.oracles.dialect_oracles import lowered
-from support.oracles.dialect_table import Example
 
 
 def test_float64_is_computed_in_float64_and_the_rest_in_float32() -> None:
@@ -71,42 +73,41 @@ def test_many_sums_may_be_open_where_the_input_is_cut(
 
 def _in_turn(bands: BandedMap, x: oracles.Tensor) -> oracles.Tensor:
     """Add taps of rows [inputs, inner] in turn, vectorized over the inner axis alone."""
-    rows: list[oracles.Tensor] = []
-    for output in range(bands.outputs):
-        first, stop = bands.offset[output], bands.offset[output + 1]
+    rows = list[oracles.Tensor]()
+    for start, (first, stop) in zip(bands.start, pairwise(bands.offset), strict=True):
         weights = bands.weight[first:stop].astype(x.dtype)
-        total = weights[0] * x[bands.start[output]]
-        for tap in range(1, len(weights)):
-            total = total + weights[tap] * x[bands.start[output] + tap]
-        rows.append(total)
+        terms = (weight * x[start + tap] for tap, weight in enumerate(weights))
+        rows.append(reduce(np.add, terms))
     return np.stack(rows)
+
+
+def _check_in_turn(
+    backend: Backend, counts: npt.NDArray[np.int64], start: npt.NDArray[np.int64], inner: int
+) -> tuple[float, float]:
+    """Compare bands of so many taps; return the second result, and NumPy's own sum of its terms."""
+    rng, offset = np.random.default_rng(1), np.concatenate([[0], np.cumsum(counts)])
+    inputs = int((start + counts).max())
+    bands = BandedMap(len(counts), inputs, start, offset, rng.normal(size=int(offset[-1])))
+    x = rng.normal(size=(inputs, inner)).astype(np.float32)
+    result = applied(backend, Plan.build([bands, None], x.shape), x, np.float32)
+    oracles.same_bits(result, _in_turn(bands, x))
+    weights = bands.weight[offset[1] : offset[2]].astype(np.float32)
+    return result[1, 0], np.add.reduce(weights * x[start[1] : start[1] + counts[1], 0])
 
 
 @pytest.mark.parametrize("inner", [1, 300])
 def test_a_few_long_bands_among_short_ones_are_still_added_in_turn(
     backend: Backend, inner: int
 ) -> None:
-    rng = np.random.default_rng(1)
     counts = np.array([1, 2500, 2, 3000, 1, 1])
     start = np.array([0, 0, 2499, 2500, 5500, 5501])
-    offset = np.concatenate([[0], np.cumsum(counts)])
-    bands = BandedMap(6, 5502, start, offset, rng.normal(size=int(offset[-1])))
-    x = rng.normal(size=(5502, inner)).astype(np.float32)
-    result = applied(backend, Plan.build([bands, None], x.shape), x, np.float32)
-    oracles.same_bits(result, _in_turn(bands, x))
-    pairwise = np.add.reduce(bands.weight[1:2501].astype(np.float32) * x[:2500, 0])
-    assert result[1, 0] != pairwise
+    in_turn, summed = _check_in_turn(backend, counts, start, inner)
+    assert in_turn != summed
 
 
 def test_bands_of_every_length_are_added_in_turn(backend: Backend) -> None:
-    rng = np.random.default_rng(2)
-    counts = np.arange(1, 60)[rng.permutation(59)]
-    offset = np.concatenate([[0], np.cumsum(counts)])
-    inputs = int(offset[-1])
-    bands = BandedMap(59, inputs, offset[:-1].copy(), offset, rng.normal(size=inputs))
-    x = rng.normal(size=(inputs, 2)).astype(np.float32)
-    result = applied(backend, Plan.build([bands, None], x.shape), x, np.float32)
-    oracles.same_bits(result, _in_turn(bands, x))
+    counts = np.arange(1, 60)[np.random.default_rng(2).permutation(59)]
+    _check_in_turn(backend, counts, np.cumsum(counts) - counts, inner=2)
 
 
 @settings(max_examples=100, deadline=None)
@@ -164,6 +165,15 @@ def test_outputs_of_no_inputs_are_fill(backend: Backend, channels: int) -> None:
         assert (result == 2.5).all()
 
 
+def _traced(backend: Backend, plan: Plan, x: oracles.Tensor) -> tuple[oracles.Tensor, int]:
+    """Return a result and the most memory that was in use for it."""
+    tracemalloc.start()
+    try:
+        return applied(backend, plan, x, np.float32), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1 << 21,), (1 << 11, 1 << 10), (1, 1 << 20, 2)])
 def test_memory_is_in_proportion_to_what_goes_in_and_comes_out(
@@ -173,12 +183,7 @@ def test_memory_is_in_proportion_to_what_goes_in_and_comes_out(
     plan = Plan.build(bands, tuple(max(1, size // 2) if size > 2 else size for size in shape))
     x = np.ones(plan.output_shape, np.float32)
     adjoint = oracles.adjoint(plan)
-    tracemalloc.start()
-    try:
-        applied(backend, adjoint, x, np.float32)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    _, peak = _traced(backend, adjoint, x)
     assert peak < 3 * x.nbytes + 40 * adjoint.table_entries
 
 
@@ -187,12 +192,7 @@ def test_a_long_band_is_added_in_memory_that_does_not_grow_with_it(backend: Back
     index = np.arange(2048)[np.newaxis]
     bands = BandedMap.from_taps(index, np.full((1, 2048), 0.5), inputs=2048)
     plan = Plan.build([bands, None], x.shape)
-    tracemalloc.start()
-    try:
-        result = applied(backend, plan, x, np.float32)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    result, peak = _traced(backend, plan, x)
     assert (result == 1024).all()
     assert peak < x.nbytes / 4
 
@@ -211,14 +211,21 @@ def test_the_one_rounding_goes_to_the_nearest_and_ties_to_even(
         assert result.astype(np.float64) == [rounded]
 
 
-@pytest.mark.parametrize("dtype", oracles.STORAGE_TYPES, ids=str)
-@pytest.mark.parametrize("example", EXAMPLES.values(), ids=list(EXAMPLES))
-def test_an_example_has_the_bits_of_the_scalar_loop(
-    backend: Backend, example: Example, dtype: np.dtype[Any]
-) -> None:
+@cache
+def _looped(name: str, dtype: np.dtype[Any]) -> tuple[Plan, oracles.Tensor, oracles.Tensor]:
+    example = EXAMPLES[name]
     plan = lowered(example.operator, example.source, example.result, dtype)
     x = example.given(dtype)
-    oracles.same_bits(applied(backend, plan, x, dtype), oracles.scalar_apply(plan, x, dtype))
+    return plan, x, oracles.scalar_apply(plan, x, dtype)
+
+
+@pytest.mark.parametrize("dtype", oracles.STORAGE_TYPES, ids=str)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_has_the_bits_of_the_scalar_loop(
+    backend: Backend, example: str, dtype: np.dtype[Any]
+) -> None:
+    plan, x, looped = _looped(example, dtype)
+    oracles.same_bits(applied(backend, plan, x, dtype), looped)
 
 
 @settings(max_examples=200, deadline=None)

@@ -86,23 +86,18 @@ def test_threads_of_a_backend_do_not_inherit_the_environment_they_were_started_i
 @pytest.mark.parametrize("bits", [UPWARD, TO_ZERO])
 def test_a_thread_that_rounds_another_way_rounds_to_nearest_inside(bits: int) -> None:
     with mxcsr(bits):
-        assert not is_default()
+        before = is_default()
         with default_float_environment():
             inside = is_default()
-        outside = is_default()
-    assert inside
-    assert not outside
+        assert (before, inside, is_default()) == (False, True, False)
 
 
-def test_the_thread_gets_its_environment_back_after_an_error() -> None:
+def test_the_thread_gets_its_environment_back_after_an_error_and_keeps_a_default_one() -> None:
     with mxcsr(FLUSH_TO_ZERO):
         with pytest.raises(KeyError), default_float_environment():
             raise KeyError
         outside = is_default()
     assert not outside
-
-
-def test_a_default_environment_is_left_alone() -> None:
     assert is_default()
     with default_float_environment():
         assert is_default()

@@ -1,34 +1,31 @@
-"""The compiled backend has the bits of NumPy's, by whatever way it goes."""
+"""The compiled backend has NumPy's bits by whatever way it goes, and keeps to its memory."""
 
 from __future__ import annotations
 
+import platform
+import re
+import signal
 import threading
 import zlib
+from importlib import import_module
 from itertools import product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backends import assembly
 from gradwire_server import backends
 from gradwire_server.backends import BindsArrays, NumpyCpu, TellsHeldBytes
 from gradwire_server.plans import Plan
 from support.kernels import kernel_maps as maps
-from support.kernels import kernel_plans
+from support.kernels import kernel_plans, numba_calls
 from support.kernels.backend_calls import in_pieces
 from support.kernels.kernel_table import Case, cases, check, numbers, some_formats
-from support.kernels.numba_calls import (
-    check_all,
-    check_case,
-    check_conversions,
-    compiled,
-    listed_ways,
-    methods,
-    needs_numba,
-    small_shares,
-    streaming,
-)
+from support.kernels.numba_calls import compiled, needs_numba, run_program, small_shares, streaming
 from support.oracles import oracles
 
 pytestmark = needs_numba
@@ -36,7 +33,7 @@ pytestmark = needs_numba
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_every_listed_case_has_the_bits_of_numpy(case: Case) -> None:
-    check_case(compiled(1), case)
+    numba_calls.check_case(compiled(1), case)
 
 
 @pytest.mark.parametrize("case", cases()[::3], ids=lambda case: case.name)
@@ -57,7 +54,7 @@ def test_a_plan_bound_to_its_arrays_reads_them_anew_with_the_bits_of_numpy(case:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_results_written_past_the_caches_have_the_bits_of_numpy(threads: int) -> None:
     with small_shares(), streaming(threads) as backend:
-        check_all(backend)
+        numba_calls.check_all(backend)
 
 
 @given(
@@ -72,28 +69,28 @@ def test_results_written_past_the_caches_may_stand_anywhere(
     expected = np.empty(plan.output_shape, dtype)
     NumpyCpu().apply(plan, x, expected)
     memory = np.full(before + expected.nbytes + 80, 0xA5, np.uint8)
-    y = memory[before : before + expected.nbytes].view(dtype).reshape(expected.shape)
+    left, y, right = np.split(memory, [before, before + expected.nbytes])
     with streaming(1) as backend:
-        backend.apply(plan, x, y)
-    oracles.same_bits(y, expected)
-    assert (memory[:before] == 0xA5).all()
-    assert (memory[before + expected.nbytes :] == 0xA5).all()
+        backend.apply(plan, x, y.view(dtype).reshape(expected.shape))
+    oracles.same_bits(y.view(dtype).reshape(expected.shape), expected)
+    assert (left == 0xA5).all()
+    assert (right == 0xA5).all()
 
 
 def test_the_listed_cases_go_every_way() -> None:
-    ways = listed_ways()
-    along_rows = methods() - {0}
-    assert {way.method for way in ways} == methods()
+    ways = numba_calls.listed_ways()
+    methods = numba_calls.methods()
+    assert {way.method for way in ways} == methods
     for compute in ("float32", "float64"):
         here = [way for way in ways if way.compute == compute]
-        assert {way.method for way in here if way.staged} == along_rows
-        assert {way.method for way in here if way.tiled} == methods()
+        assert {way.method for way in here if way.staged} == methods - {0}
+        assert {way.method for way in here if way.tiled} == methods
     assert any(way.chunked for way in ways)
     assert {1, 2, 3} <= {way.jobs for way in ways}
 
 
 def test_sixteen_bit_numbers_come_in_exactly_and_go_out_rounded_to_nearest_even() -> None:
-    check_conversions(compiled(1))
+    numba_calls.check_conversions(compiled(1))
 
 
 @pytest.mark.parametrize("dtype", oracles.STORAGE_TYPES)
@@ -127,20 +124,14 @@ def test_inputs_accumulated_in_any_pieces_have_the_bits_of_numpy(
     oracles.same_bits(in_pieces(compiled(1), bands, x, cuts), expected)
 
 
-def _new_threads(before: set[threading.Thread]) -> int:
-    found = set(threading.enumerate()) - before
-    return sum(one.name.startswith("gradwire-kernel") for one in found)
-
-
 def test_large_tensors_are_shared_among_threads_and_small_ones_are_not() -> None:
-    small = Plan.build([None, maps.linear(64, 128)], (64, 64))
-    large = Plan.build([None, maps.linear(1024, 2048)], (2048, 1024))
     backend, _ = backends.choose("numba_cpu", threads=3)
     before = set(threading.enumerate())
-    check(backend, small, np.ones(small.input_shape, np.float32), np.float32)
-    assert not _new_threads(before)
-    check(backend, large, np.ones(large.input_shape, np.float32), np.float32)
-    assert 1 <= _new_threads(before) <= 2
+    for rows, width, helpers in ((64, 64, {0}), (2048, 1024, {1, 2})):
+        plan = Plan.build([None, maps.linear(width, 2 * width)], (rows, width))
+        check(backend, plan, np.ones(plan.input_shape, np.float32), np.float32)
+        started = set(threading.enumerate()) - before
+        assert sum(one.name.startswith("gradwire-kernel") for one in started) in helpers
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
@@ -166,12 +157,134 @@ def test_one_number_is_a_tensor_of_any_shape(threads: int) -> None:
 
 def test_only_a_row_is_held_of_an_input_that_repeats_it() -> None:
     plan = Plan.build([maps.linear(2048, 64), maps.linear(1024, 32)], (2048, 1024))
-    backend = compiled(1)
+    backend, y = compiled(1), np.empty(plan.output_shape, np.float32)
     assert isinstance(backend, TellsHeldBytes)
-    y = np.empty(plan.output_shape, np.float32)
-    x = np.zeros(1024, np.float32)
-    assert backend.held_bytes(plan, np.broadcast_to(x, plan.input_shape), y) == 0
-    assert backend.held_bytes(plan, np.broadcast_to(x[:1], plan.input_shape), y) == x.nbytes
-    column = np.zeros((2048, 1), np.float32)
-    assert backend.held_bytes(plan, np.broadcast_to(column, plan.input_shape), y) == 4 << 21
+    for shape, held in (((1024,), 0), ((1,), 4 << 10), ((2048, 1), 4 << 21)):
+        x = np.broadcast_to(np.zeros(shape, np.float32), plan.input_shape)
+        assert backend.held_bytes(plan, x, y) == held
     assert not isinstance(NumpyCpu(), TellsHeldBytes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "checks",
+    [
+        "check_guarded_cases",
+        pytest.param("check_guarded_streams", marks=pytest.mark.heavy),
+        "check_guarded_sums",
+    ],
+)
+def test_nothing_before_or_beyond_a_tensor_is_read_or_written(checks: str) -> None:
+    done = run_program(f"from support.kernels import numba_calls\nnumba_calls.{checks}()")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("shut", [False, True])
+def test_who_touches_what_lies_beyond_guarded_memory_or_is_shut_ends(*, shut: bool) -> None:
+    program = f"""
+from support.kernels import numba_calls
+memory = numba_calls.GuardedMemory(1)
+memory.touch(beyond=-1)
+print("inside", flush=True)
+{"memory.shut()" if shut else ""}
+memory.touch(beyond={-1 if shut else 0})
+"""
+    done = run_program(program)
+    assert (done.stdout, done.returncode) == ("inside\n", -signal.SIGSEGV)
+
+
+def test_the_last_block_of_a_plane_reads_no_other_plane() -> None:
+    """Before, it read as far before its buffers as the plane is long: an address of nobody's."""
+    program = """
+import numpy as np
+from gradwire import ops
+from gradwire_server import LocalClient
+operator = ops.Interpolate(mode="nearest", sizes=(4, 10001, 12), data_format="NCX")
+x = np.arange(3 * 20000 * 96, dtype=np.float32).reshape(1, 1, 3, 20000, 96)
+compiled, plain = (
+    LocalClient(name, threads=2).evaluate(operator, x) for name in ("numba_cpu", "numpy_cpu")
+)
+assert compiled.tobytes() == plain.tobytes()
+"""
+    done = run_program(program)
+    assert done.returncode == 0, done.stderr
+
+
+CHECK = """
+from backends import assembly
+from support.kernels import numba_calls
+from gradwire_server.backends.numba_cpu.vectors import FEATURES
+from support.kernels.numba_calls import compiled, streaming
+
+numba_calls.check_all(compiled(2))
+with streaming(2) as backend:
+    numba_calls.check_all(backend)
+numba_calls.check_guarded_sums()
+every = numba_calls.methods()
+assert {way.method for way in numba_calls.listed_ways()} == every
+assert not any(map(assembly.fused, assembly.of_kernels().values()))
+print(*(feature.strip("+") for feature in FEATURES))
+"""
+
+
+def _has(features: str) -> bool:
+    if platform.machine() != "x86_64":
+        return not features
+    flags = re.findall(r"^flags.*", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[0]
+    return set(features.split()) <= set(flags.split())
+
+
+@pytest.mark.slow
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("processor", "told", "present", "missing"),
+    [
+        pytest.param("generic", "", "", "avx f16c fma avx512f", id="any processor"),
+        pytest.param(
+            "haswell", "+avx,+avx2,+f16c,+fma,+sse4.2", "avx2 f16c fma", "avx512f", id="AVX2"
+        ),
+    ],
+)
+def test_code_for_other_processors_has_the_bits_of_numpy(
+    processor: str, told: str, present: str, missing: str
+) -> None:
+    """Lesser ones that numba can be told to compile for, by features that they have and not."""
+    if not _has(present):
+        pytest.skip(f"this processor lacks one of {present}")
+    done = run_program(CHECK, env={"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": told})
+    assert done.returncode == 0, done.stderr
+    features = set(done.stdout.split())
+    assert features >= set(present.split())
+    assert features.isdisjoint(missing.split())
+
+
+@pytest.mark.slow
+def test_no_compiled_function_multiplies_and_adds_with_one_rounding() -> None:
+    compiled(1)
+    found = assembly.of_kernels()
+    assert "gradwire_server.backends.numba_cpu.blocks.run" in found
+    assert any("mulps" in text and "addps" in text for text in found.values())
+    assert not {name: assembly.fused(text) for name, text in found.items() if assembly.fused(text)}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="these are instructions of x86-64")
+def test_streamed_lines_are_written_past_the_caches_and_fenced() -> None:
+    compiled(1)
+    found = assembly.of_kernels()
+    package = "gradwire_server.backends.numba_cpu"
+    assert "movnt" in found[f"{package}.rows.stream"]
+    assert re.search(r"mfence|lock\s+or", found[f"{package}.blocks.run"])
+
+
+@pytest.mark.skipif(not _has("fma"), reason="this processor has no fused multiply-add")
+def test_a_fused_multiply_add_would_be_found() -> None:
+    numba: Any = import_module("numba")
+    arguments = (numba.float64, numba.float64, numba.float64)
+
+    def one_rounding(a: float, b: float, c: float) -> float:
+        return a * b + c
+
+    separate = numba.njit(arguments)(one_rounding)
+    fused = numba.njit(arguments, fastmath={"contract"})(one_rounding)
+    assert not any(map(assembly.fused, assembly.of_function(separate)))
+    assert any(map(assembly.fused, assembly.of_function(fused)))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,26 +18,19 @@ from gradwire_server import backends
 from gradwire_server.backends import NumpyCpu, compute_dtype
 from gradwire_server.plans import Plan
 from support.kernels import kernel_maps as maps
-from support.kernels import kernel_plans
+from support.kernels import kernel_plans, numba_calls
 from support.kernels.backend_calls import applied
 from support.kernels.kernel_table import FORMATS, cases, check, numbers
-from support.kernels.numba_calls import (
-    Count,
-    compiled,
-    needs_numba,
-    run_program,
-    small_shares,
-    team_code,
-    word,
-)
+from support.kernels.numba_calls import Count, compiled, needs_numba, run_program, team_code, word
 from support.oracles import oracles
+from support.raw_calls import wait_until
 
 pytestmark = needs_numba
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_shares() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
-    with small_shares():
+    with numba_calls.small_shares():
         yield
 
 
@@ -68,51 +59,42 @@ def test_any_number_of_threads_gives_the_same_bits(
 @pytest.mark.parametrize("threads", [2, 4])
 def test_calls_on_many_threads_at_once_do_not_disturb_each_other(threads: int) -> None:
     backend, _ = backends.choose("numba_cpu", threads=threads)
-    some = cases()[::7]
-    dtype = np.dtype(np.float16)
-    tensors = [numbers(case, dtype, special=True) for case in some]
-    expected = [
-        applied(NumpyCpu(), case.plan, x, dtype) for case, x in zip(some, tensors, strict=True)
-    ]
+    half = np.dtype(np.float16)
+    some = [(case.plan, numbers(case, half, special=True)) for case in cases()[::7]]
+    expected = [applied(NumpyCpu(), plan, x, half) for plan, x in some]
     places: list[int] = np.random.default_rng(7).integers(0, len(some), 4 * len(some)).tolist()
 
-    def apply(at: int) -> oracles.Tensor:
-        return applied(backend, some[at].plan, tensors[at], dtype)
+    def check_one(at: int) -> None:
+        oracles.same_bits(applied(backend, *some[at], half), expected[at])
 
     with ThreadPoolExecutor(8) as pool:
-        for at, result in zip(places, pool.map(apply, places), strict=True):
-            oracles.same_bits(result, expected[at])
+        list(pool.map(check_one, places))
 
 
-@pytest.fixture
-def _many_switches() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-@pytest.mark.usefixtures("_many_switches")
 def test_threads_that_begin_with_the_same_plan_at_once_do_not_disturb_each_other() -> None:
     backend, _ = backends.choose("numba_cpu", threads=1)
     x = np.random.default_rng(8).standard_normal((3, 2000)).astype(np.float32)
-    expected = np.empty((3, 2667), np.float32)
-    NumpyCpu().apply(Plan.build([None, maps.cubic(2000, 2667)], x.shape), x, expected)
-    start = threading.Barrier(6)
+    start, bands = threading.Barrier(6), maps.cubic(2000, 2667)
+    expected = applied(NumpyCpu(), Plan.build([None, bands], x.shape), x, np.float32)
 
-    def prepare_and_apply(plan: Plan) -> list[oracles.Tensor]:
+    def prepare_and_apply(plan: Plan) -> None:
         start.wait()
-        return [applied(backend, plan, x, np.float32) for _ in range(3)]
+        for _ in range(3):
+            oracles.same_bits(applied(backend, plan, x, np.float32), expected)
 
-    with ThreadPoolExecutor(6) as pool:
-        for _ in range(60):
-            plan = Plan.build([None, maps.cubic(2000, 2667)], x.shape)
-            for results in pool.map(prepare_and_apply, [plan] * 6):
-                for result in results:
-                    oracles.same_bits(result, expected)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            for _ in range(60):
+                # The map is a new one each time: what is prepared is kept with it.
+                plan = Plan.build([None, maps.cubic(2000, 2667)], x.shape)
+                list(pool.map(prepare_and_apply, [plan] * 6))
+    finally:
+        sys.setswitchinterval(before)
 
 
-FORK = """
+IMPORTS = """
 import os, signal, threading
 import numpy as np
 from support.kernels import kernel_maps as maps
@@ -120,11 +102,15 @@ from support.kernels.backend_calls import applied
 from gradwire_server import backends
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.plans import Plan
-from support.kernels.numba_calls import small_shares
-from support.kernels.numba_calls import free_threads
+from support.kernels.numba_calls import free_threads, small_shares
 
 plan = Plan.build([None, maps.linear(256, 512)], (512, 256))
 x = np.random.default_rng(9).standard_normal(plan.input_shape).astype(np.float32)
+"""
+
+FORK = (
+    IMPORTS
+    + """
 expected = applied(NumpyCpu(), plan, x, np.float32)
 backend, _ = backends.choose("numba_cpu", threads=3)
 
@@ -161,14 +147,12 @@ with small_shares():
     assert free_threads(backend) == 3
 print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
 """
+)
 
 
 def test_a_process_forked_off_amid_calls_computes_with_threads_of_its_own() -> None:
     done = run_program(FORK)
     assert (done.returncode, done.stdout) == (0, "0 0 0 0 0\n"), done.stderr
-
-
-_ENOUGH_S = 60.0
 
 
 @settings(max_examples=60, deadline=None)
@@ -201,7 +185,7 @@ def test_what_a_helper_has_not_begun_is_taken_back() -> None:
     helper = threading.Thread(target=code.serve, args=(mailbox,))
     helper.start()
     code.end(memory.address)
-    helper.join(_ENOUGH_S)
+    helper.join(60)
     assert not helper.is_alive()
     assert (count.done == 1).all()
 
@@ -231,64 +215,36 @@ def test_no_helper_touches_what_belongs_to_a_call_that_has_returned() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_who_touches_memory_that_is_shut_ends() -> None:
-    program = """
-from support.kernels import numba_calls
-memory = numba_calls.GuardedMemory(1)
-memory.touch(beyond=-1)
-memory.shut()
-memory.touch(beyond=-1)
-"""
-    assert run_program(program).returncode == -signal.SIGSEGV
+def _helpers() -> set[threading.Thread]:
+    return {one for one in threading.enumerate() if one.name.startswith("gradwire-kernel")}
 
 
-def _helpers() -> list[threading.Thread]:
-    return [one for one in threading.enumerate() if one.name.startswith("gradwire-kernel")]
-
-
-def test_helpers_end_with_their_backend() -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+def test_helpers_are_one_less_than_threads_and_end_with_their_backend(threads: int) -> None:
     plan = Plan.build([None, maps.linear(256, 512)], (512, 256))
-    x = np.ones(plan.input_shape, np.float32)
     gc.collect()
     files = Path("/proc/self/fd")
-    before, open_before = set(_helpers()), len(list(files.iterdir()))
+    before, open_before = _helpers(), len(list(files.iterdir()))
     for _ in range(3):
-        backend, _ = backends.choose("numba_cpu", threads=3)
-        check(backend, plan, x, np.float32)
-        assert len(set(_helpers()) - before) == 2
+        backend, _ = backends.choose("numba_cpu", threads=threads)
+        check(backend, plan, np.ones(plan.input_shape, np.float32), np.float32)
+        assert len(_helpers() - before) == threads - 1
         del backend
         gc.collect()
-        until = time.monotonic() + _ENOUGH_S
-        while set(_helpers()) - before and time.monotonic() < until:
-            time.sleep(0.001)
-        assert not set(_helpers()) - before
+        wait_until(lambda: not _helpers() - before)
     assert len(list(files.iterdir())) == open_before
 
 
-def test_a_backend_of_one_thread_starts_none() -> None:
-    plan = Plan.build([None, maps.linear(256, 512)], (512, 256))
-    backend, _ = backends.choose("numba_cpu", threads=1)
-    before = set(_helpers())
-    check(backend, plan, np.ones(plan.input_shape, np.float32), np.float32)
-    assert set(_helpers()) <= before
-
-
-EXIT = """
+EXIT = (
+    """
 import atexit, threading, time
 
 @atexit.register  # before the backend does: it runs afterwards
 def tell():
     print(*(one.name for one in threading.enumerate()))
-
-import numpy as np
-from support.kernels import kernel_maps as maps
-from support.kernels.backend_calls import applied
-from gradwire_server import backends
-from gradwire_server.plans import Plan
-from support.kernels.numba_calls import small_shares
-
-plan = Plan.build([None, maps.linear(256, 512)], (512, 256))
-x = np.ones(plan.input_shape, np.float32)
+"""
+    + IMPORTS
+    + """
 backend, _ = backends.choose("numba_cpu", threads=4)
 gone, _ = backends.choose("numba_cpu", threads=2)
 with small_shares():
@@ -297,6 +253,7 @@ with small_shares():
     applied(backend, plan, x, np.float32)
 time.sleep(float(sys.argv[1]))
 """
+)
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.05])

@@ -1,20 +1,25 @@
-"""The CUDA kernels through NVRTC, which needs no device."""
+"""The CUDA kernels through NVRTC, and of a real device what can be had without one."""
 
 from __future__ import annotations
 
+import pwd
 import re
 import struct
+import subprocess
 import sys
-from importlib.util import find_spec
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
-from gradwire_server.backends.cuda import build
+from gradwire_server.backends import cache_files
+from gradwire_server.backends.cuda import build, cupy_device
+from gradwire_server.backends.cuda.device import DeviceError
 from gradwire_server.backends.cuda.programs import every_kernel
+from gradwire_server.errors import DeviceLostError
 from support.kernels import cuda_programs
-
-needs_nvrtc = pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy is not installed")
+from support.kernels.cuda_backends import needs_cuda_packages
 
 # What would change bits or their order: fused products, atomics, denormal numbers set to zero.
 FORBIDDEN = re.compile(r"\b(fma|mad\.\S*f(?:16|32|64)|atom|red)\b|\.ftz\b|\.sat\b")
@@ -22,30 +27,23 @@ FORBIDDEN = re.compile(r"\b(fma|mad\.\S*f(?:16|32|64)|atom|red)\b|\.ftz\b|\.sat\
 SMALLEST = ("fill_bands.cu", ["fill_bands<unsigned int>"])
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cubins")
-
-
-@needs_nvrtc
+@needs_cuda_packages
 @pytest.mark.parametrize("architecture", cuda_programs.ARCHITECTURES)
-def test_every_kernel_compiles_without_spills_and_within_its_registers(
-    architecture: int, cache: Path
-) -> None:
-    taken = cuda_programs.registers(architecture, cache)
+def test_every_kernel_compiles_without_spills_and_within_its_registers(architecture: int) -> None:
+    taken = cuda_programs.registers(architecture)
     budget = cuda_programs.budget()
     assert taken.keys() == budget.keys()
     beyond = {name: count for name, count in taken.items() if count > budget[name]}
     assert not beyond, f"tests/support/kernels/cuda_programs.py writes the budget anew: {beyond}"
 
 
-@needs_nvrtc
+@needs_cuda_packages
 @pytest.mark.parametrize("architecture", [90, 120])
 def test_compiled_kernels_fuse_nothing_add_in_order_and_keep_denormals(architecture: int) -> None:
-    for text, lowered in cuda_programs.texts(architecture):
-        assert all(name in text for name in lowered.values())
+    for one, text in cuda_programs.built(architecture):
+        assert all(name in text for name in one.lowered.values())
         found = FORBIDDEN.search(text)
-        assert found is None, f"{min(lowered)}: {found and found.group()}"
+        assert found is None, f"{min(one.lowered)}: {found and found.group()}"
 
 
 def test_what_must_not_be_in_a_kernel_would_be_found() -> None:
@@ -60,15 +58,14 @@ def test_what_must_not_be_in_a_kernel_would_be_found() -> None:
     assert not FORBIDDEN.search("mad.lo.s32 %r1, %r2, %r3, %r4; add.rn.f32 %f1, %f2, %f3;")
 
 
-@needs_nvrtc
-def test_kernels_stay_within_48_kib_of_shared_memory(cache: Path) -> None:
-    for source, expressions in build.by_source(every_kernel()).items():
-        log = build.cubin(source, expressions, 90, cache).log
-        taken = [int(size) for size in re.findall(r"(\d+) bytes smem", log)]
+@needs_cuda_packages
+def test_kernels_stay_within_48_kib_of_shared_memory() -> None:
+    for one, _ in cuda_programs.built(90):
+        taken = [int(size) for size in re.findall(r"(\d+) bytes smem", one.log)]
         assert max(taken, default=0) <= 48 << 10
 
 
-@needs_nvrtc
+@needs_cuda_packages
 def test_what_was_compiled_is_found_again(tmp_path: Path) -> None:
     first = build.cubin(*SMALLEST, 90, tmp_path)
     folder = tmp_path / build.version()
@@ -82,17 +79,20 @@ def test_what_was_compiled_is_found_again(tmp_path: Path) -> None:
     assert len(list(folder.iterdir())) == 3
 
 
-@needs_nvrtc
-def test_a_cubin_ends_with_its_last_table(tmp_path: Path) -> None:
+@needs_cuda_packages
+def test_a_cubin_ends_with_its_last_table_where_its_folder_cannot_be_written_to(
+    tmp_path: Path,
+) -> None:
     """Readers of ELF files, the driver among them, refuse a file that ends before."""
-    code = build.cubin(*SMALLEST, 90, tmp_path).code
+    (tmp_path / "file").touch()
+    code = build.cubin(*SMALLEST, 90, tmp_path / "file").code
     assert code.startswith(b"\x7fELF")
     (table,) = struct.unpack_from("<Q", code, 32)
     size, count = struct.unpack_from("<2H", code, 54)
     assert table + size * count <= len(code)
 
 
-@needs_nvrtc
+@needs_cuda_packages
 @pytest.mark.parametrize("damage", ["a bit", "the end", "all"])
 def test_a_damaged_file_is_compiled_again(tmp_path: Path, damage: str) -> None:
     made = build.cubin(*SMALLEST, 90, tmp_path)
@@ -108,13 +108,7 @@ def test_a_damaged_file_is_compiled_again(tmp_path: Path, damage: str) -> None:
     assert path.stat().st_mtime_ns == written
 
 
-@needs_nvrtc
-def test_a_folder_that_cannot_be_written_to_is_done_without(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert build.cubin(*SMALLEST, 90, tmp_path / "file").code.startswith(b"\x7fELF")
-
-
-@needs_nvrtc
+@needs_cuda_packages
 def test_what_does_not_compile_is_said_with_the_compilers_words(tmp_path: Path) -> None:
     with pytest.raises(build.BuildError, match=r"fill_bands\.cu: .*undefined"):
         build.cubin("fill_bands.cu", ["fill_bands<undefined_type>"], 90, tmp_path)
@@ -127,9 +121,8 @@ def test_both_releases_of_cupy_at_once_are_refused(
     for name in ("cupy-cuda12x", "cupy-cuda13x"):
         folder = tmp_path / f"{name.replace('-', '_')}-14.2.0.dist-info"
         folder.mkdir()
-        (folder / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {name}\nVersion: 14.2.0\n", encoding="utf-8"
-        )
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: 14.2.0\n"
+        (folder / "METADATA").write_text(text, encoding="utf-8")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     with pytest.raises(ImportError, match="cupy-cuda12x and cupy-cuda13x are both installed"):
         build.check()
@@ -141,3 +134,83 @@ def test_every_kernel_has_a_file_that_opens_with_what_it_does() -> None:
         text = (folder / kernel.source).read_text(encoding="utf-8")
         assert text.startswith("// ")
         assert f" {kernel.expression.partition('<')[0]}(" in text
+
+
+def test_the_backend_itself_needs_no_cupy() -> None:
+    program = """import sys
+sys.modules['cupy'] = None
+from gradwire_server.backends.cuda import backend, cupy_device"""
+    subprocess.run([sys.executable, "-c", program], check=True)  # noqa: S603
+
+
+@needs_cuda_packages
+@pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="this machine has a driver")
+def test_a_machine_without_a_driver_is_told_from_one_without_cupy() -> None:
+    with pytest.raises(ImportError, match="there is no NVIDIA driver"):
+        cupy_device.CupyDevice()
+
+
+CALLED = """
+    RawKernel.kernel RawModule.get_function cuda.Event.record cuda.Event.synchronize
+    cuda.MemoryPool.malloc cuda.MemoryPool.set_limit cuda.MemoryPool.total_bytes
+    cuda.driver.CUDADriverError cuda.pinned_memory.PinnedMemory
+    cuda.pinned_memory.PinnedMemoryPointer cuda.runtime.CUDARuntimeError
+    cuda.runtime.deviceSynchronize cuda.runtime.getDevice cuda.runtime.getDeviceProperties
+    cuda.runtime.memcpyAsync cuda.runtime.memcpyDeviceToHost cuda.runtime.memcpyHostToDevice
+"""
+
+
+@needs_cuda_packages
+def test_cupy_has_everything_that_is_called_on_a_device() -> None:
+    cupy = import_module("cupy")
+    for path in CALLED.split():
+        assert attrgetter(path)(cupy) is not None, path
+    assert issubclass(cupy.cuda.memory.OutOfMemoryError, MemoryError)
+
+
+ERRORS: dict[type[Exception], str] = {
+    DeviceError: "InvalidValue InvalidConfiguration NotReady InvalidResourceHandle "
+    "LaunchOutOfResources HostMemoryAlreadyRegistered",
+    MemoryError: "MemoryAllocation",
+    DeviceLostError: "DevicesUnavailable ECCUncorrectable IllegalAddress LaunchTimeout Assert "
+    "HardwareStackError IllegalInstruction MisalignedAddress InvalidAddressSpace InvalidPc "
+    "LaunchFailure Unknown",
+}
+
+
+@needs_cuda_packages
+@pytest.mark.parametrize("fails", [False, True])
+def test_errors_that_last_are_told_from_those_of_one_call(*, fails: bool) -> None:
+    """By name, as CUDA's own library numbers them."""
+    error_of = import_module("cupy.cuda").runtime.CUDARuntimeError
+    named = {str(error_of(number)).partition(":")[0]: number for number in range(1000)}
+    for kind, names in ERRORS.items():
+        for name in names.split():
+            number = named[f"cudaError{name}"]
+            made = cupy_device.translated(error_of(number), fails=lambda: fails)
+            assert type(made) is (DeviceLostError if fails else kind), name
+            assert name in str(made)
+
+
+def test_cubins_are_kept_beside_other_compiled_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cupy_device.cubins("") == tmp_path / "gradwire" / "cuda"
+    assert cupy_device.cubins(str(tmp_path)) == tmp_path / "cuda"
+
+
+def test_a_user_without_a_home_has_a_device_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the numbers of users that containers are given: nothing can be kept then."""
+
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    folder = cupy_device.cubins("")
+    assert cache_files.read(folder / "one") is None
+    with pytest.raises(OSError, match="null"):
+        cache_files.write(folder / "one", b"code")
+    cache_files.forget_others(folder / "0123456789abcdef")

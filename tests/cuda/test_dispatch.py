@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -14,45 +13,18 @@ from hypothesis import strategies as st
 from gradwire_server.backends import compute_dtype
 from gradwire_server.backends.cuda import dispatch, launches, programs
 from gradwire_server.backends.cuda.launches import Stage
-from gradwire_server.backends.cuda.programs import (
-    Buffer,
-    Launch,
-    X,
-    Y,
-    every_kernel,
-    packed,
-)
+from gradwire_server.backends.cuda.programs import Buffer, Launch, X, Y, every_kernel, packed
 from gradwire_server.plans import BandedMap, Plan
 from support.kernels import kernel_maps as maps
 from support.oracles import oracles
 
 SINGLE = np.dtype(np.float32)
-Dtype = np.dtype[np.generic]
 
-
-def grown(kind: Callable[[int, int], BandedMap], inputs: int, scale: int) -> BandedMap:
-    """Return the map of the gradient of an upsampling."""
-    return kind(inputs, inputs * scale).adjoint()
-
-
-def launched(
-    axes: Sequence[BandedMap | int], dtype: Dtype = SINGLE, result: Dtype | None = None
-) -> list[str]:
-    """Return the kernels for maps along some axes and nothing along others, given by length."""
-    bands = [None if isinstance(one, int) else one for one in axes]
-    shape = tuple(one if isinstance(one, int) else one.inputs for one in axes)
-    program = dispatch.program(Plan.build(bands, shape), dtype, result or dtype)
-    return [launch.kernel.expression for launch in program.launches]
-
-
-X2, X4 = grown(maps.linear, 64, 2), grown(maps.linear, 64, 4)
-NARROW = grown(maps.linear, 9, 2)
-ODD = grown(maps.linear, 65, 2)
-CUBIC = grown(maps.cubic, 64, 2)
-NEAREST = grown(maps.nearest, 64, 2)
-FAR = grown(maps.linear, 4, 100)
-NEAREST_HALVED = maps.nearest(64, 32).adjoint()
-HALVED, UP = maps.linear(64, 32).adjoint(), maps.linear(64, 100)
+X2, X4 = maps.linear(64, 128).adjoint(), maps.linear(64, 256).adjoint()
+NARROW, ODD = maps.linear(9, 18).adjoint(), maps.linear(65, 130).adjoint()
+CUBIC, NEAREST = maps.cubic(64, 128).adjoint(), maps.nearest(64, 128).adjoint()
+FAR, UP = maps.linear(4, 400).adjoint(), maps.linear(64, 100)
+HALVED, NEAREST_HALVED = maps.linear(64, 32).adjoint(), maps.nearest(64, 32).adjoint()
 
 
 @pytest.mark.parametrize(
@@ -89,7 +61,11 @@ HALVED, UP = maps.linear(64, 32).adjoint(), maps.linear(64, 100)
 def test_each_kind_of_plan_has_its_kernels(
     axes: list[BandedMap | int], expected: list[str]
 ) -> None:
-    assert launched(axes) == expected
+    """Along some axes there are maps, and nothing along others, given by length."""
+    bands = [None if isinstance(one, int) else one for one in axes]
+    shape = tuple(one if isinstance(one, int) else one.inputs for one in axes)
+    program = dispatch.program(Plan.build(bands, shape), SINGLE, SINGLE)
+    assert [launch.kernel.expression for launch in program.launches] == expected
 
 
 STAGE = Stage(132, (SINGLE, SINGLE))
@@ -109,22 +85,18 @@ def test_launches_read_what_is_there_and_write_it_all(
     assume(plan.passes)
     assume(math.prod(plan.output_shape))
     program = dispatch.program(plan, *formats, outer=outer, multiprocessors=multiprocessors)
-    written, whole = {X}, False
+    tables = {Buffer("table", number) for number in range(len(program.tables))}
+    scratch = {Buffer("scratch", number) for number in range(len(program.scratch))}
+    written, used = {X}, set[Buffer]()
     for launch in program.launches:
         _keeps_the_limits(launch)
         result, *others = (one for one in launch.arguments if isinstance(one, Buffer))
         assert result != X
-        for one in others:
-            assert one in written or one.place == "table"
-            assert one != Y
+        assert Y not in others
+        assert written | tables >= set(others)
         written.add(result)
-        whole |= result == Y
-    assert whole
-    used = {
-        one for launch in program.launches for one in launch.arguments if isinstance(one, Buffer)
-    }
-    tables = {Buffer("table", number) for number in range(len(program.tables))}
-    scratch = {Buffer("scratch", number) for number in range(len(program.scratch))}
+        used |= {result, *others}
+    assert Y in written
     assert used - {X, Y} == tables | scratch
     assert len(scratch) <= 2
     between = dispatch.program(plan, *formats).scratch
@@ -163,8 +135,7 @@ def test_more_channels_than_32_bits_count_take_one_axis_at_a_time() -> None:
     small = maps.linear(2, 4).adjoint()
     plan = Plan.build([small, small, None], (4, 4, 2**31 + 16))
     program = dispatch.program(plan, SINGLE, SINGLE)
-    kernels = [launch.kernel.expression for launch in program.launches]
-    assert kernels == ["axis_pass<float, float, 4>"] * 2
+    assert [one.kernel.expression for one in program.launches] == ["axis_pass<float, float, 4>"] * 2
 
 
 def test_a_map_beyond_32_bits_is_refused() -> None:
@@ -190,12 +161,9 @@ def test_a_grid_holds_every_job_and_no_idle_block(jobs: int, per_block: int) -> 
 @given(sizes=st.lists(st.integers(0, 1000), max_size=6))
 def test_packed_buffers_are_aligned_and_apart(sizes: list[int]) -> None:
     offsets, total = packed(sizes)
-    ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
     assert all(offset % 128 == 0 for offset in offsets)
-    assert all(
-        end <= begin
-        for (_, end), (begin, _) in pairwise([*zip(offsets, ends, strict=True), (total, total)])
-    )
+    for size, (begin, following) in zip(sizes, pairwise([*offsets, total]), strict=True):
+        assert begin + size <= following
 
 
 @given(numbers=st.integers(1, 2**40))

@@ -13,43 +13,29 @@ from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.backends.cuda.programs import every_kernel
 from gradwire_server.plans import Plan
-from support.kernels import cuda_device, cuda_table, faulty_device, gpu_rows, service_load
-from support.kernels.cuda_backends import needs_simulator
-from support.kernels.cuda_device import SimulatedDevice
-from support.kernels.cuda_table import check_rows
+from support.kernels import cuda_table, faulty_device, gpu_rows, service_load
+from support.kernels.cuda_backends import needs_simulator, simulated
 from support.oracles import oracles
 from support.processes import environment
 from support.servers import serving
 
 pytestmark = needs_simulator
 
-MIB = 1 << 20
 ENVIRONMENT = environment({"PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
 
 
-def _backend() -> Cuda:
-    return Cuda(SimulatedDevice(cuda_device.compiled()), memory_bytes=256 * MIB)
-
-
-def test_the_few_rows_for_the_sanitizer_launch_every_kernel() -> None:
-    launched = {kernel for row in gpu_rows.few_rows() for kernel in row.kernels}
-    assert launched == set(every_kernel())
-
-
-def test_their_program_prints_the_hash_of_numpys_bits() -> None:
-    done = subprocess.run(  # noqa: S603 - our own program
-        [sys.executable, gpu_rows.__file__, "--device", "sim"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=ENVIRONMENT,
-    )
-    assert done.stdout.split() == [cuda_table.digest(NumpyCpu(), gpu_rows.few_rows())]
+def test_the_few_rows_for_the_sanitizer_launch_every_kernel_and_print_the_hash_of_numpy() -> None:
+    rows = gpu_rows.few_rows()
+    assert {kernel for row in rows for kernel in row.kernels} == set(every_kernel())
+    command = [sys.executable, gpu_rows.__file__, "sim"]
+    told = subprocess.check_output(command, text=True, env=ENVIRONMENT)  # noqa: S603
+    assert told.split() == [cuda_table.digest(NumpyCpu(), rows)]
 
 
 @pytest.mark.parametrize("columns", [1, 7, 2003])
 def test_columns_of_long_rows_are_told_apart(columns: int) -> None:
-    check_rows(_backend(), columns=columns, period=101)
+    backend = Cuda(simulated(), memory_bytes=256 << 20)
+    cuda_table.check_rows(backend, columns=columns, period=101)
 
 
 def test_a_column_that_is_taken_for_another_is_found() -> None:
@@ -59,12 +45,12 @@ def test_a_column_that_is_taken_for_another_is_found() -> None:
             y[:, 9:] = y[:, 1:-8].copy()
 
     with pytest.raises(AssertionError):
-        check_rows(Shifted(), columns=64, period=13)
+        cuda_table.check_rows(Shifted(), columns=64, period=13)
 
 
 @pytest.mark.slow
 def test_a_server_under_load_gives_numpys_bits() -> None:
-    with serving(backend=_backend()) as server:
+    with serving(backend=Cuda(simulated(), memory_bytes=256 << 20)) as server:
         assert service_load.check_load(server.address, threads=3, turns=1) == 3 * 7
 
 

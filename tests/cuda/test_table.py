@@ -13,79 +13,75 @@ from functools import cache
 
 import pytest
 
-from cudasim import child
-from cudasim.compiler import Mode
-from cudasim.module import FORWARD, REVERSE
+from cudasim.compiler import Mode, finding, watched
+from cudasim.module import FORWARD, REVERSE, SimError
+from gradwire_server.backends.cuda import launches
 from gradwire_server.backends.cuda.backend import Cuda
-from gradwire_server.backends.cuda.programs import every_kernel
-from support.kernels import cuda_device, cuda_huge, cuda_mutants, cuda_programs, cuda_table
+from gradwire_server.backends.cuda.programs import Kernel, every_kernel
+from support.kernels import cuda_device, cuda_huge, cuda_programs, cuda_table
 from support.kernels.cuda_backends import needs_cuda_packages, needs_simulator
 from support.kernels.cuda_device import SOURCES, SimulatedDevice
 from support.kernels.cuda_huge import Huge
 from support.kernels.cuda_mutants import MUTANTS, Mutant
 from support.kernels.cuda_programs import SimulatedCuda
+from support.kernels.cuda_table import Row
 from support.kernels.kernel_table import Case
 
 pytestmark = needs_simulator
 
-# Orders of threads, and multiprocessors: with none each thread does as much as it ever does.
-_DEVICES = [(FORWARD, 132), (REVERSE, 1), (11, 0)]
-
-_WATCHED = """
-import sys
-from support.kernels import cuda_device
-from support.kernels import cuda_programs
-from support.kernels import cuda_table
-from cudasim.compiler import Mode
-
-rows = cuda_table.watched_rows()
-kernels = frozenset(kernel for row in rows for kernel in row.kernels)
-module = cuda_device.compiled(Mode[sys.argv[1]], kernels)
-devices = [cuda_programs.SimulatedCuda(module, multiprocessors=count) for count in (132, 0)]
-for number, row in enumerate(rows):
-    print(row.name, flush=True)
-    row.check(devices[number % 2])
-print(len(rows), "rows")
-"""
+_EVERY_CASE = pytest.mark.parametrize("case", cuda_table.cases(), ids=lambda case: case.name)
 
 
-@cache
-def _device(order: int, multiprocessors: int) -> SimulatedCuda:
-    return SimulatedCuda(cuda_device.compiled(), order=order, multiprocessors=multiprocessors)
+def _kernels(rows: Iterable[Row]) -> frozenset[Kernel]:
+    return frozenset(kernel for row in rows for kernel in row.kernels)
 
 
 def test_the_table_launches_every_kernel_there_is_and_no_other() -> None:
-    launched = {kernel for row in cuda_table.rows() for kernel in row.kernels}
-    assert launched == set(every_kernel())
+    assert _kernels(cuda_table.rows()) == set(every_kernel())
 
 
-@pytest.mark.parametrize("case", cuda_table.cases(), ids=lambda case: case.name)
+@_EVERY_CASE
 def test_every_row_has_the_bits_of_numpy_on_some_device(case: Case) -> None:
+    """With no multiprocessors each thread does as much as it ever does."""
     for row in cuda_table.rows_of(case):
-        row.check(_device(*_DEVICES[zlib.crc32(row.name.encode()) % len(_DEVICES)]))
+        order, count = [(FORWARD, 132), (REVERSE, 1), (11, 0)][zlib.crc32(row.name.encode()) % 3]
+        row.check(SimulatedCuda(cuda_device.compiled(), order=order, multiprocessors=count))
 
 
 def test_threads_that_loop_over_several_numbers_have_the_bits_of_numpy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gradwire_server.backends.cuda.launches._MOST_LOOPED", 2)
-    looping = [row for row in cuda_table.rows() if _loops(row)]
+    monkeypatch.setattr(launches, "_MOST_LOOPED", 2)
+    filled = {kernel for kernel in every_kernel() if kernel.source == "fill_bands.cu"}
+    looping = [row for row in cuda_table.rows() if not filled.isdisjoint(row.kernels)]
+    looping = [row for row in looping if math.prod(row.case.plan.output_shape) > 512]
     assert looping
     for row in looping:
-        row.check(_device(*_DEVICES[0]))
+        row.check(SimulatedCuda(cuda_device.compiled()))
 
 
-def _loops(row: cuda_table.Row) -> bool:
-    large = math.prod(row.case.plan.output_shape) > 512
-    return large and any(kernel.source == "fill_bands.cu" for kernel in row.kernels)
+_WATCHED = """
+import sys
+from support.kernels import cuda_device, cuda_table
+from support.kernels.cuda_programs import SimulatedCuda
+from cudasim.compiler import Mode
+
+rows = cuda_table.watched_rows()
+kernels = frozenset(kernel for row in rows for kernel in row.kernels)
+module = cuda_device.compiled(Mode[sys.argv[1]], kernels)
+for number, row in enumerate(rows):
+    print(row.name, flush=True)
+    row.check(SimulatedCuda(module, multiprocessors=(132, 0)[number % 2]))
+print(len(rows), "rows")
+"""
 
 
 @needs_cuda_packages
 @pytest.mark.parametrize("mode", [Mode.ADDRESS, Mode.THREAD])
 def test_no_sanitizer_finds_anything_in_small_rows(mode: Mode) -> None:
-    outcome = child.run(_WATCHED, mode.name, mode=mode)
-    assert not outcome.finding, outcome.text[-5000:]
-    assert f"{len(cuda_table.watched_rows())} rows" in outcome.text
+    found, text = watched(_WATCHED, mode.name, mode=mode)
+    assert not found, text[-5000:]
+    assert f"{len(cuda_table.watched_rows())} rows" in text
 
 
 @cache
@@ -94,21 +90,15 @@ def _backend() -> Cuda:
     return Cuda(SimulatedDevice(cuda_device.compiled()), memory_bytes=64 << 20, streams=2)
 
 
-@pytest.mark.parametrize("case", cuda_table.cases(), ids=lambda case: case.name)
+@_EVERY_CASE
 def test_every_row_has_the_bits_of_numpy_on_some_device_through_the_backend(case: Case) -> None:
     for row in cuda_table.rows_of(case):
         row.check(_backend())
 
 
-@cache
-def _ptx_device(architecture: int, multiprocessors: int) -> SimulatedCuda:
-    return SimulatedCuda(cuda_programs.ptx(architecture), multiprocessors=multiprocessors)
-
-
-def _first_rows() -> list[cuda_table.Row]:
+def _first_rows() -> list[Row]:
     """Return a row for each kernel, and every fourth of the others."""
-    seen: set[object] = set()
-    first: list[cuda_table.Row] = []
+    seen, first = set[Kernel](), list[Row]()
     for number, row in enumerate(cuda_table.rows()):
         if not number % 4 or not seen.issuperset(row.kernels):
             first.append(row)
@@ -121,17 +111,16 @@ def _first_rows() -> list[cuda_table.Row]:
     "rows", [_first_rows, pytest.param(cuda_table.rows, marks=pytest.mark.heavy)]
 )
 def test_rows_have_the_bits_of_numpy_as_nvrtc_compiles_them(
-    rows: Callable[[], Iterable[cuda_table.Row]],
+    rows: Callable[[], Iterable[Row]],
 ) -> None:
     for number, row in enumerate(rows()):
-        row.check(_ptx_device(90, (132, 1, 0)[number % 3]))
+        row.check(SimulatedCuda(cuda_programs.ptx(90), multiprocessors=(132, 1, 0)[number % 3]))
 
 
 @needs_cuda_packages
 def test_small_rows_have_the_bits_of_numpy_on_newer_devices() -> None:
     rows = cuda_table.watched_rows()
-    kernels = frozenset(kernel for row in rows for kernel in row.kernels)
-    device = SimulatedCuda(cuda_programs.ptx(120, kernels))
+    device = SimulatedCuda(cuda_programs.ptx(120, _kernels(rows)))
     for row in rows:
         row.check(device)
 
@@ -139,14 +128,10 @@ def test_small_rows_have_the_bits_of_numpy_on_newer_devices() -> None:
 @needs_cuda_packages
 def test_conversions_of_older_devices_have_the_bits_of_numpy() -> None:
     """For 7.5 they are integer arithmetic of CUDA's own headers, which cudasim replaces."""
-    rows = [
-        row
-        for row in cuda_table.rows()
-        if row.formats[0] != row.formats[1] and row.case in cuda_table.own_cases()
-    ][::21]
+    own = [row for case in cuda_table.own_cases() for row in cuda_table.rows_of(case)]
+    rows = [row for row in own if row.formats[0] != row.formats[1]][::21]
     assert {one.name for row in rows for one in row.formats} >= {"bfloat16", "float16"}
-    kernels = frozenset(kernel for row in rows for kernel in row.kernels)
-    device = SimulatedCuda(cuda_programs.ptx(75, kernels))
+    device = SimulatedCuda(cuda_programs.ptx(75, _kernels(rows)))
     for row in rows:
         row.check(device)
 
@@ -157,7 +142,7 @@ def test_the_end_of_a_huge_tensor_has_the_bits_of_numpy(
     huge: Huge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Then the last blocks of every kernel are those that write the end.
-    monkeypatch.setattr("gradwire_server.backends.cuda.launches._MOST_LOOPED", 2**31 - 1)
+    monkeypatch.setattr(launches, "_MOST_LOOPED", 2**31 - 1)
     sizes = map(math.prod, (huge.plan.input_shape, huge.plan.output_shape))
     assert max(sizes) > 2**31
     huge.check(cuda_device.compiled())
@@ -177,12 +162,17 @@ def test_every_mutant_still_changes_one_place(mutant: Mutant) -> None:
 @needs_cuda_packages
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_every_mutant_is_caught(mutant: Mutant) -> None:
-    program = f"from support.kernels import cuda_mutants; cuda_mutants.run({mutant.name!r})"
-    outcome = child.run(program, mode=mutant.mode)
-    assert outcome.finding == mutant.finding, outcome.text[-3000:]
+    if mutant.mode is Mode.PLAIN:
+        with pytest.raises((AssertionError, SimError)) as caught:
+            mutant.run()
+        found = finding(text := str(caught.value))
+    else:
+        program = f"from support.kernels import cuda_mutants; cuda_mutants.run({mutant.name!r})"
+        found, text = watched(program, mode=mutant.mode)
+    assert found == mutant.finding, text[-3000:]
 
 
 def test_a_mutant_whose_place_is_gone_is_an_error() -> None:
     with pytest.raises(ValueError, match="which is there 0 times"):
         MUTANTS[0].changed("")
-    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) == len(cuda_mutants.MUTANTS)
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) == 29

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -24,21 +24,26 @@ _CACHE = _HERE.parents[1] / ".cudasim_cache"
 
 # No product is contracted with a sum, no operation reordered, and addresses may alias.
 _COMMON = ("-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-w")
-_INCLUDE = (f"-I{_HERE / 'include'}",)
+_FLAGS = (*_COMMON, f"-I{_HERE / 'include'}")
+_UNDEFINED = ("-fno-sanitize=vptr", "-fno-sanitize-recover=undefined", "-g1")
+
+# What each tool says, the most telling first.
+_FINDINGS = re.compile(
+    r"data race|heap-buffer-overflow|use-after-poison|stack-buffer-overflow|unknown-crash"
+    r"|misaligned address|signed integer overflow|out of bounds"
+    r"|illegal address: [\w -]+|barrier divergence|different __syncthreads"
+    r"|different warp operations|not in mask|invalid (?:block|grid)|Arrays are not equal"
+)
 
 
 class CompileError(Exception):
     """Raised when g++ refuses a source."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Build:
-    """How a mode compiles kernels and the runtime, and what a process needs to load them.
+class _Build(NamedTuple):
+    """How a mode compiles kernels and the runtime; what a process must load first, and its options.
 
-    kernels  flags of what is instrumented
-    runtime  flags of what is not
-    preload  library that must be loaded first, empty for none
-    options  environment of the sanitizer
+    Only the kernels are instrumented.
     """
 
     kernels: tuple[str, ...] = ()
@@ -52,29 +57,48 @@ class Mode(Enum):
 
     PLAIN = _Build()
     ADDRESS = _Build(
-        kernels=(
-            "-fsanitize=address,undefined",
-            "-fno-sanitize=vptr",
-            "-fno-sanitize-recover=undefined",
-            "-g1",
-        ),
-        runtime=("-DCUDASIM_ASAN",),
-        preload="libasan.so",
-        options=(("ASAN_OPTIONS", "detect_leaks=0"),),
+        ("-fsanitize=address,undefined", *_UNDEFINED),
+        ("-DCUDASIM_ASAN",),
+        "libasan.so",
+        (("ASAN_OPTIONS", "detect_leaks=0"),),
     )
     THREAD = _Build(
-        kernels=("-fsanitize=thread", "-g1"),
-        runtime=("-DCUDASIM_TSAN",),
-        preload="libtsan.so",
-        options=(("TSAN_OPTIONS", "halt_on_error=1:report_signal_unsafe=0"),),
+        ("-fsanitize=thread", "-g1"),
+        ("-DCUDASIM_TSAN",),
+        "libtsan.so",
+        (("TSAN_OPTIONS", "halt_on_error=1:report_signal_unsafe=0"),),
     )
 
-    def environment(self) -> dict[str, str]:
-        """Return what the environment of a process must have to load libraries of this mode."""
-        if not self.value.preload:
-            return {}
-        found = _gxx(f"-print-file-name={self.value.preload}").strip()
-        return {"LD_PRELOAD": found, **dict(self.value.options)}
+
+def watched(program: str, *arguments: str, mode: Mode) -> tuple[str, str]:
+    """Run a Python program that may import what is in tests/, in a process of its own.
+
+    Return what was found wrong, in a word or two, empty where nothing was; and all it printed.
+    """
+    preload = _gxx(f"-print-file-name={mode.value.preload}").strip()
+    done = subprocess.run(  # noqa: S603 - our own program
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={
+            **os.environ,
+            # What else NumPy starts would only cost time.
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+            "LD_PRELOAD": preload,
+            "PYTHONPATH": os.pathsep.join([str(_HERE.parent), *filter(None, sys.path)]),
+            **dict(mode.value.options),
+        },
+    )
+    text = done.stdout + done.stderr
+    return (finding(text) if done.returncode else ""), text
+
+
+def finding(text: str) -> str:
+    found = _FINDINGS.search(text)
+    return found.group() if found else "unknown"
 
 
 def why_not() -> str:
@@ -83,12 +107,7 @@ def why_not() -> str:
     return "" if shutil.which("g++") else "g++ is not installed"
 
 
-def library(
-    units: Sequence[str],
-    mode: Mode,
-    *,
-    headers: Mapping[str, str] | None = None,
-) -> Path:
+def library(units: Sequence[str], mode: Mode, *, headers: Mapping[str, str] | None = None) -> Path:
     """Compile programs together with the runtime; return the library.
 
     units    C++ texts, each compiled by itself, several at a time
@@ -96,44 +115,30 @@ def library(
 
     Raises CompileError with what g++ said.
     """
-    flags = [*_COMMON, *_INCLUDE]
     runtime = {path.name: path.read_text() for path in sorted((_HERE / "runtime").iterdir())}
-    jobs = [
-        _Job("kernels.cpp", {**(headers or {}), "kernels.cpp": text}, [*flags, *mode.value.kernels])
-        for text in units
-    ]
-    jobs += [
-        _Job(name, runtime, [*flags, *mode.value.runtime])
-        for name in runtime
-        if name.endswith(".cpp")
-    ]
+    instrumented, plain = (*_FLAGS, *mode.value.kernels), (*_FLAGS, *mode.value.runtime)
+    jobs = [("kernels.cpp", {**(headers or {}), "kernels.cpp": one}, instrumented) for one in units]
+    jobs += [(name, runtime, plain) for name in runtime if name.endswith(".cpp")]
     _CACHE.mkdir(exist_ok=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(_object, jobs))
-    made = _CACHE / f"{_hash(sorted(map(str, objects)))}.so"
+        objects = [str(one) for one in pool.map(_object, *zip(*jobs, strict=True))]
+    return _built("-shared", *mode.value.kernels, *objects, name=f"{_hash(sorted(objects))}.so")
+
+
+def _object(source: str, files: Mapping[str, str], flags: Sequence[str]) -> Path:
+    name = f"{_hash((source, files, flags, _included(), _version()))}.o"
+    return _built(*flags, "-c", source, name=name, files=files)
+
+
+def _built(*arguments: str, name: str, files: Mapping[str, str] | None = None) -> Path:
+    """Return what g++ makes beside some files, from the cache where it is kept there."""
+    made = _CACHE / name
     if not made.exists():
-        with _scratch() as folder:
-            built = folder / made.name
-            _gxx("-shared", *mode.value.kernels, *map(str, objects), "-o", str(built))
-            built.replace(made)
-    return made
-
-
-class _Job(NamedTuple):
-    source: str
-    files: Mapping[str, str]
-    flags: Sequence[str]
-
-
-def _object(job: _Job) -> Path:
-    made = _CACHE / f"{_hash((job, _included(), _version()))}.o"
-    if not made.exists():
-        with _scratch() as folder:
-            for name, text in job.files.items():
-                (folder / name).write_text(text)
-            built = folder / made.name
-            _gxx(*job.flags, "-c", str(folder / job.source), "-o", str(built))
-            built.replace(made)
+        with tempfile.TemporaryDirectory(dir=_CACHE) as folder:
+            for one, text in (files or {}).items():
+                Path(folder, one).write_text(text)
+            _gxx(*arguments, "-o", name, folder=folder)
+            Path(folder, name).replace(made)
     return made
 
 
@@ -141,13 +146,7 @@ def _hash(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:32]
 
 
-@contextmanager
-def _scratch() -> Generator[Path]:
-    with tempfile.TemporaryDirectory(dir=_CACHE) as name:
-        yield Path(name)
-
-
-def _gxx(*arguments: str) -> str:
+def _gxx(*arguments: str, folder: str | None = None) -> str:
     found = shutil.which("g++")
     assert found, why_not()
     done = subprocess.run(  # noqa: S603 - our own arguments
@@ -155,6 +154,7 @@ def _gxx(*arguments: str) -> str:
         capture_output=True,
         text=True,
         check=False,
+        cwd=folder,
         env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
     )
     if done.returncode:

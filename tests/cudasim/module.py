@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Collection, Mapping, Sequence
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +25,12 @@ ALIGNMENT = 16
 
 _ALL_BLOCKS = (0, 2**63)
 
+# Where an allocation lies.
+_ENDS_AT_GUARD, _BEGINS_AT_GUARD, _ON_HEAP, _SPARSE = range(4)
+
 
 class SimError(Exception):
     """Raised when a launch went wrong: illegal addresses, divergent barriers, wrong arguments."""
-
-
-class Placing(IntEnum):
-    """Where an allocation lies."""
-
-    ENDS_AT_GUARD = 0
-    BEGINS_AT_GUARD = 1
-    ON_HEAP = 2
-    SPARSE = 3
 
 
 class Buffer:
@@ -47,7 +40,7 @@ class Buffer:
     address  where it begins
     """
 
-    def __init__(self, module: Module, nbytes: int, placing: Placing) -> None:
+    def __init__(self, module: Module, nbytes: int, placing: int) -> None:
         self._module, self.nbytes = module, nbytes
         self.address = int(module.api.sim_malloc(nbytes, placing, ALIGNMENT) or 0)
         if not self.address:
@@ -96,13 +89,12 @@ class Module:
     def buffer(self, nbytes: int, *, order: int = FORWARD) -> Buffer:
         """Return fresh memory; its end is guarded, or its beginning where threads run backwards."""
         if self.mode is not Mode.PLAIN:
-            return Buffer(self, nbytes, Placing.ON_HEAP)  # the sanitizer guards every byte
-        placing = Placing.BEGINS_AT_GUARD if order == REVERSE else Placing.ENDS_AT_GUARD
-        return Buffer(self, nbytes, placing)
+            return Buffer(self, nbytes, _ON_HEAP)  # the sanitizer guards every byte
+        return Buffer(self, nbytes, _BEGINS_AT_GUARD if order == REVERSE else _ENDS_AT_GUARD)
 
     def sparse(self, nbytes: int) -> Buffer:
         """Return zeros that take no memory until they are written to."""
-        return Buffer(self, nbytes, Placing.SPARSE)
+        return Buffer(self, nbytes, _SPARSE)
 
     def holding(self, array: Array, *, order: int = FORWARD) -> Buffer:
         """Return memory that holds an array's elements and can only be read."""
@@ -129,30 +121,24 @@ class Module:
         Raises SimError that names what went wrong and the thread it went wrong in.
         """
         alias = self._names[name]
-        values = [_argument(one) for one in arguments]
+        values = [
+            np.asarray(np.uint64(one.address) if isinstance(one, Buffer) else one)
+            for one in arguments
+        ]
         sizes = [value.itemsize for value in values]
-        wanted = self._sizes(alias)
+        sizes_of = getattr(self.api, f"sim_sizes_{alias}")
+        sizes_of(found := (ctypes.c_int * sizes_of(None))())
+        wanted = list(found)
         if sizes != wanted:
             raise SimError(f"{name} takes arguments of {wanted} bytes; {sizes} came")
         pointers = (ctypes.c_void_p * len(values))(*(value.ctypes.data for value in values))
-        wrong = self.api.sim_launch(
-            getattr(self.api, f"sim_kernel_{alias}"),
-            pointers,
-            _extent(grid),
-            _extent(block),
-            ctypes.c_size_t(self._shared.get(name, 0)),
-            ctypes.c_uint(order),
-            ctypes.c_uint(self._most_threads.get(name, 0)),
-            *map(ctypes.c_size_t, blocks),
-        )
+        grids = [(ctypes.c_uint * 3)(*(*sides, 1, 1)[:3]) for sides in (grid, block)]
+        shared = ctypes.c_size_t(self._shared.get(name, 0))
+        numbers = map(ctypes.c_uint, (order, self._most_threads.get(name, 0)))
+        kernel, part = getattr(self.api, f"sim_kernel_{alias}"), map(ctypes.c_size_t, blocks)
+        wrong = self.api.sim_launch(kernel, pointers, *grids, shared, *numbers, *part)
         if wrong:
             raise SimError(f"{name}: {self.api.sim_error().decode()}")
-
-    def _sizes(self, alias: str) -> list[int]:
-        sizes_of = getattr(self.api, f"sim_sizes_{alias}")
-        sizes = (ctypes.c_int * sizes_of(None))()
-        sizes_of(sizes)
-        return list(sizes)
 
 
 def compiled(folder: Path, kernels: Collection[Kernel], mode: Mode = Mode.PLAIN) -> Module:
@@ -182,11 +168,3 @@ def _unit(source: str, aliases: Mapping[str, str]) -> str:
     lines = ['#include "cudasim_half.h"', "namespace {", f'#include "{source}"', "}"]
     lines += [f"CUDASIM_EXPORT({alias}, {name})" for name, alias in aliases.items()]
     return "\n".join(lines) + "\n"
-
-
-def _argument(value: Buffer | Scalar) -> Array:
-    return np.asarray(np.uint64(value.address) if isinstance(value, Buffer) else value)
-
-
-def _extent(sides: Extent) -> Any:
-    return (ctypes.c_uint * 3)(*(*sides, 1, 1)[:3])

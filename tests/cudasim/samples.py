@@ -7,26 +7,29 @@ from pathlib import Path
 
 import numpy as np
 
-from cudasim.module import Array, Buffer, Module, Scalar, compiled
+from cudasim.module import Array, Module, compiled
 
 FOLDER = Path(__file__).parent
 
-NAMES = [
-    "reverse<true>",
-    "reverse<false>",
-    "neighbors",
-    "copy",
-    "copy_vectors",
-    "writes_input",
-    "leaves_before_barrier",
-    "two_barriers",
-    "shuffles_outside_mask",
-    "widen<__half>",
-    "widen<__nv_bfloat16>",
-    "narrow<__half>",
-    "narrow<__nv_bfloat16>",
-    "multiply_add",
-]
+# What shows something: the kernel, how many threads, and the numbers it takes after x and y.
+_SHOWN = {
+    "barrier": ("reverse<true>", 64, [64]),
+    "missing barrier": ("reverse<false>", 64, [64]),
+    "shuffles": ("neighbors", 64, []),
+    "copy": ("copy", 64, [0]),
+    "reads beyond": ("copy", 64, [1]),
+    "reads before": ("copy", 64, [-1]),
+    "misaligned": ("copy_vectors", 15, [2]),
+    "writes input": ("writes_input", 64, []),
+    "leaves": ("leaves_before_barrier", 64, [63]),
+    "two barriers": ("two_barriers", 64, []),
+    "mask": ("shuffles_outside_mask", 64, []),
+    "large block": ("copy", 1025, [0]),
+}
+_WITHOUT_INPUT = {"leaves", "two barriers", "mask"}
+
+_MAPPED = [f"{way}<{kind}>" for way in ("widen", "narrow") for kind in ("__half", "__nv_bfloat16")]
+NAMES = sorted({name for name, _, _ in _SHOWN.values()} | {"multiply_add", *_MAPPED})
 
 
 @cache
@@ -42,23 +45,9 @@ def show(what: str, order: int = 0, *, module: Module | None = None) -> Array:
     module = module or samples()
     ramp = np.arange(64, dtype=np.float32)
     x, y = module.holding(ramp, order=order), module.buffer(ramp.nbytes, order=order)
-    count = np.int32(64)
-    launches: dict[str, tuple[str, int, list[Buffer | Scalar]]] = {
-        "barrier": ("reverse<true>", 64, [x, y, count]),
-        "missing barrier": ("reverse<false>", 64, [x, y, count]),
-        "shuffles": ("neighbors", 64, [x, y]),
-        "copy": ("copy", 64, [x, y, np.int32(0)]),
-        "reads beyond": ("copy", 64, [x, y, np.int32(1)]),
-        "reads before": ("copy", 64, [x, y, np.int32(-1)]),
-        "misaligned": ("copy_vectors", 15, [x, y, np.int32(2)]),
-        "writes input": ("writes_input", 64, [x, y]),
-        "leaves": ("leaves_before_barrier", 64, [y, np.int32(63)]),
-        "two barriers": ("two_barriers", 64, [y]),
-        "mask": ("shuffles_outside_mask", 64, [y]),
-        "large block": ("copy", 1025, [x, y, np.int32(0)]),
-    }
-    name, threads, arguments = launches[what]
-    module.launch(name, (1,), (threads,), arguments, order=order)
+    name, threads, numbers = _SHOWN[what]
+    given = [y] if what in _WITHOUT_INPUT else [x, y]
+    module.launch(name, (1,), (threads,), [*given, *map(np.int32, numbers)], order=order)
     return y.view(np.float32, 64).copy()
 
 

@@ -23,14 +23,10 @@ def _halved(size: int, shift: float = 0.0) -> Axis:
     return Axis(size, -(-size // 2), 1, sample, (size, shift))
 
 
-def _entries(axis: Axis) -> int:
-    table = axis.table(gradient=False)
-    return table.nnz + table.inputs + table.outputs
-
-
 def test_recent_tables_are_kept_and_the_oldest_goes_first() -> None:
-    a, b, c = (_halved(size) for size in (8, 8, 8))
-    tables = TableCache(max_entries=2 * _entries(a))
+    a, b, c = (_halved(8, shift) for shift in range(3))
+    table = a.table(gradient=False)
+    tables = TableCache(max_entries=2 * (table.nnz + table.inputs + table.outputs))
     kept = tables.get(a, gradient=False)
     tables.get(b, gradient=False)
     assert tables.get(a, gradient=False) is kept

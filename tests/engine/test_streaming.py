@@ -1,52 +1,28 @@
-"""Whatever the slabs, chunks and layouts, an evaluation gives the bits of one apply()."""
+"""Any slabs, chunks and layouts, apart or together: an evaluation gives the bits of one apply()."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import combinations, pairwise
+from functools import cache
+from itertools import combinations, pairwise, product
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from gradwire_server.backends import Backend
-from gradwire_server.engine import (
-    Execution,
-    InputAssembler,
-    Prepared,
-    TensorSpec,
-    are_rows,
-    in_memory,
-    rows_of,
-)
+from gradwire_server import engine
+from gradwire_server.backends import Backend, NumpyCpu
+from gradwire_server.engine import Execution, InputAssembler, Prepared, TensorSpec, Workbench
 from gradwire_server.plans import BandedMap, Plan
-from support.evaluation_cases import (
-    BACKEND,
-    Bytes,
-    Case,
-    cases,
-    computed,
-    data_for,
-    expected,
-    strided,
-)
+from support import evaluation_cases
+from support.evaluation_cases import BACKEND, Bytes, Case, cases, computed, data_for, expected
 from support.kernels import kernel_maps as maps
 from support.kernels.numba_calls import compiled, needs_numba
-
-
-class _Memory:
-    """Places results in the middle of an array whose other bytes must stay."""
-
-    def place(self, first: int, stop: int) -> Bytes:
-        self._all = np.full(stop - first + 16, 0xA5, np.uint8)
-        return self._all[8:-8]
-
-    def checked(self) -> Bytes:
-        assert (self._all[:8] == 0xA5).all()
-        assert (self._all[-8:] == 0xA5).all()
-        return self._all[8:-8]
 
 
 def streamed(
@@ -56,81 +32,66 @@ def streamed(
     resume_from: int = 0,
     stop_before: int | None = None,
 ) -> Bytes:
-    execution, memory = Execution(evaluation, BACKEND), _Memory()
+    """Give each step's result a place amid bytes that must stay; join the results."""
+    execution = Execution(evaluation, BACKEND)
     assembler = InputAssembler(evaluation, resume_from=resume_from, stop_before=stop_before)
-    pieces: list[Bytes] = []
-    position = resume_from
-
-    def take(chunk: Bytes) -> None:
-        nonlocal position
-        for step, rows in assembler.feed(chunk):
+    pieces, position = list[Bytes](), resume_from
+    firsts, stop = range(assembler.position, assembler.stop, chunk), assembler.stop
+    for part in (data[:0], *(data[first : min(first + chunk, stop)] for first in firsts)):
+        for step, rows in assembler.feed(part):
             low, high = evaluation.output_range(step)
-            execution.step(step, rows, memory.place(low, high))
-            result = memory.checked()
-            skipped = max(0, position - low)
-            if len(result) > skipped:
-                assert low + skipped == position
-                pieces.append(result[skipped:])
+            memory = np.full(high - low + 16, 0xA5, np.uint8)
+            execution.step(step, rows, memory[8:-8])
+            assert (memory[[*range(8), *range(-8, 0)]] == 0xA5).all()
+            if high > max(low, position):
+                pieces.append(memory[8 + max(0, position - low) : -8])
+                assert low <= position
                 position = high
-
-    take(data[:0])
-    for first in range(assembler.position, assembler.stop, chunk):
-        take(data[first : min(first + chunk, assembler.stop)])
     assert assembler.complete
     given = np.concatenate(pieces)
     return given if stop_before is None else given[: stop_before - resume_from]
 
 
 @settings(max_examples=400, deadline=None)
-@given(case=cases(), chunk=st.integers(1, 80), where=st.floats(0, 1, exclude_max=True))
-def test_any_slab_chunk_layout_and_resume_point_gives_the_same_bits(
-    case: Case, chunk: int, where: float
+@given(
+    case=cases(),
+    chunk=st.integers(1, 80),
+    where=st.floats(0, 1, exclude_max=True),
+    cuts=st.lists(st.floats(0, 1, exclude_min=True, exclude_max=True), max_size=4),
+)
+def test_any_slab_chunk_layout_resume_point_and_ranges_give_the_same_bits(
+    case: Case, chunk: int, where: float, cuts: list[float]
 ) -> None:
-    data = data_for(case.source)
+    data, evaluation = data_for(case.source), case.evaluation()
     whole = expected(case, data)
-    evaluation = case.evaluation()
     assert evaluation.output.wire_bytes == len(whole)
     np.testing.assert_array_equal(streamed(evaluation, data, chunk), whole)
     resume_from = int(where * len(whole))
     resumed = streamed(evaluation, data, chunk, resume_from)
     np.testing.assert_array_equal(resumed, whole[resume_from:])
+    ends = sorted({0, len(whole), *(math.ceil(cut * len(whole)) for cut in cuts)})
+    parts = [streamed(evaluation, data, chunk, *ends) for ends in pairwise(ends)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
     for one in (evaluation, evaluation.with_slab(1), evaluation.with_slab(1 << 62)):
         assert computed(one, data).tobytes() == whole.tobytes()
 
 
-@settings(max_examples=400, deadline=None)
-@given(
-    case=cases(),
-    chunk=st.integers(1, 80),
-    cuts=st.lists(st.floats(0, 1, exclude_min=True, exclude_max=True), max_size=4),
-)
-def test_ranges_of_the_result_cut_anywhere_join_to_the_same_bits(
-    case: Case, chunk: int, cuts: list[float]
-) -> None:
-    data = data_for(case.source)
-    whole, evaluation = expected(case, data), case.evaluation()
-    ends = sorted({0, len(whole), *(math.ceil(cut * len(whole)) for cut in cuts)})
-    parts = [streamed(evaluation, data, chunk, *ends) for ends in pairwise(ends)]
-    np.testing.assert_array_equal(np.concatenate(parts), whole)
+def _corners(inputs: int, outputs: int) -> BandedMap:
+    """Return a map; one to few outputs is a gradient's, whose steps run through the rows."""
+    few = outputs <= 8
+    return maps.corners(outputs, inputs).adjoint() if few else maps.corners(inputs, outputs)
 
 
 @pytest.mark.parametrize(
     ("outputs", "inputs"), [(8, 4000), (4000, 8), (4000, 2000)], ids=["running", "up", "down"]
 )
 def test_a_range_needs_the_rows_of_its_bands_and_no_others(outputs: int, inputs: int) -> None:
-    width, parts = 64, 4
-    bands = (
-        maps.corners(inputs, outputs) if outputs > 8 else maps.corners(outputs, inputs).adjoint()
-    )
-    plan = Plan.build([None, bands, None], (1, bands.inputs, width))
-    evaluation = Case.packed(plan, 4096).evaluation()
-    row = width * 4
-    for part in range(parts):
-        first, stop = (bands.outputs * at // parts for at in (part, part + 1))
+    bands, row = _corners(inputs, outputs), 64 * 4
+    evaluation = Case.packed(Plan.build([None, bands, None], (1, inputs, 64)), 4096).evaluation()
+    for first, stop in pairwise(outputs * part // 4 for part in range(5)):
         assembler = InputAssembler(evaluation, resume_from=first * row, stop_before=stop * row)
         assert assembler.position == (bands.start[first] * row if first else 0)
-        needed = bands.stop[stop - 1] if part < parts - 1 else bands.inputs
-        assert assembler.stop == needed * row
+        assert assembler.stop == (bands.stop[stop - 1] if stop < outputs else inputs) * row
 
 
 @pytest.mark.parametrize("empty", [[3, 4], [0, 3, 4], [1, 4]], ids=str)
@@ -160,8 +121,7 @@ def test_ranges_that_end_with_an_empty_band_need_no_bytes_beyond_the_input(
 )
 def test_a_steps_cost_does_not_grow_with_the_tensor(outputs: int, inputs: int, mode: str) -> None:
     slab, width = 4096, 64
-    bands = maps.corners(8, 4000).adjoint() if mode == "running" else maps.corners(inputs, outputs)
-    plan = Plan.build([None, bands, None], (3, inputs, width))
+    plan = Plan.build([None, _corners(inputs, outputs), None], (3, inputs, width))
     evaluation = Case.packed(plan, slab).evaluation()
     assert evaluation.walk.mode == mode
     for step in evaluation.steps():
@@ -173,9 +133,7 @@ def test_a_steps_cost_does_not_grow_with_the_tensor(outputs: int, inputs: int, m
 
 def test_the_largest_step_holds_all_results_that_an_input_row_reaches() -> None:
     width, bands = 64, maps.corners(8, 400).adjoint()
-    reached = [
-        int(((bands.start <= row) & (row < bands.stop)).sum()) for row in range(bands.inputs)
-    ]
+    reached = ((bands.start <= (row := np.arange(400)[:, None])) & (row < bands.stop)).sum(axis=1)
     plan = Plan.build([None, bands, None], (3, bands.inputs, width))
     walk = Case.packed(plan, 1).evaluation().walk
     assert walk.mode == "running"
@@ -192,7 +150,7 @@ def test_a_copy_is_cut_into_slabs_whatever_its_shape() -> None:
 
 def _run(evaluation: Prepared, data: Bytes, backend: Backend) -> tuple[Bytes, int]:
     result = np.full(evaluation.output.wire_bytes, 0xA5, np.uint8)
-    steps = len(list(in_memory(evaluation, result, data, backend)))
+    steps = len(list(engine.in_memory(evaluation, result, data, backend)))
     return result, steps
 
 
@@ -230,13 +188,13 @@ def test_a_run_on_the_tensors_gives_the_bits_of_apply(
 ) -> None:
     evaluation = replace(case, slab=slab).evaluation()
     data = data_for(case.source)
-    source = strided(data, case.source)
+    source = evaluation_cases.strided(data, case.source)
     if backward:
         source = np.ascontiguousarray(source[::-1])[::-1]
     written = np.full(evaluation.output.wire_bytes, 0xA5, np.uint8)
-    result = strided(written, evaluation.output)
-    assume(are_rows(evaluation, source))
-    x, y = rows_of(evaluation, source), rows_of(evaluation, result)
+    result = evaluation_cases.strided(written, evaluation.output)
+    assume(engine.are_rows(evaluation, source))
+    x, y = engine.rows_of(evaluation, source), engine.rows_of(evaluation, result)
     execution = Execution(evaluation, BACKEND)
     for step in evaluation.steps():
         outer = slice(step.outer_first, step.outer_stop)
@@ -251,10 +209,10 @@ def test_rows_are_views_of_arrays_of_the_type() -> None:
     plan = Plan.build([None, bands, bands], (3, 8, 8))
     evaluation = Case.packed(plan, 1 << 10).evaluation()
     for array in (x, x[:, ::-1], y, y[::-1]):
-        assert are_rows(evaluation, array)
-        assert np.may_share_memory(rows_of(evaluation, array), array)
-    assert not are_rows(evaluation, x.astype(">f4"))
-    assert not are_rows(evaluation, y.astype(">f4"))
+        assert engine.are_rows(evaluation, array)
+        assert np.may_share_memory(engine.rows_of(evaluation, array), array)
+    assert not engine.are_rows(evaluation, x.astype(">f4"))
+    assert not engine.are_rows(evaluation, y.astype(">f4"))
 
 
 @settings(max_examples=100, deadline=None)
@@ -281,11 +239,111 @@ def test_outer_slices_share_plans(slab: int, most: int) -> None:
     steps = list(evaluation.steps())
     used = [
         plans.window(
-            step.outer_stop - step.outer_first,
-            (step.in_first, step.in_stop),
-            (step.out_first, step.out_stop),
+            one.outer_stop - one.outer_first,
+            (one.in_first, one.in_stop),
+            (one.out_first, one.out_stop),
         )
-        for step in steps
+        for one in steps
     ]
-    distinct = {id(plan) for plan in used}
-    assert len(distinct) <= most < len(steps)
+    assert len({id(plan) for plan in used}) <= most < len(steps)
+
+
+BACKENDS = ["numpy_cpu", pytest.param("numba_cpu", marks=needs_numba)]
+
+
+class Counted(NumpyCpu):
+    """Keeps the plans that it applied."""
+
+    def __init__(self) -> None:
+        self.plans: list[Plan] = []
+
+    def apply(self, plan: Plan, x: NDArray[Any], y: NDArray[Any]) -> None:
+        self.plans.append(plan)
+        super().apply(plan, x, y)
+
+
+def backend_of(name: str) -> Backend:
+    return BACKEND if name == "numpy_cpu" else compiled(1)
+
+
+def in_bfloat16(case: Case) -> Case:
+    source, result = (
+        replace(spec, dtype=np.dtype(ml_dtypes.bfloat16)) for spec in (case.source, case.result)
+    )
+    return replace(case, source=source, result=result)
+
+
+ANY = cases() | cases().map(in_bfloat16)
+
+
+def moved(data: NDArray[np.uint8], by: int) -> memoryview:
+    """Copy bytes to an address that may be odd."""
+    return memoryview(bytes(by) + data.tobytes())[by:]
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@settings(max_examples=120, deadline=None)
+@given(case=ANY, roomy=st.booleans(), count=st.integers(1, 70), shift=st.integers(0, 7))
+def test_a_batch_gives_the_bits_of_each_by_itself(
+    name: str, case: Case, *, roomy: bool, count: int, shift: int
+) -> None:
+    evaluation = replace(case, slab=1 << 20 if roomy else case.slab).evaluation()
+    assume(evaluation.most_at_once)
+    inputs = [data_for(case.source, seed) for seed in range(min(count, evaluation.most_at_once))]
+    results = engine.together(evaluation, [moved(each, shift) for each in inputs], backend_of(name))
+    np.testing.assert_array_equal(results, [expected(case, each) for each in inputs])
+
+
+def halves(side: int, *, slab: int = 1 << 20) -> Case:
+    half = maps.area(side, side // 2)
+    return Case.packed(Plan.build([None, half, half], (3, side, side)), slab)
+
+
+def test_a_batch_is_one_call_of_the_backend_and_few_plans_serve_all_sizes() -> None:
+    evaluation = halves(8).evaluation()
+    backend, data = Counted(), data_for(evaluation.input).data
+    for count in range(1, 65):
+        engine.together(evaluation, [data] * count, backend)
+        assert len(backend.plans) == count
+    assert len({id(plan) for plan in backend.plans}) == 4
+
+
+def test_what_takes_several_steps_or_is_held_whole_is_in_no_batch() -> None:
+    case = halves(8, slab=1 << 10)
+    turned = replace(case.result, strides=(1, 3, 12))
+    assert case.evaluation().most_at_once > 0
+    assert replace(case, slab=100).evaluation().most_at_once == 0
+    assert replace(case, result=turned).evaluation().most_at_once == 0
+
+
+def test_a_batch_fits_into_a_slab() -> None:
+    plan = Plan.build([maps.area(8, 4)], (8,))
+    for slab, most in ((12, 1), (47, 1), (48, 4), (12 * 64, 64), (1 << 20, 64)):
+        assert Case.packed(plan, slab).evaluation().most_at_once == most
+
+
+@cache
+def workbench(name: str) -> Workbench:
+    return Workbench(backend_of(name))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@settings(max_examples=100, deadline=None)
+@given(chosen=st.lists(ANY, min_size=1, max_size=3), dirt=st.integers(0, 255))
+def test_any_layout_has_its_bits_again_and_again(name: str, chosen: list[Case], dirt: int) -> None:
+    bench = workbench(name)
+    evaluations = [(case, case.evaluation()) for case in chosen]
+    for seed, (case, evaluation) in product(range(2), evaluations):
+        if bench.takes(evaluation):
+            data = data_for(case.source, seed)
+            result = bench.run(evaluation, moved(data, dirt % 8))
+            assert bytes(result) == expected(case, data).tobytes()
+            np.frombuffer(result, np.uint8)[...] = dirt
+
+
+def test_a_large_evaluation_is_refused() -> None:
+    bench, large = workbench("numpy_cpu"), halves(256).evaluation()
+    assert bench.takes(halves(8).evaluation())
+    assert not bench.takes(large)
+    with pytest.raises(ValueError, match="too large"):
+        bench.run(large, bytes(large.input.wire_bytes))

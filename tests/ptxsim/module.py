@@ -11,25 +11,8 @@ from ptxsim import translate
 from ptxsim.parser import Entry, entries
 
 
-class PtxModule(Module):
-    """Entries of PTX texts, launched by the names they were compiled under."""
-
-    def __init__(
-        self, path: Path, mode: Mode, names: Mapping[str, str], found: Mapping[str, Entry]
-    ) -> None:
-        super().__init__(
-            path,
-            mode,
-            names,
-            most_threads={name: entry.most_threads for name, entry in found.items()},
-            shared={name: translate.Scope.of(entry).shared for name, entry in found.items()},
-        )
-
-
-def translated(
-    texts: Iterable[tuple[str, Mapping[str, str]]], mode: Mode = Mode.PLAIN
-) -> PtxModule:
-    """Compile PTX texts with g++.
+def translated(texts: Iterable[tuple[str, Mapping[str, str]]]) -> Module:
+    """Compile PTX texts with g++; their entries are launched by the names they were compiled under.
 
     texts  each with the mangled names of its kernels by their name expressions
 
@@ -45,5 +28,10 @@ def translated(
         for some in batched(list(names))
     ]
     headers = {"ptxsim.h": (Path(__file__).parent / "include" / "ptxsim.h").read_text()}
-    path = library(units, mode, headers=headers)
-    return PtxModule(path, mode, names, found)
+    return Module(
+        library(units, Mode.PLAIN, headers=headers),
+        Mode.PLAIN,
+        names,
+        most_threads={name: entry.most_threads for name, entry in found.items()},
+        shared={name: translate.Scope.of(entry).shared for name, entry in found.items()},
+    )

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class PtxError(Exception):
     """Raised when a text holds what is not known here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(NamedTuple):
     """One instruction.
 
     opcode    its first word, such as "ld"
@@ -36,15 +35,13 @@ class Instruction:
         return suffix in self.suffixes
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+class Label(NamedTuple):
     """A place to branch to."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Array:
+class Array(NamedTuple):
     """A declared piece of shared memory, of a kernel or of the module."""
 
     name: str
@@ -52,8 +49,7 @@ class Array:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A kernel.
 
     name          mangled
@@ -122,19 +118,13 @@ def _code(body: str) -> Iterator[Instruction | Label]:
     number = 0
     body = re.sub(r"(\$[\w$]+):", r"; LABEL \1;", _NOT_CODE.sub("", body))
     for part in body.split(";"):
-        text = _without_scopes(" ".join(part.split()))
+        # Inline assembly opens scopes around its instructions.
+        text = " ".join(part.split()).lstrip("{} ")
         if text.startswith("LABEL "):
             yield Label(text.removeprefix("LABEL $"))
         elif text:
             yield _instruction(text, number)
             number += 1
-
-
-def _without_scopes(text: str) -> str:
-    """Drop the braces of a scope, which inline assembly opens around its instructions."""
-    while text.startswith(("{", "}")):
-        text = text[1:].strip()
-    return text
 
 
 def _instruction(text: str, number: int) -> Instruction:

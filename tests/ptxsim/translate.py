@@ -12,24 +12,15 @@ from dataclasses import dataclass, field
 
 from ptxsim.parser import Entry, Instruction, Label, PtxError, elements
 
+_SIZES = (8, 16, 32, 64)
 _TYPES = {
-    "b8": "uint8_t",
-    "u8": "uint8_t",
-    "s8": "int8_t",
-    "b16": "uint16_t",
-    "u16": "uint16_t",
-    "s16": "int16_t",
-    "b32": "uint32_t",
-    "u32": "uint32_t",
-    "s32": "int32_t",
-    "b64": "uint64_t",
-    "u64": "uint64_t",
-    "s64": "int64_t",
+    **{f"{kind}{size}": f"uint{size}_t" for kind in "bu" for size in _SIZES},
+    **{f"s{size}": f"int{size}_t" for size in _SIZES},
+    "f16": "f16_bits",
+    "bf16": "bf16_bits",
     "f32": "float",
     "f64": "double",
     "pred": "bool",
-    "f16": "f16_bits",
-    "bf16": "bf16_bits",
 }
 _FLOATS = {"f32", "f64"}
 _SPECIAL = {
@@ -40,15 +31,20 @@ _SPECIAL = {
 }
 _INTEGER = re.compile(r"(-?)(0[xX][0-9a-fA-F]+|\d+)U?")
 _ADDRESS = re.compile(r"\[\s*([^\]]+?)\s*(?:\+\s*(-?\d+))?\s*\]")
-_SIGNS = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "and": "&",
-    "or": "|",
-    "xor": "^",
+_SIGNS = zip(("add", "sub", "mul", "div", "and", "or", "xor"), "+-*/&|^", strict=True)
+# What is computed of the operands, in the type of the instruction.
+_FORMS = {
+    **{name: f"{{0}} {sign} {{1}}" for name, sign in _SIGNS},
+    **{name: f"std::{name}<{{type}}>({{0}}, {{1}})" for name in ("max", "min")},
+    **{name: f"ptx::{name}<{{type}}>({{0}}, {{1}})" for name in ("shl", "shr")},
+    "bfi": "ptx::bfi<{type}>({0}, {1}, {2}, {3})",
+    "mad": "{0} * {1} + {2}",
+    "neg": "-{0}",
+    "not": "~{0}",
 }
+_OF_FLOATS = {"add", "sub", "mul", "neg"}
+# Operands of these that have 32 bits whatever the type is.
+_COUNTS = {"shl": (1,), "shr": (1,), "bfi": (2, 3)}
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _SHUFFLES = {"up": "kUp", "down": "kDown"}
 # Bits that a multiplication's result has twice as many of.
@@ -75,7 +71,7 @@ class Scope:
         """Lay an entry's arrays out."""
         made = cls({name: place for place, (name, _) in enumerate(entry.parameters)})
         for one in entry.shared:
-            made.offsets[one.name] = _aligned(made.shared, one.alignment)
+            made.offsets[one.name] = -(-made.shared // one.alignment) * one.alignment
             made.shared = made.offsets[one.name] + one.size
         return made
 
@@ -91,7 +87,9 @@ class Scope:
 
     def address(self, operand: str, space: str) -> str:
         """Return what an operand in brackets points to."""
-        base, offset = _split_address(operand)
+        if not (found := _ADDRESS.fullmatch(operand)):
+            raise PtxError(f"address {operand!r}")
+        base, offset = found.group(1), found.group(2) or "0"
         if space == "param":
             if base not in self.parameters:
                 raise PtxError(f"parameter {operand!r}")
@@ -119,21 +117,10 @@ class Scope:
         return f"((int64_t){integer.group(1)}{integer.group(2)}ull)"
 
 
-def _split_address(operand: str) -> tuple[str, str]:
-    found = _ADDRESS.fullmatch(operand)
-    if not found:
-        raise PtxError(f"address {operand!r}")
-    return found.group(1), found.group(2) or "0"
-
-
 def _register(operand: str) -> str:
     if not operand.startswith("%"):
         raise PtxError(f"register {operand!r}")
     return "_" + operand[1:]
-
-
-def _aligned(offset: int, alignment: int) -> int:
-    return -(-offset // alignment) * alignment
 
 
 def function(entry: Entry, alias: str) -> str:
@@ -145,17 +132,16 @@ def function(entry: Entry, alias: str) -> str:
         lines += [f"{_TYPES[kind]} {one}{_initial(kind)};" for one in names]
     lines += [_statement(one, scope) for one in entry.body]
     sizes = ", ".join(str(size) for _, size in entry.parameters)
-    return "\n".join(
-        [
-            *lines,
-            "}",
-            f'extern "C" int sim_sizes_{alias}(int* out) {{',
-            f"static const int sizes[] = {{{sizes}}};",
-            "if (out) memcpy(out, sizes, sizeof sizes);",
-            f"return {len(entry.parameters)};",
-            "}",
-            "",
-        ]
+    return (
+        "\n".join(lines)
+        + f"""
+}}
+extern "C" int sim_sizes_{alias}(int* out) {{
+static const int sizes[] = {{{sizes}}};
+if (out) memcpy(out, sizes, sizeof sizes);
+return {len(entry.parameters)};
+}}
+"""
     )
 
 
@@ -190,66 +176,26 @@ def _site(one: Instruction) -> str:
     return f'::sim::Site{{"ptx", {one.number}}}'
 
 
-def _unsigned(kind: str) -> str:
-    return kind.replace("s", "u")
-
-
-def _arithmetic(one: Instruction, scope: Scope) -> str:
-    """Add, subtract, multiply, of floating-point numbers or the low half of integers."""
-    if one.has("wide"):
-        bits = _DOUBLED[one.type[1:]]
-        wide, plain = _TYPES[one.type[0] + bits], _TYPES["u" + bits]
-        a, b = (f"({wide}){value}" for value in scope.values(one.type, one.operands[1:]))
-        return _assigned(one.operands[0], f"({plain})({a} * {b})")
-    kind = one.type if one.type in _FLOATS else _unsigned(one.type)
-    a, b = scope.values(kind, one.operands[1:])
-    return _assigned(one.operands[0], f"({_TYPES[kind]})({a} {_SIGNS[one.opcode]} {b})")
-
-
-def _multiply_add(one: Instruction, scope: Scope) -> str:
-    if not one.has("lo") or one.type in _FLOATS:
+def _compute(one: Instruction, scope: Scope) -> str:
+    if one.type in _FLOATS and one.opcode not in _OF_FLOATS:
+        raise PtxError(f"not of floating-point numbers: {one}")
+    if one.opcode == "mad" and not one.has("lo"):
         raise PtxError(f"unknown form of mad: {one}")
-    kind = _unsigned(one.type)
-    a, b, c = scope.values(kind, one.operands[1:])
-    return _assigned(one.operands[0], f"({_TYPES[kind]})({a} * {b} + {c})")
-
-
-def _integers(one: Instruction, scope: Scope) -> str:
-    """Divide, or compute bit by bit."""
-    if one.type in _FLOATS:
-        raise PtxError(f"not of floating-point numbers: {one}")
-    a, b = scope.values(one.type, one.operands[1:])
-    return _assigned(one.operands[0], f"({_TYPES[one.type]})({a} {_SIGNS[one.opcode]} {b})")
-
-
-def _extreme(one: Instruction, scope: Scope) -> str:
-    if one.type in _FLOATS:
-        raise PtxError(f"not of floating-point numbers: {one}")
-    a, b = scope.values(one.type, one.operands[1:])
-    return _assigned(one.operands[0], f"std::{one.opcode}<{_TYPES[one.type]}>({a}, {b})")
-
-
-def _negate(one: Instruction, scope: Scope) -> str:
-    kind = one.type if one.type in _FLOATS else _unsigned(one.type)
-    return _assigned(one.operands[0], f"({_TYPES[kind]})(-{scope.value(kind, one.operands[1])})")
-
-
-def _complement(one: Instruction, scope: Scope) -> str:
-    sign = "!" if one.type == "pred" else "~"
-    value = scope.value(one.type, one.operands[1])
-    return _assigned(one.operands[0], f"({_TYPES[one.type]})({sign}{value})")
-
-
-def _shift(one: Instruction, scope: Scope) -> str:
-    value, by = scope.value(one.type, one.operands[1]), scope.value("u32", one.operands[2])
-    return _assigned(one.operands[0], f"ptx::{one.opcode}<{_TYPES[one.type]}>({value}, {by})")
-
-
-def _insert(one: Instruction, scope: Scope) -> str:
-    kinds = (one.type, one.type, "u32", "u32")
-    pairs = zip(kinds, one.operands[1:], strict=True)
-    values = ", ".join(scope.value(kind, operand) for kind, operand in pairs)
-    return _assigned(one.operands[0], f"ptx::bfi<{_TYPES[one.type]}>({values})")
+    # Sums and products of integers wrap around.
+    wraps = one.opcode in {*_OF_FLOATS, "mad"} and not one.has("wide")
+    kind = one.type.replace("s", "u") if wraps else one.type
+    counts = _COUNTS.get(one.opcode, ())
+    values = [
+        scope.value("u32" if place in counts else kind, operand)
+        for place, operand in enumerate(one.operands[1:])
+    ]
+    if one.has("wide"):
+        wide = _DOUBLED[one.type[1:]]
+        values = [f"({_TYPES[one.type[0] + wide]}){value}" for value in values]
+        kind = "u" + wide
+    form = "!{0}" if (one.opcode, kind) == ("not", "pred") else _FORMS[one.opcode]
+    computed = form.format(*values, type=_TYPES[kind])
+    return _assigned(one.operands[0], f"({_TYPES[kind]})({computed})")
 
 
 def _compare(one: Instruction, scope: Scope) -> str:
@@ -364,30 +310,16 @@ def _shuffle(one: Instruction, scope: Scope) -> str:
 
 
 _TRANSLATORS: dict[str, Callable[[Instruction, Scope], str]] = {
-    "add": _arithmetic,
-    "and": _integers,
+    **dict.fromkeys(_FORMS, _compute),
     "bar": _barrier,
-    "bfi": _insert,
     "bra": _branch,
     "cvt": _convert,
     "cvta": _to_generic,
-    "div": _integers,
     "ld": _load,
-    "mad": _multiply_add,
-    "max": _extreme,
-    "min": _extreme,
     "mov": _move,
-    "mul": _arithmetic,
-    "neg": _negate,
-    "not": _complement,
-    "or": _integers,
     "ret": _return,
     "selp": _select,
     "setp": _compare,
     "shfl": _shuffle,
-    "shl": _shift,
-    "shr": _shift,
     "st": _store,
-    "sub": _arithmetic,
-    "xor": _integers,
 }

@@ -130,12 +130,8 @@ async def test_calls_are_admitted_in_the_order_in_which_they_came() -> None:
 
 async def test_waiting_does_not_count_as_a_stall() -> None:
     channels = AsyncClientChannels(Options(target=("127.0.0.1:1",), timeout_s=0.2))
-    first, second = (
-        channels.blocking.evaluation(
-            op=COPY, array=ARRAY, output_shape=None, out=None, timeout_s=60
-        )
-        for _ in range(2)
-    )
+    asked: dict[str, Any] = {"op": COPY, "array": ARRAY, "output_shape": None, "out": None}
+    first, second = (channels.blocking.evaluation(**asked, timeout_s=60) for _ in range(2))
     vars(first.shares)["count"] = BOUND
 
     async def take() -> float:

@@ -172,26 +172,19 @@ class SimulatedStream:
 
     def up(self, address: int, source: Bytes) -> None:
         self._device.check_pinned(source)
-        copy = partial(ctypes.memmove, address, source.ctypes.data, source.nbytes)
-        self._give("up", [(address, source.nbytes)], copy)
+        places = (address, source.ctypes.data, source.nbytes)
+        self._give("up", [(address, source.nbytes)], ctypes.memmove, *places)
 
     def down(self, target: Bytes, address: int) -> None:
         self._device.check_pinned(target)
-        copy = partial(ctypes.memmove, target.ctypes.data, address, target.nbytes)
-        self._give("down", [(address, target.nbytes)], copy)
+        places = (target.ctypes.data, address, target.nbytes)
+        self._give("down", [(address, target.nbytes)], ctypes.memmove, *places)
 
     def launch(self, launch: Launch, addresses: Mapping[Buffer, int]) -> None:
-        arguments = launch.resolved(addresses)
-        run = partial(
-            self._device.module.launch,
-            launch.kernel.expression,
-            launch.grid,
-            launch.block,
-            arguments,
-        )
-        places = zip(launch.arguments, arguments, strict=True)
-        used = [(int(at), 0) for place, at in places if isinstance(place, Buffer)]
-        self._give("launch", used, run)
+        given, run = launch.resolved(addresses), self._device.module.launch
+        used = [(addresses[one], 0) for one in launch.arguments if isinstance(one, Buffer)]
+        what = (launch.kernel.expression, launch.grid, launch.block, given)
+        self._give("launch", used, run, *what)
 
     def mark(self, *, blocking: bool) -> Callable[[], None]:
         """Return a function that does all tasks so far, and nothing else."""
@@ -204,14 +197,18 @@ class SimulatedStream:
             self._do(until)
 
     def _give(
-        self, what: str, used: Collection[tuple[int, int]], task: Callable[[], object]
+        self,
+        what: str,
+        used: Collection[tuple[int, int]],
+        task: Callable[..., object],
+        *arguments: object,
     ) -> None:
         """Take a task; used are the addresses and sizes of the memory that it uses."""
         loans = [self._device.loan(*one) for one in used]
 
         def run() -> None:
             assert [self._device.loan(*one) for one in used] == loans, "memory was lent again"
-            task()
+            task(*arguments)
 
         self._device.entered.set()
         with self._device.lock:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,14 +19,10 @@ from support.kernels import kernel_maps as maps
 from support.kernels.backend_calls import applied
 from support.oracles import oracles
 
-# Outputs along the first axis that one thread makes one after the other, at most.
-_STRIP = 64
-
 _HALF = np.dtype(np.float16)
 
 
-@dataclass(frozen=True, slots=True)
-class Huge:
+class Huge(NamedTuple):
     """A plan for a huge tensor, and how much of its end is looked at.
 
     shape   of the input
@@ -37,7 +33,7 @@ class Huge:
 
     name: str
     shape: tuple[int, ...]
-    moving: Mapping[int, BandedMap] = field(default_factory=dict[int, BandedMap])
+    moving: Mapping[int, BandedMap]
     tail: int = 2
     seen: int = 0
 
@@ -51,27 +47,20 @@ class Huge:
 
     def check(self, module: Module) -> None:
         """Assert that the end of the result has NumPy's bits."""
-        plan = self.plan
-        first, bands = self._end(plan)
+        plan, moving, first = self.plan, dict(self.moving), self.shape[0] - self.tail
+        if bands := self.moving.get(0):
+            begin = bands.outputs - self.tail
+            first = int(bands.start[begin:].min())
+            moving[0] = bands.window(begin, bands.outputs, first, bands.inputs)
         rng = np.random.default_rng(len(self.name))
         x = rng.standard_normal((self.shape[0] - first, *self.shape[1:])).astype(_HALF)
-        expected = applied(NumpyCpu(), _plan(x.shape, {**self.moving, **bands}), x, _HALF)
+        expected = applied(NumpyCpu(), _plan(x.shape, moving), x, _HALF)
         expected = expected.ravel()[-self.seen :]
         source = module.sparse(math.prod(self.shape) * _HALF.itemsize)
         source.view(_HALF, x.size, first=math.prod(self.shape) - x.size)[:] = x.ravel()
-        share = (self.tail + _STRIP) / plan.output_shape[0]
-        y = module.sparse(_size(plan) * _HALF.itemsize)
-        _run_last_blocks(module, self.program, source, y, share=share)
-        last = y.view(_HALF, expected.size, first=_size(plan) - expected.size)
-        oracles.same_bits(last, expected)
-
-    def _end(self, plan: Plan) -> tuple[int, dict[int, BandedMap]]:
-        bands = self.moving.get(0)
-        if bands is None:
-            return self.shape[0] - self.tail, {}
-        first = bands.outputs - self.tail
-        low = int(bands.start[first:].min())
-        return low, {0: bands.window(first, bands.outputs, low, bands.inputs)}
+        # One thread makes at most 64 outputs along the first axis, one after the other.
+        share = (self.tail + 64) / plan.output_shape[0]
+        _check_last_blocks(module, plan, source, expected, share=share)
 
 
 def check_huge_rows(module: Module) -> None:
@@ -84,17 +73,16 @@ def check_huge_rows(module: Module) -> None:
     source = module.sparse(2 * length * _HALF.itemsize)
     for row in range(2):
         source.view(_HALF, filled, first=(row + 1) * length - filled)[:] = x[row]
-    program = dispatch.program(plan, _HALF, _HALF)
-    y = module.sparse(_size(plan) * _HALF.itemsize)
-    _run_last_blocks(module, program, source, y, share=8 / 2**20)
-    last = y.view(_HALF, seen, first=_size(plan) - seen)
-    oracles.same_bits(last, expected[-1, -seen:].copy())
+    _check_last_blocks(module, plan, source, expected[-1, -seen:].copy(), share=8 / 2**20)
 
 
 def huge() -> list[Huge]:
     """Return a plan for each kernel, whose input or output has more than 2**31 numbers."""
-    up, down = maps.linear, maps.linear(500, 1000).adjoint()
+    up, down, nearest = maps.linear, maps.linear(500, 1000).adjoint(), maps.nearest
     gaps = maps.thinned(maps.linear(8, 6), np.arange(6) == 5)
+    large, wide = maps.linear(23_552, 47_104).adjoint(), up(17_000, 16_500)
+    image, copied = up(47_000, 46_000), nearest(23_500, 47_000)
+    twice, halved = nearest(250, 500), nearest(500, 250)
     return [
         Huge("one axis, much inside", (300_000, 9, 1000), {1: maps.cubic(9, 7)}),
         Huge("one axis, little inside", (90_000_000, 9, 3), {1: up(9, 10)}, tail=9),
@@ -104,34 +92,26 @@ def huge() -> list[Huge]:
         Huge("two axes, more out", (9000, 410, 401), {1: up(410, 500), 2: up(401, 501)}),
         Huge("two axes by steps", (2200, 1000, 1000), {1: down, 2: down}),
         Huge("two axes of channels", (36_000, 31, 31, 64), {1: up(31, 20), 2: up(31, 22)}),
-        Huge("copied to more", (9000, 250, 250), {1: maps.nearest(250, 500), 2: _TWICE}),
-        Huge("copied to fewer", (9000, 500, 500), {1: maps.nearest(500, 250), 2: _HALVED}),
+        Huge("copied to more", (9000, 250, 250), {1: twice, 2: twice}),
+        Huge("copied to fewer", (9000, 500, 500), {1: halved, 2: halved}),
         Huge("gaps", (300_000, 8, 30, 30), {1: gaps, 2: up(30, 31), 3: up(30, 40)}),
-        Huge("one large image", (47_000, 47_000), {0: up(47_000, 46_000), 1: up(47_000, 46_000)}),
-        Huge("one large image by steps", (47_104, 47_104), {0: _LARGE, 1: _LARGE}),
-        Huge("one large image of channels", (17_000, 17_000, 8), {0: _WIDE, 1: _WIDE}, seen=200),
-        Huge("one large image, copied", (23_500, 23_500), {0: _NEAREST, 1: _NEAREST}),
+        Huge("one large image", (47_000, 47_000), {0: image, 1: image}),
+        Huge("one large image by steps", (47_104, 47_104), {0: large, 1: large}),
+        Huge("one large image of channels", (17_000, 17_000, 8), {0: wide, 1: wide}, seen=200),
+        Huge("one large image, copied", (23_500, 23_500), {0: copied, 1: copied}),
     ]
-
-
-_TWICE, _HALVED = maps.nearest(250, 500), maps.nearest(500, 250)
-_LARGE = maps.linear(23_552, 47_104).adjoint()
-_WIDE = maps.linear(17_000, 16_500)
-_NEAREST = maps.nearest(23_500, 47_000)
 
 
 def _plan(shape: tuple[int, ...], moving: Mapping[int, BandedMap]) -> Plan:
     return Plan.build([moving.get(axis) for axis in range(len(shape))], shape, fill=-1.5)
 
 
-def _size(plan: Plan) -> int:
-    return math.prod(plan.output_shape)
-
-
-def _run_last_blocks(
-    module: Module, program: programs.Program, x: Buffer, y: Buffer, *, share: float
+def _check_last_blocks(
+    module: Module, plan: Plan, x: Buffer, expected: oracles.Tensor, *, share: float
 ) -> None:
     """Run the share of each launch's blocks that comes last, in the last slice of the program."""
+    size, program = math.prod(plan.output_shape), dispatch.program(plan, _HALF, _HALF)
+    y = module.sparse(size * _HALF.itemsize)
     buffers = {programs.Buffer("x"): x, programs.Buffer("y"): y}
     tables = map(module.holding, program.tables)
     buffers.update({programs.Buffer("table", i): one for i, one in enumerate(tables)})
@@ -139,7 +119,11 @@ def _run_last_blocks(
     buffers.update({programs.Buffer("scratch", i): one for i, one in enumerate(scratch)})
     addresses = {place: buffer.address for place, buffer in buffers.items()}
     # The first launch of each slice is the one that reads x.
-    slices = [number for number, one in enumerate(program.launches) if _reads_x(one)]
+    reads = [
+        {one for one in launch.arguments if isinstance(one, programs.Buffer)}
+        for launch in program.launches
+    ]
+    slices = [number for number, one in enumerate(reads) if programs.X in one]
     for launch in program.launches[slices[-1] :]:
         blocks = math.prod(launch.grid)
         count = min(blocks, math.ceil(blocks * share * len(slices)) + 2)
@@ -150,7 +134,5 @@ def _run_last_blocks(
             launch.resolved(addresses),
             blocks=(blocks - count, blocks),
         )
-
-
-def _reads_x(launch: programs.Launch) -> bool:
-    return any(isinstance(one, programs.Buffer) and one.place == "x" for one in launch.arguments)
+    last = y.view(_HALF, expected.size, first=size - expected.size)
+    oracles.same_bits(last, expected)

@@ -9,49 +9,59 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
-from collections import ChainMap
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy.typing as npt
+import pytest
 
 from cudasim.module import FORWARD, Module
 from gradwire_server.backends.cuda import build, dispatch
-from gradwire_server.backends.cuda.programs import Buffer, Kernel, Program, every_kernel
-from gradwire_server.plans import BandedMap, Plan
-from ptxsim.module import PtxModule, translated
+from gradwire_server.backends.cuda.build import Compiled
+from gradwire_server.backends.cuda.programs import Buffer, Kernel, X, Y, every_kernel
+from gradwire_server.plans import Plan
+from ptxsim.module import translated
 
 ARCHITECTURES = [75, 80, 86, 89, 90, 100, 120]
 _REGISTERS = r"Compiling entry function '(\w+)'.*?Used (\d+) registers"
 BUDGET = Path(__file__).parents[2] / "data" / "cuda_registers.json"
 
+Array = npt.NDArray[Any]
+
 
 @cache
-def texts(architecture: int) -> list[tuple[str, dict[str, str]]]:
-    return [ptx_text(*one, architecture) for one in build.by_source(every_kernel()).items()]
+def built(architecture: int) -> list[tuple[Compiled, str]]:
+    """Compile every kernel to machine code; return it with the PTX that NVRTC made on the way."""
+    nvrtc: Any = import_module("cupy.cuda").nvrtc
+
+    def both(program: Any) -> bytes:
+        return bytes(nvrtc.getPTX(program) + nvrtc.getCUBIN(program))
+
+    keeping = SimpleNamespace(**{**vars(nvrtc), "getCUBIN": both})
+    grouped, target = build.by_source(every_kernel()), f"sm_{architecture}"
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as pool:
+        patch.setattr(build, "_nvrtc", lambda: keeping)
+        made = pool.map(build.compiled, grouped, grouped.values(), [target] * len(grouped))
+        return [(one, text_of(one.code.partition(b"\x7fELF")[0])) for one in made]
 
 
-def ptx_text(source: str, expressions: list[str], architecture: int) -> tuple[str, dict[str, str]]:
-    made = build.compiled(source, expressions, f"compute_{architecture}")
-    return made.code.rstrip(b"\0").decode(), made.lowered
+def text_of(code: bytes) -> str:
+    return code.rstrip(b"\0").decode()
 
 
-def registers(architecture: int, cache: Path) -> dict[str, int]:
-    """Compile every kernel; return the registers that a thread of each takes, and spills none."""
-
-    def of_file(source: str, expressions: list[str]) -> dict[str, int]:
-        cubin = build.cubin(source, expressions, architecture, cache)
-        assert not re.search(r"[1-9]\d* bytes spill", cubin.log), cubin.log
-        counts = dict(re.findall(_REGISTERS, cubin.log, re.DOTALL))
-        return {name: int(counts[lowered]) for name, lowered in cubin.lowered.items()}
-
-    grouped = build.by_source(every_kernel())
-    with ThreadPoolExecutor() as pool:
-        return dict(ChainMap(*pool.map(of_file, grouped.keys(), grouped.values())))
+def registers(architecture: int) -> dict[str, int]:
+    """Return the registers that a thread of each kernel takes; assert that none spills."""
+    found = dict[str, int]()
+    for one, _ in built(architecture):
+        assert not re.search(r"[1-9]\d* bytes spill", one.log), one.log
+        counts = dict(re.findall(_REGISTERS, one.log, re.DOTALL))
+        found |= {name: int(counts[lowered]) for name, lowered in one.lowered.items()}
+    return found
 
 
 def budget() -> dict[str, int]:
@@ -61,27 +71,22 @@ def budget() -> dict[str, int]:
 
 
 def write_budget(architectures: Iterable[int]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        found = [registers(one, Path(folder)) for one in architectures]
+    found = [registers(one) for one in architectures]
     most = {name: max(one[name] for one in found) for name in found[0]}
     BUDGET.write_text(json.dumps(most, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-Array = npt.NDArray[Any]
-
-
 @cache
-def ptx(architecture: int, some: frozenset[Kernel] | None = None) -> PtxModule:
+def ptx(architecture: int, some: frozenset[Kernel] | None = None) -> Module:
     """Compile kernels, all of them unless some are named, with NVRTC and then with g++.
 
     architecture  compute capability: 90 is 9.0
     """
     named = {kernel.expression for kernel in some or every_kernel()}
-    there = [
-        (text, {name: mangled for name, mangled in lowered.items() if name in named})
-        for text, lowered in texts(architecture)
-    ]
-    return translated(there)
+    return translated(
+        (text, {name: mangled for name, mangled in one.lowered.items() if name in named})
+        for one, text in built(architecture)
+    )
 
 
 class SimulatedCuda:
@@ -91,65 +96,22 @@ class SimulatedCuda:
     multiprocessors  that programs are made for; the fewer, the more each thread does
     """
 
-    name = "cuda_simulated"
-    splits_work = False
-    may_wait = False
-
-    def __init__(
-        self,
-        module: Module,
-        *,
-        order: int = FORWARD,
-        multiprocessors: int = dispatch.MULTIPROCESSORS,
-    ) -> None:
+    def __init__(self, module: Module, *, order: int = FORWARD, multiprocessors: int = 132) -> None:
         self._module, self._order, self._multiprocessors = module, order, multiprocessors
 
-    def warm_up(self) -> None: ...
-
     def apply(self, plan: Plan, x: Array, y: Array) -> None:
-        if not y.size:
-            return
-        made = partial(dispatch.program, multiprocessors=self._multiprocessors)
-        self.run(made(plan, x.dtype, y.dtype), x, y)
-
-    def accumulate(self, bands: BandedMap, x: Array, y: Array, *, axis: int, carried: int) -> None:
-        program = dispatch.accumulation(
-            bands,
-            x.shape,
-            x.dtype,
-            axis=axis,
-            carried=carried,
-            multiprocessors=self._multiprocessors,
-        )
-        self.run(program, x, y, carried=carried > 0)
-
-    def run(self, program: Program, x: Array, y: Array, *, carried: bool = False) -> None:
-        """Run a program.
-
-        x        what it reads, contiguous or not
-        y        what it writes, all of it
-        carried  whether it reads y as well; otherwise y is NaN before
-        """
+        """Run a plan's program on x, contiguous or not, and write all of y."""
+        program = dispatch.program(plan, x.dtype, y.dtype, multiprocessors=self._multiprocessors)
         holding = partial(self._module.holding, order=self._order)
         fresh = partial(self._module.buffer, order=self._order)
-        buffers = {Buffer("x"): holding(x), Buffer("y"): fresh(y.nbytes)}
-        for index, table in enumerate(program.tables):
-            buffers[Buffer("table", index)] = holding(table)
-        for index, nbytes in enumerate(program.scratch):
-            buffers[Buffer("scratch", index)] = fresh(nbytes)
+        buffers = {X: holding(x), Y: fresh(y.nbytes)}
+        buffers |= {Buffer("table", i): holding(one) for i, one in enumerate(program.tables)}
+        buffers |= {Buffer("scratch", i): fresh(size) for i, size in enumerate(program.scratch)}
         addresses = {place: buffer.address for place, buffer in buffers.items()}
-        result = buffers[Buffer("y")].view(y.dtype, y.size).reshape(y.shape)
-        if carried:
-            result[...] = y
-        for launch in program.launches:
-            self._module.launch(
-                launch.kernel.expression,
-                launch.grid,
-                launch.block,
-                launch.resolved(addresses),
-                order=self._order,
-            )
-        y[...] = result
+        for one in program.launches:
+            given, name = one.resolved(addresses), one.kernel.expression
+            self._module.launch(name, one.grid, one.block, given, order=self._order)
+        y[...] = buffers[Y].view(y.dtype, y.size).reshape(y.shape)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,14 @@ import math
 import zlib
 from collections.abc import Collection, Iterator
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cuda import dispatch
-from gradwire_server.backends.cuda.programs import Kernel
+from gradwire_server.backends.cuda.programs import Kernel, Program
 from gradwire_server.plans import BandedMap, Plan
 from support.kernels import kernel_maps as maps
 from support.kernels import kernel_table
@@ -25,12 +25,8 @@ from support.kernels.backend_calls import Applies, applied
 from support.kernels.kernel_table import FORMATS, Case, Formats
 from support.oracles import oracles
 
-# Numbers that a row for the sanitizers reads and writes.
-_SMALL = 20_000
-
-
 Numbers = Literal["ordinary", "strewn", "special"]
-_NUMBERS: list[Numbers] = ["strewn", "ordinary", "special"]
+NUMBERS: list[Numbers] = ["strewn", "ordinary", "special"]
 
 
 class Row(NamedTuple):
@@ -49,9 +45,17 @@ class Row(NamedTuple):
         return f"{self.case.name}, {self.numbers} {arriving} to {leaving}"
 
     @property
+    def program(self) -> Program:
+        return dispatch.program(self.case.plan, *self.formats)
+
+    @property
     def kernels(self) -> frozenset[Kernel]:
-        program = dispatch.program(self.case.plan, *self.formats)
-        return frozenset(launch.kernel for launch in program.launches)
+        return frozenset(launch.kernel for launch in self.program.launches)
+
+    @property
+    def size(self) -> int:
+        """How many numbers it reads and writes."""
+        return math.prod(self.case.plan.input_shape) + math.prod(self.case.plan.output_shape)
 
     def check(self, device: Applies) -> None:
         oracles.same_bits(self.result(device), self.result(NumpyCpu()))
@@ -77,7 +81,7 @@ def rows_of(case: Case) -> Iterator[Row]:
     """Yield one plan's rows: in three of the formats, and in all where it is the table's own."""
     formats = FORMATS if case in own_cases() else kernel_table.some_formats(case)
     for number, one in enumerate(formats):
-        yield Row(case, one, _NUMBERS[number % len(_NUMBERS)])
+        yield Row(case, one, NUMBERS[number % len(NUMBERS)])
 
 
 def rows() -> list[Row]:
@@ -86,14 +90,8 @@ def rows() -> list[Row]:
 
 def watched_rows() -> list[Row]:
     """Return rows for the sanitizers, which take long: small tensors, one type of each size."""
-    one_of_each_size = [np.dtype(one) for one in (np.float16, np.float32, np.float64)]
-    return [
-        row
-        for row in rows()
-        if row.formats[0] == row.formats[1]
-        and row.formats[0] in one_of_each_size
-        and math.prod(row.case.plan.input_shape) + math.prod(row.case.plan.output_shape) <= _SMALL
-    ]
+    formats = [(np.dtype(one),) * 2 for one in (np.float16, np.float32, np.float64)]
+    return [row for row in rows() if row.formats in formats and row.size <= 20_000]
 
 
 def digest(device: Applies, some: Collection[Row]) -> str:
@@ -107,21 +105,8 @@ def digest(device: Applies, some: Collection[Row]) -> str:
 @cache
 def own_cases() -> list[Case]:
     """Return the plans that are there for what only CUDA kernels tell apart."""
-    return [
-        *_steps(),
-        *_ranks(),
-        *_layouts(),
-        *_small_planes(),
-        *_awkward(),
-        *_long_bands(),
-        *_few_taps(),
-        *_many_slices(),
-        *_vectors(),
-    ]
-
-
-def _case(name: str, shape: tuple[int, ...], moving: dict[int, BandedMap]) -> Case:
-    return Case(name, Plan.build([moving.get(axis) for axis in range(len(shape))], shape))
+    shapes = _steps(), _ranks(), _layouts(), _small_planes(), _awkward(), _long_bands()
+    return list(chain(*shapes, _few_taps(), _many_slices(), _vectors()))
 
 
 def _steps() -> Iterator[Case]:
@@ -145,46 +130,44 @@ def _steps() -> Iterator[Case]:
             columns = kind(width, step * width).adjoint()
             shape = (outer, rows.inputs, columns.inputs)
             where = f"{kind.__name__} steps of {step}, {name}"
-            yield _case(where, shape, {1: rows, 2: columns})
+            yield Case.of(where, shape, {1: rows, 2: columns})
 
 
 def _ranks() -> Iterator[Case]:
-    """Move the first, a middle and the last axis, and all, of tensors of 1 to 8 axes."""
+    """Move the first, a middle and the last axis, and every other, of tensors of 1 to 8 axes."""
     for rank in range(1, 9):
         shape = (5, 4, 3, 2, 3, 2, 3, 4)[:rank]
         for axis in sorted({0, rank // 2, rank - 1}):
             up = maps.cubic(shape[axis], 2 * shape[axis] + 1)
-            yield _case(f"axis {axis} of {rank}", shape, {axis: up})
+            yield Case.of(f"axis {axis} of {rank}", shape, {axis: up})
         if rank > 1:
-            each = {axis: maps.linear(size, size + axis % 2) for axis, size in enumerate(shape)}
-            yield _case(f"every axis of {rank}", shape, each)
+            each = {axis: maps.linear(shape[axis], shape[axis] + 1) for axis in range(1, rank, 2)}
+            yield Case.of(f"every axis of {rank}", shape, each)
 
 
 def _layouts() -> Iterator[Case]:
     """Move two and three axes with channels before them, behind them, and in between."""
-    kinds = {"linear": maps.linear, "cubic": maps.cubic, "nearest": maps.nearest, "area": maps.area}
-    for (name, kind), channels in product(kinds.items(), (1, 3, 8, 131)):
-        up, back = kind(7, 12), kind(6, 11).adjoint()
-        yield _case(f"{name}, {channels} channels first", (2, channels, 7, 11), {2: up, 3: back})
-        yield _case(f"{name}, {channels} channels last", (2, 7, 11, channels), {1: up, 2: back})
-        yield _case(f"{name}, {channels} between", (2, 7, channels, 11), {1: up, 3: back})
+    kinds = (maps.linear, maps.cubic, maps.nearest, maps.area)
+    for kind, channels in product(kinds, (1, 3, 8, 131)):
+        name, up, back = kind.__name__, kind(7, 12), kind(6, 11).adjoint()
+        yield Case.of(f"{name}, {channels} channels first", (2, channels, 7, 11), {2: up, 3: back})
+        yield Case.of(f"{name}, {channels} channels last", (2, 7, 11, channels), {1: up, 2: back})
+        yield Case.of(f"{name}, {channels} between", (2, 7, channels, 11), {1: up, 3: back})
     same = maps.cubic(9, 8)
     for channels in (1, 5, 16, 131):
         shape = (7, 9, channels)
-        yield _case(f"four read a column of {channels}", shape, {0: maps.area(7, 3), 1: same})
+        yield Case.of(f"four read a column of {channels}", shape, {0: maps.area(7, 3), 1: same})
         deep = {1: maps.linear(3, 6), 2: maps.linear(4, 8), 3: maps.linear(5, 10)}
-        yield _case(f"three axes, {channels} channels", (2, 3, 4, 5, channels), deep)
-
-
-_LONG = ((9, 30, 2), (1, 2048, 2), (3, 2600, 3), (70, 2500, 1), (2, 4100, 300))
+        yield Case.of(f"three axes, {channels} channels", (2, 3, 4, 5, channels), deep)
 
 
 def _long_bands() -> Iterator[Case]:
     """Read more of a row for each result than is held of it at once, or than weights are."""
     rng = np.random.default_rng(8)
-    for rows, length, outputs in _LONG:
+    sizes = ((9, 30, 2), (1, 2048, 2), (3, 2600, 3), (70, 2500, 1), (2, 4100, 300))
+    for rows, length, outputs in sizes:
         bands = maps.wide(rng, length, outputs)
-        yield _case(f"{rows} times {outputs} of {length}", (rows, length), {1: bands})
+        yield Case.of(f"{rows} times {outputs} of {length}", (rows, length), {1: bands})
 
 
 def _vectors() -> Iterator[Case]:
@@ -193,8 +176,8 @@ def _vectors() -> Iterator[Case]:
     for channels, width in {1: 232, 3: 116}.items():
         columns = maps.linear(width // 2 - 9, width).adjoint()
         of, shape = f", {channels} channels" * (channels > 1), (2, 23, width, channels)
-        yield _case(f"rows of vectors, several tiles{of}", shape, {1: rows, 2: columns})
-        yield _case(f"rows of vectors, alone{of}", shape[1:], {1: columns})
+        yield Case.of(f"rows of vectors, several tiles{of}", shape, {1: rows, 2: columns})
+        yield Case.of(f"rows of vectors, alone{of}", shape[1:], {1: columns})
 
 
 def _many_slices() -> Iterator[Case]:
@@ -217,12 +200,11 @@ def _few_taps() -> Iterator[Case]:
     yield Case.of("one tap of columns with gaps", (5, 20, 20), {1: halved, 2: sparse}, fill=-1.5)
     yield Case.of("two taps of columns with gaps", (3, 30, 30), {1: gaps, 2: gaps}, fill=-1.5)
     turned = maps.backwards(maps.linear(30, 40))
-    yield _case("two taps, backwards, 3 channels", (2, 30, 30, 3), {1: turned, 2: turned})
+    yield Case.of("two taps, backwards, 3 channels", (2, 30, 30, 3), {1: turned, 2: turned})
     for name, bands in {"one": sparse, "two": gaps}.items():
-        both = {
-            axis: maps.reweighted(bands, rng.choice(oracles.WEIGHTS, bands.nnz)) for axis in (1, 2)
-        }
-        yield _case(f"awkward weights, at most {name}", (2, bands.inputs, bands.inputs), both)
+        one, other = (maps.reweighted(bands, rng.choice(oracles.WEIGHTS, bands.nnz)) for _ in "ab")
+        both = {1: one, 2: other}
+        yield Case.of(f"awkward weights, at most {name}", (2, bands.inputs, bands.inputs), both)
 
 
 def _small_planes() -> Iterator[Case]:
@@ -230,11 +212,11 @@ def _small_planes() -> Iterator[Case]:
     for side in (1, 2, 3, 7, 14):
         up = maps.linear(side, 2 * side)
         moving = {1: up.adjoint(), 2: up.adjoint()}
-        yield _case(f"planes of {2 * side}", (301, 2 * side, 2 * side), moving)
-        yield _case(f"planes to {2 * side}", (301, side, side), {1: up, 2: up})
+        yield Case.of(f"planes of {2 * side}", (301, 2 * side, 2 * side), moving)
+        yield Case.of(f"planes to {2 * side}", (301, side, side), {1: up, 2: up})
     thirds = maps.area(30, 3)
-    yield _case("narrow planes, wide bands", (41, 30, 30), {1: thirds, 2: thirds})
-    yield _case("narrow planes, wide bands, last", (301, 30), {1: thirds})
+    yield Case.of("narrow planes, wide bands", (41, 30, 30), {1: thirds, 2: thirds})
+    yield Case.of("narrow planes, wide bands, last", (301, 30), {1: thirds})
 
 
 def _awkward() -> Iterator[Case]:
@@ -252,19 +234,18 @@ def _awkward() -> Iterator[Case]:
         "gaps": maps.thinned(maps.linear(90, 60), rng.random(60) < 0.3),
     }.items():
         one, other = awkward(bands), awkward(bands)
-        yield _case(f"awkward weights, {name}, last", (7, 90), {1: one})
-        yield _case(f"awkward weights, {name}, inside", (3, 90, 16), {1: one})
-        yield _case(f"awkward weights, {name}, two axes", (2, 90, 90), {1: one, 2: other})
+        yield Case.of(f"awkward weights, {name}, last", (7, 90), {1: one})
+        yield Case.of(f"awkward weights, {name}, inside", (3, 90, 16), {1: one})
+        yield Case.of(f"awkward weights, {name}, two axes", (2, 90, 90), {1: one, 2: other})
         moving = {0: one, 1: other}
-        yield _case(f"awkward weights, {name}, channels", (90, 90, 8), moving)
+        yield Case.of(f"awkward weights, {name}, channels", (90, 90, 8), moving)
 
 
-# A prime: columns taken for others are found, whatever power of two lies between them.
-_PERIOD = 1_000_003
+def check_rows(backend: Applies, *, columns: int, period: int = 1_000_003) -> None:
+    """Assert that rows of so many float16, equal every `period` columns, give NumPy's bits.
 
-
-def check_rows(backend: Applies, *, columns: int, period: int = _PERIOD) -> None:
-    """Assert that rows of so many float16, equal every `period` columns, give NumPy's bits."""
+    A period that is a prime tells columns apart, whatever power of two lies between them.
+    """
     up = maps.linear(2, 3)
     rng = np.random.default_rng(6)
     some = rng.standard_normal((2, period)).astype(np.float16)

@@ -17,6 +17,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -31,8 +33,6 @@ from support.kernels.cuda_device import SimulatedDevice
 _KIND, _FOLDER = "FAULTY_DEVICE", "FAULTY_DEVICE_FOLDER"
 
 _STRAY = 'extern "C" __global__ void stray(int* nobodys) { *nobodys = 1; }'
-_NOBODYS = 8
-_ILLEGAL = "an illegal memory access was encountered"
 
 
 class FaultyDevice:
@@ -54,11 +54,9 @@ class FaultyDevice:
         return FaultyStream(self._device.stream(), self._before_launch)
 
     def _before_launch(self) -> None:
-        try:
+        with suppress(FileNotFoundError):
             self._file.unlink()
-        except FileNotFoundError:
-            return
-        self._stray()
+            self._stray()
 
 
 class FaultyStream:
@@ -75,15 +73,13 @@ class FaultyStream:
         self._stream.launch(*arguments)
 
 
-def opened(kind: str, folder: Path, *arguments: Any, **more: Any) -> FaultyDevice:
-    """Open a device.
-
-    arguments, more  of CupyDevice
-    """
+def opened(kind: str, folder: Path, **more: str) -> FaultyDevice:
+    """Open a device; more are the arguments of CupyDevice."""
     if kind == "sim":
         simulated = SimulatedDevice(cuda_device.compiled())
-        return FaultyDevice(simulated, folder, lambda: _break(simulated))
-    return FaultyDevice(cupy_device.CupyDevice(*arguments, **more), folder, _write_astray)
+        stray = partial(setattr, simulated, "broken", "an illegal memory access was encountered")
+        return FaultyDevice(simulated, folder, stray)
+    return FaultyDevice(cupy_device.CupyDevice(**more), folder, _write_astray)
 
 
 def check() -> int:
@@ -129,15 +125,11 @@ def check_replacement(folder: Path, *, kind: str) -> None:
         service_load.check_load(command.address, threads=2, turns=1)
 
 
-def _break(device: SimulatedDevice) -> None:
-    device.broken = _ILLEGAL
-
-
 def _write_astray() -> None:
     """Have the driver find the write; what CUDA is asked for after that fails too."""
     cupy: Any = import_module("cupy")
     numpy: Any = import_module("numpy")
-    cupy.RawKernel(_STRAY, "stray")((1,), (1,), (numpy.uint64(_NOBODYS),))
+    cupy.RawKernel(_STRAY, "stray")((1,), (1,), (numpy.uint64(8),))
     try:
         cupy.cuda.runtime.deviceSynchronize()
     except cupy.cuda.runtime.CUDARuntimeError:

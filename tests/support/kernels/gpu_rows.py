@@ -1,6 +1,6 @@
 """A few small rows of the table on a device, for a tool that watches this process.
 
-    PYTHONPATH=server:client:tests python tests/support/kernels/gpu_rows.py [--device sim]
+    PYTHONPATH=server:client:tests python tests/support/kernels/gpu_rows.py [sim]
 
 Every kernel is launched that any row launches. Prints one hash of all results, which is
 NumPy's where the bits are.
@@ -8,8 +8,6 @@ NumPy's where the bits are.
 
 from __future__ import annotations
 
-import argparse
-import math
 import sys
 
 from gradwire_server.backends.cuda import cupy_device
@@ -20,38 +18,23 @@ from support.kernels import cuda_device, cuda_table
 from support.kernels.cuda_device import SimulatedDevice
 from support.kernels.cuda_table import Row
 
-_MEMORY_BYTES = 256 << 20
-
 
 def few_rows() -> list[Row]:
     """Return rows that launch every kernel that any row does, on as few numbers as that takes."""
     found, seen = list[Row](), set[Kernel]()
-    for row in sorted(cuda_table.rows(), key=_numbers):
+    for row in sorted(cuda_table.rows(), key=lambda row: row.size):
         if not row.kernels <= seen:
             seen |= row.kernels
             found.append(row)
     return found
 
 
-def _numbers(row: Row) -> int:
-    plan = row.case.plan
-    return math.prod(plan.input_shape) + math.prod(plan.output_shape)
-
-
-def main() -> None:
-    """Compute and print; end with a line that says why where there is no device."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", choices=("cuda", "sim"), default="cuda")
-    simulated = parser.parse_args().device == "sim"
+if __name__ == "__main__":
     try:
         device: Device = (
-            SimulatedDevice(cuda_device.compiled()) if simulated else cupy_device.CupyDevice()
+            SimulatedDevice(cuda_device.compiled()) if sys.argv[1:] else cupy_device.CupyDevice()
         )
     except ImportError as error:
         sys.exit(f"cuda cannot run here: {error}")
-    backend = Cuda(device, memory_bytes=_MEMORY_BYTES, cpu_work=0)
+    backend = Cuda(device, memory_bytes=256 << 20, cpu_work=0)
     sys.stdout.write(cuda_table.digest(backend, few_rows()) + "\n")
-
-
-if __name__ == "__main__":
-    main()

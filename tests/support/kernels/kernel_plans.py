@@ -6,6 +6,7 @@ Hypothesis settles what is there; numbers in bulk come from generators that it s
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 from hypothesis import strategies as st
 
 from gradwire_server.plans import BandedMap, Plan
@@ -55,15 +56,16 @@ def steady(draw: st.DrawFn, inputs: int, most: int) -> BandedMap:
     rng, shift = draw(_generators()), draw(st.integers(-3, 3))
     doubles, fewest = draw(st.booleans()), draw(st.integers(0, 7))
     outputs = min(most, 2 * inputs if doubles else max(1, inputs // 2))
-    match draw(st.sampled_from(["sampled", "stepped", "phased"])):
-        case "sampled":
-            kind = draw(st.sampled_from(_KINDS[:-1]))
-            back = draw(st.booleans())
-            return kind(outputs, inputs).adjoint() if back else kind(inputs, outputs)
-        case "stepped":
-            taps, period = [fewest], draw(st.integers(1, 2))
-        case _:
-            taps, period = [fewest, fewest + draw(st.integers(0, 1))], 2
+    pattern = draw(st.sampled_from(["sampled", "stepped", "phased"]))
+    if pattern == "sampled":
+        kind = draw(st.sampled_from(_KINDS[:-1]))
+        back = draw(st.booleans())
+        return kind(outputs, inputs).adjoint() if back else kind(inputs, outputs)
+    taps, period = [fewest], 2
+    if pattern == "stepped":
+        period = draw(st.integers(1, 2))
+    else:
+        taps.append(fewest + draw(st.integers(0, 1)))
     step = 0.5 if doubles else 2
     found = maps.stepped(inputs, outputs, step=step, taps=taps, weights=[1.0], shift=shift)
     return maps.rephased(rng, found, period=period)
@@ -85,20 +87,17 @@ def bands(draw: st.DrawFn, inputs: int, most: int) -> BandedMap:
     pattern = draw(st.sampled_from([sampled, sampled, sampled, stepped, stepped, scattered]))
     found = draw(pattern(inputs, most))
     weights = draw(st.sampled_from(["own", "own", "ones", "alike", "phased", "awkward", "any"]))
-    rng = draw(_generators())
-    match weights:
-        case "ones":
-            found = maps.reweighted(found, 1.0)
-        case "alike":
-            found = maps.reweighted(found, rng.standard_normal())
-        case "phased":
-            found = maps.rephased(rng, found, period=draw(st.integers(1, 4)))
-        case "awkward":
-            found = maps.reweighted(found, rng.choice(oracles.WEIGHTS, max(1, found.nnz)))
-        case "any":
-            found = maps.reweighted(found, rng.standard_normal(max(1, found.nnz)))
-        case _:
-            pass
+    rng, count = draw(_generators()), max(1, found.nnz)
+    if weights == "phased":
+        found = maps.rephased(rng, found, period=draw(st.integers(1, 4)))
+    elif weights != "own":
+        new: dict[str, npt.ArrayLike] = {
+            "ones": 1.0,
+            "alike": rng.standard_normal(),
+            "awkward": rng.choice(oracles.WEIGHTS, count),
+            "any": rng.standard_normal(count),
+        }
+        found = maps.reweighted(found, new[weights])
     if draw(st.integers(0, 4)) == 0:
         share = draw(st.sampled_from([0.1, 0.5, 0.95]))
         found = maps.thinned(found, rng.random(found.outputs) < share)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
-from functools import cache
-from itertools import product
+from collections.abc import Iterator, Mapping
+from functools import cache, lru_cache
+from itertools import chain, product
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -18,21 +18,15 @@ from support.kernels.backend_calls import applied
 from support.oracles import oracles
 
 Shape = tuple[int, ...]
+Moving = Mapping[int, BandedMap]
 Formats = tuple[np.dtype[np.generic], np.dtype[np.generic]]
 
 _FLOAT32, _FLOAT16, _BFLOAT16, _FLOAT64 = oracles.STORAGE_TYPES
 
 # What comes in and what goes out: the storage type itself, and by turns what it is computed in.
-FORMATS: list[Formats] = [
-    (_FLOAT32, _FLOAT32),
-    (_FLOAT16, _FLOAT32),
-    (_FLOAT16, _FLOAT16),
-    (_FLOAT32, _FLOAT16),
-    (_BFLOAT16, _BFLOAT16),
-    (_BFLOAT16, _FLOAT32),
-    (_FLOAT64, _FLOAT64),
-    (_FLOAT32, _BFLOAT16),
-]
+_ARRIVING = [_FLOAT32, _FLOAT16, _FLOAT16, _FLOAT32, _BFLOAT16, _BFLOAT16, _FLOAT64, _FLOAT32]
+_LEAVING = [_FLOAT32, _FLOAT32, _FLOAT16, _FLOAT16, _BFLOAT16, _FLOAT32, _FLOAT64, _BFLOAT16]
+FORMATS: list[Formats] = list(zip(_ARRIVING, _LEAVING, strict=True))
 
 # Some of them once in a while among ordinary numbers.
 SPECIALS = np.array([*oracles.VALUES, 6.5e4, -3e-8, 1e-45, 3e38])
@@ -45,9 +39,7 @@ class Case(NamedTuple):
     plan: Plan
 
     @classmethod
-    def of(
-        cls, name: str, shape: Shape, moving: Mapping[int, BandedMap], *, fill: float = 0.0
-    ) -> Self:
+    def of(cls, name: str, shape: Shape, moving: Moving, *, fill: float = 0.0) -> Self:
         """Move some axes of tensors of a shape."""
         plan = Plan.build([moving.get(axis) for axis in range(len(shape))], shape, fill=fill)
         assert len(plan.passes) == len(moving)
@@ -61,13 +53,18 @@ def check(backend: Backend, plan: Plan, x: oracles.Tensor, dtype: npt.DTypeLike)
 
 
 def numbers(case: Case, dtype: npt.DTypeLike, *, special: bool) -> oracles.Tensor:
-    rng = np.random.default_rng(zlib.crc32(case.name.encode()))
-    x = rng.standard_normal(case.plan.input_shape)
+    with np.errstate(all="ignore"):
+        return _numbers(case.name, case.plan.input_shape, special=special).astype(dtype)
+
+
+@lru_cache(maxsize=4)
+def _numbers(name: str, shape: Shape, *, special: bool) -> oracles.Tensor:
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    x = rng.standard_normal(shape)
     if special:
         there = rng.random(x.shape) < 0.02
         x[there] = rng.choice(SPECIALS, int(there.sum()))
-    with np.errstate(all="ignore"):
-        return x.astype(dtype)
+    return x
 
 
 def some_formats(case: Case) -> list[Formats]:
@@ -75,139 +72,94 @@ def some_formats(case: Case) -> list[Formats]:
     return [FORMATS[first - step] for step in (0, 3, 6)]
 
 
-def named(shapes: Mapping[str, tuple[Shape, Mapping[int, BandedMap]]]) -> list[Case]:
-    """Return cases by name: a shape, and the axes that are moved."""
-    return [Case.of(name, shape, moving) for name, (shape, moving) in shapes.items()]
-
-
 @cache
 def cases() -> list[Case]:
-    """Return all of them; no tensor has more than 250 000 numbers."""
-    return [
-        *_single(),
-        *_wide_bands(),
-        *_steady_ends(),
-        *_rows_and_pixels(),
-        *_several_axes(),
-        *_windows(),
-        *_plain_rows(),
-        *_empty_bands(),
-        *_chains(),
-    ]
+    """Return all of them; no tensor has more than 1.2 million numbers."""
+    axes = _single(), _wide_bands(), _steady_ends(), _rows_and_pixels(), _several_axes()
+    return list(chain(*axes, _windows(), _plain_rows(), _empty_bands(), _chains()))
 
 
-def _single() -> list[Case]:
+def _single() -> Iterator[Case]:
     """Move one axis, the last or the last but some channels, by every scale."""
-    found = list[Case]()
     sides = [(150, 300), (300, 150), (111, 97), (97, 111), (40, 320), (320, 40), (300, 300)]
-    kinds = {
-        "linear": maps.linear,
-        "cubic": maps.cubic,
-        "nearest": maps.nearest,
-        "area": maps.area,
-        "corners": maps.corners,
-    }
-    for (name, kind), (inputs, outputs) in product(kinds.items(), sides):
+    kinds = (maps.linear, maps.cubic, maps.nearest, maps.area, maps.corners)
+    for kind, (inputs, outputs) in product(kinds, sides):
         forward, back = kind(inputs, outputs), kind(outputs, inputs).adjoint()
         for bands, way in ((forward, "forward"), (back, "gradient")):
             if not bands.is_identity:
-                channels = {"cubic": 3, "area": 2}.get(name, 1)
-                where = f"{name} {way} {inputs} to {outputs}"
-                found.append(Case.of(where, (19, inputs, channels), {1: bands}))
-    return found
+                channels = {maps.cubic: 3, maps.area: 2}.get(kind, 1)
+                where = f"{kind.__name__} {way} {inputs} to {outputs}"
+                yield Case.of(where, (19, inputs, channels), {1: bands})
 
 
-def _wide_bands() -> list[Case]:
+def _wide_bands() -> Iterator[Case]:
     """Take axes of several tiles, and bands longer than what is held at once."""
     rng = np.random.default_rng(1)
-    return named(
-        {
-            "tiles of doubled rows": ((2, 6000), {1: maps.linear(6000, 12000)}),
-            "tiles of halved rows": ((2, 12000), {1: maps.linear(6000, 12000).adjoint()}),
-            "tiles of other rows": ((3, 9001), {1: maps.linear(9001, 7001)}),
-            "tiles of pixels": ((2, 3001, 3), {1: maps.cubic(3001, 2503)}),
-            "tiles of columns": ((17, 3000), {1: maps.area(3000, 290)}),
-            "a band wider than 4096": ((3, 5000), {1: maps.wide(rng, 5000, 3)}),
-            "a band wider than 8192": ((18, 8300), {1: maps.wide(rng, 8300, 2)}),
-            "wide bands of pixels": ((3, 1900, 5), {1: maps.wide(rng, 1900, 4)}),
-            "wide bands read by two rows": ((2, 9000), {1: maps.wide(rng, 9000, 5)}),
-            "rows longer than a tile": ((2, 9, 5000), {1: maps.cubic(9, 5)}),
-            "bands of every length": ((5, 700), {1: maps.scattered(rng, 700, 400, widest=90)}),
-            "short bands anywhere": ((33, 300), {1: maps.scattered(rng, 300, 200, widest=6)}),
-            "short bands, backwards": (
-                (33, 300),
-                {1: maps.backwards(maps.scattered(rng, 300, 200, widest=6))},
-            ),
-            "descending gradient": ((9, 333), {1: maps.backwards(maps.linear(200, 333).adjoint())}),
-        }
-    )
+    shapes: dict[str, tuple[Shape, Moving]] = {
+        "tiles of doubled rows": ((2, 6000), {1: maps.linear(6000, 12000)}),
+        "tiles of halved rows": ((2, 12000), {1: maps.linear(6000, 12000).adjoint()}),
+        "tiles of other rows": ((3, 9001), {1: maps.linear(9001, 7001)}),
+        "tiles of pixels": ((2, 3001, 3), {1: maps.cubic(3001, 2503)}),
+        "tiles of columns": ((17, 3000), {1: maps.area(3000, 290)}),
+        "a band wider than 4096": ((3, 5000), {1: maps.wide(rng, 5000, 3)}),
+        "a band wider than 8192": ((18, 8300), {1: maps.wide(rng, 8300, 2)}),
+        "wide bands of pixels": ((3, 1900, 5), {1: maps.wide(rng, 1900, 4)}),
+        "wide bands read by two rows": ((2, 9000), {1: maps.wide(rng, 9000, 5)}),
+        "rows longer than a tile": ((2, 9, 5000), {1: maps.cubic(9, 5)}),
+        "bands of every length": ((5, 700), {1: maps.scattered(rng, 700, 400, widest=90)}),
+        "short bands anywhere": ((33, 300), {1: maps.scattered(rng, 300, 200, widest=6)}),
+        "short bands, backwards": (
+            (33, 300),
+            {1: maps.backwards(maps.scattered(rng, 300, 200, widest=6))},
+        ),
+        "descending gradient": ((9, 333), {1: maps.backwards(maps.linear(200, 333).adjoint())}),
+    }
+    for name, (shape, moving) in shapes.items():
+        yield Case.of(name, shape, moving)
 
 
-def _steady_ends() -> list[Case]:
+def _steady_ends() -> Iterator[Case]:
     """Advance by two inputs a result or by one for two, in bands of all lengths and weights."""
     rng = np.random.default_rng(2)
-    found = list[Case]()
     for taps in ([0], [1], [2], [3], [5], [6], [2, 3], [3, 2]):
         for shift in (-3, 0):
             bands = maps.stepped(400, 203, step=2, taps=taps, weights=[0.7, -0.3, 2.0], shift=shift)
             alike = maps.rephased(rng, bands, period=1)
             where = f"two inputs a result, {taps} taps from {shift}"
-            found += [
-                Case.of(f"{where}", (7, 400), {1: alike}),
-                Case.of(f"{where}, weights by turns", (4, 400), {1: bands}),
-                Case.of(f"{where}, plain", (4, 400), {1: maps.reweighted(bands, 1.0)}),
-            ]
+            yield Case.of(where, (7, 400), {1: alike})
+            yield Case.of(f"{where}, weights by turns", (4, 400), {1: bands})
+            yield Case.of(f"{where}, plain", (4, 400), {1: maps.reweighted(bands, 1.0)})
     for taps in ([0], [1], [4], [2, 3], [0, 1], [1, 1]):
         bands = maps.stepped(140, 275, step=0.5, taps=taps, weights=[1.0], shift=-1)
         where = f"an input for two results, {taps} taps"
-        found += [
-            Case.of(f"{where}, plain", (5, 140), {1: bands}),
-            Case.of(where, (7, 140), {1: maps.rephased(rng, bands, period=2)}),
-        ]
+        yield Case.of(f"{where}, plain", (5, 140), {1: bands})
+        yield Case.of(where, (7, 140), {1: maps.rephased(rng, bands, period=2)})
     third = maps.rephased(rng, maps.stepped(402, 134, step=3, taps=[4], weights=[1]), period=1)
-    return [
-        *found,
-        Case.of("three inputs a result", (3, 402), {1: third}),
-    ]
+    yield Case.of("three inputs a result", (3, 402), {1: third})
 
 
-def _rows_and_pixels() -> list[Case]:
+def _rows_and_pixels() -> Iterator[Case]:
     """Move axes whose neighbors in memory share their weights."""
-    rng = np.random.default_rng(3)
-    return named(
-        {
-            "columns of an image": ((37, 50), {0: maps.linear(37, 74)}),
-            "columns of images": ((3, 74, 33), {1: maps.linear(37, 74).adjoint()}),
-            "rows copied": ((3, 20, 100), {1: maps.nearest(20, 47)}),
-            "rows of one vector and a bit": ((3, 20, 17), {1: maps.cubic(20, 11)}),
-            "pixels of a vector": (
-                (2, 9, 150, 16),
-                {1: maps.linear(9, 5), 2: maps.linear(150, 75)},
-            ),
-            "pixels of 33 channels": (
-                (5, 210, 33),
-                {0: maps.linear(5, 4), 1: maps.cubic(210, 250)},
-            ),
-            "pixels copied": ((5, 50, 40), {0: maps.nearest(5, 7), 1: maps.nearest(50, 99)}),
-            "pixels summed": ((5, 99, 40), {0: maps.area(5, 3), 1: maps.nearest(50, 99).adjoint()}),
-            "pixels with gaps": (
-                (30, 31, 21),
-                {0: maps.linear(30, 20), 1: maps.scattered(rng, 31, 64, widest=3)},
-            ),
-        }
-    )
+    yield Case.of("columns of an image", (37, 50), {0: maps.linear(37, 74)})
+    yield Case.of("columns of images", (3, 74, 33), {1: maps.linear(37, 74).adjoint()})
+    yield Case.of("rows copied", (3, 20, 100), {1: maps.nearest(20, 47)})
+    yield Case.of("rows of one vector and a bit", (3, 20, 17), {1: maps.cubic(20, 11)})
+    both = {1: maps.linear(9, 5), 2: maps.linear(150, 75)}
+    yield Case.of("pixels of a vector", (2, 9, 150, 16), both)
+    both = {0: maps.linear(5, 4), 1: maps.cubic(210, 250)}
+    yield Case.of("pixels of 33 channels", (5, 210, 33), both)
+    both = {0: maps.nearest(5, 7), 1: maps.nearest(50, 99)}
+    yield Case.of("pixels copied", (5, 50, 40), both)
+    both = {0: maps.area(5, 3), 1: maps.nearest(50, 99).adjoint()}
+    yield Case.of("pixels summed", (5, 99, 40), both)
+    gaps = maps.scattered(np.random.default_rng(3), 31, 64, widest=3)
+    yield Case.of("pixels with gaps", (30, 31, 21), {0: maps.linear(30, 20), 1: gaps})
 
 
 _SHORT = maps.cubic(4, 6)
-_NARROWED = maps.cubic(37, 31)
-_LONG = maps.linear(1100, 2200).adjoint()
-_THIRD = maps.linear(3, 2)
-_ROWS = maps.corners(40, 37)
-_PIXELS = maps.linear(90, 61)
-_UNEVEN = maps.linear(9, 5)
 
 
-def _several_axes() -> list[Case]:
+def _several_axes() -> Iterator[Case]:
     """Move two and three axes in one go, in every way along the rows."""
     up, down = maps.linear(9, 18), maps.linear(9, 18).adjoint()
     rows = {
@@ -219,26 +171,22 @@ def _several_axes() -> list[Case]:
         "by eight, plain": maps.nearest(100, 800).adjoint(),
         "backwards": maps.backwards(maps.linear(130, 260)),
     }
-    found = list[Case]()
     for name, along in rows.items():
         width = along.inputs
-        found += [
-            Case.of(f"two axes, {name}", (3, 18, width), {1: down, 2: along}),
-            Case.of(f"two axes apart, {name}", (2, 9, 5, width), {1: up, 3: along}),
-            Case.of(f"three axes, {name}", (2, 4, 9, width), {1: _SHORT, 2: up, 3: along}),
-        ]
-    down3 = {0: maps.nearest(4, 7), 1: maps.nearest(9, 5), 2: maps.nearest(11, 23)}
-    return [
-        *found,
-        Case.of("three axes copied", (4, 9, 11), down3),
-        Case.of("three axes of pixels", (4, 18, 37, 5), {0: _SHORT, 1: down, 2: _NARROWED}),
-        Case.of("three axes of wide pixels", (4, 9, 37, 20), {0: _SHORT, 1: up, 2: _NARROWED}),
-        Case.of("three axes, long rows", (4, 9, 2200), {0: _SHORT, 1: up, 2: _LONG}),
-        Case.of("three long axes of pixels", (3, 40, 90, 3), {0: _THIRD, 1: _ROWS, 2: _PIXELS}),
-    ]
+        yield Case.of(f"two axes, {name}", (3, 18, width), {1: down, 2: along})
+        yield Case.of(f"two axes apart, {name}", (2, 9, 5, width), {1: up, 3: along})
+        yield Case.of(f"three axes, {name}", (2, 4, 9, width), {1: _SHORT, 2: up, 3: along})
+    copied = {0: maps.nearest(4, 7), 1: maps.nearest(9, 5), 2: maps.nearest(11, 23)}
+    yield Case.of("three axes copied", (4, 9, 11), copied)
+    narrowed, long = maps.cubic(37, 31), maps.linear(1100, 2200).adjoint()
+    yield Case.of("three axes of pixels", (4, 18, 37, 5), {0: _SHORT, 1: down, 2: narrowed})
+    yield Case.of("three axes of wide pixels", (4, 9, 37, 20), {0: _SHORT, 1: up, 2: narrowed})
+    yield Case.of("three axes, long rows", (4, 9, 2200), {0: _SHORT, 1: up, 2: long})
+    longer = {0: maps.linear(3, 2), 1: maps.corners(40, 37), 2: maps.linear(90, 61)}
+    yield Case.of("three long axes of pixels", (3, 40, 90, 3), longer)
 
 
-def _windows() -> list[Case]:
+def _windows() -> Iterator[Case]:
     """Move one axis to three where every weight is 1."""
     rng = np.random.default_rng(6)
     rows = {
@@ -257,7 +205,6 @@ def _windows() -> list[Case]:
     height = maps.thinned(maps.nearest(7, 18).adjoint(), np.arange(7) == 3)
     depth = maps.thinned(maps.scattered(rng, 5, 4, widest=3), np.arange(4) == 1)
     depth = maps.reweighted(depth, 1.0)
-    found = list[Case]()
     for name, (along, channels) in rows.items():
         line = (along.inputs, channels)
         shapes = {
@@ -267,11 +214,10 @@ def _windows() -> list[Case]:
         }
         for axes, (shape, moving) in shapes.items():
             if along.inputs < 1000 or axes != "three axes":
-                found.append(Case.of(f"windows of {axes}, {name}", shape, moving))
-    return found
+                yield Case.of(f"windows of {axes}, {name}", shape, moving)
 
 
-def _plain_rows() -> list[Case]:
+def _plain_rows() -> Iterator[Case]:
     """Move rows whose weights are 1 together with another axis whose weights are not."""
     rows = {
         "doubled": (maps.nearest(130, 260), 1),
@@ -280,16 +226,14 @@ def _plain_rows() -> list[Case]:
         "by eight": (maps.nearest(50, 400).adjoint(), 1),
         "of wide pixels": (maps.nearest(31, 50).adjoint(), 53),
     }
-    return [
-        Case.of(f"plain rows, {name}", (9, along.inputs, channels), {0: _UNEVEN, 1: along})
-        for name, (along, channels) in rows.items()
-    ]
+    for name, (along, channels) in rows.items():
+        moving = {0: maps.linear(9, 5), 1: along}
+        yield Case.of(f"plain rows, {name}", (9, along.inputs, channels), moving)
 
 
-def _empty_bands() -> list[Case]:
+def _empty_bands() -> Iterator[Case]:
     """Leave outputs without taps on one axis or more."""
     rng = np.random.default_rng(4)
-    found = list[Case]()
     lines = {"rows": 150, "short rows": 21, "rows by eight": 640}
     for (name, width), fill in product(lines.items(), (0.0, -0.0, -1.5)):
         outputs = width // 8 if name == "rows by eight" else width * 4 // 3
@@ -301,40 +245,31 @@ def _empty_bands() -> list[Case]:
         )
         moving = {0: depth, 1: height, 2: row}
         where = f"{name} with gaps, fill {fill}"
-        found += [
-            Case.of(f"three axes of {where}", (4, 9, width), moving, fill=fill),
-            Case.of(f"two axes of {where}", (2, 9, width), {1: height, 2: row}, fill=fill),
-            Case.of(f"pixels of {where}", (5, width, 3), {1: row}, fill=fill),
-            Case.of(where, (5, width), {1: row}, fill=fill),
-        ]
+        yield Case.of(f"three axes of {where}", (4, 9, width), moving, fill=fill)
+        yield Case.of(f"two axes of {where}", (2, 9, width), {1: height, 2: row}, fill=fill)
+        yield Case.of(f"pixels of {where}", (5, width, 3), {1: row}, fill=fill)
+        yield Case.of(where, (5, width), {1: row}, fill=fill)
     nothing = maps.stepped(260, 130, step=2, taps=[0], weights=[])
     long_gap = maps.thinned(maps.linear(300, 150), np.arange(150) // 40 % 2 == 0)
-    return [
-        *found,
-        Case.of("nothing but fill", (3, 260), {1: nothing}, fill=2.5),
-        Case.of("rows that are nothing but gaps", (3, 260), {1: nothing}),
-        Case.of("long gaps", (3, 300), {1: long_gap}),
-        Case.of("long gaps, two axes", (3, 260, 300), {1: nothing, 2: long_gap}),
-    ]
+    yield Case.of("nothing but fill", (3, 260), {1: nothing}, fill=2.5)
+    yield Case.of("rows that are nothing but gaps", (3, 260), {1: nothing})
+    yield Case.of("long gaps", (3, 300), {1: long_gap})
+    yield Case.of("long gaps, two axes", (3, 260, 300), {1: nothing, 2: long_gap})
 
 
-def _chains() -> list[Case]:
+def _chains() -> Iterator[Case]:
     """Move axes that take several jobs."""
     rng = np.random.default_rng(5)
     four = {0: maps.linear(6, 3), 1: maps.cubic(5, 8), 2: maps.linear(7, 9), 3: maps.linear(16, 8)}
+    yield Case.of("four axes", (6, 5, 7, 16), four)
     apart = {0: maps.linear(6, 9), 2: maps.cubic(5, 4), 4: maps.nearest(9, 19)}
+    yield Case.of("three axes apart", (6, 3, 5, 2, 9), apart)
     six = {axis: maps.linear(4, 5) for axis in (0, 2, 3, 5)}
-    gaps = {
-        axis: maps.thinned(maps.reweighted(maps.linear(6, 9), -1), rng.random(9) < 0.3)
-        for axis in range(4)
-    }
+    yield Case.of("four axes of six", (4, 3, 4, 4, 2, 4), six)
+    negative = maps.reweighted(maps.linear(6, 9), -1)
+    gaps = {axis: maps.thinned(negative, rng.random(9) < 0.3) for axis in range(4)}
+    yield Case.of("four axes with gaps", (6, 6, 6, 6), gaps, fill=-2.0)
     deep = {0: maps.linear(2, 3), 1: maps.wide(rng, 70, 2), 2: maps.linear(800, 1300)}
+    yield Case.of("depth of too many rows", (2, 70, 800), deep)
     long = {0: maps.linear(4, 3), 1: maps.linear(3, 2), 2: maps.wide(rng, 5000, 2)}
-    return [
-        Case.of("four axes", (6, 5, 7, 16), four),
-        Case.of("three axes apart", (6, 3, 5, 2, 9), apart),
-        Case.of("four axes of six", (4, 3, 4, 4, 2, 4), six),
-        Case.of("four axes with gaps", (6, 6, 6, 6), gaps, fill=-2.0),
-        Case.of("depth of too many rows", (2, 70, 800), deep),
-        Case.of("depth of too long rows", (4, 3, 5000), long),
-    ]
+    yield Case.of("depth of too long rows", (4, 3, 5000), long)

@@ -12,25 +12,24 @@ import subprocess
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise, product
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from gradwire_server import backends
-from gradwire_server.backends import Backend, NumpyCpu, compute_dtype
+from gradwire_server.backends import Backend, NumpyCpu
 from gradwire_server.plans import BandedMap, Plan
 from support.kernels import kernel_maps as maps
 from support.kernels.backend_calls import applied
-from support.kernels.kernel_table import FORMATS, Case, Formats, cases, check, numbers, some_formats
+from support.kernels.kernel_table import FORMATS, Case, cases, check, numbers, some_formats
 from support.oracles import oracles
 from support.processes import environment
 
@@ -81,34 +80,27 @@ def run_program(
     )
 
 
-_COMPUTED: list[np.dtype[np.generic]] = [np.dtype(np.float32), np.dtype(np.float64)]
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(NamedTuple):
     """How one job of a plan is done.
 
     method   of the width stage
     staged   whether the depth stage runs
-    compute  type that is computed in
-    plain    whether all weights along the rows are 1
     tiled    whether rows are cut into several tiles
-    axes     that move
     chunked  whether a band of the last axis is longer than what is held of a row
-    jobs     of the plan
+    jobs     how many the plan has
     """
 
     method: int
     staged: bool
-    compute: str
+    compute: np.dtype[np.generic]
     tiled: bool
-    axes: int
     chunked: bool
     jobs: int
 
 
 def listed_ways() -> set[Way]:
-    return {way for case in cases() for one in _COMPUTED for way in _ways(case, (one, one))}
+    computed = (np.dtype(np.float32), np.dtype(np.float64))
+    return {way for case in cases() for one in computed for way in _ways(case.plan, one)}
 
 
 def methods() -> set[int]:
@@ -119,28 +111,19 @@ def methods() -> set[int]:
     return {getattr(records, name) for name in names}
 
 
-def _ways(case: Case, formats: Formats) -> Iterator[Way]:
+def _ways(plan: Plan, compute: np.dtype[np.generic]) -> Iterator[Way]:
     kernels = import_module(f"{_PACKAGE}.compilation").load("")
-    table = import_module(f"{_PACKAGE}.tables").Table
-    compute = compute_dtype(formats[0])
-    plan = case.plan
-    jobs = kernels.jobs.jobs_of(
-        plan.input_shape,
-        plan.passes,
-        formats,
-        partial(table.of, compute=compute),
-        streamed_bytes=1 << 60,
-    )
-    longest = int(plan.passes[-1].map.counts.max())
+    table = partial(import_module(f"{_PACKAGE}.tables").Table.of, compute=compute)
+    sizes, last = (plan.input_shape, plan.passes), plan.passes[-1].map
+    jobs = kernels.jobs.jobs_of(*sizes, (compute, compute), table, streamed_bytes=1 << 60)
     for job in jobs:
         record = job.record[0]
         yield Way(
             method=int(record["method"]),
             staged=bool(record["staged"]),
-            compute=str(compute),
+            compute=compute,
             tiled=bool(record["tiles"] > 1),
-            axes=sum(int(record[axis]["moves"]) for axis in ("depth", "height", "width")),
-            chunked=bool(record["chunk"] < longest),
+            chunked=bool(record["chunk"] < int(last.counts.max())),
             jobs=len(jobs),
         )
 
@@ -159,10 +142,6 @@ def check_case(backend: Backend, case: Case) -> None:
             check(backend, case.plan, numbers(case, arriving, special=special), leaving)
 
 
-def _reversed_rows(rows: int) -> BandedMap:
-    return BandedMap.from_taps(np.arange(rows)[::-1, np.newaxis], np.ones((rows, 1)), inputs=rows)
-
-
 def check_conversions(backend: Backend) -> None:
     """Assert that all 16-bit numbers come in exactly, and float32 goes out rounded to nearest even.
 
@@ -178,9 +157,8 @@ def check_conversions(backend: Backend) -> None:
         with np.errstate(invalid="ignore"):
             exact = np.sort(held[np.isfinite(held)].astype(np.float32))
         ties = exact[:-1] + (exact[1:] - exact[:-1]) / 2
-        ends = np.array(
-            [65504, 65519.996, 65520, 65536, 3.3895314e38, 3.4e38, np.inf, np.nan], "f4"
-        )
+        limits = [65504, 65519.996, 65520, 65536, 3.3895314e38, 3.4e38, np.inf, np.nan]
+        ends = np.array(limits, np.float32)
         near = np.concatenate([exact, ties, ends, -ends])
         with np.errstate(all="ignore"):
             above, below = (np.nextafter(near, np.float32(to)) for to in (np.inf, -np.inf))
@@ -194,12 +172,11 @@ def _check_copied(backend: Backend, x: oracles.Tensor, dtype: np.dtype[np.generi
         expected = x.astype(dtype)
         for rows in (2, 3):
             length = len(x) // rows * rows
-            plan = Plan.build([_reversed_rows(rows), None], (rows, length // rows))
+            index, weight = np.arange(rows)[::-1, np.newaxis], np.ones((rows, 1))
+            backwards = BandedMap.from_taps(index, weight, inputs=rows)
+            plan = Plan.build([backwards, None], (rows, length // rows))
             result = applied(backend, plan, x[:length].reshape(rows, -1), dtype)
             oracles.same_bits(result, expected[:length].reshape(rows, -1)[::-1])
-
-
-_PROT_NONE = 0
 
 
 class GuardedMemory:
@@ -220,16 +197,14 @@ class GuardedMemory:
     def shut(self) -> None:
         _forbid(self._start, self._first + self._size)
 
-    def array(
-        self, shape: Sequence[int], dtype: npt.DTypeLike, *, at_end: bool
-    ) -> npt.NDArray[Any]:
+    def array(self, shape: Sequence[int], dtype: npt.DTypeLike, *, at_end: bool) -> oracles.Tensor:
         """Return an array that ends where the memory ends, or begins where it begins."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         assert size <= self._size
         offset = self._first + (self._size - size if at_end else 0)
         return np.ndarray(shape, dtype, buffer=self._memory, offset=offset)
 
-    def holding(self, values: npt.NDArray[Any], *, at_end: bool) -> npt.NDArray[Any]:
+    def holding(self, values: oracles.Tensor, *, at_end: bool) -> oracles.Tensor:
         array = self.array(values.shape, values.dtype, at_end=at_end)
         array[...] = values
         return array
@@ -242,7 +217,7 @@ class GuardedMemory:
 def _forbid(place: int, size: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    if libc.mprotect(place, size, _PROT_NONE):
+    if libc.mprotect(place, size, 0):  # PROT_NONE
         raise OSError(ctypes.get_errno(), "mprotect")
 
 
@@ -270,10 +245,8 @@ def check_guarded_cases(given: Backend | None = None) -> None:
     """Assert NumPy's bits of all listed cases, in some formats, with guarded buffers."""
     backend = given or backends.choose("numba_cpu")[0]
     scratch = vars(backend)["_scratch"] = GuardedScratch()
-    largest = max(
-        max(math.prod(case.plan.input_shape), math.prod(case.plan.output_shape)) for case in cases()
-    )
-    source, target = GuardedMemory(8 * largest), GuardedMemory(8 * largest)
+    shapes = [shape for one in cases() for shape in (one.plan.input_shape, one.plan.output_shape)]
+    source, target = (GuardedMemory(8 * max(map(math.prod, shapes))) for _ in "xy")
     for case, (arriving, leaving) in ((one, some) for one in cases() for some in some_formats(one)):
         ordinary = numbers(case, arriving, special=False)
         expected = np.empty(case.plan.output_shape, leaving)
@@ -357,10 +330,6 @@ class Count:
         self._task = team_code().ScratchMemory(team_code().TASK_BYTES)
 
     def share(self, team: int, *, threads: int, slow_us: int = 0) -> None:
-        places = (_address(one) for one in (self.in_use, self.done, self._buffers))
+        places = (one.ctypes.data for one in (self.in_use, self.done, self._buffers))
         numbers = (8, len(self.done), 1, threads, 1, 0)
         team_code().share(team, self._task.address, counting(), slow_us, *places, *numbers)
-
-
-def _address(array: oracles.Tensor) -> int:
-    return int(array.ctypes.data)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -14,24 +13,9 @@ from gradwire_server import LocalClient
 from support.oracles import oracles
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A call and what it must give."""
-
-    operator: ops.Operator
-    gradient: oracles.Tensor
-    expected: oracles.Tensor
-
-    def check(self, client: Client) -> None:
-        """Assert that a server gives NumPy's bits."""
-        shape = self.expected.shape
-        result = client.evaluate(self.operator, self.gradient, output_shape=shape)
-        oracles.same_bits(result, self.expected)
-
-
 @cache
-def calls() -> list[Asked]:
-    """Return calls of one message and of streams, in every type and layout."""
+def calls() -> list[tuple[ops.Operator, oracles.Tensor, oracles.Tensor]]:
+    """Return calls of one message and of streams, in every type and layout, and their results."""
     rng = np.random.default_rng(9)
     first = ops.InterpolateBackward(mode="linear", data_format="NCX")
     last = ops.InterpolateBackward(mode="linear", data_format="NXC")
@@ -46,13 +30,13 @@ def calls() -> list[Asked]:
         (first, (1, 2, 512, 1024), (1, 2, 256, 512)),
         (nearest, (1, 2, 1500, 1024), (1, 2, 500, 512)),
     ]
-    found = list[Asked]()
+    found = list[tuple[ops.Operator, oracles.Tensor, oracles.Tensor]]()
     with LocalClient("numpy_cpu") as local:
         for number, (operator, sent, received) in enumerate(shapes):
             dtype = oracles.STORAGE_TYPES[number % len(oracles.STORAGE_TYPES)]
             gradient = rng.standard_normal(sent).astype(dtype)
             expected = local.evaluate(operator, gradient, output_shape=received)
-            found.append(Asked(operator, gradient, expected))
+            found.append((operator, gradient, expected))
     return found
 
 
@@ -64,8 +48,9 @@ def check_load(address: str, *, threads: int = 8, turns: int = 3) -> int:
         def work(number: int) -> None:
             chance = random.Random(number)  # noqa: S311 - an order, no secret
             for _ in range(turns):
-                for one in chance.sample(asked, len(asked)):
-                    one.check(client)
+                for operator, gradient, expected in chance.sample(asked, len(asked)):
+                    given = client.evaluate(operator, gradient, output_shape=expected.shape)
+                    oracles.same_bits(given, expected)
 
         list(pool.map(work, range(threads)))
     return threads * turns * len(asked)

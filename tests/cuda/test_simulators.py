@@ -1,0 +1,225 @@
+"""The simulators do what a device does, from sources and PTX, and see what it would let pass."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cudasim.module import REVERSE, Module, SimError
+from cudasim.samples import FOLDER, NAMES, mapped, samples, show
+from gradwire_server.backends.cuda import build
+from ptxsim.module import translated
+from ptxsim.parser import PtxError, entries
+from support.kernels import cuda_programs
+from support.kernels.cuda_backends import needs_cuda_packages, needs_simulator
+from support.oracles import oracles
+
+pytestmark = needs_simulator
+
+_RAMP = np.arange(64, dtype=np.float32)
+_ORDERS = [0, REVERSE, 5, 6]
+
+
+@pytest.mark.parametrize("order", _ORDERS)
+def test_what_a_barrier_orders_does_not_depend_on_the_order_of_threads(order: int) -> None:
+    oracles.same_bits(show("barrier", order), _RAMP[::-1])
+
+
+@pytest.mark.parametrize("order", _ORDERS)
+def test_lanes_exchange_values_within_their_warp(order: int) -> None:
+    lane = np.arange(64) % 32
+    before = np.where(lane > 0, _RAMP - 1, _RAMP)
+    after = np.where(lane < 31, _RAMP + 1, _RAMP)
+    oracles.same_bits(show("shuffles", order), before + 100 * after)
+
+
+def test_memory_is_nan_until_it_is_written() -> None:
+    assert np.isnan(samples().buffer(256).view(np.float32, 64)).all()
+    assert np.isnan(show("missing barrier")).any()
+
+
+@pytest.mark.parametrize(
+    ("what", "order", "message"),
+    [
+        ("reads beyond", 0, "illegal address: beyond a buffer, 256 bytes from its start"),
+        ("reads before", REVERSE, "illegal address: below a buffer, -4 bytes from its start"),
+        ("writes input", 0, r"a read-only buffer.*block \(0,0,0\) thread \(0,0,0\)"),
+        ("leaves", 0, "barrier divergence: 63 threads wait at samples.cu:.* 1 have returned"),
+        ("two barriers", 0, "different __syncthreads: samples.cu:.* and samples.cu:"),
+        ("mask", 0, "lane 16 is not in mask 0xffff"),
+        ("large block", 0, r"invalid block \(1025,1,1\)"),
+    ],
+)
+def test_guard_pages_and_the_scheduler_see(what: str, order: int, message: str) -> None:
+    with pytest.raises(SimError, match=message):
+        show(what, order)
+    oracles.same_bits(show("copy"), _RAMP)  # which did no harm to what comes later
+
+
+def test_arguments_have_the_types_that_the_kernel_declares() -> None:
+    module = samples()
+    x = module.buffer(256)
+    with pytest.raises(SimError, match=r"takes arguments of \[8, 8, 4\] bytes; \[8, 8, 8\] came"):
+        module.launch("copy", (1,), (64,), [x, x, np.int64(0)])
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("__half", np.dtype(np.float16)), ("__nv_bfloat16", np.dtype(ml_dtypes.bfloat16))],
+)
+def test_sixteen_bit_numbers_are_converted_as_numpy_does(
+    name: str, dtype: np.dtype[np.generic]
+) -> None:
+    words = np.arange(1 << 16, dtype=np.uint16).view(dtype)
+    with np.errstate(all="ignore"):
+        wide = words.astype(np.float32)
+        awkward = _awkward(wide)
+        narrowed = awkward.astype(dtype)
+        oracles.same_bits(mapped(f"widen<{name}>", [words], wide), wide)
+        oracles.same_bits(mapped(f"narrow<{name}>", [wide], words), words)
+        oracles.same_bits(mapped(f"narrow<{name}>", [awkward], narrowed), narrowed)
+
+
+def _awkward(exact: oracles.Tensor) -> oracles.Tensor:
+    some = np.sort(exact[np.isfinite(exact)])
+    ties = some[:-1] + (some[1:] - some[:-1]) / 2
+    beside = [np.nextafter(ties, np.float32(to)) for to in (np.inf, -np.inf)]
+    random = np.random.default_rng(3).integers(0, 1 << 32, 1 << 18, np.uint32).view(np.float32)
+    values = np.concatenate([ties, *beside, random])
+    return values[: len(values) // 64 * 64].astype(np.float32)
+
+
+def test_products_are_rounded_before_they_are_added_and_denormals_kept() -> None:
+    rng = np.random.default_rng(4)
+    awkward = np.array([1 / 3, -2.7, 1e-23, -1e-20, 3e18], np.float32)
+    a, b, c = (rng.choice(awkward, 4096) for _ in range(3))
+    product = a * b
+    assert ((np.abs(product) < 1.1e-38) & (product != 0)).any()
+    oracles.same_bits(mapped("multiply_add", [a, b, -product], a), np.zeros_like(a))
+    oracles.same_bits(mapped("multiply_add", [a, b, c], a), product + c)
+
+
+# y[i] = x[i] * x[i] + 1 for i < count, of a block.
+_SQUARES = """
+.version 8.0
+.target sm_90
+.address_size 64
+
+.visible .entry squares(
+	.param .u64 .ptr .align 1 squares_param_0,
+	.param .u64 .ptr .align 1 squares_param_1,
+	.param .u32 squares_param_2
+)
+.maxntid 64, 1, 1
+{
+	.reg .pred 	%p<2>;
+	.reg .b32 	%r<4>;
+	.reg .f32 	%f<4>;
+	.reg .b64 	%rd<8>;
+
+	ld.param.u64 	%rd1, [squares_param_0];
+	ld.param.u64 	%rd2, [squares_param_1];
+	ld.param.u32 	%r1, [squares_param_2];
+	mov.u32 	%r2, %tid.x;
+	setp.ge.s32 	%p1, %r2, %r1;
+	@%p1 bra 	$L__BB0_2;
+	cvta.to.global.u64 	%rd3, %rd1;
+	mul.wide.s32 	%rd4, %r2, 4;
+	add.s64 	%rd5, %rd3, %rd4;
+	ld.global.f32 	%f1, [%rd5];
+	INSTRUCTION
+	add.rn.f32 	%f3, %f2, 0f3F800000;
+	cvta.to.global.u64 	%rd6, %rd2;
+	add.s64 	%rd7, %rd6, %rd4;
+	st.global.f32 	[%rd7], %f3;
+$L__BB0_2:
+	ret;
+}
+"""
+
+
+def _squares(instruction: str) -> Module:
+    return translated([(_SQUARES.replace("INSTRUCTION", instruction), {"squares": "squares"})])
+
+
+def _launched(module: Module, x: oracles.Tensor) -> oracles.Tensor:
+    given, y = module.holding(x, order=REVERSE), module.buffer(x.nbytes, order=REVERSE)
+    module.launch("squares", (1,), (max(64, len(x)),), [given, y, np.int32(len(x))])
+    return y.view(np.float32, len(x)).copy()
+
+
+def test_sums_and_products_of_ptx_are_rounded_apart_and_denormals_kept() -> None:
+    x = np.array([*np.linspace(-2, 3, 50), 1 + 2**-12, 1e-40, 1e-20], np.float32)
+    squares = _squares("mul.rn.f32 	%f2, %f1, %f1;")
+    oracles.same_bits(_launched(squares, x), x * x + np.float32(1))
+    tiny = np.array([1e-40, -1e-40], np.float32)
+    scaled = _launched(_squares("mul.rn.f32 	%f2, %f1, 0f7E800000;"), tiny)
+    oracles.same_bits(scaled, tiny * np.float32(2.0**126) + np.float32(1))
+    assert (scaled != 1).all()
+    with pytest.raises(SimError, match="a block of 65 threads; __launch_bounds__ says 64"):
+        _launched(squares, np.ones(65, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("instruction", "message"),
+    [
+        ("tex.1d.v4.f32.f32 	%f2, [%rd1];", "unknown instruction tex.1d"),
+        ("atom.global.add.f32 	%f2, [%rd5], %f1;", "unknown instruction atom.global"),
+        ("fma.rn.f32 	%f2, %f1, %f1, 0fC0000000;", "unknown instruction fma.rn.f32"),
+        ("mul.ftz.f32 	%f2, %f1, 0f7E800000;", "unknown instruction mul.ftz.f32"),
+        ("mul.rz.f32 	%f2, %f1, %f1;", "unknown instruction mul.rz.f32"),
+        ("add.sat.f32 	%f2, %f1, %f1;", "unknown instruction add.sat.f32"),
+        ("cvt.rz.f16.f32 	%f2, %f1;", "unknown instruction cvt.rz.f16.f32"),
+        ("cvt.f16.f32 	%f2, %f1;", "unknown form of cvt"),
+        ("setp.ltu.f32 	%p1, %f1, %f1;", "unknown comparison"),
+        ("st.local.f32 	[%rd1], %f1;", "unknown instruction st.local.f32"),
+        ("bar.red.popc.u32 	%r3, 0, %p1;", "unknown form of a barrier"),
+        ("mov.f32 	%f2, unknown_name;", "operand 'unknown_name'"),
+    ],
+)
+def test_what_is_not_known_of_ptx_is_an_error(instruction: str, message: str) -> None:
+    with pytest.raises(PtxError, match=message):
+        _squares(instruction)
+
+
+def test_functions_that_are_called_are_an_error() -> None:
+    with pytest.raises(PtxError, match="functions that are called"):
+        entries(".func helper() { ret; }")
+
+
+@cache
+def _by_nvrtc(architecture: int) -> Module:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "_FOLDER", FOLDER)
+        patch.setattr(build, "_HEADER", "samples.cu")  # has none
+        made = build.compiled("samples.cu", NAMES, f"compute_{architecture}")
+    return translated([(cuda_programs.text_of(made.code), made.lowered)])
+
+
+@needs_cuda_packages
+@pytest.mark.parametrize("architecture", [75, 90, 120])
+@pytest.mark.parametrize("what", ["barrier", "shuffles", "copy"])
+def test_what_nvrtc_makes_of_a_source_computes_what_the_source_does(
+    what: str, architecture: int
+) -> None:
+    oracles.same_bits(show(what, module=_by_nvrtc(architecture)), show(what))
+
+
+@needs_cuda_packages
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("reads beyond", "illegal address: beyond a buffer"),
+        ("writes input", "illegal address: a read-only buffer"),
+        ("leaves", "barrier divergence: 63 threads wait"),
+        ("two barriers", "different __syncthreads"),
+        ("mask", "lane 16 is not in mask 0xffff"),
+        ("misaligned", "misaligned address"),
+    ],
+)
+def test_mistakes_show_in_what_nvrtc_made_of_them(what: str, message: str) -> None:
+    with pytest.raises(SimError, match=message):
+        show(what, module=_by_nvrtc(90))

@@ -1,0 +1,204 @@
+"""The CUDA backend on this machine's GPU; skipped, with the reason, where it has none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradwire_server.backends import NumpyCpu
+from gradwire_server.backends.cuda import cupy_device
+from gradwire_server.backends.cuda.backend import Cuda
+from gradwire_server.plans import Plan
+from support.kernels import cuda_table, gpu_rows
+from support.kernels import kernel_maps as maps
+from support.kernels.backend_calls import applied, in_pieces
+from support.kernels.cuda_table import Row, check_rows
+from support.oracles import oracles
+
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="session")
+def cuda() -> Cuda:
+    """Return the backend, ready to compute."""
+    try:
+        backend = Cuda(cupy_device.CupyDevice(), memory_bytes=GIB, cpu_work=0)
+    except ImportError as error:
+        pytest.skip(f"cuda cannot run here: {error}")
+    backend.warm_up()
+    return backend
+
+
+needs_gpu = pytest.mark.usefixtures("cuda")
+
+
+def test_every_row_has_the_bits_of_numpy(cuda: Cuda) -> None:
+    for row in cuda_table.rows():
+        row.check(cuda)
+
+
+def test_all_rows_have_one_digest_wherever_they_are_computed(cuda: Cuda) -> None:
+    rows = cuda_table.rows()
+    assert cuda_table.digest(cuda, rows) == cuda_table.digest(NumpyCpu(), rows)
+
+
+def test_threads_at_once_have_the_bits_of_numpy(cuda: Cuda) -> None:
+    def check(row: Row) -> None:
+        row.check(cuda)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(check, cuda_table.rows()))
+
+
+@pytest.mark.parametrize("inner", [1, 3, 16])
+def test_inputs_added_in_pieces_have_the_bits_of_numpy(cuda: Cuda, inner: int) -> None:
+    x = np.random.default_rng(3).normal(size=(2, 97, 2 * inner)).astype(np.float32)[:, :, ::2]
+    bands = maps.cubic(29, 97).adjoint()
+    oracles.same_bits(*(in_pieces(one, bands, x, [0, 13, 50, 97]) for one in (cuda, NumpyCpu())))
+
+
+def _halving(outer: int) -> tuple[Plan, oracles.Tensor]:
+    up = maps.linear(1024, 2048)
+    plan = oracles.adjoint(Plan.build([None, up, up], (outer, 1024, 1024)))
+    return plan, np.random.default_rng(4).standard_normal(plan.input_shape).astype(np.float32)
+
+
+def test_tensors_larger_than_pinned_memory_have_the_bits_of_numpy(cuda: Cuda) -> None:
+    plan, x = _halving(3)
+    oracles.same_bits(*(applied(one, plan, x, np.float32) for one in (cuda, NumpyCpu())))
+
+
+def test_more_than_its_limit_is_an_error_that_passes(cuda: Cuda) -> None:
+    """The plan moves the first axis: it cannot be cut into parts."""
+    plan = Plan.build([maps.linear(1 << 14, 1 << 14 | 1), None], (1 << 14, 1 << 14))
+    x = np.zeros(plan.input_shape, np.float32)
+    with pytest.raises(MemoryError):
+        applied(cuda, plan, x, np.float16)
+    cuda_table.rows()[0].check(cuda)
+
+
+@contextmanager
+def _filled() -> Generator[None]:
+    """Leave the device less than 2 MiB, as another process might."""
+    cuda: Any = import_module("cupy").cuda
+    held = list[Any]()
+    for size in (GIB, 64 << 20, 2 << 20):
+        with contextlib.suppress(cuda.runtime.CUDARuntimeError):
+            while True:
+                held.append(cuda.Memory(size))
+    try:
+        yield
+    finally:
+        held.clear()
+
+
+@needs_gpu
+def test_a_device_that_others_filled_gives_no_wrong_bits_and_computes_once_there_is_room() -> None:
+    backend = Cuda(cupy_device.CupyDevice(), memory_bytes=4 * GIB)
+    plan, x = _halving(8)
+    expected = applied(NumpyCpu(), plan, x, np.float32)
+    backend.warm_up()
+    with _filled(), contextlib.suppress(MemoryError):
+        oracles.same_bits(applied(backend, plan, x, np.float32), expected)
+    oracles.same_bits(applied(backend, plan, x, np.float32), expected)
+
+
+@needs_gpu
+def test_without_any_room_there_is_a_memory_error() -> None:
+    device = cupy_device.CupyDevice()
+    device.limit_memory(2 * GIB)
+    with _filled(), pytest.raises(MemoryError):
+        device.allocate(GIB)
+    assert device.allocate(1 << 20).ptr
+    with pytest.raises(MemoryError):
+        device.allocate(3 * GIB)
+    assert import_module("cupy").cuda.runtime.memGetInfo()[0] > GIB
+
+
+@needs_gpu
+def test_a_launch_of_more_than_2_to_the_31_numbers_has_the_bits_of_numpy() -> None:
+    """Rows cannot be cut into parts: one launch reads 4 GiB and writes 6 GiB."""
+    text = Path("/proc/meminfo").read_text(encoding="utf-8")
+    (line,) = (line for line in text.splitlines() if line.startswith("MemAvailable:"))
+    # Of some machines more memory comes as it is used than they say they have.
+    host = 1 << 60 if os.environ.get("GRADWIRE_TEST_LARGE") else int(line.split()[1]) << 10
+    device = import_module("cupy").cuda.runtime.memGetInfo()[0]
+    for where, free in (("device", device), ("host", host)):
+        if free < 12 * GIB:
+            pytest.skip(
+                f"the {where} has {free / GIB:.1f} GiB free; 12 are needed; GRADWIRE_TEST_LARGE=1 "
+                f"where the host has more as it is used"
+            )
+    backend = Cuda(cupy_device.CupyDevice(), memory_bytes=12 * GIB)
+    check_rows(backend, columns=2**30 + 8)
+
+
+# Libraries ask the driver for what it need not have; that is no error of a kernel.
+QUIET = {"memcheck": ["--report-api-errors=no"], "racecheck": list[str]()}
+
+
+@needs_gpu
+@pytest.mark.parametrize("tool", QUIET)
+def test_compute_sanitizer_finds_nothing_and_the_bits_are_those_of_numpy(tool: str) -> None:
+    packages = Path(sysconfig.get_path("purelib")) / "nvidia"
+    places = ["*/compute-sanitizer/compute-sanitizer", "*/bin/compute-sanitizer"]
+    kept = [str(one) for place in places for one in sorted(packages.glob(place))]
+    found = next(filter(None, [shutil.which("compute-sanitizer"), *kept]), None)
+    if found is None:
+        pytest.skip(
+            "compute-sanitizer is missing; CUDA's toolkit or pip's cuda-toolkit[sanitizer] has it"
+        )
+    flags = [f"--tool={tool}", "--error-exitcode=86", *QUIET[tool]]
+    done = subprocess.run(  # noqa: S603 - NVIDIA's tool on our own program
+        [found, *flags, sys.executable, "-m", gpu_rows.__name__],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    said = done.stdout + done.stderr
+    if re.search(r"Device not supported|not supported on this (system|platform)", said):
+        pytest.skip(f"compute-sanitizer cannot watch this device: {' '.join(said.split())[:300]}")
+    assert done.returncode == 0, said[-4000:]
+    assert re.search(r"(ERROR|RACECHECK) SUMMARY: 0 ", said), said[-4000:]
+    assert cuda_table.digest(NumpyCpu(), gpu_rows.few_rows()) in done.stdout.split()
+
+
+def _of_service(name: str) -> Any:
+    """Import what needs the SDK and the server."""
+    pytest.importorskip("grpc_reflection", reason="SDK and server need it")
+    return pytest.importorskip(f"support.{name}", reason="SDK and server need it")
+
+
+@needs_gpu
+def test_threads_at_once_get_the_bits_of_numpy_from_a_server(tmp_path: Path) -> None:
+    flags = ("--backend", "cuda", "--log-level", "info")
+    check_load = _of_service("kernels.service_load").check_load
+    with _of_service("processes").running_command(*flags, log=tmp_path / "log") as command:
+        assert check_load(command.address, threads=8, turns=4) == 8 * 4 * 7
+        assert "device lost" not in command.log
+
+
+@needs_gpu
+def test_a_lost_device_is_replaced_and_calls_in_flight_succeed(tmp_path: Path) -> None:
+    _of_service("kernels.faulty_device").check_replacement(tmp_path, kind="cuda")
+
+
+@needs_gpu
+def test_a_stray_write_loses_the_device_for_the_process_that_made_it(tmp_path: Path) -> None:
+    _of_service("kernels.faulty_device").check_loss(tmp_path, kind="cuda", env=dict(os.environ))
