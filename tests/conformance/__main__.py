@@ -16,9 +16,7 @@ from pathlib import Path
 
 from conformance import report
 
-
-def main() -> int:
-    """Run what is installed; return the exit status."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--jobs", type=int, default=2)
@@ -29,10 +27,5 @@ def main() -> int:
     if options.markdown:
         options.markdown.write_text(report.markdown(date, found))
     wrong = list(report.wrong(found))
-    for line in wrong:
-        sys.stderr.write(line + "\n")
-    return bool(wrong)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    sys.stderr.writelines(line + "\n" for line in wrong)
+    sys.exit(bool(wrong))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,10 +44,16 @@ class Row:
 
 
 class Tally:
-    """Rows in the order of their first cases."""
+    """Rows of what is compared; brief leaves out some of what takes minutes, as tests do."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, brief: bool = False) -> None:
+        self.brief = brief
         self._rows: dict[tuple[str, str, str, str], Row] = {}
+
+    def lengths(self) -> Iterator[tuple[int, int]]:
+        """Return all pairs of lengths up to 64."""
+        lengths = range(1, 25 if self.brief else 65)
+        return itertools.product(lengths, lengths)
 
     def add(
         self,
@@ -70,13 +77,7 @@ class Tally:
             row.deviating += deviates()
 
     def rows(self) -> list[Row]:
-        """Return all rows."""
-        return list(self._rows.values())
-
-    def check(self) -> None:
-        """Raise AssertionError where nothing was compared, or nothing explains a case."""
-        assert self._rows
-        assert [row for row in self._rows.values() if row.wrong] == []
+        return sorted(self._rows.values(), key=lambda row: (row.peer, row.operator))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Section:
     packages: tuple[str, ...]
     page: str
     about: str
-    rows: Callable[[], list[Row]] = field(repr=False)
+    compare: Callable[[Tally], None] = field(repr=False)
 
 
 # Names of releases where they are not the framework's own.

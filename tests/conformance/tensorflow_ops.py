@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.rows import UP_TO_64, Row, Section, Tally
+from conformance.rows import UP_TO_64, Section, Tally
 from gradwire import ops
 from support.oracles import axis_tables
 from support.oracles.axis_tables import AxisCase
@@ -20,54 +20,27 @@ KINDS = {
     "nearest_neighbor": "ResizeNearestNeighbor",
     "bicubic": "ResizeBicubic",
 }
-FLAGS: tuple[dict[str, bool], ...] = ({}, {"align_corners": True}, {"half_pixel_centers": True})
-ATTRIBUTES: list[dict[str, Any]] = [
-    {"kind": kind, **flags} for kind, flags in itertools.product(KINDS, FLAGS)
+_FLAGS: tuple[dict[str, bool], ...] = ({}, {"align_corners": True}, {"half_pixel_centers": True})
+_ATTRIBUTES: list[dict[str, Any]] = [
+    {"kind": kind, **flags} for kind, flags in itertools.product(KINDS, _FLAGS)
 ]
 # One element, equal lengths, whole and broken ratios, and a scale that float32 rounds across.
-SIZES = ((1, 7), (7, 1), (6, 6), (3, 9), (10, 4), (5, 14), (29, 18), (20, 41))
+_SIZES = ((1, 7), (7, 1), (6, 6), (3, 9), (10, 4), (5, 14), (29, 18), (20, 41))
 
 
-def cases(count: int) -> list[AxisCase]:
-    generator = np.random.default_rng(9)
-    return [
-        AxisCase(ATTRIBUTES[i % len(ATTRIBUTES)], *axis_tables.sizes(generator, largest=300))
-        for i in range(count)
-    ]
+def _forward(tf: Any, case: AxisCase, rows: Any) -> Any:
+    """Resize each of some rows."""
+    kind, *flags = case.attributes
+    op = getattr(tf.raw_ops, KINDS[case.attributes[kind]])
+    images = np.asarray(rows, np.float32)[:, :, np.newaxis, np.newaxis]
+    given = {flag: case.attributes[flag] for flag in flags}
+    return op(images=images, size=[case.outputs, 1], **given).numpy()[:, :, 0, 0]
 
 
-def forward_table(tf: Any, case: AxisCase) -> Matrix:
-    kind, *flags = _arguments(case)
-    images = np.eye(case.inputs, dtype=np.float32)[:, :, np.newaxis, np.newaxis]
-    op = getattr(tf.raw_ops, KINDS[kind])
-    result = op(images=images, size=[case.outputs, 1], **dict(flags))
-    table: Matrix = result.numpy()[:, :, 0, 0].T.astype(np.float64)
-    return table
-
-
-def gradient_table(tf: Any, case: AxisCase) -> Matrix:
-    kind, *flags = _arguments(case)
-    grads = np.eye(case.outputs, dtype=np.float32)[:, :, np.newaxis, np.newaxis]
-    op = getattr(tf.raw_ops, f"{KINDS[kind]}Grad")
-    original = np.zeros((case.outputs, case.inputs, 1, 1), np.float32)
-    shape = {"size": [case.inputs, 1]} if "Nearest" in KINDS[kind] else {"original_image": original}
-    result = op(grads=grads, **shape, **dict(flags))
-    table: Matrix = result.numpy()[:, :, 0, 0].astype(np.float64)
-    return table
-
-
-def nearest_indices(tf: Any, case: AxisCase) -> list[int]:
-    """Return what the nearest neighbor op reads, from one image of its own indices."""
-    _, *flags = _arguments(case)
-    images = np.arange(case.inputs, dtype=np.float32)[np.newaxis, :, np.newaxis, np.newaxis]
-    op = tf.raw_ops.ResizeNearestNeighbor
-    read = op(images=images, size=[case.outputs, 1], **dict(flags)).numpy()
-    indices: list[int] = read.ravel().astype(int).tolist()
-    return indices
-
-
-def _arguments(case: AxisCase) -> Any:
-    return case.attributes["kind"], *((k, v) for k, v in case.attributes.items() if k != "kind")
+def gradient(tf: Any, kind: str, grads: Any, shape: tuple[int, ...], **flags: bool) -> Any:
+    source = {"original_image": np.zeros(shape, np.float32)}
+    told = {"size": shape[1:3]} if kind == "nearest_neighbor" else source
+    return getattr(tf.raw_ops, f"{KINDS[kind]}Grad")(grads=grads, **told, **flags).numpy()
 
 
 def table_here(case: AxisCase) -> Matrix:
@@ -75,32 +48,30 @@ def table_here(case: AxisCase) -> Matrix:
     return axis_tables.axis_matrix(operator, case, rank=4, axis=1, dtype=np.float32)
 
 
-def _words(case: AxisCase) -> str:
-    return ", ".join((case.attributes["kind"], *(k for k in case.attributes if k != "kind")))
+def allowed(_: AxisCase) -> float:
+    return 0
 
 
-def rows() -> list[Row]:
-    """Compare with the installed TensorFlow."""
-    tally = compared(importlib.import_module("tensorflow"))
-    return sorted(tally.rows(), key=lambda row: (row.peer, row.operator))
-
-
-def compared(tf: Any) -> Tally:
-    tally = Tally()
-    for case in cases(1000):
-        matrix, words = table_here(case), _words(case)
-        key = ("tensorflow: weights", "tf_resize", words, "float32")
-        tally.add(key, matrix, forward_table(tf, case))
+def _compare(tally: Tally) -> None:
+    tf: Any = importlib.import_module("tensorflow")
+    generator = np.random.default_rng(9)
+    for i in range(1000):
+        attributes = _ATTRIBUTES[i % len(_ATTRIBUTES)]
+        case = AxisCase(attributes, *axis_tables.sizes(generator, largest=300))
+        matrix, words = table_here(case), ", ".join((attributes["kind"], *list(attributes)[1:]))
+        theirs = _forward(tf, case, np.eye(case.inputs)).T
+        tally.add(("tensorflow: weights", "tf_resize", words, "float32"), matrix, theirs)
+        grads = np.eye(case.outputs, dtype=np.float32)[:, :, np.newaxis, np.newaxis]
+        theirs = gradient(tf, grads=grads, shape=(case.outputs, case.inputs, 1, 1), **attributes)
         key = ("tensorflow: weights", "tf_resize_grad", words, "float32")
-        tally.add(key, matrix, gradient_table(tf, case))
-    for flags in FLAGS:
-        for inputs, outputs in axis_tables.lengths_up_to(64):
+        tally.add(key, matrix, theirs[:, :, 0, 0])
+    for flags in _FLAGS:
+        for inputs, outputs in tally.lengths():
             case = AxisCase({"kind": "nearest_neighbor", **flags}, inputs, outputs)
-            read = np.array(nearest_indices(tf, case))
-            words = f"{_words(case)}, {UP_TO_64}"
+            (read,) = _forward(tf, case, [np.arange(inputs)])
+            words = ", ".join(("nearest_neighbor", *flags, UP_TO_64))
             key = ("tensorflow: elements read", "tf_resize", words, "float32")
             tally.add(key, table_here(case).argmax(axis=1), read)
-    return tally
 
 
 SECTION = Section(
@@ -109,17 +80,11 @@ SECTION = Section(
     "dialects/tensorflow.md",
     "Weights of the raw ops and of their gradients are read off one-hot tensors of up to 300"
     " elements; their bits must be equal.",
-    rows,
+    _compare,
 )
 
-
-def main() -> None:
-    tf: Any = importlib.import_module("tensorflow")
-
-    stored = [AxisCase(each, *sizes) for each in ATTRIBUTES for sizes in SIZES]
-    tables = [(case, forward_table(tf, case)) for case in stored]
-    axis_tables.save(STORED, {"tensorflow": tf.__version__}, tables)
-
-
 if __name__ == "__main__":
-    main()
+    installed: Any = importlib.import_module("tensorflow")
+    every = [AxisCase(each, *sizes) for each in _ATTRIBUTES for sizes in _SIZES]
+    stored = [(case, _forward(installed, case, np.eye(case.inputs)).T) for case in every]
+    axis_tables.save(STORED, {"tensorflow": installed.__version__}, stored)

@@ -14,26 +14,23 @@ from gradwire import ops
 from gradwire.errors import InvalidRequestError
 from gradwire.ops._base import Choice, rule_of
 from gradwire_server.engine import EvaluationRequest, TensorSpec
+from support.oracles.dialect_oracles import Shape
 
-Shape = tuple[int, ...]
-
-# Each forward: shapes of one long axis L among others, and attributes that these need.
-_SHAPES: dict[str, str] = {
-    "dml_resample": "L",
-    "interpolate": "11L",
-    "torch_interpolate": "11L11",
-    "onnx_resize": "L",
-    "tf_resize": "1L11",
-    "jax_resize": "L",
-    "openvino_interpolate": "L1",
+# Each forward: shapes of one long axis L among others, what names the sizes, and of which axes.
+_FORWARDS: dict[str, tuple[str, str, slice]] = {
+    "dml_resample": ("L", "", slice(0)),
+    "interpolate": ("11L", "sizes", slice(2, None)),
+    "torch_interpolate": ("11L11", "size", slice(2, None)),
+    "onnx_resize": ("L", "sizes", slice(None)),
+    "tf_resize": ("1L11", "size", slice(1, 3)),
+    "jax_resize": ("L", "shape", slice(None)),
+    "openvino_interpolate": ("L1", "sizes", slice(None)),
 }
 _FIXED: dict[str, Any] = {
     "data_format": "NCX",
     "keep_aspect_ratio_policy": "stretch",
     "shape_calculation_mode": "sizes",
 }
-# Axes of PyTorch's modes.
-_RANKS = {"linear": 3, "trilinear": 5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +54,30 @@ def random_call(chance: Random, *, longest: int) -> RandomCall:
 
     longest  bound of an axis and of its padding; short ones are as likely
     """
-    forward = chance.choice(list(_SHAPES))
+    forward = chance.choice(list(_FORWARDS))
     gradient = chance.random() < 1 / 2
     kind = ops.OPERATORS[ops.OPERATORS[forward].counterpart if gradient else forward]
     dtype = np.dtype(chance.choice([np.float32, np.float32, np.float64]))
     while True:
-        attributes = _words(chance, kind)
-        lengths = [_length(chance, longest) for _ in range(4)]
-        rank = _RANKS.get(attributes.get("mode", ""), 4) if forward == "torch_interpolate" else 9
+        words = _words(chance, kind)
+        lengths = [math.ceil(math.exp(chance.uniform(0, math.log(longest)))) for _ in range(4)]
+        # PyTorch's modes have axes of their own.
+        rank = {"linear": 3, "trilinear": 5}.get(words.get("mode", ""), 4)
+        shape, name, sized = _FORWARDS[forward]
+        sides = shape[:rank] if forward == "torch_interpolate" else shape
         source, result = (
-            tuple(length if side == "L" else 1 for side in _SHAPES[forward][:rank])
-            for length in lengths[:2]
+            tuple(length if side == "L" else 1 for side in sides) for length in lengths[:2]
         )
-        attributes |= _numbers(chance, forward, attributes, result, lengths[2:])
+        attributes = words | _numbers(chance, forward, words, lengths[2:])
+        if name:
+            axes = attributes.get("axes", result)
+            attributes[name] = result[sized][: len(axes)]
         try:
             operator = kind(**attributes)
         except InvalidRequestError:
             continue  # words that no call has together
         shapes = (result, source) if gradient else (source, result)
         return RandomCall(operator, *shapes, dtype)
-
-
-def _length(chance: Random, longest: int) -> int:
-    return math.ceil(math.exp(chance.uniform(0, math.log(longest))))
 
 
 def _words(chance: Random, kind: type[ops.Operator]) -> dict[str, Any]:
@@ -94,12 +92,10 @@ def _words(chance: Random, kind: type[ops.Operator]) -> dict[str, Any]:
 
 
 def _numbers(
-    chance: Random, forward: str, words: dict[str, Any], result: Shape, pads: list[int]
+    chance: Random, forward: str, words: dict[str, Any], pads: list[int]
 ) -> dict[str, Any]:
-    """Draw numbers where the operator has some, and name the sizes."""
-    if forward == "dml_resample":
-        if chance.random() < 1 / 2:
-            return {}
+    """Draw numbers where the operator has some."""
+    if forward == "dml_resample" and chance.random() < 1 / 2:
         scales = (math.exp(chance.uniform(-9, 9)),)
         return {"scales": scales, "input_pixel_offsets": (chance.uniform(-9, 9),)}
     if forward == "openvino_interpolate":
@@ -109,15 +105,6 @@ def _numbers(
             for side, length in zip(("pads_begin", "pads_end"), pads, strict=True)
             if chance.random() < 1 / 2
         }
-        return {"sizes": tuple(result[axis] for axis in axes), "axes": axes, **padded}
+        return {"axes": axes, **padded}
     crops = words.get("coordinate_transformation_mode") == "tf_crop_and_resize"
-    roi = {"roi": (chance.uniform(-9, 9), chance.uniform(-9, 9))} if crops else {}
-    name, first = {
-        "interpolate": ("sizes", 2),
-        "torch_interpolate": ("size", 2),
-        "onnx_resize": ("sizes", 0),
-        "tf_resize": ("size", 1),
-        "jax_resize": ("shape", 0),
-    }[forward]
-    sizes = result[first : first + 2] if forward == "tf_resize" else result[first:]
-    return {name: sizes, **roi}
+    return {"roi": (chance.uniform(-9, 9), chance.uniform(-9, 9))} if crops else {}

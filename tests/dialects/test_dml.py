@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from fractions import Fraction
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from gradwire import ops
 from gradwire_server import dialects
 from support.oracles.dialect_oracles import (
     DML_RULES,
     Pair,
-    Tensor,
+    axis_table,
     dml_axis,
     dml_operators,
     evaluate,
@@ -23,63 +24,112 @@ from support.oracles.dialect_oracles import (
     lowered,
 )
 
+Attributes = dict[str, Any]
+
+EACH_RULE = pytest.mark.parametrize("rule", DML_RULES)
 LARGEST = float(np.finfo(np.float32).max)
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
+LENGTHS = st.integers(1, 60)
+SCALES = st.one_of(
+    st.floats(2**-7, 128, width=32),
+    st.tuples(LENGTHS, LENGTHS).map(lambda ratio: float(np.float32(ratio[0] / ratio[1]))),
+    st.floats(min_value=0, exclude_min=True, allow_infinity=False, width=32),
+)
+OFFSETS = st.one_of(
+    st.sampled_from([0.0, 0.5, -0.5, 1.0, -1.0]),
+    st.floats(-70, 70, width=32),
+    st.floats(allow_nan=False, allow_infinity=False, width=32),
+)
+CENTERS = (0.5, -0.5)
+CORNERS = (0.0, 0.0)
 
-EVERY_PAIR = [pair for rule in DML_RULES for pair in dml_operators(rule)]
+
+@EACH_RULE
+@settings(deadline=None)
+@given(inputs=LENGTHS, outputs=LENGTHS, scale=SCALES, offsets=st.tuples(OFFSETS, OFFSETS))
+@example(inputs=3, outputs=3, scale=1.0, offsets=CENTERS)
+@example(inputs=3, outputs=3, scale=1.0, offsets=CORNERS)
+@example(inputs=3, outputs=3, scale=1.0, offsets=(-0.5, 0.5))
+@example(inputs=3, outputs=3, scale=1.0, offsets=(0.5, 0.5))
+@example(inputs=4, outputs=2, scale=0.5, offsets=CENTERS)
+@example(inputs=4, outputs=5, scale=SMALLEST, offsets=CENTERS)
+@example(inputs=4, outputs=5, scale=1e-30, offsets=(-LARGEST, LARGEST))
+@example(inputs=4, outputs=5, scale=LARGEST, offsets=(LARGEST, -LARGEST))
+def test_dml_tables_follow_the_formula(
+    rule: str, inputs: int, outputs: int, scale: float, offsets: tuple[float, float]
+) -> None:
+    matrix = dml_axis(inputs, outputs, scale=scale, offsets=offsets, rule=rule)
+    for pair in dml_operators(rule, scales=(scale,), offsets=offsets):
+        forward = axis_table(pair.forward, (inputs,), (outputs,))
+        np.testing.assert_array_equal(forward, matrix)
+        np.testing.assert_array_equal(axis_table(pair.gradient, (outputs,), (inputs,)), matrix.T)
 
 
-@pytest.mark.parametrize("rule", DML_RULES)
-def test_a_result_larger_than_the_scale_says_repeats_the_edge(rule: str) -> None:
+@EACH_RULE
+@settings(deadline=None)
+@given(inputs=LENGTHS, outputs=LENGTHS)
+def test_dml_defaults_follow_the_formula(rule: str, inputs: int, outputs: int) -> None:
+    scale = float(np.float32(outputs) / np.float32(inputs))
+    matrix = dml_axis(inputs, outputs, scale=scale, offsets=CENTERS, rule=rule)
+    for pair in dml_operators(rule):
+        forward = axis_table(pair.forward, (inputs,), (outputs,))
+        np.testing.assert_array_equal(forward, matrix)
+
+
+@EACH_RULE
+@pytest.mark.parametrize(
+    ("x", "result", "g", "gradient"),
+    [
+        ([1, 2, 3], [1, 2, 3, 3, 3, 3], [1, 2, 4, 8, 16, 32], [1, 2, 60]),
+        ([1, 2, 3, 4, 5], [1, 2], [7, 8], [7, 8, 0, 0, 0]),
+    ],
+    ids=["larger", "smaller"],
+)
+def test_a_result_not_as_the_scale_says_repeats_the_edge_or_is_cropped(
+    rule: str, x: list[int], result: list[int], g: list[int], gradient: list[int]
+) -> None:
     for pair in dml_operators(rule, scales=(1,)):
-        result = evaluate(pair.forward, f32([1, 2, 3]), (6,))
-        np.testing.assert_array_equal(result, f32([1, 2, 3, 3, 3, 3]))
-        gradient = evaluate(pair.gradient, f32([1, 2, 4, 8, 16, 32]), (3,))
-        np.testing.assert_array_equal(gradient, f32([1, 2, 60]))
+        forward = evaluate(pair.forward, f32(x), (len(result),))
+        np.testing.assert_array_equal(forward, f32(result))
+        np.testing.assert_array_equal(evaluate(pair.gradient, f32(g), (len(x),)), f32(gradient))
 
 
-@pytest.mark.parametrize("rule", DML_RULES)
-def test_a_result_smaller_than_the_scale_says_is_cropped(rule: str) -> None:
-    for pair in dml_operators(rule, scales=(1,)):
-        result = evaluate(pair.forward, f32([1, 2, 3, 4, 5]), (2,))
-        np.testing.assert_array_equal(result, f32([1, 2]))
-        gradient = evaluate(pair.gradient, f32([7, 8]), (5,))
-        np.testing.assert_array_equal(gradient, f32([7, 8, 0, 0, 0]))
-
-
-@pytest.mark.parametrize("rule", DML_RULES)
+@EACH_RULE
 @pytest.mark.parametrize("scale", [SMALLEST, 1e-30, LARGEST])
 @pytest.mark.parametrize(
     "offsets",
-    [(0.5, -0.5), (0, 0), (LARGEST, LARGEST), (-LARGEST, LARGEST), (LARGEST, -LARGEST)],
+    [CENTERS, (0, 0), (LARGEST, LARGEST), (-LARGEST, LARGEST), (LARGEST, -LARGEST)],
     ids=str,
 )
 def test_coordinates_beyond_float32_clamp_to_the_edges(
     rule: str, scale: float, offsets: tuple[float, float]
 ) -> None:
+    expected = dml_axis(4, 5, scale=scale, offsets=offsets, rule=rule)
+    assert np.all(expected.sum(axis=1) == 1)
     for pair in dml_operators(rule, scales=(scale,), offsets=offsets):
         plan = lowered(pair.forward, (4,), (5,))
-        expected = dml_axis(4, 5, scale=scale, offsets=offsets, rule=rule)
         np.testing.assert_array_equal(plan.passes[0].map.dense(), expected)
-        assert np.all(expected.sum(axis=1) == 1)
 
 
 def test_coordinates_are_a_float32_quotient_of_the_first_difference() -> None:
-    # 7 elements to 128: scale is 128 / 7 in float32. A reciprocal, or float64, moves some element.
+    # A reciprocal of the scale in float32, or float64, moves some element.
     operator = ops.DmlResample2(
         interpolation_mode="nearest_neighbor",
         input_pixel_offsets=(0,),
         output_pixel_offsets=(0,),
         rounding_direction="decreasing",
     )
-    inputs, outputs = 49, 147
-    x = np.arange(outputs, dtype=np.float32)
-    scale = np.float32(outputs) / np.float32(inputs)
-    plan = lowered(operator, (inputs,), (outputs,))
+    scale = np.float32(147) / np.float32(49)
+    plan = lowered(operator, (49,), (147,))
+    x = np.arange(147, dtype=np.float32)
     np.testing.assert_array_equal(plan.passes[0].map.start, np.floor(x / scale).astype(int))
 
 
-@pytest.mark.parametrize("pair", EVERY_PAIR, ids=lambda pair: repr(pair.forward))
+@pytest.mark.parametrize(
+    "pair",
+    [pair for rule in DML_RULES for pair in dml_operators(rule)],
+    ids=lambda pair: repr(pair.forward),
+)
 def test_axes_that_a_formula_leaves_alone_are_not_in_the_plan(pair: Pair) -> None:
     for operator in pair:
         plan = lowered(operator, (3, 4, 5), (3, 8, 5))
@@ -91,9 +141,6 @@ def test_sizes_never_follow_from_scales() -> None:
         for operator in pair:
             assert dialects.output_shape(operator.name, operator, (4,)) is None
 
-
-CENTERS = (0.5, -0.5)
-CORNERS = (0.0, 0.0)
 
 # (offsets, scale, outputs, {rule: gradient}) of 3 inputs, output gradient 1, 2, ..., outputs.
 COUNTED: list[tuple[Any, ...]] = [
@@ -112,25 +159,22 @@ COUNTED: list[tuple[Any, ...]] = [
 ]
 
 
-COUNTED_BY_RULE = [
-    pytest.param(rule, scale, offsets, outputs, gradient, id=f"{rule}-{scale}x-{offsets}-{outputs}")
-    for offsets, scale, outputs, gradients in COUNTED
-    for rule, gradient in gradients.items()
-]
-
-
-@pytest.mark.parametrize(("rule", "scale", "offsets", "outputs", "expected"), COUNTED_BY_RULE)
+@pytest.mark.parametrize(
+    ("rule", "scale", "offsets", "outputs", "expected"),
+    [
+        pytest.param(
+            rule, scale, offsets, outputs, given, id=f"{rule}-{scale}x-{offsets}-{outputs}"
+        )
+        for offsets, scale, outputs, gradients in COUNTED
+        for rule, given in gradients.items()
+    ],
+)
 def test_a_gradient_gathers_what_its_element_gave(
-    rule: str,
-    scale: float,
-    offsets: tuple[float, float],
-    outputs: int,
-    expected: Sequence[float | Fraction],
+    rule: str, scale: float, offsets: tuple[float, float], outputs: int, expected: Any
 ) -> None:
-    given = np.arange(1, outputs + 1, dtype=np.float32)
+    wanted = f32([float(value) for value in expected])
     for pair in dml_operators(rule, scales=(scale,), offsets=offsets):
-        result = evaluate(pair.gradient, given, (3,))
-        wanted = f32([float(value) for value in expected])
+        result = evaluate(pair.gradient, f32(range(1, outputs + 1)), (3,))
         np.testing.assert_allclose(result, wanted, rtol=2**-22 if rule == "linear" else 0)
 
 
@@ -138,61 +182,41 @@ def test_a_gradient_gathers_what_its_element_gave(
     ("offsets", "expected"), [(CENTERS, (2, 2, 2)), (CORNERS, (1.5, 2, 2.5))], ids=str
 )
 def test_a_gradient_of_ones_counts_the_readers(
-    offsets: tuple[float, float], expected: Sequence[float]
+    offsets: tuple[float, float], expected: tuple[float, ...]
 ) -> None:
     for pair in dml_operators("linear", scales=(2,), offsets=offsets):
         result = evaluate(pair.gradient, np.ones(6, np.float32), (3,))
         np.testing.assert_array_equal(result, f32(expected))
 
 
-def assert_equal_gradients(
-    pairs: list[Pair], others: list[Pair], given: Tensor, shape: tuple[int, ...]
+INPUT, OUTPUT = "input_pixel_offsets", "output_pixel_offsets"
+SWAPPED: Attributes = {"offset_convention": "swapped"}
+RATIO = float(np.float32(16) / np.float32(6))
+
+
+@pytest.mark.parametrize(
+    ("rule", "words", "others"),
+    [
+        *(
+            (rule, {INPUT: (0.25,), OUTPUT: (-1.5,)}, {INPUT: (-1.5,), OUTPUT: (0.25,), **SWAPPED})
+            for rule in DML_RULES
+        ),
+        # Defaults fill in after they are exchanged.
+        ("linear", {INPUT: (0.25,)}, {OUTPUT: (0.25,), **SWAPPED}),
+        ("linear", {OUTPUT: (0.25,)}, {INPUT: (0.25,), **SWAPPED}),
+        # Defaults are pixel centers and the ratio of the sizes in float32.
+        ("linear", {}, {INPUT: (0.5,), OUTPUT: (-0.5,), "scales": (RATIO,)}),
+    ],
+)
+def test_a_gradient_is_the_same_by_other_words(
+    rule: str, words: Attributes, others: Attributes
 ) -> None:
-    for pair, other in zip(pairs, others, strict=True):
-        np.testing.assert_array_equal(
-            evaluate(pair.gradient, given, shape), evaluate(other.gradient, given, shape)
-        )
-
-
-@pytest.mark.parametrize("rule", DML_RULES)
-def test_swapped_offsets_are_the_forward_ones_exchanged(rule: str) -> None:
-    given = np.arange(1, 17, dtype=np.float32)
-    scales = (8 / 3,)
-    own = dml_operators(rule, scales=scales, offsets=(0.25, -1.5))
-    exchanged = dml_operators(
-        rule, scales=scales, offsets=(-1.5, 0.25), offset_convention="swapped"
-    )
-    assert_equal_gradients(exchanged, own, given, (6,))
-
-
-@pytest.mark.parametrize("name", ["input_pixel_offsets", "output_pixel_offsets"])
-def test_defaults_fill_in_after_swapped_offsets_are_exchanged(name: str) -> None:
-    given = np.arange(1, 17, dtype=np.float32)
-    other = {"input_pixel_offsets": "output_pixel_offsets"}.get(name, "input_pixel_offsets")
-    given_as: dict[str, Any] = {name: (0.25,), "offset_convention": "swapped"}
-    meant_as: dict[str, Any] = {other: (0.25,)}
-    partial, full = dml_operators("linear", **given_as), dml_operators("linear", **meant_as)
-    assert_equal_gradients(partial, full, given, (6,))
-
-
-def test_swapped_offsets_reproduce_the_published_example_as_tensorflow_passes_them() -> None:
-    operator = ops.DmlResampleGrad(
-        interpolation_mode="nearest_neighbor",
-        scales=(0.5, 1.5),
-        input_pixel_offsets=(0, 0),
-        output_pixel_offsets=(0.5, 0.5),
-        nearest_rounding="half_up",
-        offset_convention="swapped",
-    )
-    result = evaluate(operator, f32([[4, 5, 6]]), (2, 2))
-    np.testing.assert_array_equal(result, f32([[9, 6], [0, 0]]))
-
-
-def test_defaults_are_pixel_centers_and_the_ratio_of_the_sizes_in_float32() -> None:
-    given = np.arange(1, 14, dtype=np.float32)
-    ratio = float(np.float32(13) / np.float32(7))
-    full = dml_operators("linear", scales=(ratio,), offsets=CENTERS)
-    assert_equal_gradients(dml_operators("linear"), full, given, (7,))
+    g = f32(range(1, 17))
+    for pair, other in zip(
+        dml_operators(rule, **words), dml_operators(rule, **others), strict=True
+    ):
+        result = evaluate(pair.gradient, g, (6,))
+        np.testing.assert_array_equal(result, evaluate(other.gradient, g, (6,)))
 
 
 # A device's answer, reported in web-platform-tests #41811.
@@ -204,114 +228,93 @@ DEVICE_INPUT = f32(
         [62.06375451, 1.77121588, 99.47231285, 11.44055014, 25.39634271, 67.02175102],
     ]
 )
-DEVICE_OUTPUT = f32(
-    [[95.9813372, 16.52591355, 25.47092156], [1.77121588, 11.44055014, 67.02175102]]
-)
-
 Linear: Any = partial(ops.DmlResample, interpolation_mode="linear")
 Nearest: Any = partial(ops.DmlResample, interpolation_mode="nearest_neighbor")
-Directed: Any = partial(ops.DmlResample2, interpolation_mode="nearest_neighbor")
-Ceiling: Any = partial(Directed, rounding_direction="increasing")
-Floor: Any = partial(Directed, rounding_direction="decreasing")
-PUBLISHED: dict[str, Any] = {"scales": (0.5, 1.5)}
-AT_CORNERS: dict[str, Any] = {"input_pixel_offsets": (0, 0), "output_pixel_offsets": (0, 0)}
-SHIFTED: dict[str, Any] = {"input_pixel_offsets": (1, 1), "output_pixel_offsets": (-0.5, -0.5)}
+Ceiling: Any = partial(
+    ops.DmlResample2, interpolation_mode="nearest_neighbor", rounding_direction="increasing"
+)
+Floor: Any = partial(Ceiling, rounding_direction="decreasing")
+Grad: Any = partial(ops.DmlResampleGrad, interpolation_mode="nearest_neighbor")
+FloorGrad: Any = partial(
+    ops.DmlResampleGrad1, interpolation_mode="nearest_neighbor", rounding_direction="decreasing"
+)
+PUBLISHED: Attributes = {"scales": (0.5, 1.5)}
+AT_CORNERS: Attributes = {INPUT: (0, 0), OUTPUT: (0, 0)}
+SHIFTED: Attributes = {INPUT: (1, 1), OUTPUT: (-0.5, -0.5)}
+# As TensorFlow passes them.
+EXCHANGED: Attributes = {INPUT: (0, 0), OUTPUT: (0.5, 0.5), **SWAPPED}
 
-SQUARE = f32([[1, 2], [3, 4]])
-ROWS_2X4 = f32([[1, 2, 3, 4], [5, 6, 7, 8]])
+SQUARE = [[1, 2], [3, 4]]
+ROWS_2X4 = [[1, 2, 3, 4], [5, 6, 7, 8]]
 COUNT_4X4 = np.arange(1, 17, dtype=np.float32).reshape(4, 4)
 FLOORS = [0, 0, 0, 1, 1, 2, 2, 3]
 REPEATED = [
     [1, 1.5, 2, 2.5, 3, 3, 3, 3],
     [2.5, 3.25, 4, 4.75, 5.5, 5.5, 5.5, 5.5],
-    [4, 5, 6, 7, 8, 8, 8, 8],
-    [4, 5, 6, 7, 8, 8, 8, 8],
+    *([[4, 5, 6, 7, 8, 8, 8, 8]] * 2),
 ]
 RAMP = f32([0, 0.25, 0.75, 1.25, 1.75, 2.25, 2.75, 3])
 CENTERS_OF_ROWS = f32([[0], [0], [0], [3], [9], [12], [12], [12]])
+CEILINGS = [[1, 1] + [2] * 6] * 2 + [[3, 3] + [4] * 6] * 5
 
 EXAMPLES: dict[str, tuple[ops.Operator, Any, Any]] = {
     "forward of the first": (Nearest(**PUBLISHED), SQUARE, [[1, 1, 2]]),
     "forward of the second": (Floor(**PUBLISHED), SQUARE, [[1, 1, 2]]),
     "ties that go up": (Nearest(nearest_rounding="half_up", **PUBLISHED), SQUARE, [[3, 4, 4]]),
     "a device's ties go up": (
-        Nearest(scales=(0.5, 0.5), nearest_rounding="half_up"),
-        DEVICE_INPUT,
-        DEVICE_OUTPUT,
+        *(Nearest(scales=(0.5, 0.5), nearest_rounding="half_up"), DEVICE_INPUT),
+        [[95.9813372, 16.52591355, 25.47092156], [1.77121588, 11.44055014, 67.02175102]],
     ),
     "linear, cropped to the output": (Linear(scales=(0.5, 0.5)), ROWS_2X4, [[3.5, 5.5]]),
     "asymmetric, the last pixel again": (
-        Linear(scales=(2, 4), **AT_CORNERS),
-        [[1, 3], [4, 8]],
-        REPEATED,
+        *(Linear(scales=(2, 4), **AT_CORNERS), [[1, 3], [4, 8]], REPEATED),
     ),
     "shifted, 0.6": (Ceiling(scales=(0.6, 0.6), **SHIFTED), ROWS_2X4, [[1, 3]]),
     "shifted, 0.5 and 0.75": (Ceiling(scales=(0.5, 0.75), **SHIFTED), ROWS_2X4, [[1, 2, 4]]),
     "tf_half_pixel nearest": (
-        Ceiling(scales=(0.75, 0.5)),
-        COUNT_4X4,
-        [[6, 8], [10, 12], [14, 16]],
+        *(Ceiling(scales=(0.75, 0.5)), COUNT_4X4, [[6, 8], [10, 12], [14, 16]]),
     ),
-    "increasing is the ceiling": (
-        Ceiling(),
-        SQUARE,
-        [[1, 1] + [2] * 6] * 2 + [[3, 3] + [4] * 6] * 5,
-    ),
+    "increasing is the ceiling": (Ceiling(), SQUARE, CEILINGS),
     "decreasing is the floor": (
-        Floor(scales=(7 / 3, 7 / 3), **AT_CORNERS),
-        COUNT_4X4,
-        COUNT_4X4[FLOORS][:, FLOORS],
+        *(Floor(scales=(7 / 3, 7 / 3), **AT_CORNERS), COUNT_4X4, COUNT_4X4[FLOORS][:, FLOORS]),
     ),
     "decreasing without offsets repeats": (
         Floor(scales=(2, 2), **AT_CORNERS),
-        COUNT_4X4,
-        COUNT_4X4.repeat(2, axis=0).repeat(2, axis=1),
+        *(COUNT_4X4, COUNT_4X4.repeat(2, axis=0).repeat(2, axis=1)),
     ),
     "an axis of scale 1 is resampled too": (
         Ceiling(scales=(1, 0.5), input_pixel_offsets=(0, 0), output_pixel_offsets=(-0.5, -0.5)),
-        [[1, 2, 3], [4, 5, 6]],
-        [[5], [5]],
+        *([[1, 2, 3], [4, 5, 6]], [[5], [5]]),
     ),
     "WebNN's doubling": (
-        Linear(scales=(2, 2)),
-        [[0, 1, 2, 3]] * 2 + [[12, 13, 14, 15]] * 2,
+        *(Linear(scales=(2, 2)), [[0, 1, 2, 3]] * 2 + [[12, 13, 14, 15]] * 2),
         RAMP + CENTERS_OF_ROWS,
     ),
+    "the published gradient, swapped": (
+        *(Grad(nearest_rounding="half_up", **PUBLISHED, **EXCHANGED), [[4, 5, 6]]),
+        [[9, 6], [0, 0]],
+    ),
+    **{
+        f"the published gradient and its regions, {made(**PUBLISHED).name} {x}": (
+            *(made(**PUBLISHED), [x], [result, [0, 0]]),
+        )
+        for made in (Grad, FloorGrad)
+        for x, result in (
+            *(([1, 2, 3], [3, 3]), ([4, 5, 6], [9, 6])),
+            *(([7, 8, 9], [15, 9]), ([10, 11, 12], [21, 12])),
+        )
+    },
 }
 
 
-@pytest.mark.parametrize(("operator", "given", "expected"), EXAMPLES.values(), ids=list(EXAMPLES))
-def test_published_and_reported_results_hold(
-    operator: ops.Operator, given: Any, expected: Any
-) -> None:
+@pytest.mark.parametrize(("operator", "x", "expected"), EXAMPLES.values(), ids=list(EXAMPLES))
+def test_published_and_reported_results_hold(operator: ops.Operator, x: Any, expected: Any) -> None:
     wanted = f32(expected)
-    np.testing.assert_array_equal(evaluate(operator, f32(given), wanted.shape), wanted)
-
-
-@pytest.mark.parametrize(
-    "operator",
-    [
-        ops.DmlResampleGrad(interpolation_mode="nearest_neighbor", **PUBLISHED),
-        ops.DmlResampleGrad1(
-            interpolation_mode="nearest_neighbor", rounding_direction="decreasing", **PUBLISHED
-        ),
-    ],
-    ids=lambda operator: operator.name,
-)
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [([1, 2, 3], [3, 3]), ([4, 5, 6], [9, 6]), ([7, 8, 9], [15, 9]), ([10, 11, 12], [21, 12])],
-    ids=str,
-)
-def test_the_published_gradient_and_its_four_regions_hold(
-    operator: ops.Operator, given: list[int], expected: list[int]
-) -> None:
-    result = evaluate(operator, f32([given]), (2, 2))
-    np.testing.assert_array_equal(result, f32([expected, [0, 0]]))
+    np.testing.assert_array_equal(evaluate(operator, f32(x), wanted.shape), wanted)
 
 
 def test_linear_downscales_by_a_scale_that_rounds_crop_to_the_output() -> None:
-    result = evaluate(Linear(scales=(0.6, 0.6)), ROWS_2X4, (1, 2))
+    result = evaluate(Linear(scales=(0.6, 0.6)), f32(ROWS_2X4), (1, 2))
     np.testing.assert_allclose(result, f32([[2.66666651, 4.3333331]]), rtol=2**-22)
 
 

@@ -12,8 +12,9 @@ from dialect_tables import TABLES
 from gradwire_server import dialects
 from gradwire_server.dialects.dialect import OperatorCall
 from gradwire_server.errors import InvalidFieldError
-from support.oracles.dialect_oracles import DTYPES, Tensor, lowered
-from support.oracles.dialect_table import Case, Shape
+from support.oracles.dialect_oracles import DTYPES, Shape, Tensor, gradient, lowered
+from support.oracles.dialect_table import Case
+from support.oracles.oracles import dense_apply
 
 CASES = st.one_of([table.cases for table in TABLES.values()])
 SEEDS = st.integers(0, 2**32 - 1)
@@ -25,14 +26,9 @@ def whole(shape: Shape, seed: int, dtype: Any = np.float64) -> Tensor:
     return np.random.default_rng(seed).integers(-4, 5, shape).astype(dtype)
 
 
-def reached(case: Case, element: Shape, dtype: Any) -> tuple[Tensor, Tensor]:
-    """Tell which elements of the source the one element of the result reads, with what signs."""
-    mask, sign = np.ones((), bool), np.ones(())
-    bands = zip(case.bands(dtype), case.matrices(dtype), element, strict=True)
-    for covered, matrix, index in bands:
-        mask = np.multiply.outer(mask, covered[index])
-        sign = np.multiply.outer(sign, np.sign(matrix[index]))
-    return mask, sign
+def terms_of(case: Case, x: Tensor) -> Tensor:
+    """Return what the forward's terms for x amount to, their signs left out."""
+    return dense_apply({i: np.abs(each) for i, each in enumerate(case.matrices())}, np.abs(x))
 
 
 @laws
@@ -40,7 +36,7 @@ def reached(case: Case, element: Shape, dtype: Any) -> tuple[Tensor, Tensor]:
 def test_a_gradient_is_the_adjoint_of_its_forward(case: Case, seed: int) -> None:
     x, g = whole(case.source, seed), whole(case.result, seed + 1)
     difference = float(np.sum(case.forward(x) * g) - np.sum(x * case.gradient(g)))
-    terms = float(np.sum(case.magnitudes(x) * np.abs(g)))
+    terms = float(np.sum(terms_of(case, x) * np.abs(g)))
     assert abs(difference) <= (0 if case.nearest else 1e-13) * terms
 
 
@@ -62,8 +58,7 @@ def test_inferred_sizes_are_integers_of_python(case: Case) -> None:
 @laws
 @given(case=CASES)
 def test_the_plan_of_a_gradient_transposes_the_plan_of_its_forward(case: Case) -> None:
-    gradient = case.pair.gradient
-    plan = lowered(gradient, case.result, case.source, np.float64)
+    plan = lowered(case.pair.gradient, case.result, case.source, np.float64)
     assert (plan.input_shape, plan.output_shape, plan.fill) == (case.result, case.source, 0)
     assert [each.axis for each in plan.passes] == sorted(each.axis for each in plan.passes)
     for each in plan.passes:
@@ -83,9 +78,10 @@ def test_the_bound_on_entries_is_never_below_what_the_plan_holds(case: Case) -> 
 @laws
 @given(case=CASES, seed=SEEDS)
 def test_operators_are_linear(case: Case, seed: int) -> None:
+    sizes = [np.abs(matrix) for matrix in case.matrices()]
     for apply, magnitudes, shape in (
-        (case.forward, case.magnitudes, case.source),
-        (case.gradient, case.gradient_magnitudes, case.result),
+        (case.forward, lambda x: terms_of(case, x), case.source),
+        (case.gradient, lambda g: gradient(sizes, np.abs(g)), case.result),
     ):
         a, b = whole(shape, seed), whole(shape, seed + 1)
         together, apart = apply(3 * a - 2 * b), 3 * apply(a) - 2 * apply(b)
@@ -136,11 +132,15 @@ def test_inf_and_nan_reach_exactly_what_they_were_read_from(
     g = whole(case.result, seed, dtype)
     g[element] = poison
     result = case.gradient(g).astype(np.float64)
-    touched, weight = reached(case, element, dtype)
+    # Which elements of the source that one of the result reads, with what signs.
+    touched, sign = np.ones((), bool), np.ones(())
+    for band, matrix, index in zip(case.bands(dtype), case.matrices(dtype), element, strict=True):
+        touched = np.multiply.outer(touched, band[index])
+        sign = np.multiply.outer(sign, np.sign(matrix[index]))
     assert np.isfinite(result[~touched]).all()
     # A band may hold zeros; what they multiply is not a number.
     with np.errstate(invalid="ignore"):
-        np.testing.assert_array_equal(result[touched], poison * weight[touched])
+        np.testing.assert_array_equal(result[touched], poison * sign[touched])
 
 
 @laws

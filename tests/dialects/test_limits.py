@@ -20,18 +20,19 @@ from gradwire import InvalidRequestError, ops
 from gradwire.ops import jax, onnx
 from gradwire_server import dialects
 from gradwire_server.backends import NumpyCpu, compute_dtype
-from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TableCache, TensorSpec
+from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TableCache
 from gradwire_server.errors import RequestLimitError, TableTooLargeError, UnknownOperatorError
 from support.evaluation_cases import computed
-from support.oracles.dialect_oracles import DML_RULES, dml_operators, lowered
+from support.oracles.dialect_oracles import DML_RULES, Shape, dml_operators, lowered
 
 BACKWARD = ops.InterpolateBackward(mode="linear", data_format="NCX")
+Openvino: Any = ops.OpenvinoInterpolate
 
 
 @pytest.mark.parametrize("rule", DML_RULES)
 def test_the_bound_on_entries_is_never_below_what_the_plan_holds(rule: str) -> None:
+    entries = 10 * (2 if rule == "linear" else 1) + 10 + 7
     for pair in dml_operators(rule):
-        entries = 10 * (2 if rule == "linear" else 1) + 10 + 7
         plan = lowered(pair.forward, (7,), (10,), max_table_entries=entries)
         assert plan.table_entries <= entries
         with pytest.raises(TableTooLargeError):
@@ -41,20 +42,14 @@ def test_the_bound_on_entries_is_never_below_what_the_plan_holds(rule: str) -> N
 def test_a_table_too_large_names_the_setting() -> None:
     with pytest.raises(TableTooLargeError) as refused:
         lowered(BACKWARD, (1, 1, 40), (1, 1, 30), max_table_entries=99)
-    assert "would need 150 entries; 99 are allowed" in refused.value.message
-    assert (
-        "GRADWIRE_MAX_TABLE_ENTRIES (gradwire-server --max-table-entries)" in refused.value.message
-    )
-    assert refused.value.facts == {
-        "entries": "150",
-        "limit": "max_table_entries",
-        "allowed": "99",
-    }
+    message = refused.value.message
+    assert "would need 150 entries; 99 are allowed" in message
+    assert "GRADWIRE_MAX_TABLE_ENTRIES (gradwire-server --max-table-entries)" in message
+    assert refused.value.facts == {"entries": "150", "limit": "max_table_entries", "allowed": "99"}
 
 
 def test_entries_of_all_axes_count_together() -> None:
-    shapes = ((40, 40), (30, 30))
-    operator = ops.DmlResample(interpolation_mode="linear")
+    shapes, operator = ((40, 40), (30, 30)), ops.DmlResample(interpolation_mode="linear")
     lowered(operator, *shapes, max_table_entries=260)
     with pytest.raises(TableTooLargeError, match="would need 260 entries"):
         lowered(operator, *shapes, max_table_entries=259)
@@ -66,24 +61,20 @@ def test_entries_of_all_axes_count_together() -> None:
     ids=str,
 )
 def test_a_float32_axis_too_long_names_the_axis_and_the_setting(
-    given: tuple[int, ...], wanted: tuple[int, ...], field: str
+    given: Shape, wanted: Shape, field: str
 ) -> None:
     lowered(BACKWARD, given, wanted, max_float32_axis=11)
     with pytest.raises(RequestLimitError) as refused:
         lowered(BACKWARD, given, wanted, max_float32_axis=10)
     assert refused.value.message.startswith(f"{field} is 11;")
     assert "GRADWIRE_MAX_FLOAT32_AXIS (gradwire-server --max-float32-axis)" in refused.value.message
-    assert refused.value.facts == {
-        "field": field,
-        "size": "11",
-        "limit": "max_float32_axis",
-        "allowed": "10",
-    }
+    facts = {"field": field, "size": "11", "limit": "max_float32_axis", "allowed": "10"}
+    assert refused.value.facts == facts
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "linear_onnx", "cubic"])
-def test_padding_counts_where_coordinates_are_float32(mode: Any) -> None:
-    operator = ops.OpenvinoInterpolate(mode=mode, sizes=(2,), axes=(2,), pads_begin=(0, 0, 8))
+def test_padding_counts_where_coordinates_are_float32(mode: str) -> None:
+    operator = Openvino(mode=mode, sizes=(2,), axes=(2,), pads_begin=(0, 0, 8))
     if mode == "linear_onnx":
         operator = dataclasses.replace(operator, sizes=(1, 1, 2), axes=())
     shapes = (1, 1, 3), (1, 1, 2)
@@ -94,16 +85,15 @@ def test_padding_counts_where_coordinates_are_float32(mode: Any) -> None:
     lowered(pillow, *shapes, max_float32_axis=1)
 
 
+FLOAT32: Any = {"mode": "cubic", "arithmetic": "float32"}
 SLOPES: dict[str, tuple[str, Any]] = {
-    "OpenVINO": ("cube_coeff", ops.OpenvinoInterpolate(mode="cubic", sizes=(5, 9))),
-    "Pillow": ("cube_coeff", ops.OpenvinoInterpolate(mode="bicubic_pillow", sizes=(5, 9))),
+    "OpenVINO": ("cube_coeff", Openvino(mode="cubic", sizes=(5, 9))),
+    "Pillow": ("cube_coeff", Openvino(mode="bicubic_pillow", sizes=(5, 9))),
     "ONNX Runtime": (
-        "cubic_coeff_a",
-        ops.OnnxResize(mode="cubic", sizes=(5, 9), arithmetic="float32", exclude_outside=True),
+        *("cubic_coeff_a", ops.OnnxResize(sizes=(5, 9), exclude_outside=True, **FLOAT32)),
     ),
     "ONNX, antialiased": (
-        "cubic_coeff_a",
-        ops.OnnxResize(mode="cubic", sizes=(2, 3), antialias=True, arithmetic="float32"),
+        *("cubic_coeff_a", ops.OnnxResize(sizes=(2, 3), antialias=True, **FLOAT32)),
     ),
 }
 
@@ -123,16 +113,19 @@ def test_a_slope_that_makes_weights_overflow_is_refused(
 
 
 def test_the_default_ends_where_float32_half_pixels_end() -> None:
-    operator = ops.DmlResample(interpolation_mode="nearest_neighbor")
-    longest = 2**23
-    plan = lowered(operator, (longest,), (1,))
-    assert plan.output_shape == (1,)
+    operator, longest = ops.DmlResample(interpolation_mode="nearest_neighbor"), 2**23
+    assert lowered(operator, (longest,), (1,)).output_shape == (1,)
     with pytest.raises(RequestLimitError):
         lowered(operator, (longest + 1,), (1,))
 
 
+HALF_BESIDE: Any = {
+    "mode": "linear",
+    "coordinate_transformation_mode": "tf_half_pixel_for_nn",
+    "scales": (1, 2),
+}
 # Operator, shapes of its input and its result, and the axes that are resampled.
-STILL: list[tuple[ops.Operator, tuple[int, ...], tuple[int, ...], list[int]]] = [
+STILL: list[tuple[ops.Operator, Shape, Shape, list[int]]] = [
     *(
         (operator, (3, 4, 5), (3, 8, 5), [1])
         for rule in DML_RULES
@@ -147,17 +140,7 @@ STILL: list[tuple[ops.Operator, tuple[int, ...], tuple[int, ...], list[int]]] = 
     ),
     # tf_half_pixel_for_nn would read half an element beside it.
     *(
-        (
-            ops.OnnxResize(
-                mode="linear",
-                coordinate_transformation_mode="tf_half_pixel_for_nn",
-                scales=(1, 2),
-                arithmetic=arithmetic,
-            ),
-            (2**40, 4),
-            (2**40, 8),
-            [1],
-        )
+        (ops.OnnxResize(arithmetic=arithmetic, **HALF_BESIDE), (2**40, 4), (2**40, 8), [1])
         for arithmetic in get_args(onnx.Arithmetic)
     ),
 ]
@@ -165,22 +148,29 @@ STILL: list[tuple[ops.Operator, tuple[int, ...], tuple[int, ...], list[int]]] = 
 
 @pytest.mark.parametrize(("operator", "source", "result", "moved"), STILL, ids=repr)
 def test_an_axis_that_is_left_alone_has_no_table_and_no_limit(
-    operator: ops.Operator, source: tuple[int, ...], result: tuple[int, ...], moved: list[int]
+    operator: ops.Operator, source: Shape, result: Shape, moved: list[int]
 ) -> None:
     plan = lowered(operator, source, result, max_float32_axis=8, max_table_entries=99)
     assert [each.axis for each in plan.passes] == moved
 
 
-def test_a_giant_request_is_refused_without_allocating() -> None:
+def peak(work: Callable[[], object]) -> int:
+    """Return the most bytes that work has allocated at once."""
     tracemalloc.start()
     try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_giant_request_is_refused_without_allocating() -> None:
+    def refused() -> None:
         for pair in dml_operators("linear"):
             with pytest.raises(TableTooLargeError):
                 lowered(pair.gradient, (2**62,), (3,), max_float32_axis=2**63)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 100_000
+
+    assert peak(refused) < 100_000
 
 
 def test_an_end_that_float32_rounds_up_stays_on_the_axis() -> None:
@@ -203,10 +193,8 @@ def test_every_operator_of_the_contract_is_known() -> None:
     assert set(dialects.DIALECTS) == set(ops.OPERATORS)
     for name, dialect in dialects.DIALECTS.items():
         kind = ops.OPERATORS[name]
-        assert (dialect.gradient, dialect.ranks) == (
-            kind.gradient,
-            range(kind.min_rank, kind.max_rank + 1),
-        )
+        ranks = range(kind.min_rank, kind.max_rank + 1)
+        assert (dialect.gradient, dialect.ranks) == (kind.gradient, ranks)
         assert kind.output_required == (kind.gradient or dialect.output_shape is None)
 
 
@@ -225,19 +213,20 @@ def elements_written(work: Callable[[], object]) -> int:
     def on_line(_frame: FrameType, event: str, _argument: Any) -> Any:
         nonlocal written
         if event == "line":
-            now, peak = tracemalloc.get_traced_memory()
-            written += _LINE + (peak - now) // 8
+            now, highest = tracemalloc.get_traced_memory()
+            written += _LINE + (highest - now) // 8
             tracemalloc.reset_peak()
         return on_line
 
-    tracemalloc.start()
-    before = sys.gettrace()
-    sys.settrace(on_line)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-        tracemalloc.stop()
+    def traced() -> None:
+        before = sys.gettrace()
+        sys.settrace(on_line)
+        try:
+            work()
+        finally:
+            sys.settrace(before)
+
+    peak(traced)
     return written
 
 
@@ -255,39 +244,33 @@ def test_what_counts_as_quick_writes_few_elements(chance: Random) -> None:
         return
     assert elements_written(lambda: preparer.prepare(request)) < _BUDGET
     evaluation = preparer.prepare(request)
-    if evaluation.inline_work > _MOST_INLINE:
-        return
-    data = np.ones(1, evaluation.input.dtype).view(np.uint8)
-    written = elements_written(lambda: computed(evaluation, data, NumpyCpu()))
-    assert written < 8 * evaluation.inline_work + _BUDGET
+    if evaluation.inline_work <= _MOST_INLINE:
+        data = np.ones(1, evaluation.input.dtype).view(np.uint8)
+        written = elements_written(lambda: computed(evaluation, data, NumpyCpu()))
+        assert written < 8 * evaluation.inline_work + _BUDGET
+
+
+SMOOTH: Any = {"mode": "bilinear", "antialias": True}
+PILLOW: Any = {"mode": "bilinear_pillow", "axes": (0, 1), "antialias": True}
 
 
 # Few outputs of long windows that reach beyond the axis: many taps are on one input.
-AT_THE_EDGES = {
-    "torch": RandomCall(
-        ops.TorchInterpolate(size=(2, 1), mode="bilinear", antialias=True),
-        (1, 1, 10088, 1),
-        (1, 1, 2, 1),
-        np.dtype(np.float64),
-    ),
-    "torch, gradient": RandomCall(
-        ops.TorchUpsampleBackward(size=(6, 1), mode="bilinear", antialias=True),
-        (1, 1, 6, 1),
-        (1, 1, 15834, 1),
-        np.dtype(np.float32),
-    ),
-    "openvino": RandomCall(
-        ops.OpenvinoInterpolate(mode="bilinear_pillow", sizes=(2, 1), axes=(0, 1), antialias=True),
-        (12874, 1),
-        (2, 1),
-        np.dtype(np.float32),
-    ),
-}
-
-
-@pytest.mark.parametrize("call", AT_THE_EDGES.values(), ids=list(AT_THE_EDGES))
-def test_taps_on_one_input_count_too(call: RandomCall) -> None:
-    preparer, request = prepared(call)
+@pytest.mark.parametrize(
+    ("operator", "source", "result", "dtype"),
+    [
+        (ops.TorchInterpolate(size=(2, 1), **SMOOTH), (1, 1, 10088, 1), (1, 1, 2, 1), np.float64),
+        (
+            *(ops.TorchUpsampleBackward(size=(6, 1), **SMOOTH), (1, 1, 6, 1), (1, 1, 15834, 1)),
+            np.float32,
+        ),
+        (Openvino(sizes=(2, 1), **PILLOW), (12874, 1), (2, 1), np.float32),
+    ],
+    ids=["torch", "torch, gradient", "openvino"],
+)
+def test_taps_on_one_input_count_too(
+    operator: ops.Operator, source: Shape, result: Shape, dtype: Any
+) -> None:
+    preparer, request = prepared(RandomCall(operator, source, result, np.dtype(dtype)))
     assert preparer.preparation(request).is_quick
     assert elements_written(lambda: preparer.prepare(request)) < _BUDGET
 
@@ -309,43 +292,26 @@ def test_fused_sums_take_more_work_than_plain_ones(dtype: Any, least: int) -> No
 def test_tables_take_no_more_memory_than_is_told_before(chance: Random) -> None:
     call = random_call(chance, longest=1 << 18)
     shapes = call.operator.name, call.operator, call.source, call.result
-    compute = compute_dtype(call.dtype)
     try:
-        told = dialects.forward(*shapes, compute=compute)
+        told = dialects.forward(*shapes, compute=compute_dtype(call.dtype))
     except RequestLimitError:
         return
     assume(told.tables and sum(axis.work for axis in told.tables) < 1 << 24)
-    tracemalloc.start()
-    try:
-        told.plan()
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak <= sum(axis.memory_bytes for axis in told.tables)
+    assert peak(told.plan) <= sum(axis.memory_bytes for axis in told.tables)
 
 
 @pytest.mark.parametrize("mode", ["bilinear_pillow", "bicubic_pillow", "linear"])
 @pytest.mark.parametrize("side", ["pads_begin", "pads_end"])
-def test_padding_takes_work_but_no_memory(mode: Any, side: str) -> None:
-    pads: dict[str, Any] = {side: (1 << 21,)}
-    operator = ops.OpenvinoInterpolate(mode=mode, sizes=(1, 1), axes=(0, 1), antialias=True, **pads)
-    one = TensorSpec.packed(np.dtype(np.float32), (1, 1))
-    request = EvaluationRequest(operator.name, operator, one, one)
-    preparer = Preparer(Limits(), TableCache(max_entries=1))
+def test_padding_takes_work_but_no_memory(mode: str, side: str) -> None:
+    pads = {side: (1 << 21,)}
+    operator = Openvino(mode=mode, sizes=(1, 1), axes=(0, 1), antialias=True, **pads)
+    preparer, request = prepared(RandomCall(operator, (1, 1), (1, 1), np.dtype(np.float32)))
     assert not preparer.preparation(request).is_quick
-    tracemalloc.start()
-    try:
-        evaluation = preparer.prepare(request)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert evaluation.plan.table_entries <= 3
-    assert peak < 1 << 23
+    assert peak(lambda: preparer.prepare(request)) < 1 << 23
+    assert preparer.prepare(request).plan.table_entries <= 3
 
 
 def test_a_window_of_padding_is_bounded_like_a_table() -> None:
-    operator = ops.OpenvinoInterpolate(
-        mode="bilinear_pillow", sizes=(1, 1), axes=(0, 1), pads_begin=(1 << 30,)
-    )
+    operator = Openvino(sizes=(1, 1), pads_begin=(1 << 30,), **PILLOW)
     with pytest.raises(RequestLimitError, match="max-table-entries"):
         dialects.forward(operator.name, operator, (1, 1), (1, 1))

@@ -4,35 +4,39 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from gradwire import ops
 from gradwire_server import dialects
+from gradwire_server.plans import BandedMap, sampling
+from gradwire_server.plans.sampling import Rounding
+from support.oracles.axis_tables import DATA
 from support.oracles.dialect_oracles import (
     ExactTaps,
     Matrix,
     Tensor,
+    axis_map,
     evaluate,
     f32,
-    gradient,
+    onednn_weights,
     ulp,
 )
 
 Sizes = tuple[int, ...]
 
 
-def backward(mode: Any = "linear", **attributes: Any) -> ops.InterpolateBackward:
+def backward(mode: Any, **attributes: Any) -> ops.InterpolateBackward:
     return ops.InterpolateBackward(mode=mode, data_format="NCX", **attributes)
 
 
-def interpolate(mode: Any = "linear", **attributes: Any) -> ops.Interpolate:
-    return ops.Interpolate(mode=mode, data_format="NCX", **attributes)
+def interpolate(**attributes: Any) -> ops.Interpolate:
+    return ops.Interpolate(mode="linear", data_format="NCX", **attributes)
 
 
 @pytest.mark.parametrize("transformation", ["half_pixel", "align_corners"])
@@ -40,7 +44,7 @@ def interpolate(mode: Any = "linear", **attributes: Any) -> ops.Interpolate:
     ("mode", "expected"), [("nearest", [[0, 3], [9, 24]]), ("bilinear", [[3, 6], [12, 15]])]
 )
 def test_the_numbers_of_the_library_s_unit_tests_hold(
-    transformation: Any, mode: str, expected: list[list[int]]
+    transformation: str, mode: str, expected: list[list[int]]
 ) -> None:
     operator = backward(mode, coordinate_transformation_mode=transformation)
     given = np.arange(9, dtype=np.float32).reshape(1, 1, 3, 3)
@@ -55,24 +59,70 @@ def test_linear_bilinear_and_trilinear_are_synonyms_on_any_rank() -> None:
         np.testing.assert_array_equal(evaluate(backward(synonym), given, (2, 3, 4, 9)), expected)
 
 
+def weights(bands: BandedMap) -> dict[tuple[int, int], float]:
+    """Return weights other than 0 by output and input."""
+    outputs = np.repeat(np.arange(bands.outputs), bands.counts)
+    inputs = np.arange(bands.nnz) + np.repeat(bands.start - bands.offset[:-1], bands.counts)
+    every = zip(outputs.tolist(), inputs.tolist(), bands.weight.tolist(), strict=True)
+    return {(output, input_): weight for output, input_, weight in every if weight}
+
+
+@pytest.mark.parametrize("transformation", ["half_pixel", "align_corners"])
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@settings(deadline=None)
+@given(src=st.integers(1, 200), dst=st.integers(1, 200))
+@example(src=28, dst=2)
+@example(src=1, dst=1)
+# Dividing before the product of half_pixel reads another element for one output.
+@example(src=3619, dst=3912)
+# Equal sizes are no identity: this product rounds.
+@example(src=2897, dst=2897)
+def test_onednn_tables_follow_the_formula(
+    transformation: str, mode: str, src: int, dst: int
+) -> None:
+    corners, nearest = transformation == "align_corners", mode == "nearest"
+    expected = onednn_weights(src, dst, align_corners=corners, nearest=nearest)
+    attributes: Any = {"mode": mode, "coordinate_transformation_mode": transformation}
+    forward = ops.Interpolate(sizes=(dst,), data_format="NCX", **attributes)
+    bands = axis_map(forward, (1, 1, src), (1, 1, dst), 2)
+    adjoint = axis_map(backward(**attributes), (1, 1, dst), (1, 1, src), 2)
+    if bands is None or adjoint is None:
+        assert bands is adjoint
+        assert expected == {(index, index): 1 for index in range(src)}
+    else:
+        assert weights(bands) == expected
+        assert weights(adjoint) == {(i, o): weight for (o, i), weight in expected.items()}
+
+
+# Ties, and numbers whose sum or difference with 0.5 is no float32.
+NEARLY_HALF = float(np.nextafter(np.float32(0.5), np.float32(0)))
+ROUNDED: list[tuple[Rounding, list[float], list[int]]] = [
+    (sampling.half_down, [-2.5, -1.5, 0.5, 1.5, 8388609], [-3, -2, 0, 1, 8388608]),
+    (sampling.half_up, [-2.5, -1.5, 0.5, 1.5, NEARLY_HALF, 8388609], [-2, -1, 1, 2, 1, 8388610]),
+    (sampling.half_away, [-2.5, -1.5, 0.5, 1.5, NEARLY_HALF, 8388609], [-3, -2, 1, 2, 0, 8388609]),
+]
+
+
+@pytest.mark.parametrize(("rounding", "x", "expected"), ROUNDED)
+def test_roundings_part_where_their_names_say(
+    rounding: Rounding, x: list[float], expected: list[int]
+) -> None:
+    np.testing.assert_array_equal(rounding(f32(x)), f32(expected))
+
+
 SIZES: list[tuple[ops.Operator, Sizes, Sizes | None]] = [
     # The product is float32's: in float64 10 * 0.7f would be 6.99..., and 100 * 0.29f 28.99....
-    *(
-        (interpolate(scales=(scale,)), (2, 3, src), (2, 3, dst))
-        for scale, src, dst in [
-            (0.7, 10, 7),
-            (0.29, 100, 29),
-            (1.6666666, 3, 5),
-            (2, 5, 10),
-            (0.583333, 12, 6),
-            (0.1, 10, 1),
-        ]
-    ),
+    (interpolate(scales=(0.7,)), (2, 3, 10), (2, 3, 7)),
+    (interpolate(scales=(0.29,)), (2, 3, 100), (2, 3, 29)),
+    (interpolate(scales=(1.6666666,)), (2, 3, 3), (2, 3, 5)),
+    (interpolate(scales=(2,)), (2, 3, 5), (2, 3, 10)),
+    (interpolate(scales=(0.583333,)), (2, 3, 12), (2, 3, 6)),
+    (interpolate(scales=(0.1,)), (2, 3, 10), (2, 3, 1)),
     (interpolate(scales=(0.583333,), sizes=(7,)), (2, 3, 12), (2, 3, 7)),
     (interpolate(sizes_tensor=(7,)), (2, 3, 12), (2, 3, 7)),
     (ops.Interpolate(mode="linear", sizes=(5, 6)), (2, 3, 4, 7), (2, 5, 6, 7)),
     (interpolate(sizes=(5, 6)), (2, 7, 3, 4), (2, 7, 5, 6)),
-    (backward(sizes=(8,)), (1, 1, 8), None),
+    (backward("linear", sizes=(8,)), (1, 1, 8), None),
 ]
 
 
@@ -83,14 +133,11 @@ def test_sizes_are_those_given_or_scaled(
     assert dialects.output_shape(operator.name, operator, source) == result
 
 
-DATA = Path(__file__).parents[1] / "data"
 DTYPES: dict[str, Any] = {
     "f32": np.dtype(np.float32),
     "f16": np.dtype(np.float16),
     "bf16": np.dtype(ml_dtypes.bfloat16),
 }
-
-SEQUENCES = {"src_shape", "dst_shape", "sizes", "scales"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +148,15 @@ class Case:
     mode: Any
     data_format: Any
     dtype: str
-    src_shape: tuple[int, ...]
-    dst_shape: tuple[int, ...]
-    sizes: tuple[int, ...] = ()
+    src_shape: Sizes
+    dst_shape: Sizes
+    sizes: Sizes = ()
     scales: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Case:
-        values: dict[str, Any] = {
-            name: tuple(value) if name in SEQUENCES else value for name, value in fields.items()
-        }
+        sequences = ("src_shape", "dst_shape", "sizes", "scales")
+        values: Any = fields | {name: tuple(fields[name]) for name in sequences if name in fields}
         return cls(**values)
 
     def __str__(self) -> str:
@@ -130,10 +176,6 @@ class Case:
         result = evaluate(self.operator, np.moveaxis(diff_dst, 1, -1), (n, *x, c))
         return np.moveaxis(result, -1, 1)
 
-    def weight_error(self, axis: int) -> float:
-        """Return how far float32 coordinates may be off: three roundings of numbers up to src."""
-        return 0 if self.mode == "nearest" else 3 * 2.0**-24 * self.src_shape[axis]
-
     def taps(self) -> list[ExactTaps]:
         """Return exact taps of the spatial axes."""
         return [
@@ -141,99 +183,77 @@ class Case:
             for src, dst in zip(self.src_shape[2:], self.dst_shape[2:], strict=True)
         ]
 
-
-@cache
-def library_results() -> list[tuple[Case, Tensor, Tensor]]:
-    """Read 258 results of oneDNN 3.2 on a CPU: case, diff_dst, diff_src, bfloat16 widened."""
-    with np.load(DATA / "onednn_backward.npz") as stored:
-        cases = json.loads(str(stored["cases"]))
-        return [
-            (Case.of(case), stored[f"diff_dst_{i}"], stored[f"diff_src_{i}"])
-            for i, case in enumerate(cases)
-        ]
+    def exact(self, diff_dst: Tensor) -> Matrix:
+        """Scatter along the spatial axes."""
+        result = diff_dst.astype(np.float64)
+        for axis, tap in enumerate(self.taps(), start=2):
+            result = tap.transpose_apply(result, axis)
+        return result
 
 
-@cache
-def all_cases() -> list[Case]:
-    """Read the 709 cases of oneDNN's own tests."""
-    stored = json.loads((DATA / "onednn_cases.json").read_text())
-    return [Case.of(dict(zip(stored["fields"], row, strict=True))) for row in stored["cases"]]
+# 258 results of oneDNN 3.2 on a CPU: case, diff_dst, diff_src, bfloat16 widened.
+with np.load(DATA / "onednn_backward.npz") as _stored:
+    RESULTS: list[tuple[Case, Tensor, Tensor]] = [
+        (Case.of(case), _stored[f"diff_dst_{i}"], _stored[f"diff_src_{i}"])
+        for i, case in enumerate(json.loads(str(_stored["cases"])))
+    ]
+# The 709 cases of oneDNN's own tests, and one of each signature that RESULTS do not cover.
+_rows = json.loads((DATA / "onednn_cases.json").read_text())
+CASES = [Case.of(dict(zip(_rows["fields"], row, strict=True))) for row in _rows["cases"]]
+_covered = {str(case) for case, _, _ in RESULTS}
+WITHOUT_RESULT = {str(case): case for case in CASES if str(case) not in _covered}
+# The shapes on which oneDNN's nearest gradient puts a tie on the wrong cell.
+TIES = [case for case in CASES if case.source == "tie defect"]
 
 
-def signature(case: Case) -> tuple[object, ...]:
-    return (case.mode, case.data_format, case.dtype, case.src_shape, case.dst_shape)
-
-
-def cases_without_result() -> list[Case]:
-    """Return one case of each signature that the library's results do not cover."""
-    covered = {signature(case) for case, _, _ in library_results()}
-    return list({signature(c): c for c in all_cases() if signature(c) not in covered}.values())
-
-
-def tie_cases() -> list[Case]:
-    """Return the shapes on which oneDNN's nearest gradient puts a tie on the wrong cell."""
-    return [case for case in all_cases() if case.source == "tie defect"]
-
-
-def transpose(taps: list[ExactTaps], diff_dst: Tensor) -> Matrix:
-    """Scatter along the spatial axes: by dense matrices up to 4096 elements, sparsely beyond."""
-    if max(diff_dst.shape) <= 4096 and max(tap.src for tap in taps) <= 4096:
-        kept = [np.eye(size) for size in diff_dst.shape[:2]]
-        return gradient([*kept, *(tap.dense() for tap in taps)], diff_dst)
-    result = diff_dst.astype(np.float64)
-    for axis, tap in enumerate(taps, start=2):
-        result = tap.transpose_apply(result, axis)
-    return result
+def allowed(case: Case, diff_dst: Tensor, expected: Tensor) -> Matrix:
+    """Return the roundings of both sides."""
+    terms = case.exact(np.abs(diff_dst))
+    if case.dtype == "f32":
+        return 2.0**-21 * terms
+    return 2.0**-8 * terms + ulp(expected, DTYPES[case.dtype]) / 2
 
 
 def test_the_data_is_complete() -> None:
-    assert len(library_results()) == 258
-    assert len(all_cases()) == 709
-    assert len(tie_cases()) == 15
+    assert (len(RESULTS), len(CASES), len(TIES)) == (258, 709, 15)
 
 
-@pytest.mark.parametrize("number", range(258), ids=lambda i: f"{i}-{library_results()[i][0]}")
+@pytest.mark.parametrize("number", range(258), ids=lambda i: f"{i}-{RESULTS[i][0]}")
 def test_results_of_the_library_are_reproduced(number: int) -> None:
-    case, diff_dst, expected = library_results()[number]
+    case, diff_dst, expected = RESULTS[number]
     result = case.evaluate(diff_dst.astype(DTYPES[case.dtype])).astype(np.float64)
-    terms = transpose(case.taps(), np.abs(diff_dst))
-    if case.dtype == "f32":
-        allowed = 2.0**-21 * terms
-    else:
-        allowed = 2.0**-8 * terms + ulp(expected, DTYPES[case.dtype]) / 2
-    assert np.all(np.abs(result - expected) <= allowed)
+    assert np.all(np.abs(result - expected) <= allowed(case, diff_dst, expected))
 
 
-@pytest.mark.parametrize("case", cases_without_result(), ids=str)
+@pytest.mark.parametrize("case", WITHOUT_RESULT.values(), ids=str)
 def test_cases_without_a_stored_result_agree_with_exact_coordinates(case: Case) -> None:
     # Batch and channel are not resampled: a few of each show as much as 512.
     kept = tuple(min(size, 3) for size in case.dst_shape[:2])
     case = replace(case, src_shape=kept + case.src_shape[2:], dst_shape=kept + case.dst_shape[2:])
     dtype = DTYPES[case.dtype]
     diff_dst = np.random.default_rng(1).standard_normal(case.dst_shape).astype(dtype)
-    result = case.evaluate(diff_dst).astype(np.float64)
-    expected = transpose(case.taps(), diff_dst)
+    result, expected = case.evaluate(diff_dst).astype(np.float64), case.exact(diff_dst)
 
-    terms = transpose(case.taps(), np.abs(diff_dst))
+    terms = case.exact(np.abs(diff_dst))
     reach = np.abs(diff_dst).astype(np.float64)
     for axis, tap in enumerate(case.taps(), start=2):
-        reach = tap.reach(reach, axis, weight_error=case.weight_error(axis))
-    allowed = (reach - terms) + 2.0**-21 * terms + ulp(expected, dtype) / 2
-    assert np.all(np.abs(result - expected) <= allowed)
+        # How far float32 coordinates may be off: three roundings of numbers up to src.
+        error = 0 if case.mode == "nearest" else 3 * 2.0**-24 * tap.src
+        reach = tap.reach(reach, axis, weight_error=error)
+    rounding = (reach - terms) + 2.0**-21 * terms + ulp(expected, dtype) / 2
+    assert np.all(np.abs(result - expected) <= rounding)
 
 
 def test_every_case_is_accepted_with_its_own_sizes_and_scales() -> None:
-    for case in all_cases():
-        n, c, *x = case.src_shape
-        _, _, *y = case.dst_shape
-        src, dst = ((n, c, *x), (n, c, *y))
+    for case in CASES:
+        src, dst = case.src_shape, case.dst_shape
         if case.data_format == "NXC":
-            src, dst = ((n, *x, c), (n, *y, c))
+            src, dst = ((n, *x, c) for n, c, *x in (src, dst))
         plan = dialects.forward("interpolate_backward", case.operator, dst, src).plan()
         assert (plan.input_shape, plan.output_shape) == (dst, src)
 
 
-@pytest.mark.parametrize("case", tie_cases(), ids=str)
+@pytest.mark.parametrize("case", TIES, ids=str)
 def test_ties_of_nearest_go_up_where_the_library_slips(case: Case) -> None:
     # oneDNN's forward reads cell ((2 * o + 1) * src) // (2 * dst), and so does ours. Its gradient,
     # in all NXC layouts and for one channel, starts cell i at ceil(i * (dst / src) - 0.5) with the

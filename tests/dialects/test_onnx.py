@@ -1,7 +1,8 @@
-"""ONNX's operators: rules, and tables against the specification's formulas, bit for bit."""
+"""ONNX's operators: rules, tables by the specification's formulas, and its node tests."""
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any, get_args
 
@@ -10,22 +11,21 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from conformance import onnx_resize
+from conformance.onnx_resize import Attributes, NodeCase, evaluated
 from gradwire import ops
 from gradwire.ops import onnx
 from gradwire_server import dialects
 from gradwire_server.errors import RequestLimitError
-from support.oracles.dialect_oracles import Matrix, axis_table, evaluate, lowered
+from support.oracles.dialect_oracles import Tensor, axis_table, evaluate, lowered
 from support.oracles.onnx_oracles import Axis, matrix
 
+Shape = tuple[int, ...]
+
 ARITHMETIC = pytest.mark.parametrize("arithmetic", ["spec_float64", "float32"])
-
-
-def shape(source: tuple[int, ...], **attributes: Any) -> tuple[int, ...] | None:
-    return dialects.output_shape("onnx_resize", ops.OnnxResize(**attributes), source)
-
-
-NOT_LARGER: dict[str, Any] = {"keep_aspect_ratio_policy": "not_larger"}
-NOT_SMALLER: dict[str, Any] = {"keep_aspect_ratio_policy": "not_smaller"}
+CROP: Attributes = {"coordinate_transformation_mode": "tf_crop_and_resize"}
+NOT_LARGER: Attributes = {"keep_aspect_ratio_policy": "not_larger"}
+NOT_SMALLER: Attributes = {"keep_aspect_ratio_policy": "not_smaller"}
 
 
 @pytest.mark.parametrize(
@@ -41,59 +41,43 @@ NOT_SMALLER: dict[str, Any] = {"keep_aspect_ratio_policy": "not_smaller"}
     ids=str,
 )
 def test_sizes_keep_the_aspect_ratio_and_scales_do_not(
-    attributes: dict[str, Any], source: tuple[int, ...], result: tuple[int, ...]
+    attributes: Attributes, source: Shape, result: Shape
 ) -> None:
-    assert shape(source, **attributes) == result
+    assert dialects.output_shape("onnx_resize", ops.OnnxResize(**attributes), source) == result
 
 
 def test_a_gradient_without_sizes_is_that_of_a_stretch_to_its_shape() -> None:
     g = np.random.default_rng(1).standard_normal((2, 7))
-    given: dict[str, Any] = {"mode": "cubic", "axes": (-1,)}
+    given: Attributes = {"mode": "cubic", "axes": (-1,)}
     expected = evaluate(ops.OnnxResizeGrad(sizes=(7,), **given), g, (2, 4))
     np.testing.assert_array_equal(evaluate(ops.OnnxResizeGrad(**given), g, (2, 4)), expected)
 
 
 @ARITHMETIC
-def test_a_roi_is_read_by_tf_crop_and_resize_alone(arithmetic: Any) -> None:
-    x = np.arange(5.0)
-    given: dict[str, Any] = {"mode": "linear", "sizes": (9,), "arithmetic": arithmetic}
-    expected = evaluate(ops.OnnxResize(**given), x, (9,))
-    ours = evaluate(ops.OnnxResize(roi=(0.5, 1), extrapolation_value=7, **given), x, (9,))
-    np.testing.assert_array_equal(ours, expected)
+def test_a_roi_is_read_by_tf_crop_and_resize_alone(arithmetic: str) -> None:
+    x, given = np.arange(5.0), {"mode": "linear", "sizes": (9,)}
+    ours = evaluated(x, {"roi": (0.5, 1), "extrapolation_value": 7, **given}, arithmetic)
+    np.testing.assert_array_equal(ours, evaluated(x, given, arithmetic))
 
 
 @ARITHMETIC
-def test_tf_crop_and_resize_without_a_roi_reads_all(arithmetic: Any) -> None:
-    operator = ops.OnnxResize(
-        mode="linear",
-        coordinate_transformation_mode="tf_crop_and_resize",
-        sizes=(9,),
-        arithmetic=arithmetic,
-    )
-    np.testing.assert_array_equal(evaluate(operator, np.arange(5.0), (9,)), np.arange(9) / 2)
+def test_tf_crop_and_resize_without_a_roi_reads_all(arithmetic: str) -> None:
+    result = evaluated(np.arange(5.0), {"mode": "linear", "sizes": (9,), **CROP}, arithmetic)
+    np.testing.assert_array_equal(result, np.arange(9) / 2)
 
 
 @ARITHMETIC
 @pytest.mark.parametrize("antialias", [False, True])
-def test_a_roi_may_run_backward(arithmetic: Any, antialias: Any) -> None:
-    operator = ops.OnnxResize(
-        mode="linear",
-        coordinate_transformation_mode="tf_crop_and_resize",
-        roi=(1, 0),
-        sizes=(3,),
-        antialias=antialias,
-        arithmetic=arithmetic,
-    )
-    forward = evaluate(operator, np.arange(5.0), (3,))
+def test_a_roi_may_run_backward(arithmetic: str, antialias: Any) -> None:
+    given = {"mode": "linear", "roi": (1, 0), "sizes": (3,), "antialias": antialias, **CROP}
+    forward = evaluated(np.arange(5.0), given, arithmetic)
     np.testing.assert_allclose(forward[1], 2)
     assert forward[0] > forward[1] > forward[2]
 
 
 def test_elements_that_are_all_left_out_make_zero() -> None:
-    operator = ops.OnnxResize(
-        nearest_mode="ceil", exclude_outside=True, sizes=(8,), extrapolation_value=7
-    )
-    forward = evaluate(operator, np.arange(1.0, 5), (8,))
+    given = {"nearest_mode": "ceil", "exclude_outside": True, "sizes": (8,)}
+    forward = evaluated(np.arange(1.0, 5), {**given, "extrapolation_value": 7}, "spec_float64")
     np.testing.assert_array_equal(forward, [1, 2, 2, 3, 3, 4, 4, 0])
 
 
@@ -107,63 +91,52 @@ def test_float32_has_a_longest_axis_and_float64_has_none() -> None:
 
 
 def test_antialias_over_a_long_axis_takes_little_time_and_its_weights_sum_to_1() -> None:
-    source, result = (10**6,), (1,)
     for mode in "linear", "cubic":
-        operator = ops.OnnxResize(mode=mode, antialias=True, sizes=result)
-        (only,) = lowered(operator, source, result, np.float64).passes
+        operator = ops.OnnxResize(mode=mode, antialias=True, sizes=(1,))
+        (only,) = lowered(operator, (10**6,), (1,), np.float64).passes
         assert only.map.nnz == 10**6
         np.testing.assert_allclose(only.map.weight.sum(), 1, rtol=1e-9)
 
 
-CROP: dict[str, Any] = {"coordinate_transformation_mode": "tf_crop_and_resize", "sizes": (1, 5)}
-MIDDLE_HALF = {**CROP, "roi": (0, 0.25, 1, 0.75)}
-NEARLY_HALF = {**CROP, "roi": (0, 0, 1, np.nextafter(np.float32(0.75), 1)), "sizes": (1, 2)}
+MIDDLE_HALF = {**CROP, "sizes": (1, 5), "roi": (0, 0.25, 1, 0.75)}
+NEARLY_HALF = {**CROP, "sizes": (1, 2), "roi": (0, 0, 1, np.nextafter(np.float32(0.75), 1))}
 SINGLE = {"coordinate_transformation_mode": "pytorch_half_pixel", "sizes": (1,)}
 CORNERS = {"coordinate_transformation_mode": "align_corners", "scales": (1, 0.5)}
 STEEP = {"mode": "cubic", "cubic_coeff_a": -0.6}
 ROW = np.arange(11.0)[np.newaxis]
-STRIPES = np.array([[1e6], [0], [1e6]])
+STRIPES = np.array([[1e6], [0], [1e6]]).repeat(16, axis=1)
+ROUNDED_UP = np.clip((np.arange(14) + 0.5) * 10 / 14 - 0.5, 0, 9)
 
 # Attributes, input, results in float32 and by the specification, which frameworks depart from as
 # conformance/deviations.toml shows. FLOAT32 follows ONNX Runtime, save in the last row.
-DEVIATIONS: dict[str, tuple[dict[str, Any], Any, Any, Any]] = {
+DEVIATIONS: dict[str, tuple[Attributes, Any, Any, Any]] = {
     "a whole coordinate that float64 rounds": (
-        {"mode": "linear", "sizes": (14,)},
-        *(np.arange(10.0), None, np.clip((np.arange(14) + 0.5) * 10 / 14 - 0.5, 0, 9)),
+        *({"mode": "linear", "sizes": (14,)}, np.arange(10.0), None, ROUNDED_UP),
     ),
     "one output": (
         {"mode": "linear", "exclude_outside": True, "antialias": True, **SINGLE},
         *([1.0, 2, 4], None, [(3 + 2 * 2 + 4) / 6]),
     ),
     "one output, a scale that float64 rounds": (
-        {"mode": "linear", **SINGLE},
-        *(np.arange(49.0), None, [0]),
+        *({"mode": "linear", **SINGLE}, np.arange(49.0), None, [0]),
     ),
     "cubic weights of float64": ({**STEEP, "sizes": (7,)}, np.ones(4), None, np.ones(7)),
     "a length that float32 rounds up": (
-        {"scales": (1, 0.7)},
-        *(np.zeros((1, 10)), np.zeros((1, 7)), np.zeros((1, 6))),
-    ),
-    "a roi, nearest": (
-        {"mode": "nearest", **MIDDLE_HALF},
-        *(ROW[:, :5], ROW[:, :5], [[1, 1, 2, 2, 3]]),
+        *({"scales": (1, 0.7)}, np.zeros((1, 10)), np.zeros((1, 7)), np.zeros((1, 6))),
     ),
     **{
-        f"a roi, {mode}": (
-            {"mode": mode, **MIDDLE_HALF},
-            *(ROW[:, :5], ROW[:, :5], [[1, 1.5, 2, 2.5, 3]]),
+        f"a roi, {mode}": ({"mode": mode, **MIDDLE_HALF}, ROW[:, :5], ROW[:, :5], [double])
+        for mode, double in (
+            ("nearest", [1, 1, 2, 2, 3]),
+            ("linear", [1, 1.5, 2, 2.5, 3]),
+            ("cubic", [1, 1.5, 2, 2.5, 3]),
         )
-        for mode in ("linear", "cubic")
     },
     "a length that is cut": (
-        {"mode": "linear", **CORNERS},
-        *(ROW[:, :7], [[0, 3, 6]], [[0, 2.4, 4.8]]),
+        *({"mode": "linear", **CORNERS}, ROW[:, :7], [[0, 3, 6]], [[0, 2.4, 4.8]]),
     ),
     "nearly half": (NEARLY_HALF, ROW, [[0, 7]], [[0, 8]]),
-    "rows of scale 1": (
-        {**STEEP, "scales": (1, 2)},
-        *(STRIPES.repeat(8, axis=1), STRIPES.repeat(16, axis=1), STRIPES.repeat(16, axis=1)),
-    ),
+    "rows of scale 1": ({**STEEP, "scales": (1, 2)}, STRIPES[:, :8], STRIPES, STRIPES),
 }
 
 
@@ -171,65 +144,45 @@ DEVIATIONS: dict[str, tuple[dict[str, Any], Any, Any, Any]] = {
     ("attributes", "x", "single", "double"), DEVIATIONS.values(), ids=list(DEVIATIONS)
 )
 def test_results_where_frameworks_depart_from_the_specification(
-    attributes: dict[str, Any], x: Any, single: Any, double: Any
+    attributes: Attributes, x: Any, single: Any, double: Any
 ) -> None:
-    for arithmetic, dtype, expected, far in (
-        ("float32", np.float32, single, 1e-6),
-        ("spec_float64", np.float64, double, 1e-14),
-    ):
-        if expected is not None:
-            given = np.asarray(x, dtype)
-            kind: dict[str, Any] = {**attributes, "arithmetic": arithmetic}
-            assert shape(given.shape, **kind) == np.shape(expected)
-            result = evaluate(ops.OnnxResize(**kind), given, np.shape(expected))
-            np.testing.assert_allclose(result, expected, rtol=far)
+    if single is not None:
+        result = evaluated(np.asarray(x, np.float32), attributes, "float32")
+        np.testing.assert_allclose(result, single, rtol=1e-6)
+    result = evaluated(np.asarray(x, np.float64), attributes, "spec_float64")
+    np.testing.assert_allclose(result, double, rtol=1e-14)
 
 
 LENGTHS = st.integers(1, 40)
 KINDS: dict[str, Any] = {"spec_float64": np.float64, "float32": np.float32}
-TRANSFORMATIONS = get_args(onnx.CoordinateTransformationMode)
 ROIS = st.tuples(*[st.sampled_from([0.0, 0.25, 0.75, 1.0]) | st.floats(-0.5, 1.5, width=32)] * 2)
-EACH = pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+EACH = pytest.mark.parametrize("transformation", get_args(onnx.CoordinateTransformationMode))
 
 
-def by_size(kind: Any, inputs: int, outputs: int, roi: tuple[float, float] = (0, 1)) -> Axis:
-    """Return an axis that is given its size; by the specification that is its width."""
-    scale = kind(outputs) / kind(inputs)
-    width = scale * kind(inputs) if kind is np.float32 else kind(outputs)
-    return Axis(inputs, outputs, scale, width, roi)
-
-
-def by_scale(kind: Any, inputs: int, scale: float) -> Axis:
-    width = kind(scale) * kind(inputs)
-    return Axis(inputs, math.floor(width), kind(scale), width, (0, 1))
-
-
-def table(axis: Axis, **attributes: Any) -> Matrix:
-    return axis_table(ops.OnnxResize(**attributes), (axis.inputs,), (axis.outputs,))
-
-
-def left_alone(axis: Axis, arithmetic: str) -> bool:
-    if axis.inputs != axis.outputs:
-        return False
-    return arithmetic == "float32" or (axis.scale == 1 and axis.roi == (0, 1))
-
-
-def check(axis: Axis, transformation: Any, arithmetic: Any, sizing: Any) -> None:
-    common = {"coordinate_transformation_mode": transformation, "arithmetic": arithmetic}
+def check(axis: Axis, transformation: str, arithmetic: str, sizing: Attributes) -> None:
+    common: Attributes = {
+        "coordinate_transformation_mode": transformation,
+        "arithmetic": arithmetic,
+        **sizing,
+    }
     if transformation == "tf_crop_and_resize":
         common["roi"] = axis.roi
+    left_alone = axis.inputs == axis.outputs and (
+        arithmetic == "float32" or (axis.scale == 1 and axis.roi == (0, 1))
+    )
     for extra in (
         *({"mode": "nearest", "nearest_mode": each} for each in get_args(onnx.NearestMode)),
         {"mode": "linear"},
         {"mode": "cubic", "cubic_coeff_a": -0.6},
         {"mode": "cubic", "exclude_outside": True},
     ):
-        words: dict[str, Any] = dict(extra)
+        words: Attributes = dict(extra)
         a = float(np.float32(words.pop("cubic_coeff_a", -0.75)))
         expected = matrix(axis, transformation, words.pop("mode"), a=a, **words)
-        if left_alone(axis, arithmetic):
+        if left_alone:
             expected = np.eye(axis.inputs)
-        ours = table(axis, **common, **sizing, **extra)
+        operator = ops.OnnxResize(**common, **dict[str, Any](extra))
+        ours = axis_table(operator, (axis.inputs,), (axis.outputs,))
         np.testing.assert_array_equal(ours, expected, err_msg=str(extra))
 
 
@@ -246,7 +199,11 @@ def test_tables_by_size_follow_the_formula(
 ) -> None:
     if transformation != "tf_crop_and_resize":
         roi = (0, 1)
-    axis = by_size(KINDS[arithmetic], inputs, outputs, roi)
+    kind = KINDS[arithmetic]
+    scale = kind(outputs) / kind(inputs)
+    # An axis that is given its size; by the specification that is its width.
+    width = scale * kind(inputs) if kind is np.float32 else kind(outputs)
+    axis = Axis(inputs, outputs, scale, width, roi)
     check(axis, transformation, arithmetic, {"sizes": (outputs,)})
 
 
@@ -260,8 +217,9 @@ def test_tables_by_size_follow_the_formula(
 def test_tables_by_scale_follow_the_formula(
     arithmetic: str, transformation: str, inputs: int, factor: float
 ) -> None:
-    scale = float(np.float32(max(factor, 1.01 / inputs)))
-    axis = by_scale(KINDS[arithmetic], inputs, scale)
+    kind, scale = KINDS[arithmetic], float(np.float32(max(factor, 1.01 / inputs)))
+    width = kind(scale) * kind(inputs)
+    axis = Axis(inputs, math.floor(width), kind(scale), width, (0, 1))
     check(axis, transformation, arithmetic, {"scales": (scale,)})
 
 
@@ -289,9 +247,106 @@ def test_antialias_weighs_a_stretched_filter(
         if exclude_outside:
             weight[(reach < 0) | (reach >= inputs)] = 0
         np.add.at(expected[index], np.clip(reach, 0, inputs - 1), weight / weight.sum())
-    axis = by_size(np.float64, inputs, outputs)
-    common: dict[str, Any] = {"mode": mode, "antialias": True, "exclude_outside": exclude_outside}
-    ours = table(axis, sizes=(outputs,), **common)
-    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-13)
-    in_float32 = table(axis, sizes=(outputs,), arithmetic="float32", **common)
-    np.testing.assert_allclose(in_float32, expected, rtol=0, atol=2e-5)
+    for arithmetic, far in (("spec_float64", 1e-13), ("float32", 2e-5)):
+        given: Attributes = {"mode": mode, "sizes": (outputs,), "arithmetic": arithmetic}
+        operator = ops.OnnxResize(antialias=True, exclude_outside=exclude_outside, **given)
+        ours = axis_table(operator, (inputs,), (outputs,))
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=far)
+
+
+with np.load(onnx_resize.STORED) as stored:
+    # Each node test with a gradient of y and that of x.
+    NODES: list[tuple[NodeCase, Tensor, Tensor]] = [
+        (
+            NodeCase(each["name"], each["attributes"], stored[f"x_{i}"], stored[f"y_{i}"]),
+            stored[f"output_gradient_{i}"].astype(np.float64),
+            stored[f"input_gradient_{i}"],
+        )
+        for i, each in enumerate(json.loads(str(stored["about"]))["cases"])
+    ]
+# ONNX Runtime cuts the output's length before align_corners divides by it.
+OTHER_IN_RUNTIME = {
+    "test_resize_downsample_scales_linear_align_corners",
+    "test_resize_downsample_scales_cubic_align_corners",
+}
+
+
+@pytest.mark.parametrize("number", range(39))
+def test_published_outputs_are_reproduced(number: int) -> None:
+    # y is float32, and its cubic weights were computed in float32.
+    case, _, _ = NODES[number]
+    result = evaluated(case.x.astype(np.float64), case.attributes, "spec_float64")
+    if case.attributes.get("mode") == "nearest":
+        np.testing.assert_array_equal(result, case.y)
+    np.testing.assert_allclose(result, case.y, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("number", range(39))
+def test_gradients_are_the_transposed_reference(number: int) -> None:
+    case, output_gradient, input_gradient = NODES[number]
+    result = evaluate(ops.OnnxResizeGrad(**case.attributes), output_gradient, case.x.shape)
+    np.testing.assert_allclose(result, input_gradient, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("number", range(39))
+def test_float32_reproduces_what_onnx_runtime_does(number: int) -> None:
+    case, _, _ = NODES[number]
+    operator = ops.OnnxResize(**case.attributes, arithmetic="float32")
+    result = evaluate(operator, case.x, case.y.shape)
+    differs = not np.allclose(result, case.y, rtol=1e-3, atol=1e-5)
+    assert differs == (case.name in OTHER_IN_RUNTIME)
+
+
+def test_the_stored_cases_are_all_tested() -> None:
+    assert len(NODES) == 39
+
+
+def runtime(attributes: Attributes, x: Tensor, **others: int) -> Tensor:
+    for name in ("onnx", "onnxruntime"):
+        pytest.importorskip(name, reason=f"compares with {name} where it is installed")
+    return onnx_resize.runtime(attributes, x, **others)
+
+
+def test_float32_agrees_with_the_installed_runtime_on_the_published_cases() -> None:
+    for case, _, _ in NODES:
+        theirs = runtime(case.attributes, case.x)
+        operator = ops.OnnxResize(**case.attributes, arithmetic="float32")
+        # Two axes at once are summed in another order there.
+        ours = evaluate(operator, case.x, theirs.shape)
+        np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("mode", "source", "scales"),
+    [
+        ("nearest", (7,), (1.7,)),
+        ("nearest", (2, 3, 4, 5, 2), (1.5, 2, 0.5, 1.2, 3)),
+        ("nearest", (8, 9), (1.05, 1.7)),
+        ("linear", (5, 9), (2.3, 0.4)),
+        ("linear", (5, 9), (1.05, 0.4)),
+        ("linear", (4, 5, 6), (1.6, 0.5, 2.5)),
+        ("linear", (1, 2, 4, 5, 6), (1, 1, 1.6, 0.5, 2.5)),
+        ("linear", (1, 7, 6, 3), (1, 1.4, 0.6, 1)),
+        ("cubic", (8, 9), (0.6, 1.7)),
+        ("cubic", (8, 9), (1.05, 1.7)),
+        ("cubic", (2, 3, 8, 9), (1, 1, 2.6, 0.7)),
+    ],
+)
+def test_several_axes_agree_with_onnx_runtime(
+    mode: str, source: Shape, scales: tuple[float, ...]
+) -> None:
+    x = np.random.default_rng(3).standard_normal(source).astype(np.float32)
+    for antialias in [False] if mode == "nearest" else [False, True]:
+        attributes: Attributes = {"mode": mode, "scales": scales, "antialias": antialias}
+        result = evaluated(x, attributes, "float32")
+        np.testing.assert_allclose(result, runtime(attributes, x), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("scale", [0.3, 0.6, 0.75, 1.3, 2, 2.5])
+def test_opset_10_rounds_up_where_an_axis_shrinks(scale: float) -> None:
+    x = np.arange(1 * 1 * 11 * 11, dtype=np.float32).reshape(1, 1, 11, 11)
+    scales = {"scales": (1, 1, scale, 2)}
+    expected = runtime({"mode": "nearest", **scales}, x, opset=10)
+    rules = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "simple"}
+    for arithmetic in KINDS:
+        np.testing.assert_array_equal(evaluated(x, {**rules, **scales}, arithmetic), expected)

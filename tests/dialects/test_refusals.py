@@ -12,9 +12,7 @@ from gradwire import ops
 from gradwire.errors import InvalidRequestError
 from gradwire_server import dialects
 from gradwire_server.errors import InvalidFieldError
-from support.oracles.dialect_oracles import DML_RULES, dml_operators, lowered
-
-Shape = tuple[int, ...]
+from support.oracles.dialect_oracles import DML_RULES, Shape, dml_operators, lowered
 
 Backward: Any = partial(ops.InterpolateBackward, mode="linear", data_format="NCX")
 Interpolate: Any = partial(ops.Interpolate, mode="linear", data_format="NCX")
@@ -58,8 +56,7 @@ DISAGREEING: list[tuple[dict[str, Any], str, str]] = [
     ({"sizes_tensor": (6, 9, 9)}, "sizes_tensor", "has 3 values"),
     ({"scales": (1.5,)}, "scales", "has 1 value"),
     (
-        {"scales": (1.5, 1.7)},
-        "scales[1]",
+        *({"scales": (1.5, 1.7)}, "scales[1]"),
         "is 1.7, which scales src's 6 elements to 10.2, but dst has 9; give 1.5",
     ),
     ({"scales": (1.25, 1.5)}, "scales[0]", "src's 4 elements to 5, but dst has 6"),
@@ -67,14 +64,15 @@ DISAGREEING: list[tuple[dict[str, Any], str, str]] = [
     ({"sizes": (6, 9), "scales": (1.5, 2.0)}, "scales[1]", "dst has 9"),
 ]
 
+STILL = "this axis is not resampled"
 ONEDNN: list[Row] = [
     *(
-        (Backward(**given), (1, 2, 6, 9), (1, 2, 4, 6), field, words)
+        row
         for given, field, words in DISAGREEING
-    ),
-    *(
-        (Interpolate(**given), (1, 2, 4, 6), (1, 2, 6, 9), field, words)
-        for given, field, words in DISAGREEING
+        for row in (
+            (Backward(**given), (1, 2, 6, 9), (1, 2, 4, 6), field, words),
+            (Interpolate(**given), (1, 2, 4, 6), (1, 2, 6, 9), field, words),
+        )
     ),
     (Interpolate(), (1, 1, 4), (1, 1, 8), "sizes", "give one of the three"),
     # A scale that makes no size.
@@ -87,14 +85,8 @@ ONEDNN: list[Row] = [
     (Interpolate(scales=(2.0, 2.0)), (1, 1, 2), None, "scales", "has 2 values"),
     (Interpolate(sizes=(4,), scales=(3.0,)), (1, 1, 2), None, "scales[0]", "dst has 4"),
     (Interpolate(sizes_tensor=(4,), scales=(3.0,)), (1, 1, 2), None, "scales[0]", "dst has 4"),
-    (
-        Backward(),
-        (2, 3, 8),
-        (1, 3, 4),
-        "input.sizes[0]",
-        "output.sizes[0] is 1, and this axis is not resampled",
-    ),
-    (Backward(), (2, 4, 8), (2, 3, 4), "input.sizes[1]", "not resampled"),
+    (Backward(), (2, 3, 8), (1, 3, 4), "input.sizes[0]", f"output.sizes[0] is 1, and {STILL}"),
+    (Backward(), (2, 4, 8), (2, 3, 4), "input.sizes[1]", STILL),
     (Backward(), (2, 8), (2, 4), "input.sizes", "takes 3 to 5"),
     (Backward(), (2, 3, 4, 4, 4, 4), (2, 3, 4, 4, 4, 4), "input.sizes", "has 6 axes"),
     (Backward(), (2, 3, 0), (2, 3, 4), "input.sizes[2]", "is 0"),
@@ -148,16 +140,11 @@ OPENVINO: list[Row] = [
     (OpenvinoGrad(mode="linear_onnx", axes=(1, 2, 3)), (4,) * 4, (2,) * 4, "axes", "takes 2, 3 of"),
 ]
 
+RESIZED = "size resizes this axis from 4 to 9: give 9"
 TENSORFLOW: list[Row] = [
     (Tf(), (2, 3, 4, 5), None, "size", "is empty"),
     (Tf(size=(6, 9)), (2, 3, 4, 5), (2, 6, 9, 4), "output.sizes[3]", "is 4"),
-    (
-        TfGrad(size=(6, 9)),
-        (2, 6, 8, 5),
-        (2, 3, 4, 5),
-        "input.sizes[2]",
-        "size resizes this axis from 4 to 9: give 9",
-    ),
+    (TfGrad(size=(6, 9)), (2, 6, 8, 5), (2, 3, 4, 5), "input.sizes[2]", RESIZED),
 ]
 
 JAX_FORWARD = ops.JaxResize(method="linear", shape=(6, 9))

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from gradwire_server.plans import BandedMap
 from support.oracles import oracles
 
-Arrays = dict[str, Any]
+
+def of_taps(index: Any, weight: Any, inputs: int) -> BandedMap:
+    return BandedMap.from_taps(np.array(index), np.array(weight, np.float32), inputs=inputs)
 
 
 @given(table=oracles.tap_tables())
@@ -48,59 +50,46 @@ def test_adjoints_of_shrinking_growing_and_equal_axes_are_transposes() -> None:
 @given(bands=oracles.banded_maps(most=5))
 def test_every_window_is_a_block_of_the_matrix(bands: BandedMap) -> None:
     dense, inside = bands.dense(), oracles.covered(bands)
-    outputs, inputs = bands.outputs, bands.inputs
-    for first in range(outputs + 1):
-        for stop in range(first, outputs + 1):
-            for low in range(inputs + 1):
-                for high in range(low, inputs + 1):
-                    window = bands.window(first, stop, low, high)
-                    block = dense[first:stop, low:high]
-                    oracles.same_bits(window.dense(), np.ascontiguousarray(block))
-                    covered = inside[first:stop, low:high]
-                    np.testing.assert_array_equal(oracles.covered(window), covered)
+    pairs = itertools.combinations_with_replacement
+    for (first, stop), (low, high) in itertools.product(
+        pairs(range(bands.outputs + 1), 2), pairs(range(bands.inputs + 1), 2)
+    ):
+        window, block = bands.window(first, stop, low, high), dense[first:stop, low:high]
+        assert window.dense().tobytes() == np.ascontiguousarray(block).tobytes()
+        assert (oracles.covered(window) == inside[first:stop, low:high]).all()
 
 
 def test_a_window_that_cuts_no_band_shares_its_weights() -> None:
     bands = oracles.linear_taps(100, 50).map()
-    low, high = int(bands.start[10]), int(bands.stop[19])
-    window = bands.window(10, 20, low, high)
+    window = bands.window(10, 20, int(bands.start[10]), int(bands.stop[19]))
     assert np.shares_memory(window.weight, bands.weight)
     assert window.nnz == 20
 
 
 def test_only_the_identity_is_the_identity() -> None:
-    index = np.arange(4)[:, None]
-    one = np.ones((4, 1))
+    index, one = np.arange(4)[:, None], np.ones((4, 1))
     assert BandedMap.from_taps(index, one, inputs=4).is_identity
-    assert not BandedMap.from_taps(index, one, inputs=5).is_identity
-    assert not BandedMap.from_taps(index[::-1], one, inputs=4).is_identity
-    assert not BandedMap.from_taps(index, one * (1 + 2**-52), inputs=4).is_identity
-    assert not BandedMap.from_taps(np.zeros_like(index), one, inputs=4).is_identity
-
-
-def _arrays(**changes: object) -> Arrays:
-    """Two outputs over the inputs 0 .. 1 and 1 .. 2 of three."""
-    arrays: Arrays = {
-        "outputs": 2,
-        "inputs": 3,
-        "start": np.array([0, 1]),
-        "offset": np.array([0, 2, 4]),
-        "weight": np.ones(4),
-    }
-    return arrays | changes
+    for taps, weight, inputs in (
+        (index, one, 5),
+        (index[::-1], one, 4),
+        (index, one * (1 + 2**-52), 4),
+        (np.zeros_like(index), one, 4),
+    ):
+        assert not BandedMap.from_taps(taps, weight, inputs=inputs).is_identity
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("start", "inputs", "message"),
     [
-        ({"inputs": 2}, r"cover the inputs 0 \.\. 2; there are 0 \.\. 1"),
-        ({"start": np.array([-1, 1])}, r"cover the inputs -1 \.\. 2"),
+        ([0, 1], 2, r"cover the inputs 0 \.\. 2; there are 0 \.\. 1"),
+        ([-1, 1], 3, r"cover the inputs -1 \.\. 2"),
     ],
 )
-def test_bands_beyond_the_inputs_are_refused(changes: Arrays, message: str) -> None:
-    BandedMap(**_arrays())
+def test_bands_beyond_the_inputs_are_refused(start: list[int], inputs: int, message: str) -> None:
+    offset, weight = np.array([0, 2, 4]), np.ones(4)
+    BandedMap(2, 3, np.array([0, 1]), offset, weight)
     with pytest.raises(ValueError, match=message):
-        BandedMap(**_arrays(**changes))
+        BandedMap(2, inputs, np.array(start), offset, weight)
 
 
 @given(bands=oracles.banded_maps())
@@ -128,16 +117,13 @@ def test_blocks_of_outputs_give_the_map_of_all_of_them(
         for low, high in itertools.pairwise([0, *cuts, outputs])
     ]
     with np.errstate(all="ignore"):
-        whole = table.map()
         parts = BandedMap.from_blocks(blocks, inputs=table.inputs)
-    oracles.assert_same_map(parts, whole)
+        oracles.assert_same_map(parts, table.map())
 
 
 def test_taps_on_one_input_are_added_in_their_order_in_their_own_type() -> None:
-    big, small = np.float32(2**24), np.float32(1)
-    index = np.array([[1, 0, 1, 1], [1, 1, 0, 1]])
-    weight = np.array([[big, 5, small, small], [small, small, 5, big]], np.float32)
-    bands = BandedMap.from_taps(index, weight, inputs=2)
+    big = 2**24
+    bands = of_taps([[1, 0, 1, 1], [1, 1, 0, 1]], [[big, 5, 1, 1], [1, 1, 5, big]], 2)
     np.testing.assert_array_equal(bands.dense(), [[5, 2**24], [5, 2**24 + 2]])
 
 
@@ -149,21 +135,18 @@ def test_weights_are_widened_and_never_rounded() -> None:
 
 
 def test_taps_that_cancel_leave_no_band() -> None:
-    bands = BandedMap.from_taps(np.array([[2, 2]]), np.array([[0.5, -0.5]]), inputs=5)
-    assert bands.nnz == 0
+    assert of_taps([[2, 2]], [[0.5, -0.5]], 5).nnz == 0
 
 
 def test_a_band_runs_from_the_first_to_the_last_weight_and_keeps_the_zeros_between() -> None:
-    index = np.arange(6)[None]
-    bands = BandedMap.from_taps(index, np.array([[0, 2, 0, -0.0, 3, 0]], np.float32), inputs=6)
+    bands = of_taps([range(6)], [[0, 2, 0, -0.0, 3, 0]], 6)
     assert (bands.start.tolist(), bands.stop.tolist()) == ([1], [5])
     oracles.same_bits(bands.weight, np.array([2, 0, -0.0, 3]))
 
 
 def test_a_trimmed_row_between_two_wide_ones_is_widened_with_zeros() -> None:
-    index = np.array([[0, 1, 2, 3], [1, 1, 1, 1], [0, 1, 2, 3]])
-    weight = np.array([[1, 2, 3, 4], [1, 0, 0, 0], [5, 6, 7, 8]], np.float32)
-    bands = BandedMap.from_taps(index, weight, inputs=4)
+    index = [[0, 1, 2, 3], [1, 1, 1, 1], [0, 1, 2, 3]]
+    bands = of_taps(index, [[1, 2, 3, 4], [1, 0, 0, 0], [5, 6, 7, 8]], 4)
     assert bands.counts.tolist() == [4, 4, 4]
     assert bands.weight[4:8].tolist() == [0, 1, 0, 0]
 
@@ -182,9 +165,8 @@ def test_a_trimmed_row_between_two_wide_ones_is_widened_with_zeros() -> None:
 def test_an_output_without_weights_stays_empty_unless_its_neighbors_overlap(
     firsts: list[int | None], starts: list[int], stops: list[int]
 ) -> None:
-    index = np.array([[first or 0, (first or 0) + 1] for first in firsts])
-    weight = np.array([[first is not None] * 2 for first in firsts], np.float32)
-    bands = BandedMap.from_taps(index, weight, inputs=4)
+    index = [[first or 0, (first or 0) + 1] for first in firsts]
+    bands = of_taps(index, [[first is not None] * 2 for first in firsts], 4)
     assert (bands.start.tolist(), bands.stop.tolist()) == (starts, stops)
 
 
@@ -202,20 +184,19 @@ def test_cubic_rows_with_zeros_inside_keep_their_matrix_and_its_adjoint(
 
 def test_cubic_tables_do_need_widening() -> None:
     # Three taps of a whole coordinate are 0, between neighbors of four.
-    bands = oracles.cubic_taps(9, 15).map()
-    assert (bands.weight == 0).any()
+    assert (oracles.cubic_taps(9, 15).map().weight == 0).any()
 
 
-def _columns_between(matrix: oracles.Matrix) -> int:
+def columns_between(matrix: oracles.Matrix) -> int:
     """Count what ascending bands must hold.
 
     That is input c at output o, if some output up to o reads c or beyond, and some output from o on
     reads c or before.
     """
-    outputs, inputs = matrix.shape
-    beyond = [[matrix[: o + 1, c:].any() for c in range(inputs)] for o in range(outputs)]
-    before = [[matrix[o:, : c + 1].any() for c in range(inputs)] for o in range(outputs)]
-    return int(np.sum(np.array(beyond) & np.array(before)))
+    read = matrix != 0
+    beyond = np.logical_or.accumulate(np.logical_or.accumulate(read[:, ::-1], 1)[:, ::-1], 0)
+    before = np.logical_or.accumulate(np.logical_or.accumulate(read, 1)[::-1], 0)[::-1]
+    return int(np.sum(beyond & before))
 
 
 @settings(max_examples=300, deadline=None)
@@ -225,7 +206,7 @@ def test_bands_are_widened_by_the_least_that_either_direction_takes(
 ) -> None:
     with np.errstate(all="ignore"):
         matrix, bands = table.dense(), table.map()
-    up, down = _columns_between(matrix), _columns_between(matrix[::-1])
+    up, down = columns_between(matrix), columns_between(matrix[::-1])
     assert bands.nnz == min(up, down)
     assert bands.is_increasing or down < up
 

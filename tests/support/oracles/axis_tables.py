@@ -5,7 +5,6 @@ The matrices are of the forward, [outputs, inputs], read off the framework by on
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradwire import ops
-from gradwire_server.plans import BandedMap
-from support.oracles.dialect_oracles import Matrix, lowered
+from support.oracles.dialect_oracles import Matrix, axis_map, axis_table
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -38,41 +36,23 @@ class AxisCase:
 def axis_matrix(
     operator: ops.Operator, case: AxisCase, *, rank: int, axis: int, dtype: npt.DTypeLike
 ) -> Matrix:
-    found = _axis_map(operator, case, rank=rank, axis=axis, dtype=dtype)
-    return np.eye(case.outputs) if found is None else found.dense()
+    before, after = (1,) * axis, (1,) * (rank - axis - 1)
+    shapes = (*before, case.inputs, *after), (*before, case.outputs, *after)
+    return axis_table(operator, *shapes, axis, dtype)
 
 
-def elements_read(
-    operator: ops.Operator,
-    case: AxisCase,
-    *,
-    rank: int = 1,
-    axis: int = 0,
-    dtype: npt.DTypeLike = np.float32,
-) -> npt.NDArray[np.int64]:
+def elements_read(operator: ops.Operator, case: AxisCase) -> npt.NDArray[np.int64]:
     """Return the one element that each output reads with a weight of 1, -1 for one that reads none.
 
     Raises AssertionError where an output reads several, or another weight.
     """
-    found = _axis_map(operator, case, rank=rank, axis=axis, dtype=dtype)
+    found = axis_map(operator, (case.inputs,), (case.outputs,))
     if found is None:
         return np.arange(case.outputs)
     counts = np.diff(found.offset)
     assert set(counts.tolist()) <= {0, 1}
     assert np.all(found.weight == 1)
     return np.where(counts == 1, found.start, -1)
-
-
-def _axis_map(
-    operator: ops.Operator, case: AxisCase, *, rank: int, axis: int, dtype: npt.DTypeLike
-) -> BandedMap | None:
-    shapes = [[1] * rank, [1] * rank]
-    shapes[0][axis], shapes[1][axis] = case.inputs, case.outputs
-    source, result = (tuple(shape) for shape in shapes)
-    for each in lowered(operator, source, result, dtype).passes:
-        assert each.axis == axis
-        return each.map
-    return None
 
 
 def save(name: str, about: dict[str, str], tables: Sequence[tuple[AxisCase, Matrix]]) -> None:
@@ -86,20 +66,10 @@ def save(name: str, about: dict[str, str], tables: Sequence[tuple[AxisCase, Matr
 def load(name: str) -> Iterator[tuple[AxisCase, Matrix]]:
     with np.load(DATA / name) as stored:
         flat, cases = stored["flat"].astype(np.float64), json.loads(str(stored["about"]))["cases"]
-    first = 0
     for attributes, inputs, outputs in cases:
-        size = inputs * outputs
-        yield (
-            AxisCase(attributes, inputs, outputs),
-            flat[first : first + size].reshape(outputs, inputs),
-        )
-        first += size
-    assert first == len(flat)
-
-
-def lengths_up_to(largest: int) -> Iterator[tuple[int, int]]:
-    lengths = range(1, largest + 1)
-    return itertools.product(lengths, lengths)
+        table, flat = np.split(flat, [inputs * outputs])
+        yield AxisCase(attributes, inputs, outputs), table.reshape(outputs, inputs)
+    assert not len(flat)
 
 
 def sizes(generator: np.random.Generator, *, largest: int) -> tuple[int, int]:

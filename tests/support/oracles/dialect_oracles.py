@@ -19,17 +19,18 @@ from gradwire import ops
 from gradwire_server import dialects
 from gradwire_server.backends import compute_dtype
 from gradwire_server.backends.numpy_cpu import NumpyCpu
-from gradwire_server.plans import Plan
+from gradwire_server.plans import BandedMap, Plan
 from support.kernels.backend_calls import applied
+from support.oracles.oracles import dense_apply
 
 Matrix = npt.NDArray[np.float64]
 Tensor = npt.NDArray[Any]
+Shape = tuple[int, ...]
 
 DTYPES: dict[str, np.dtype[Any]] = {
     np.dtype(each).name: np.dtype(each)
     for each in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
 }
-
 _half = np.float32(0.5)
 
 
@@ -70,13 +71,11 @@ def dml_operators(
     """
     if offsets is not None:
         arrays |= {"input_pixel_offsets": offsets[:1], "output_pixel_offsets": offsets[1:]}
-    mode = "linear" if rule == "linear" else "nearest_neighbor"
+    arrays["interpolation_mode"] = "linear" if rule == "linear" else "nearest_neighbor"
     return [
         Pair(
-            forward(interpolation_mode=mode, **words, **arrays),
-            gradient(
-                interpolation_mode=mode, offset_convention=offset_convention, **words, **arrays
-            ),
+            forward(**words, **arrays),
+            gradient(offset_convention=offset_convention, **words, **arrays),
         )
         for (forward, gradient), words in DML_RULES[rule]
     ]
@@ -84,8 +83,8 @@ def dml_operators(
 
 def lowered(
     operator: ops.Operator,
-    source: tuple[int, ...],
-    result: tuple[int, ...],
+    source: Shape,
+    result: Shape,
     dtype: npt.DTypeLike = np.float32,
     **limits: Any,
 ) -> Plan:
@@ -95,25 +94,37 @@ def lowered(
     ).plan()
 
 
-def axis_table(
-    operator: ops.Operator, source: tuple[int, ...], result: tuple[int, ...], axis: int = 0
-) -> Matrix:
-    """Return what an operator does along one axis; an axis left alone is the identity."""
-    plan = lowered(operator, source, result)
+def axis_map(
+    operator: ops.Operator,
+    source: Shape,
+    result: Shape,
+    axis: int = 0,
+    dtype: npt.DTypeLike = np.float32,
+) -> BandedMap | None:
+    """Return what an operator does along one axis, None where it leaves that alone."""
+    plan = lowered(operator, source, result, dtype)
     assert (plan.input_shape, plan.output_shape) == (source, result)
-    for each in plan.passes:
-        if each.axis == axis:
-            return each.map.dense()
-    return np.eye(source[axis])
+    return next((each.map for each in plan.passes if each.axis == axis), None)
 
 
-def evaluate(operator: ops.Operator, x: Tensor, output_shape: tuple[int, ...]) -> Tensor:
+def axis_table(
+    operator: ops.Operator,
+    source: Shape,
+    result: Shape,
+    axis: int = 0,
+    dtype: npt.DTypeLike = np.float32,
+) -> Matrix:
+    found = axis_map(operator, source, result, axis, dtype)
+    return np.eye(source[axis]) if found is None else found.dense()
+
+
+def evaluate(operator: ops.Operator, x: Tensor, output_shape: Shape) -> Tensor:
     plan = lowered(operator, x.shape, output_shape, x.dtype)
     return applied(NumpyCpu(), plan, x, x.dtype)
 
 
 # Each takes and returns a float32 that is finite.
-DML_ROUNDINGS: dict[str, Callable[[np.float32], int]] = {
+_DML_ROUNDINGS: dict[str, Callable[[np.float32], int]] = {
     "half_down": lambda x: math.ceil(x - _half),
     "half_up": lambda x: math.floor(x + _half),
     "increasing": math.ceil,
@@ -121,21 +132,20 @@ DML_ROUNDINGS: dict[str, Callable[[np.float32], int]] = {
 }
 
 
+@np.errstate(over="ignore")
 def dml_axis(
     inputs: int, outputs: int, *, scale: float, offsets: tuple[float, float], rule: str
 ) -> Matrix:
     """One axis of a DirectML resampling, one float32 scalar at a time.
 
-    offsets are the forward's for input and output; rule is "linear" or a key of DML_ROUNDINGS.
+    offsets are the forward's for input and output; rule is a key of DML_RULES.
     """
     matrix = np.zeros((outputs, inputs), np.float32)
-    last = np.float32(inputs - 1)
+    (first, second), divisor, last = f32(offsets), np.float32(scale), np.float32(inputs - 1)
+    # Nothing within 1 of the axis is touched by this clamp, so rounding afterwards is safe.
+    least, most = np.float32(-2), last + np.float32(2)
     for index in range(outputs):
-        with np.errstate(over="ignore"):
-            x = (np.float32(index) - np.float32(offsets[1])) / np.float32(scale)
-            x = x - np.float32(offsets[0])
-        # Nothing within 1 of the axis is touched by this clamp, so rounding afterwards is safe.
-        x = min(max(x, np.float32(-2)), last + np.float32(2))
+        x = min(max((np.float32(index) - second) / divisor - first, least), most)
         if rule == "linear":
             x = min(max(x, np.float32(0)), last)
             low = math.floor(x)
@@ -143,13 +153,18 @@ def dml_axis(
             matrix[index, low] += np.float32(1) - upper
             matrix[index, min(low + 1, inputs - 1)] += upper
         else:
-            matrix[index, min(max(DML_ROUNDINGS[rule](x), 0), inputs - 1)] = 1
+            matrix[index, min(max(_DML_ROUNDINGS[rule](x), 0), inputs - 1)] = 1
     return matrix.astype(np.float64)
 
 
-def onednn_axis(src: int, dst: int, *, align_corners: bool, nearest: bool) -> Matrix:
-    """One axis of a oneDNN interpolation, one float32 scalar at a time."""
-    matrix = np.zeros((dst, src), np.float32)
+def onednn_weights(
+    src: int, dst: int, *, align_corners: bool, nearest: bool
+) -> dict[tuple[int, int], float]:
+    """Weights other than 0 of a oneDNN interpolation, by output and input of one axis.
+
+    One float32 scalar at a time.
+    """
+    weights: dict[tuple[int, int], float] = {}
     for index in range(dst):
         if not align_corners:
             x = ((np.float32(index) + _half) * np.float32(src)) / np.float32(dst) - _half
@@ -160,13 +175,15 @@ def onednn_axis(src: int, dst: int, *, align_corners: bool, nearest: bool) -> Ma
         if nearest:
             # A double holds x + 0.5 exactly, so this is half away from zero.
             away = int(math.copysign(math.floor(abs(float(x)) + 0.5), x))
-            matrix[index, min(max(away, 0), src - 1)] = 1
+            weights[index, min(max(away, 0), src - 1)] = 1
             continue
-        low = max(int(x), 0)
+        low, high = max(int(x), 0), min(max(math.ceil(x), 0), src - 1)
         upper = abs(x - np.float32(low))
-        matrix[index, low] += np.float32(1) - upper
-        matrix[index, min(max(math.ceil(x), 0), src - 1)] += upper
-    return matrix.astype(np.float64)
+        lower = np.float32(1) - upper
+        weights[index, low] = float(lower + upper if low == high else lower)
+        if low != high:
+            weights[index, high] = float(upper)
+    return {place: weight for place, weight in weights.items() if weight}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +214,6 @@ class ExactTaps:
         high = np.minimum(low + 1, src - 1)
         return cls(src, low, high, (numerator % denominator) / denominator)
 
-    def dense(self) -> Matrix:
-        matrix = np.zeros((len(self.low), self.src))
-        rows = np.arange(len(self.low))
-        np.add.at(matrix, (rows, self.low), 1 - self.upper)
-        np.add.at(matrix, (rows, self.high), self.upper)
-        return matrix
-
     def transpose_apply(self, gradient: Tensor, axis: int) -> Matrix:
         """Scatter a gradient along one axis without a dense matrix."""
         rows = np.moveaxis(gradient.astype(np.float64), axis, 0)
@@ -232,14 +242,6 @@ def ulp(values: Matrix, dtype: Any) -> Matrix:
     return spacing
 
 
-def forward(matrices: Sequence[Matrix], x: Tensor) -> Matrix:
-    """Apply one matrix per axis."""
-    y = x.astype(np.float64)
-    for axis, matrix in enumerate(matrices):
-        y = np.moveaxis(np.tensordot(matrix, y, (1, axis)), 0, axis)
-    return y
-
-
 def gradient(matrices: Sequence[Matrix], g: Tensor) -> Matrix:
     """Apply the transpose of one forward matrix per axis."""
-    return forward([matrix.T for matrix in matrices], g)
+    return dense_apply({axis: matrix.T for axis, matrix in enumerate(matrices)}, g)

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from google.protobuf.message import Message
 from hypothesis import strategies as st
 
 from gradwire import ops
-from support.oracles.dialect_oracles import (
-    Matrix,
-    Pair,
-    Tensor,
-    evaluate,
-    forward,
-    gradient,
-    lowered,
-)
+from support.oracles.dialect_oracles import Matrix, Pair, Shape, Tensor, evaluate, lowered
+from support.oracles.oracles import covered
 
-Shape = tuple[int, ...]
-
-MOST_ELEMENTS = 600
+__all__ = ["Case", "Example", "Shape", "Table", "shapes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,31 +55,18 @@ class Case:
     def gradient(self, g: Tensor) -> Tensor:
         return evaluate(self.pair.gradient, g, self.source)
 
-    def bands(self, dtype: np.dtype[np.generic] | type) -> list[npt.NDArray[np.bool_]]:
+    def bands(self, dtype: npt.DTypeLike) -> list[npt.NDArray[np.bool_]]:
         """Tell along each axis which inputs the band of each output covers, zeros and all."""
-        plan = lowered(self.pair.forward, self.source, self.result, dtype)
-        bands = [np.eye(size, dtype=bool) for size in self.source]
-        for axis, each in ((one.axis, one.map) for one in plan.passes):
-            inputs = np.arange(each.inputs)
-            bands[axis] = (inputs >= each.start[:, np.newaxis]) & (
-                inputs < each.stop[:, np.newaxis]
-            )
-        return bands
+        return self._along_each_axis(covered, bool, dtype)
 
-    def magnitudes(self, x: Tensor) -> Matrix:
-        """Return what the forward's terms for x amount to, their signs left out."""
-        return forward([np.abs(matrix) for matrix in self.matrices()], np.abs(x))
+    def matrices(self, dtype: npt.DTypeLike = np.float64) -> list[Matrix]:
+        return self._along_each_axis(lambda bands: bands.dense(), np.float64, dtype)
 
-    def gradient_magnitudes(self, g: Tensor) -> Matrix:
-        """Return what the gradient's terms for g amount to, their signs left out."""
-        return gradient([np.abs(matrix) for matrix in self.matrices()], np.abs(g))
-
-    def matrices(self, dtype: np.dtype[np.generic] | type = np.float64) -> list[Matrix]:
-        plan = lowered(self.pair.forward, self.source, self.result, dtype)
-        matrices = [np.eye(size) for size in self.source]
-        for each in plan.passes:
-            matrices[each.axis] = each.map.dense()
-        return matrices
+    def _along_each_axis(self, of: Any, kind: Any, dtype: npt.DTypeLike) -> list[Any]:
+        found: list[Any] = [np.eye(size, dtype=kind) for size in self.source]
+        for each in lowered(self.pair.forward, self.source, self.result, dtype).passes:
+            found[each.axis] = of(each.map)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +76,18 @@ class Table:
     page      its page in docs/
     examples  calls that go every way there is, at least one of each operator
     cases     what the laws of all gradients are tested on
-    golden    messages of its own and the bytes the schema gives them, in hexadecimal
+    golden    messages of its own, as golden_bytes.py has them
     enums     names of the values of its enums, by number from 0
     """
 
     page: str
     examples: list[Example]
     cases: st.SearchStrategy[Case]
-    golden: dict[str, tuple[Message, str]] = field(default_factory=dict[str, tuple[Message, str]])
+    golden: str = ""
     enums: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
 
 def shapes(rank: int) -> st.SearchStrategy[Shape]:
-    """Short axes, fewer elements the more of them there are."""
-    longest = max(2, int(MOST_ELEMENTS ** (1 / rank)))
+    """Short axes, fewer elements, up to 600, the more of them there are."""
+    longest = max(2, int(600 ** (1 / rank)))
     return st.lists(st.integers(1, longest), min_size=rank, max_size=rank).map(tuple)

@@ -14,8 +14,6 @@ import numpy as np
 
 from support.oracles.dialect_oracles import Matrix
 
-Kind = Any
-
 
 @dataclass(frozen=True, slots=True)
 class Axis:
@@ -31,7 +29,7 @@ class Axis:
     roi: tuple[float, float]
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> Any:
         return self.scale.dtype.type
 
 
@@ -65,19 +63,7 @@ def coordinate(axis: Axis, transformation: str, index: int) -> Any:
     return x_original
 
 
-def inside(a: Any, x: Any) -> Any:
-    """Return the cubic weight at a distance up to 1."""
-    kind: Kind = a.dtype.type
-    return ((a + kind(2)) * x - (a + kind(3))) * x * x + kind(1)
-
-
-def outside(a: Any, x: Any) -> Any:
-    """Return the cubic weight at a distance from 1 to 2."""
-    kind: Kind = a.dtype.type
-    return ((a * x - kind(5) * a) * x + kind(8) * a) * x - kind(4) * a
-
-
-def rounded(x: float, nearest_mode: str, *, shrinks: bool, tie: float) -> int:
+def _rounded(x: float, nearest_mode: str, *, shrinks: bool, tie: float) -> int:
     whole, part = math.floor(x), x - math.floor(x)
     if nearest_mode == "simple":
         nearest_mode = "ceil" if shrinks else "floor"
@@ -88,6 +74,14 @@ def rounded(x: float, nearest_mode: str, *, shrinks: bool, tie: float) -> int:
         "ceil": part > 0,
     }
     return whole + up[nearest_mode]
+
+
+def _cubic(a: Any, x: Any, *, outside: bool) -> Any:
+    """Return the cubic weight at a distance up to 1, or from 1 to 2."""
+    kind = type(a)
+    if outside:
+        return ((a * x - kind(5) * a) * x + kind(8) * a) * x - kind(4) * a
+    return ((a + kind(2)) * x - (a + kind(3))) * x * x + kind(1)
 
 
 def matrix(
@@ -110,24 +104,19 @@ def matrix(
         if mode == "nearest":
             tie = float(np.float32(1e-6)) if kind is np.float32 else 0
             shrinks = bool(axis.scale < 1)
-            taps = [(rounded(float(x), nearest_mode, shrinks=shrinks, tie=tie), kind(1))]
+            taps = [(_rounded(float(x), nearest_mode, shrinks=shrinks, tie=tie), kind(1))]
         elif mode == "linear":
             taps = [(whole, kind(1) - t), (whole + 1, t)]
         else:
-            slope = kind(a)
-            weights = [outside(slope, t + kind(1)), inside(slope, t)]
-            weights += [inside(slope, kind(1) - t), outside(slope, kind(2) - t)]
-            taps = [(whole - 1 + i, weight) for i, weight in enumerate(weights)]
-        _add(table[index], taps, exclude_outside=exclude_outside)
+            distances = (t + kind(1), t, kind(1) - t, kind(2) - t)
+            cubic = [_cubic(kind(a), x, outside=i in {0, 3}) for i, x in enumerate(distances)]
+            taps = [(whole - 1 + i, weight) for i, weight in enumerate(cubic)]
+        if exclude_outside:
+            taps = [tap for tap in taps if 0 <= tap[0] <= last]
+            total = kind(0)
+            for _, weight in taps:
+                total = total + weight
+            taps = [(tap, weight / total) for tap, weight in taps if total != 0]
+        for tap, weight in taps:
+            table[index, min(max(tap, 0), last)] += weight
     return table.astype(np.float64)
-
-
-def _add(row: Any, taps: list[tuple[int, Any]], *, exclude_outside: bool) -> None:
-    if exclude_outside:
-        taps = [tap for tap in taps if 0 <= tap[0] < len(row)]
-        total = type(row[0])(0)
-        for _, weight in taps:
-            total = total + weight
-        taps = [(tap, weight / total) for tap, weight in taps if total != 0]
-    for tap, weight in taps:
-        row[min(max(tap, 0), len(row) - 1)] += weight

@@ -180,11 +180,7 @@ def plans(draw: st.DrawFn) -> Plan:
 
 @st.composite
 def tensors(
-    draw: st.DrawFn,
-    shape: Sequence[int],
-    *,
-    dtype: npt.DTypeLike,
-    values: Sequence[float] = VALUES,
+    draw: st.DrawFn, shape: Sequence[int], *, dtype: npt.DTypeLike, values: Sequence[float] = VALUES
 ) -> Tensor:
     """Tensors of any strides: permuted, with gaps, backwards, broadcast."""
     axes = range(len(shape))
