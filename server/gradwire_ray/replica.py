@@ -93,6 +93,7 @@ class Replica:
             env={
                 "GRADWIRE_COMPUTE_THREADS": str(threads),
                 **GRPC_VARIABLES,
+                "GRPC_ENABLE_FORK_SUPPORT": "0",  # as gradwire-server sets it
                 **os.environ,
             },
             start_new_session=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 
@@ -16,6 +17,8 @@ def main() -> None:
     startup.hold()
     startup.open_closed()
     _warn_of_address_space()
+    # gRPC's fork handlers start threads in a forked child, which crash before its exec.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from gradwire._wire.environment import configure_grpc  # noqa: PLC0415 - takes long
 
     configure_grpc()

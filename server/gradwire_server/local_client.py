@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gradwire import Item, ops, tensors, v1
 from gradwire._wire.requests import (
     ArrayRequest,
+    ItemLike,
     Progress,
     as_item,
     check_max_in_flight,
@@ -185,7 +186,7 @@ class LocalClient:
     @overload
     def evaluate_many(
         self,
-        items: Iterable[Item | tuple[Any, ...]],
+        items: Iterable[ItemLike],
         *,
         ordered: Literal[True] = True,
         max_in_flight: int = 64,
@@ -195,7 +196,7 @@ class LocalClient:
     @overload
     def evaluate_many(
         self,
-        items: Iterable[Item | tuple[Any, ...]],
+        items: Iterable[ItemLike],
         *,
         ordered: Literal[False],
         max_in_flight: int = 64,
@@ -204,7 +205,7 @@ class LocalClient:
 
     def evaluate_many(
         self,
-        items: Iterable[Item | tuple[Any, ...]],
+        items: Iterable[ItemLike],
         *,
         ordered: bool = True,
         max_in_flight: int = 64,

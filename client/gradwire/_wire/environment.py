@@ -36,8 +36,6 @@ GRPC_VARIABLES = {
     # grpc's lines on stderr do not have the format of the log, and there is one for each failed
     # connection: any client that reaches a port with TLS could fill a disk.
     "GRPC_VERBOSITY": "NONE",
-    # gRPC's fork handlers start threads in a forked child, which crash before its exec.
-    "GRPC_ENABLE_FORK_SUPPORT": "0",
     # With the EventEngine, the default since grpcio 1.80, requests pass through one more thread:
     # small calls one after another have 0.7 of the rate. Later releases may ignore this. Clients
     # keep it: without it they connect only while a call waits, and a TLS handshake may never end.
