@@ -220,7 +220,7 @@ def _looped(name: str, dtype: np.dtype[Any]) -> tuple[Plan, oracles.Tensor, orac
 
 
 @pytest.mark.parametrize("dtype", oracles.STORAGE_TYPES, ids=str)
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", EXAMPLES, ids=list(EXAMPLES))
 def test_an_example_has_the_bits_of_the_scalar_loop(
     backend: Backend, example: str, dtype: np.dtype[Any]
 ) -> None:

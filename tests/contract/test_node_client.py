@@ -90,7 +90,7 @@ def test_node_evaluates_the_published_example_lists_operators_and_reads_an_error
     assert told["max_rank"] == 8
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", EXAMPLES, ids=list(EXAMPLES))
 def test_node_gets_every_example_of_every_dialect_to_the_bit(
     told: dict[str, Any], name: str
 ) -> None:
