@@ -145,12 +145,14 @@ CPU, CUDA, CUDA_HOST = 1, 2, 3
 def by_dlpack(device: int, *, copies: bool = False, **more: Any) -> SimpleNamespace:
     """Make a tensor with DLPack on some device, which may copy itself to the host."""
 
-    def dlpack(*, dl_device: tuple[int, int] | None = None, **_: Any) -> Any:
+    def dlpack(_: object, *, dl_device: tuple[int, int] | None = None, **__: Any) -> Any:
         if device == CUDA and not (copies and dl_device == (CPU, 0)):
             raise BufferError("the memory is on a CUDA device")
         return VALUES.__dlpack__()
 
-    return SimpleNamespace(__dlpack__=dlpack, __dlpack_device__=lambda: (device, 0), **more)
+    # NumPy 2.0 looks for them in the class.
+    methods = {"__dlpack__": dlpack, "__dlpack_device__": lambda _: (device, 0)}
+    return type("Tensor", (SimpleNamespace,), methods)(**more)
 
 
 def on_device(**more: Any) -> SimpleNamespace:
@@ -205,7 +207,7 @@ def fail(error: type[Exception] = RuntimeError) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (by_dlpack(CUDA), r"SimpleNamespace .* pass a NumPy array or a tensor on"),
+        (by_dlpack(CUDA), r"Tensor .* pass a NumPy array or a tensor on"),
         (on_device(cpu=fail), "lost device; pass a NumPy array"),
         (np.ma.masked_invalid([1.0, np.nan]), r"pass array\.filled"),
         ([[1.0, 2.0], [3.0]], "cannot read a list as an array"),
