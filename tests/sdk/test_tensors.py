@@ -142,7 +142,7 @@ VALUES = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 CPU, CUDA, CUDA_HOST = 1, 2, 3
 
 
-def by_dlpack(device: int, *, copies: bool = False, **more: Any) -> SimpleNamespace:
+def by_dlpack(device: int, *, copies: bool = False, **more: Any) -> Any:
     """Make a tensor with DLPack on some device, which may copy itself to the host."""
 
     def dlpack(_: object, *, dl_device: tuple[int, int] | None = None, **__: Any) -> Any:
@@ -155,7 +155,7 @@ def by_dlpack(device: int, *, copies: bool = False, **more: Any) -> SimpleNamesp
     return type("Tensor", (SimpleNamespace,), methods)(**more)
 
 
-def on_device(**more: Any) -> SimpleNamespace:
+def on_device(**more: Any) -> Any:
     """Make an array as CuPy has it: no implicit way to the host."""
 
     def array(*_: Any, **__: Any) -> NDArray[Any]:
