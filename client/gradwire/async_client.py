@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from typing import Any, Literal, Self, overload
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 from gradwire import ops
 from gradwire._core.reports import OperatorInfo, ServerInfo, Timing
 from gradwire._transport.aio import AsyncClientChannels, AsyncResults
 from gradwire._transport.channels import BaseClient, PerProcess
 from gradwire._transport.streams import StreamRun
-from gradwire._wire.requests import ItemLike
-from gradwire.tensors import Array, Sizes
+from gradwire._wire.requests import Item
 
 
 class AsyncClient(BaseClient):
@@ -36,12 +35,12 @@ class AsyncClient(BaseClient):
         op: ops.Operator,
         array: object,
         *,
-        output_shape: Sizes | None = None,
-        out: Array | None = None,
+        output_shape: Sequence[int] | None = None,
+        out: NDArray[Any] | None = None,
         timeout_s: float | None = None,
         on_progress: Callable[[int, int], object] | None = None,
         on_timing: Callable[[Timing], object] | None = None,
-    ) -> Array:
+    ) -> NDArray[Any]:
         """Return the operator applied to an array, as Client.evaluate does.
 
         on_progress and on_timing are called in the event loop's thread. array and out belong to the
@@ -66,26 +65,26 @@ class AsyncClient(BaseClient):
     @overload
     def evaluate_many(
         self,
-        items: Iterable[ItemLike] | AsyncIterable[ItemLike],
+        items: Iterable[Item | tuple[Any, ...]] | AsyncIterable[Item | tuple[Any, ...]],
         *,
         ordered: Literal[True] = True,
         max_in_flight: int = 64,
         timeout_s: float | None = None,
-    ) -> AsyncResults[Array]: ...
+    ) -> AsyncResults[NDArray[Any]]: ...
 
     @overload
     def evaluate_many(
         self,
-        items: Iterable[ItemLike] | AsyncIterable[ItemLike],
+        items: Iterable[Item | tuple[Any, ...]] | AsyncIterable[Item | tuple[Any, ...]],
         *,
         ordered: Literal[False],
         max_in_flight: int = 64,
         timeout_s: float | None = None,
-    ) -> AsyncResults[tuple[int, Array]]: ...
+    ) -> AsyncResults[tuple[int, NDArray[Any]]]: ...
 
     def evaluate_many(
         self,
-        items: Iterable[ItemLike] | AsyncIterable[ItemLike],
+        items: Iterable[Item | tuple[Any, ...]] | AsyncIterable[Item | tuple[Any, ...]],
         *,
         ordered: bool = True,
         max_in_flight: int = 64,
@@ -105,7 +104,7 @@ class AsyncClient(BaseClient):
             timeout_s=timeout_s,
         )
 
-    async def empty(self, shape: Sizes, dtype: DTypeLike = np.float32) -> Array:
+    async def empty(self, shape: Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """Return a new array that evaluate() need not copy, as Client.empty does."""
         return await (await self._ready()).calls.empty(shape, dtype)
 

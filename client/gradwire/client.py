@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Self, overload
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 from gradwire import ops
 from gradwire._core.reports import OperatorInfo, ServerInfo, Timing
@@ -14,8 +14,7 @@ from gradwire._transport.batch import Results
 from gradwire._transport.channels import BaseClient, ClientChannels, PerProcess
 from gradwire._transport.streams import StreamRun
 from gradwire._transport.unary import Runtime, UnaryCalls, now
-from gradwire._wire.requests import ItemLike
-from gradwire.tensors import Array, Sizes
+from gradwire._wire.requests import Item
 
 _RUNTIME = Runtime()
 
@@ -74,12 +73,12 @@ class Client(BaseClient):
         op: ops.Operator,
         array: object,
         *,
-        output_shape: Sizes | None = None,
-        out: Array | None = None,
+        output_shape: Sequence[int] | None = None,
+        out: NDArray[Any] | None = None,
         timeout_s: float | None = None,
         on_progress: Callable[[int, int], object] | None = None,
         on_timing: Callable[[Timing], object] | None = None,
-    ) -> Array:
+    ) -> NDArray[Any]:
         """Return the operator applied to an array.
 
         The result has the array's type, and is out if that is given.
@@ -119,26 +118,26 @@ class Client(BaseClient):
     @overload
     def evaluate_many(
         self,
-        items: Iterable[ItemLike],
+        items: Iterable[Item | tuple[Any, ...]],
         *,
         ordered: Literal[True] = True,
         max_in_flight: int = 64,
         timeout_s: float | None = None,
-    ) -> Results[Array]: ...
+    ) -> Results[NDArray[Any]]: ...
 
     @overload
     def evaluate_many(
         self,
-        items: Iterable[ItemLike],
+        items: Iterable[Item | tuple[Any, ...]],
         *,
         ordered: Literal[False],
         max_in_flight: int = 64,
         timeout_s: float | None = None,
-    ) -> Results[tuple[int, Array]]: ...
+    ) -> Results[tuple[int, NDArray[Any]]]: ...
 
     def evaluate_many(
         self,
-        items: Iterable[ItemLike],
+        items: Iterable[Item | tuple[Any, ...]],
         *,
         ordered: bool = True,
         max_in_flight: int = 64,
@@ -172,7 +171,7 @@ class Client(BaseClient):
             timeout_s=timeout_s,
         )
 
-    def empty(self, shape: Sizes, dtype: DTypeLike = np.float32) -> Array:
+    def empty(self, shape: Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """Return a new, uninitialized array that evaluate() need not copy.
 
         It lies in memory shared with the server if shared_memory has an effect; otherwise it is an

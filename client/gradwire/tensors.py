@@ -21,6 +21,24 @@ from numpy.typing import DTypeLike, NDArray
 from gradwire import v1
 from gradwire.errors import InvalidRequestError, counted
 
+__all__ = [
+    "DATA_TYPES",
+    "DTYPES",
+    "MAX_RANK",
+    "WireView",
+    "check_out",
+    "check_sizes",
+    "data_type_of",
+    "describe",
+    "empty_result",
+    "result_descriptor",
+    "share_memory",
+    "strides_of",
+    "to_array",
+    "wire_axes",
+    "wire_bytes",
+]
+
 MAX_RANK = 8
 
 Array = NDArray[Any]
@@ -194,12 +212,12 @@ def check_sizes(name: str, sizes: Sizes) -> Shape:
     return tuple(numbers)
 
 
-def strides_of(descriptor: Descriptor) -> Shape:
+def strides_of(descriptor: Descriptor) -> tuple[int, ...]:
     """Return the stride of each axis in elements; row-major by default."""
     return tuple(descriptor.strides) or _packed(descriptor.sizes, range(len(descriptor.sizes)))
 
 
-def wire_axes(descriptor: Descriptor) -> Shape:
+def wire_axes(descriptor: Descriptor) -> tuple[int, ...]:
     """Return the axes that the wire carries, slowest first.
 
     They are neither of length 1 nor broadcast.
@@ -296,17 +314,17 @@ def check_out(out: object, *, dtype: DTypeLike, shape: Sizes, source: Array) -> 
 def _descriptor(
     data_type: v1.DataType.ValueType,
     sizes: Sizes,
-    order: Sizes,
-    broadcast: Sizes,
+    order: Sequence[int],
+    broadcast: Sequence[int],
 ) -> Descriptor:
     longer = [axis for axis in order if sizes[axis] > 1]
-    strides: Shape = ()
+    strides: tuple[int, ...] = ()
     if broadcast or longer != sorted(longer):
         strides = _packed(sizes, longer, broadcast)
     return Descriptor(data_type=data_type, sizes=sizes, strides=strides)
 
 
-def _packed(sizes: Sizes, order: Sizes, broadcast: Sizes = ()) -> Shape:
+def _packed(sizes: Sizes, order: Sequence[int], broadcast: Sequence[int] = ()) -> tuple[int, ...]:
     """Return strides of a packed array with axes in this order.
 
     order is slowest first. Strides of an empty array are those of an array whose axes have a length
@@ -421,7 +439,7 @@ def _broadcast_axes(array: Array) -> list[int]:
     return [a for a, n in enumerate(array.shape) if n > 1 and array.strides[a] == 0]
 
 
-def nested_axes(array: Array) -> Shape | None:
+def nested_axes(array: Array) -> tuple[int, ...] | None:
     """Return the axes of an array by descending distance in memory.
 
     Axes of length 1 and broadcast axes are left out. None if a step along one axis is shorter than

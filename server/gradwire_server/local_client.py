@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from gradwire import Item, ops, tensors, v1
 from gradwire._wire.requests import (
     ArrayRequest,
-    ItemLike,
     Progress,
     as_item,
     check_max_in_flight,
@@ -186,7 +185,7 @@ class LocalClient:
     @overload
     def evaluate_many(
         self,
-        items: Iterable[ItemLike],
+        items: Iterable[Item | tuple[Any, ...]],
         *,
         ordered: Literal[True] = True,
         max_in_flight: int = 64,
@@ -196,7 +195,7 @@ class LocalClient:
     @overload
     def evaluate_many(
         self,
-        items: Iterable[ItemLike],
+        items: Iterable[Item | tuple[Any, ...]],
         *,
         ordered: Literal[False],
         max_in_flight: int = 64,
@@ -205,7 +204,7 @@ class LocalClient:
 
     def evaluate_many(
         self,
-        items: Iterable[ItemLike],
+        items: Iterable[Item | tuple[Any, ...]],
         *,
         ordered: bool = True,
         max_in_flight: int = 64,

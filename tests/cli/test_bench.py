@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -13,13 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from subprocess import PIPE
+from typing import Any
 
 import pytest
 
+from gradwire.loadtest.result import from_json
 from gradwire.loadtest.scenarios import PROBLEMS
 from gradwire_server import LocalClient
 from gradwire_server.config.tokens import Scope, add_token
-from load.loading import from_json
 from load.soak import family
 from support.command_line import run_here
 from support.raw_calls import wait_until
@@ -47,12 +49,18 @@ def test_it_starts_a_server_and_writes_what_came_of_it(tmp_path: Path) -> None:
         assert f"<h2>{scenario.name}</h2>" in page.read_text()
 
 
-def test_json_is_all_that_it_prints(target: str, tmp_path: Path) -> None:
-    found = tmp_path / "a.json"
+def test_json_is_all_that_it_prints_and_two_files_are_compared(target: str, tmp_path: Path) -> None:
+    found, other = tmp_path / "a.json", tmp_path / "b.json"
     options = ("--target", target, "--scenario", "tiny", *SHORT)
     done = run_here("bench", *options, "--json", "--output", found)
     assert from_json(done.stdout) == from_json(found.read_text())
     assert "Wrote" in done.stderr
+    value: Any = json.loads(found.read_text())
+    value["scenarios"][0]["flows"][0]["calls_per_s"] *= 2
+    other.write_text(json.dumps(value))
+    done = run_here("bench", "--compare", found, other)
+    assert done.code == 0
+    assert re.search(r"tiny +tiny +2\.00 +1\.00", done.stdout)
 
 
 def test_wrong_bits_are_counted_and_end_it_with_1(target: str, tmp_path: Path) -> None:
@@ -105,12 +113,13 @@ def test_no_server_and_no_metrics_are_found_before_the_load(
     target: str, nobody: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gradwire.cli.bench.TARGET_PATIENCE_S", 0.7)
-    done = run_here("bench", "--target", nobody, *SHORT)
+    url = f"http://{nobody}/metrics"
+    # The server is waited for before its metrics are.
+    done = run_here("bench", "--target", nobody, "--metrics", url, *SHORT)
     assert done.code == 7
     first, last = done.stderr.splitlines()
     assert first.startswith(f"gradwire: waiting up to 0.7 s for the server at {nobody}: ")
     assert f"no server listens at {nobody}; start one with " in last
-    url = f"http://{nobody}/metrics"
     done = run_here("bench", "--target", target, "--metrics", url, *SHORT)
     assert (done.code, done.stdout) == (1, "")
     assert url in done.stderr

@@ -136,3 +136,10 @@ def test_the_loss_of_the_demo_falls_and_a_picture_is_written(tmp_path: Path, tar
     assert losses[-1] < losses[0] / 2
     bilinear, reconstruction = re.findall(r"([\d.]+) dB[,:]", done.stdout)
     assert float(reconstruction) > float(bilinear)
+    other = tmp_path / "other.png"
+    asked = ("--iterations", 1, "--output", other, "--target", target, "--json")
+    done = run_here("demo", *asked)
+    facts = json.loads(done.stdout)
+    assert (done.code, facts["output"], other.is_file()) == (0, str(other), True)
+    np.testing.assert_allclose(facts["losses"], losses[:2], rtol=1e-3)
+    assert facts["reconstruction_db"] > facts["bilinear_db"]

@@ -143,6 +143,7 @@ UNSIZED = f"explain {NEAREST.replace('nearest', 'linear')} --input-shape 1,1,4"
 EXPLAIN = f"{UNSIZED} --output-shape 1,1,2"
 CHECK = f"{NEAREST} --attr coordinate_transformation_mode=align_corners"
 DTYPES = {"integers": "int32", "complex": "complex64", "big-endian": ">i8"}
+WRITTEN = " ... give a file that `gradwire bench --output` has written"
 MODES = "give 'nearest_neighbor' (also 'nearest') or 'linear'"
 
 # Commands, with what they say.
@@ -184,6 +185,7 @@ WRONG: list[tuple[str, str]] = [
     (f"compare {NEAREST} {DML}", "give one of --input and --input-shape"),
     (f"compare --attr mode=nearest {NEAREST} {NEAREST} {SHAPES}", "stands before any --op"),
     (f"compare {NEAREST} --against {FILE} {SHAPES}", "give --input too"),
+    (f"compare {DML} --input g.npy --output-shape 2,2 --against text", "text is not a .npy file"),
     (f"compare {NEAREST} {DML} --input {FILE}", "is not a .npy file of numbers"),
     (f"compare {NEAREST} {NEAREST} {SHAPES} --dtype int8", "'int8' is not one of"),
     (f"{EXPLAIN} --axis 3", "--axis: 3 is not one of the axes 0 to 2"),
@@ -196,8 +198,8 @@ WRONG: list[tuple[str, str]] = [
     (f"check right {CHECK}", "'right' is not a function; give module:function"),
     (f"check none:f {CHECK}", "none cannot be imported: ModuleNotFoundError"),
     (f"check none.py:f {CHECK}", "none.py cannot be imported: FileNotFoundError: "),
-    (f"check mine.py:wrong {CHECK}", "mine.py has no function wrong"),
-    (f"check mine.py:LAST {CHECK}", "mine.py has no function LAST"),
+    (f"check mine.py:wrong {CHECK}", "mine.py has no function wrong; give the name of one"),
+    (f"check mine.py:LAST {CHECK}", "mine.py:LAST: LAST is list; a function is needed"),
     ("check mine.py:right", "Missing option '--op'"),
     (f"check mine.py:right {CHECK} --values odd", "'odd' is not one of"),
     (f"check exits.py:f {CHECK}", "exits.py cannot be imported: SystemExit: 0"),
@@ -207,6 +209,18 @@ WRONG: list[tuple[str, str]] = [
     ("bench --scenario huge", "huge"),
     ("bench --duration 0", "--duration"),
     ("bench --report missing/report.html", "is in a folder that does not exist"),
+    (f"bench --json --compare {FILE} {FILE}", "--json and --compare exclude each other"),
+    (
+        "bench --compare bytes.json bytes.json",
+        f"bytes.json: 'utf-8' codec can't decode{WRITTEN}",
+    ),
+    ("bench --compare zeros.json zeros.json", f"zeros.json: it is not valid JSON{WRITTEN}"),
+    ("bench --compare deep.json deep.json", f"deep.json: it is not valid JSON{WRITTEN}"),
+    ("bench --compare null.json null.json", f"null.json: its format is None{WRITTEN}"),
+    ("bench --compare empty.json empty.json", f"empty.json: its format is None{WRITTEN}"),
+    ("bench --compare bare.json bare.json", f"has no attribute 'when'{WRITTEN}"),
+    ("bench --compare older.json older.json", f"its format is 'gradwire-bench/0'{WRITTEN}"),
+    ("bench --compare missing.json missing.json", "does not exist"),
     ("demo --output missing/demo.png", "missing/demo.png"),
     ("health --target 127.0.0.1:1 --wait nan", "'nan' is not a number above 0; see"),
     ("bench --rate 2e6", "'2e6' is not a number above 0, at most 1e+06; see"),
@@ -219,6 +233,13 @@ FILES = {
     "bytes": np.float32(1).tobytes(),
     "mine.py": b"LAST = []\ndef right(gradient, output_shape): ...\n",
     "exits.py": b"raise SystemExit(0)",
+    "bytes.json": bytes(range(256)),
+    "zeros.json": b"\0\1\2",
+    "deep.json": b"[" * 100_000,
+    "null.json": b"null",
+    "empty.json": b"{}",
+    "bare.json": b'{"format": "gradwire-bench/2"}',
+    "older.json": b'{"format": "gradwire-bench/0"}',
 }
 
 

@@ -101,6 +101,12 @@ def test_json_tells_tables_and_infinite_coordinates() -> None:
     assert json.loads(done.stdout)["axes"][0]["coordinates"][-1] == "Infinity"
 
 
+def test_a_dialect_without_coordinates_has_no_column_of_them() -> None:
+    area = ("--op", "torch_interpolate", "--attr", "mode=area", "--attr", "size=2")
+    lines = run_here("explain", *area, "--input-shape", "1,1,4").stdout.splitlines()
+    assert "  output  reads inputs  with weights" in lines
+
+
 def test_the_middle_of_a_long_table_is_left_out_unless_all_is_asked_for() -> None:
     short = run_here(*LONG, "--rows", "4").stdout.splitlines()
     assert "  ... 996 more: --rows 0 prints all, so does --json" in short

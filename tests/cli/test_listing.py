@@ -19,8 +19,8 @@ from gradwire import Client, ops
 from gradwire.cli import connection
 from gradwire.errors import GradwireError, UnavailableError
 from gradwire.health import health
+from gradwire.loadtest.result import from_json
 from gradwire_server import backends
-from load.loading import from_json
 from support.certificates import Papers, pair
 from support.command_line import run, run_here
 from support.raw_calls import wait_until

@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from gradwire import AsyncClient
@@ -41,11 +40,6 @@ def loading(
             return Runner(fleet, settings, probe=None, cores=None, show=show).run(scenario)
 
         yield run
-
-
-def from_json(text: str) -> Any:
-    """Read the document of a load test as objects with its fields."""
-    return json.loads(text, object_hook=lambda fields: SimpleNamespace(**fields))
 
 
 def reported(

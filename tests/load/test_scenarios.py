@@ -29,7 +29,9 @@ from gradwire.loadtest.result import (
     ServerFacts,
     ServerSecond,
     Tally,
+    comparison,
     failures,
+    from_json,
     to_json,
 )
 from gradwire.loadtest.runner import warnings
@@ -44,7 +46,7 @@ from gradwire.loadtest.scenarios import (
     digest_of,
 )
 from gradwire_server import LocalClient
-from load.loading import Run, from_json, loading
+from load.loading import Run, loading
 from support.servers import serving, serving_process
 
 MARKUP = "<script>alert(1)</script> & \"quotes\" 'too'"
@@ -217,6 +219,35 @@ def test_the_page_tells_all_and_needs_nothing_from_elsewhere(
     assert "<figure>" not in page
     assert "pip install &#34;gradwire[plot]&#34;" in page
     assert f"<td>{results[1].flows[0].corrected.p99_ms:,.2f}</td>" in page
+
+
+def test_a_comparison_tells_ratios_and_what_is_not_alike(results: list[ScenarioResult]) -> None:
+    first = document(*results)
+    rows, notes = comparison(first, first)
+    assert rows
+    assert all(set(row[2:6]) <= {"1.00", "-"} for row in rows)
+    assert len(notes) == 1
+    flow = results[1].flows[0]
+    latencies = replace(flow.corrected, p99_ms=flow.corrected.p99_ms * 3)
+    slower = replace(flow, calls_per_s=flow.calls_per_s / 2, corrected=latencies)
+    other = replace(
+        first,
+        scenarios=[replace(results[1], flows=[slower])],
+        server=replace(first.server, backend="numpy_cpu"),
+        settings=replace(first.settings, duration_s=5.0),
+        interrupted=True,
+    )
+    rows, notes = comparison(first, other)
+    assert [row[:2] for row in rows] == [("mixed", "tiny")]
+    assert (rows[0][2], rows[0][4]) == ("0.50", "3.00")
+    text = "\n".join(notes)
+    for words in (
+        "server.backend differs:  and numpy_cpu",
+        "settings.duration_s differs: 1.0 and 5.0",
+        "B was interrupted: its figures are those until then",
+        "mixed, large is in A only",
+    ):
+        assert words in text
 
 
 def test_a_generator_that_is_the_bottleneck_is_told_of(results: list[ScenarioResult]) -> None:

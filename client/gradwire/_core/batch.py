@@ -207,9 +207,7 @@ class ItemBatch:
         checked = False
         parts = read_many_result(message)
         if parts is None:
-            parts = checksums.read_many_result(
-                message, lambda name: getattr(self._in_flight.get(name), "checksum", None)
-            )
+            parts = checksums.read_many_result(message, self._checksum_of)
             checked = parts is not None
         if parts is None:
             name, outcome = parse_answer(message)
@@ -321,6 +319,11 @@ class ItemBatch:
             pending.frame, pending.checksum = checksums.many_request_frame(name, header, data)
         else:
             pending.frame, pending.checksum = many_request_frame(name, header, data), None
+
+    def _checksum_of(self, name: bytes) -> int | None:
+        """Return the checksum of the request with a name; None without one."""
+        pending = self._in_flight.get(name)
+        return None if pending is None else pending.checksum
 
     def _answered(self, name: bytes, *, checked: bool = True) -> PendingItem:
         """Return the item with a name, which is no more in flight.

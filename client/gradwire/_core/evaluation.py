@@ -166,8 +166,9 @@ class Evaluation:
         """
         # A message over grpc's own limit has no reason of the service.
         too_large = isinstance(error, LimitExceededError) and error.reason in {"USE_STREAM", ""}
-        if too_large and not self.streams:
-            self.streams = True
+        too_large &= not self.streams
+        self.streams |= too_large
+        if too_large or self.options.checking.refused(error):
             return 0.0
         if error.reason == "LAYOUT_NOT_STREAMABLE":
             request = self._request.reordered()

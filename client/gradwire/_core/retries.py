@@ -32,7 +32,7 @@ import logging
 import math
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gradwire.errors import (
     CallCancelledError,
@@ -112,8 +112,8 @@ class RetryBudget:
     # several times before it is back.
     max_tokens: float = 1000.0
     token_ratio: float = 0.1
-    reached: bool = False
-    _taken: float = 0.0
+    reached: bool = field(default=False, init=False)
+    _taken: float = field(default=0.0, init=False)
 
     def succeed(self) -> None:
         """Note a call that succeeded."""
@@ -142,8 +142,8 @@ class Tries:
     budget: RetryBudget
     one_server: bool = False
     connect_timeout_s: float | None = None
-    _failures: int = 0
-    _unreachable_since: float | None = None
+    _failures: int = field(default=0, init=False)
+    _unreachable_since: float | None = field(default=None, init=False)
 
     def pause_s(
         self,

@@ -182,10 +182,13 @@ class AsyncResults(Outcomes[T_co], AsyncIterator[T_co]):
         channels: AsyncClientChannels,
         *,
         ordered: bool,
-        **arguments: Any,
+        max_in_flight: int,
+        timeout_s: float | None,
     ) -> None:
         super().__init__(ordered=ordered)
-        self._work = _Work(items, channels, ordered=ordered, **arguments)
+        self._work = _Work(
+            items, channels, ordered=ordered, max_in_flight=max_in_flight, timeout_s=timeout_s
+        )
 
     async def __anext__(self) -> T_co:
         pending = await self._work.outcome()
@@ -225,11 +228,20 @@ class _Work:
         self,
         items: Iterable[object] | AsyncIterable[object],
         channels: AsyncClientChannels,
-        **arguments: Any,
+        *,
+        ordered: bool,
+        max_in_flight: int,
+        timeout_s: float | None,
     ) -> None:
         self._items = items if isinstance(items, AsyncIterable) else iter(items)
         self._channels = channels
-        self._engine = BatchEngine(channels.blocking_calls, self._notify, **arguments)
+        self._engine = BatchEngine(
+            channels.blocking_calls,
+            self._notify,
+            ordered=ordered,
+            max_in_flight=max_in_flight,
+            timeout_s=timeout_s,
+        )
         self._taking: asyncio.Task[None] | None = None
         self._notified = False
         # Wake the task that takes items, and the caller.

@@ -60,7 +60,6 @@ class BatchEngine:
 
     notify     called after each step that a thread makes
     timeout_s  of each separate call; None for the client's
-    arguments  others of ItemBatch
     """
 
     def __init__(
@@ -68,10 +67,16 @@ class BatchEngine:
         calls: UnaryCalls[ClientChannels],
         notify: Callable[[], object],
         *,
+        ordered: bool,
+        max_in_flight: int,
         timeout_s: float | None,
-        **arguments: Any,
     ) -> None:
-        self.batch = ItemBatch(options=calls.channels.options, timeout_s=timeout_s, **arguments)
+        self.batch = ItemBatch(
+            options=calls.channels.options,
+            ordered=ordered,
+            max_in_flight=max_in_flight,
+            timeout_s=timeout_s,
+        )
         self._calls = calls
         self._timeout_s = timeout_s
         self._notify = notify
@@ -291,14 +296,21 @@ class Results(Outcomes[T_co], Iterator[T_co]):
         calls: UnaryCalls[ClientChannels],
         *,
         ordered: bool,
-        **arguments: Any,
+        max_in_flight: int,
+        timeout_s: float | None,
     ) -> None:
         super().__init__(ordered=ordered)
         self._items = iter(items)
         self._asked = threading.Lock()
         self._news = threading.Event()
         self._threaded = False
-        self._engine = BatchEngine(calls, self._news.set, ordered=ordered, **arguments)
+        self._engine = BatchEngine(
+            calls,
+            self._news.set,
+            ordered=ordered,
+            max_in_flight=max_in_flight,
+            timeout_s=timeout_s,
+        )
 
     def __next__(self) -> T_co:
         self._engine.check_process()

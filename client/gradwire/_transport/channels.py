@@ -432,7 +432,7 @@ def _failures(options: Options) -> Iterator[UnavailableError]:
         # UnicodeError: a name that DNS cannot hold.
         with contextlib.suppress(OSError, UnicodeError):
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        for *_, (address, *_) in found:
+        for address in (where[0] for *_, where in found):
             channel = open_channel(
                 f"ipv6:[{address}]:{port}" if ":" in address else f"ipv4:{address}:{port}",
                 options.credentials,
@@ -461,19 +461,21 @@ class PerProcess(Generic[T]):
         self._make = make
         self._lock = threading.Lock()
         self._value: T | None = None
-        self._of_parents: list[T | None] = []
+        self._of_parents: list[T] = []
         self.closed = False
         self._all.add(self)
 
     def get(self) -> T:
         """Return the value; raise RuntimeError after close()."""
         value = self._value
-        if value is None:
-            with self._lock:
-                if self.closed:
-                    raise RuntimeError("the client is closed; make another one")
-                value = self._value = self._value or self._make()
-        return value
+        if value is not None:
+            return value
+        with self._lock:
+            if self.closed:
+                raise RuntimeError("the client is closed; make another one")
+            if self._value is None:
+                self._value = self._make()
+            return self._value
 
     def close(self) -> T | None:
         """Return the value for its owner to close; allow no more.
@@ -488,8 +490,9 @@ class PerProcess(Generic[T]):
     def _renew(self) -> None:
         """Forget the value in a newly forked process."""
         self._lock = threading.Lock()
-        # Finalizing it would close it.
-        self._of_parents.append(self._value)
+        if self._value is not None:
+            # Finalizing it would close it.
+            self._of_parents.append(self._value)
         self._value = None
 
     @classmethod

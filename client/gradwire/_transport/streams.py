@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -57,12 +57,12 @@ class StreamTry:
     eager: bool
     metadata: Sent | None
     ended: threading.Event
-    opened: bool = False
-    error: BaseException | None = None
-    _cancelled: bool = False
-    _call: grpc.Call | None = None
+    opened: bool = field(default=False, init=False)
+    error: BaseException | None = field(default=None, init=False)
+    _cancelled: bool = field(default=False, init=False)
+    _call: grpc.Call | None = field(default=None, init=False)
     # Checksum that those of result chunks continue.
-    _opened_checksum: int | None = None
+    _opened_checksum: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._timeout_s = self.evaluation.begin_stream()
@@ -335,7 +335,7 @@ class SplitTry:
         """Transfer a share, with retries."""
         recover, done = self._recovery(), self._done
         while (stream := self._begin(share)) is not None:
-            error = self._outcome(stream, share)
+            error = self._outcome(stream)
             with self._changed:
                 self._streams.discard(stream)
                 if error is None:
@@ -376,7 +376,7 @@ class SplitTry:
             self._streams.add(stream)
             return stream
 
-    def _outcome(self, stream: StreamTry, share: Transfer) -> GradwireError | None:
+    def _outcome(self, stream: StreamTry) -> GradwireError | None:
         """Wait for the end of a stream; return its error, if any.
 
         Cancels the stream if no server answers in time.

@@ -41,9 +41,6 @@ class Item(NamedTuple):
     out: NDArray[Any] | None = None
 
 
-ItemLike = Item | tuple[Any, ...]
-
-
 def as_item(given: Any) -> Item:
     """Return an Item; raise TypeError unless given one or its fields."""
     if isinstance(given, Item):

@@ -7,7 +7,7 @@ import datetime as dt
 import os
 import shlex
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import click
 from gradwire.cli import output
 from gradwire.cli.connection import Connection, local_server
 from gradwire.cli.options import (
+    INPUT_FILE,
     OutputFile,
     Positive,
     json_option,
@@ -29,12 +30,15 @@ from gradwire.errors import PermissionDeniedError, UnavailableError, installing
 from gradwire.loadtest.generator import LoadSettings
 from gradwire.loadtest.result import (
     FORMAT,
+    TITLES,
     Document,
     FlowResult,
     OutcomeResult,
     ScenarioResult,
     ServerFacts,
+    comparison,
     failures,
+    from_json,
     to_json,
 )
 from gradwire.loadtest.runner import Fleet, MetricsEndpoint, Runner, machine
@@ -45,6 +49,7 @@ Examples:
   gradwire bench --scenario tiny --scenario large --report report.html
   gradwire bench --scenario tiny --rate 300 --duration 60 --output after.json \\
       --target 127.0.0.1:50051 --metrics http://127.0.0.1:9464/metrics
+  gradwire bench --compare before.json after.json
 """
 
 _SCENARIOS = "\n".join(f"  {scenario.name:16}{scenario.summary}" for scenario in SCENARIOS.values())
@@ -105,7 +110,7 @@ _SCENARIOS = "\n".join(f"  {scenario.name:16}{scenario.summary}" for scenario in
     "--output",
     "output_file",
     type=OutputFile(),
-    help="Write everything that was found, as JSON.",
+    help="Write everything that was found, also for --compare.",
 )
 @click.option(
     "--report",
@@ -120,6 +125,14 @@ _SCENARIOS = "\n".join(f"  {scenario.name:16}{scenario.summary}" for scenario in
     metavar="URL",
     help="Prometheus endpoint of --target, to tell its processor time and memory.",
 )
+@click.option(
+    "--compare",
+    "compared",
+    type=INPUT_FILE,
+    nargs=2,
+    metavar="A.json B.json",
+    help="Make no calls: compare two files of --output, the figures of B relative to A.",
+)
 @server_options()
 @json_option
 @output.terminable()
@@ -129,6 +142,7 @@ def bench(
     output_file: Path | None,
     report_file: Path | None,
     metrics_url: str | None,
+    compared: tuple[Path, Path] | None,
     server: Connection,
     as_json: bool,
     **options: Any,
@@ -147,19 +161,48 @@ def bench(
     settings = LoadSettings(**options)
     if settings.rate and settings.callers:
         raise InvalidUsage("--rate and --concurrency exclude each other; give one")
+    if compared is not None:
+        if as_json:
+            raise InvalidUsage("--json and --compare exclude each other; give one")
+        return _compare(*compared)
+    _check_url(metrics_url, server)
     writers = _writers(output_file, report_file)
-    own = server.target is None
+    return _run(names or SCENARIOS, settings, server, metrics_url, writers, as_json=as_json)
+
+
+# Seconds that a server has to become ready: the first start of a local server compiles code.
+OWN_PATIENCE_S = 600.0
+TARGET_PATIENCE_S = 30.0
+# Seconds that a server has to answer after a scenario in which it was not available.
+_PRESENCE_S = 5.0
+# Bytes shown of an endpoint's refusal.
+_MOST_SAID = 1000
+
+
+def _run(
+    names: Iterable[str],
+    settings: LoadSettings,
+    connection: Connection,
+    metrics_url: str | None,
+    writers: Sequence[tuple[Path, Callable[[Document], str]]],
+    *,
+    as_json: bool,
+) -> int:
+    """Run the scenarios; print and write the results; return the exit code."""
+    own = connection.target is None
     when = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     here = machine()
     results: list[ScenarioResult] = []
     ended: BaseException | None = None
-    with status_line() as show, _subject(server, metrics_url) as (subject, probe):
+    with status_line() as show, _subject(connection, metrics_url) as (subject, probe):
         facts = _server(subject, own=own)
+        if metrics_url is not None and probe is not None:
+            _check_endpoint(probe, f"--metrics {metrics_url}")
         fleet = Fleet(subject.async_client, processes=settings.processes)
         cores = here.cores if own else None
         runner = Runner(fleet, settings, probe=probe, cores=cores, show=show)
         try:
-            for result in _results(names or SCENARIOS, subject, fleet, runner):
+            for result in _results(names, subject, fleet, runner):
                 results.append(result)
                 show("")
                 if not as_json:
@@ -183,13 +226,24 @@ def bench(
     return output.OTHER if any(map(failures, results)) else 0
 
 
-# Seconds that a server has to become ready: the first start of a local server compiles code.
-OWN_PATIENCE_S = 600.0
-TARGET_PATIENCE_S = 30.0
-# Seconds that a server has to answer after a scenario in which it was not available.
-_PRESENCE_S = 5.0
-# Bytes shown of an endpoint's refusal.
-_MOST_SAID = 1000
+def _compare(before: Path, after: Path) -> int:
+    """Print the ratios of the second file to the first."""
+    documents: list[Any] = []
+    for name, path in (("A", before), ("B", after)):
+        try:
+            one = from_json(path.read_text(encoding="utf-8"))
+            click.echo(
+                f"{name}  {path}: {one.when}, {one.server.backend or '?'}, {one.machine.cpu}"
+            )
+        except (ValueError, AttributeError) as error:
+            wanted = "give a file that `gradwire bench --output` has written"
+            raise InvalidUsage(f"--compare {path}: {error}; {wanted}") from None
+        documents.append(one)
+    rows, notes = comparison(*documents)
+    if not rows:
+        raise InvalidUsage(f"--compare: {before} and {after} have no scenario in common")
+    click.echo("\n".join(["", *table(TITLES, rows), "", *notes]))
+    return 0
 
 
 def _writers(
@@ -208,39 +262,46 @@ def _writers(
     return writers
 
 
+def _check_url(metrics_url: str | None, connection: Connection) -> None:
+    if metrics_url is None:
+        return
+    if connection.target is None:
+        raise InvalidUsage("--metrics needs --target; give that too")
+    if not metrics_url.startswith(("http://", "https://")):
+        wanted = "give one such as http://127.0.0.1:9464/metrics"
+        raise InvalidUsage(f"--metrics: {metrics_url!r} is not a URL; {wanted}")
+
+
 @contextmanager
 def _subject(
     connection: Connection, metrics_url: str | None
 ) -> Generator[tuple[Connection, MetricsEndpoint | None]]:
     """Yield a connection, and its server's metrics if they are known.
 
-    Without a target the server is started here, and ends with the block. An endpoint that lacks the
-    needed metrics is refused.
+    Without a target the server is started here, and ends with the block.
     """
     if connection.target is None:
-        if metrics_url is not None:
-            raise InvalidUsage("--metrics needs --target; give that too")
         with local_server(http=True) as server:
             target = dataclasses.replace(connection, target=server.target)
             yield target, MetricsEndpoint(f"http://{server.http_address()}/metrics")
-        return
-    endpoint = None
-    if metrics_url is not None:
-        if not metrics_url.startswith(("http://", "https://")):
-            wanted = "give one such as http://127.0.0.1:9464/metrics"
-            raise InvalidUsage(f"--metrics: {metrics_url!r} is not a URL; {wanted}")
+    elif metrics_url is None:
+        yield connection, None
+    else:
         headers = connection.headers(metrics_url)
-        endpoint = MetricsEndpoint(metrics_url, headers, connection.tls_context())
-        try:
-            endpoint()
-        except HTTPError as error:
-            with error:
-                said = error.read(_MOST_SAID).decode(errors="replace").strip()
-            code = output.REFUSED if error.code in {401, 403} else output.OTHER
-            raise CommandError(f"--metrics {metrics_url}: {said or error}", code=code) from None
-        except OSError as error:
-            raise CommandError(f"--metrics {metrics_url}: {error}") from None
-    yield connection, endpoint
+        yield connection, MetricsEndpoint(metrics_url, headers, connection.tls_context())
+
+
+def _check_endpoint(endpoint: MetricsEndpoint, option: str) -> None:
+    """Refuse an endpoint that lacks the needed metrics, before the load."""
+    try:
+        endpoint()
+    except HTTPError as error:
+        with error:
+            said = error.read(_MOST_SAID).decode(errors="replace").strip()
+        code = output.REFUSED if error.code in {401, 403} else output.OTHER
+        raise CommandError(f"{option}: {said or error}", code=code) from None
+    except OSError as error:
+        raise CommandError(f"{option}: {error}") from None
 
 
 def _server(connection: Connection, *, own: bool) -> ServerFacts:

@@ -338,9 +338,12 @@ def load_function(name: str) -> Callable[[Any, Shape], Any]:
     except (Exception, SystemExit) as error:
         message = f"{place} cannot be imported: {type(error).__name__}: {error}"
         raise InvalidUsage(message) from error
-    function: Callable[[Any, Shape], Any] | None = names.get(attribute)
+    if attribute not in names:
+        raise InvalidUsage(f"{name}: {place} has no function {attribute}; give the name of one")
+    function: Callable[[Any, Shape], Any] = names[attribute]
     if not callable(function):
-        raise InvalidUsage(f"{name}: {place} has no function {attribute}")
+        kind = type(function).__name__
+        raise InvalidUsage(f"{name}: {attribute} is {kind}; a function is needed")
     return function
 
 
@@ -428,7 +431,7 @@ def check(
     name: str,
     operator: Operator,
     dtypes: tuple[DType, ...],
-    ranks: Shape,
+    ranks: tuple[int, ...],
     values: tuple[str, ...],
     tolerance: int,
     torch: bool,

@@ -121,6 +121,7 @@ def compare(
         x = np.random.default_rng(seed).standard_normal(input_shape).astype(dtype)
     else:
         x = mapped(source, str(dtype))
+    elsewhere = None if against is None else mapped(against, str(dtype))
     told = tables([call(each, x.dtype, x.shape, output_shape) for each in operators])
     shapes = [each.output_shape for each in told]
     if len(set(shapes)) > 1:
@@ -129,8 +130,8 @@ def compare(
     with server.client(backend="numpy_cpu") as client:
         results = [client.evaluate(each, x, output_shape=shapes[0]) for each in operators]
     names = list(map(repr, operators))
-    if against is not None:
-        results.append(mapped(against, str(dtype)))
+    if elsewhere is not None:
+        results.append(elsewhere)
         names.append(str(against))
         ours, theirs = (f"{each.dtype} {each.shape}" for each in results)
         if ours != theirs:
@@ -226,8 +227,8 @@ class Difference:
     """
 
     count: int
-    first: Shape
-    largest: Shape
+    first: tuple[int, ...]
+    largest: tuple[int, ...]
     absolute: float
     ulps: float
 

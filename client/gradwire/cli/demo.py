@@ -16,9 +16,11 @@ each holds 16 times 1/16, and |D|^2 <= 8 (Chambolle 2004).
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
@@ -27,7 +29,7 @@ import numpy as np
 
 from gradwire import Client, ops
 from gradwire.cli.connection import Connection
-from gradwire.cli.options import OutputFile, server_options
+from gradwire.cli.options import OutputFile, json_option, server_options
 from gradwire.cli.output import load_pictures
 from gradwire.tensors import Array, Shape
 
@@ -47,33 +49,36 @@ LIPSCHITZ = 1 / 16 + 8 * SLOPE / WIDTH
 @click.option("--output", type=OutputFile(".png"), default="demo.png", help="Picture to write.")
 @click.option("--iterations", type=click.IntRange(1), default=60)
 @server_options()
-def demo(*, output: Path, iterations: int, server: Connection) -> None:
+@json_option
+def demo(*, output: Path, iterations: int, server: Connection, as_json: bool) -> None:
     """Rebuild a photograph from its 4x smaller copy.
 
     It is found by gradient descent, whose gradients the service computes.
     """
+    say = partial(click.echo, err=as_json)
     pictures = load_pictures()
     truth: Image = pictures.photograph()
     with server.client() as client:
         info = client.server_info()
-        click.echo(f"Photograph  {_size(truth)}, sample data of matplotlib: {pictures.CREDIT}")
-        click.echo(f"Server      gradwire {info.version}, backend {info.backend}")
+        say(f"Photograph  {_size(truth)}, sample data of matplotlib: {pictures.CREDIT}")
+        say(f"Server      gradwire {info.version}, backend {info.backend}")
         small = client.evaluate(shrinking(truth.shape), truth)
         enlarging = ops.Interpolate(mode="bilinear", sizes=truth.shape[2:], data_format="NCX")
         bilinear = rebuilt = client.evaluate(enlarging, small)
-        click.echo(f"Task        rebuild it from its 4x smaller copy, {_size(small)}\n")
-        click.echo("  step        loss        PSNR")
+        say(f"Task        rebuild it from its 4x smaller copy, {_size(small)}\n")
+        say("  step        loss        PSNR")
         losses: list[float] = []
         start = time.monotonic()
         steps = descend(client, small, start=bilinear)
         for step, (loss, rebuilt) in enumerate(islice(steps, iterations + 1)):
             losses.append(loss)
             if step % max(1, iterations // LINES) == 0 or step == iterations:
-                click.echo(f"{step:6}  {loss:10.4f}  {psnr_db(rebuilt, truth):7.2f} dB")
+                say(f"{step:6}  {loss:10.4f}  {psnr_db(rebuilt, truth):7.2f} dB")
         seconds = time.monotonic() - start
-    click.echo(f"\n{2 * iterations + 1} calls in {seconds:.1f} s, gradients and forwards alike")
+    calls = 2 * iterations + 1
+    say(f"\n{calls} calls in {seconds:.1f} s, gradients and forwards alike")
     before, after = (psnr_db(image, truth) for image in (bilinear, rebuilt))
-    click.echo(
+    say(
         f"Bilinear enlargement {before:.2f} dB, reconstruction {after:.2f} dB: "
         f"{after - before:+.2f} dB"
     )
@@ -84,7 +89,20 @@ def demo(*, output: Path, iterations: int, server: Connection) -> None:
         f"the photograph: {_size(truth)}": truth,
     }
     pictures.draw_demo(images, losses, path=output)
-    click.echo(f"Wrote {output}")
+    say(f"Wrote {output}")
+    if as_json:
+        facts = {
+            "version": info.version,
+            "backend": info.backend,
+            "iterations": iterations,
+            "calls": calls,
+            "seconds": round(seconds, 3),
+            "losses": losses,
+            "bilinear_db": before,
+            "reconstruction_db": after,
+            "output": str(output),
+        }
+        click.echo(json.dumps(facts))
 
 
 def _size(image: Image) -> str:

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwire import v1
 from gradwire._wire.requests import RequestTemplate
@@ -49,10 +50,13 @@ from gradwire.cli.output import (
 )
 from gradwire.errors import counted
 from gradwire.ops import Operator, to_message
-from gradwire.tensors import Array, DType, Shape, data_type_of
+from gradwire.tensors import DType, Shape, data_type_of
 
 PACKAGE = "gradwire_server"
 MODULE = f"{PACKAGE}.rpc.axis_tables"
+
+Indices = NDArray[np.int64]
+Weights = NDArray[np.float64]
 
 
 # Not slotted: cached properties need a dict.
@@ -71,10 +75,10 @@ class AxisTable:
 
     inputs: int
     outputs: int
-    start: Array
-    offset: Array
-    weight: Array
-    coordinates: Array | None
+    start: Indices
+    offset: Indices
+    weight: Weights
+    coordinates: NDArray[np.floating[Any]] | None
 
     ARRAYS: ClassVar = ("start", "offset", "weight", "coordinates")
 
@@ -82,7 +86,7 @@ class AxisTable:
         """Return where an output reads; None if the dialect has none."""
         return None if self.coordinates is None else float(self.coordinates[output])
 
-    def taps(self, place: int, *, of_input: bool) -> tuple[Array, Array]:
+    def taps(self, place: int, *, of_input: bool) -> tuple[Indices, Weights]:
         """Return the inputs that an output reads, ascending, and their weights.
 
         of_input  whether place is an input; the outputs that read it are then returned
@@ -92,23 +96,23 @@ class AxisTable:
         return others[chosen], self.weight[chosen]
 
     @cached_property
-    def rows(self) -> Array:
+    def rows(self) -> Indices:
         """Output of each weight: int64[nnz]."""
         return np.repeat(np.arange(self.outputs), np.diff(self.offset))
 
     @cached_property
-    def columns(self) -> Array:
+    def columns(self) -> Indices:
         """Input of each weight: int64[nnz]."""
         first = np.repeat(self.start - self.offset[:-1], np.diff(self.offset))
         return first + np.arange(len(first))
 
     @cached_property
-    def totals(self) -> Array:
+    def totals(self) -> Weights:
         """Total weight of each input: float64[inputs], the gradient of ones."""
-        return 1.0 * np.bincount(self.columns, self.weight, self.inputs)
+        return np.bincount(self.columns, self.weight, self.inputs).astype(np.float64)
 
     @cached_property
-    def unread(self) -> Array:
+    def unread(self) -> Indices:
         """Inputs that no output reads."""
         return np.setdiff1d(np.arange(self.inputs), self.columns)
 
@@ -377,15 +381,16 @@ def _axis(told: Tables, place: int, rows: int, *, whole: bool) -> Iterator[str]:
 
     def of_output(output: int) -> list[str]:
         read, weights = axis.taps(output, of_input=False)
-        where = "" if known is None else number(known[output])
-        words = numbers(weights) if len(read) else f"(it is {number(told.fill)})"
-        return [str(output), where, places(read), words]
+        where = [] if known is None else [number(known[output])]
+        terms = [places(read), numbers(weights) if len(read) else f"(it is {number(told.fill)})"]
+        return [str(output), *where, *terms]
 
     def of_input(input_: int) -> list[str]:
         outputs, weights = axis.taps(input_, of_input=True)
         return [str(input_), f"{axis.totals[input_]:.9g}", places(outputs), numbers(weights)]
 
-    titles = ["output", "coordinate", "reads inputs", "with weights"]
+    where = [] if known is None else ["coordinate"]
+    titles = ["output", *where, "reads inputs", "with weights"]
     yield from ("", *_table(titles, axis.outputs, rows, of_output))
     titles = ["input", "total weight", "is read by outputs", "with weights"]
     yield from ("", *_table(titles, axis.inputs, rows, of_input))

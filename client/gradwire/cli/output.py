@@ -113,8 +113,10 @@ def code_of(error: Exception) -> int | None:
     """
     if isinstance(error, GradwireError):
         return next((code for kind, code in CODES.items() if isinstance(error, kind)), OTHER)
+    if isinstance(error, CommandError):
+        return error.code
     if isinstance(error, click.ClickException):
-        return getattr(error, "code", error.exit_code)
+        return error.exit_code
     return OTHER if isinstance(error, (OSError, MemoryError)) else None
 
 

@@ -1,4 +1,4 @@
-"""Result of a load test, and its JSON schema.
+"""Result of a load test: its JSON schema, and comparisons.
 
 Every class is an object whose keys are its fields; docs/load-testing.md describes them.
 """
@@ -8,7 +8,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -63,7 +67,7 @@ class ServerFacts:
 
 @dataclass(frozen=True)
 class Latency:
-    """Array of calls that brought a right result, in milliseconds.
+    """Times of calls that brought a right result, in milliseconds.
 
     curve  percentiles and their times: [percent, milliseconds], as far as there are calls
     """
@@ -222,7 +226,65 @@ def to_json(document: Document) -> str:
     return json.dumps(dataclasses.asdict(document), indent=1) + "\n"
 
 
-def failed(flow: FlowResult) -> int:
+def from_json(text: str) -> Any:
+    """Read a document; raise ValueError for any other text.
+
+    It is made of objects with the fields of the documents' classes.
+    """
+    try:
+        document = json.loads(text, object_hook=lambda fields: SimpleNamespace(**fields))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is not valid JSON: {error}") from None
+    told = getattr(document, "format", None)
+    if told != FORMAT:
+        raise ValueError(f"its format is {told!r:.40}; this version reads {FORMAT!r}")
+    return document
+
+
+# Titles of a comparison's columns; figures are those of B over those of A.
+TITLES = ("scenario", "flow", "right/s", "p50", "p99", "p99.9", "failed A", "failed B")
+# Facts besides the settings that affect a test's figures.
+_CIRCUMSTANCES = ("machine.cpu", "machine.cores", "server.backend", "server.version")
+
+
+def comparison(before: Any, after: Any) -> tuple[list[tuple[str, ...]], list[str]]:
+    """Return ratios of the second document to the first, and notes.
+
+    The ratios are rows under TITLES.
+    """
+    first, second = (
+        {(scenario.name, flow.name): flow for scenario in one.scenarios for flow in scenario.flows}
+        for one in (before, after)
+    )
+    rows = [
+        (*key, *_ratios(flow, second[key]), str(failed(flow)), str(failed(second[key])))
+        for key, flow in first.items()
+        if key in second
+    ]
+    notes = ["Ratios B / A; times are corrected for coordinated omission."]
+    notes += [
+        f"{name} was interrupted: its figures are those until then"
+        for name, one in (("A", before), ("B", after))
+        if one.interrupted
+    ]
+    settings = [f"settings.{one.name}" for one in dataclasses.fields(LoadSettings)]
+    for path in (*_CIRCUMSTANCES, *settings):
+        one, other = map(attrgetter(path), (before, after))
+        if one != other:
+            notes.append(f"{path} differs: {one} and {other}")
+    for key in first.keys() ^ second.keys():
+        notes.append(f"{key[0]}, {key[1]} is in {'A' if key in first else 'B'} only")
+    return rows, notes
+
+
+def _ratios(before: Any, after: Any) -> Iterator[str]:
+    for path in ("calls_per_s", "corrected.p50_ms", "corrected.p99_ms", "corrected.p999_ms"):
+        early, late = map(attrgetter(path), (before, after))
+        # A time of 0 means that there were no calls.
+        yield f"{late / early:.2f}" if early and late else "-"
+
+
+def failed(flow: Any) -> int:
     """Return the number of calls with an unexpected outcome."""
     return sum(outcome.count for outcome in flow.outcomes if not outcome.expected)
 
@@ -240,7 +302,7 @@ _MOST_NINES = 5
 
 
 class Tally:
-    """Array of a scenario's calls, and usage of their processes.
+    """Times of a scenario's calls, and usage of their processes.
 
     begin       when calls begin to count
     duration_s  how long calls are due

@@ -11,8 +11,8 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from http.client import HTTPException
 from importlib.metadata import version
 from itertools import pairwise
@@ -40,33 +40,34 @@ _ENDING_S = 5.0
 _PROGRAM = "from gradwire.loadtest.generator import main; main()"
 
 
-class Fleet(ExitStack):
+class Fleet(AbstractContextManager["Fleet"]):
     """Processes that make calls, which end with the block.
 
     Each has a session of its own: Ctrl-C reaches the leading process only.
     """
 
     def __init__(self, connect: Connect, *, processes: int) -> None:
-        super().__init__()
         self._pipes: list[Pipe] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
         try:
             for _ in range(processes):
                 self._start(connect)
         except BaseException:
-            self.close()
+            self.__exit__()
             raise
 
     def _start(self, connect: Connect) -> None:
         ours, theirs = connection.Pipe()
+        self._pipes.append(ours)
         with theirs:
             descriptor = theirs.fileno()
-            process = subprocess.Popen(  # noqa: S603 - our own program
-                [sys.executable, "-c", _PROGRAM, str(descriptor)],
-                pass_fds=[descriptor],
-                start_new_session=True,
+            self._processes.append(
+                subprocess.Popen(  # noqa: S603 - our own program
+                    [sys.executable, "-c", _PROGRAM, str(descriptor)],
+                    pass_fds=[descriptor],
+                    start_new_session=True,
+                )
             )
-        self.callback(_end, process)
-        self._pipes.append(self.enter_context(ours))
         ours.send(connect)
 
     def run(self, phase: Phase, tally: Tally, tick: Callable[[], None]) -> None:
@@ -92,13 +93,15 @@ class Fleet(ExitStack):
                     left.discard(pipe)
             tick()
 
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(_ENDING_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    def __exit__(self, *_: object) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            try:
+                process.wait(_ENDING_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _received(pipe: Pipe) -> Any:
@@ -134,7 +137,7 @@ class Runner:
     probe: Probe | None
     cores: int | None
     show: Callable[[str], None]
-    interrupted: KeyboardInterrupt | None = None
+    interrupted: KeyboardInterrupt | None = field(default=None, init=False)
 
     def run(self, scenario: Scenario) -> ScenarioResult:
         """Run one, as the settings change it; return its result.

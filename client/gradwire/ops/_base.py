@@ -41,8 +41,6 @@ from gradwire.errors import InvalidRequestError
 from gradwire.tensors import MAX_RANK
 
 T = TypeVar("T")
-Ints = Sequence[int]
-Floats = Sequence[float]
 
 _METADATA_KEY = "attribute"
 # Limit of a cubic kernel's slope at distance 1: weights stay below 2**6 times as much, which

@@ -17,38 +17,39 @@ Source: DML_RESAMPLE_GRAD_OPERATOR_DESC and its kin, https://learn.microsoft.com
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from gradwire.ops._base import Floats, Operator, attribute, operator_class, sequence
+from gradwire.ops._base import Operator, attribute, operator_class, sequence
 
 InterpolationMode = Literal["nearest_neighbor", "linear"]
 NearestRounding = Literal["half_down", "half_up"]
 RoundingDirection = Literal["increasing", "decreasing"]
 OffsetConvention = Literal["forward", "swapped"]
 
-# DirectML documents 1 to 4 axes; 5 to 8 are gradwire's extension.
 _OFFSET_CONVENTION = (
     "Whose offsets the descriptor holds: 'forward' as documented, 'swapped' as "
     "Microsoft's TensorFlow backends pass them, input for output and the reverse."
 )
 
 
+# DirectML documents 1 to 4 axes; 5 to 8 are gradwire's extension.
 @operator_class
 class _Resample(Operator):
     interpolation_mode: InterpolationMode | Literal["nearest"] = attribute(
         "How an output element of the forward reads the input.",
         synonyms=(("nearest", "nearest_neighbor"),),
     )
-    scales: Floats = sequence(
+    scales: Sequence[float] = sequence(
         "Forward scale of each axis, output over input, finite and above 0; one per axis.",
         positive=True,
         default_text="the forward's output size over its input size, in float32",
     )
-    input_pixel_offsets: Floats = sequence(
+    input_pixel_offsets: Sequence[float] = sequence(
         "Added to an input coordinate before scaling, in elements, finite; one per axis.",
         default_text="0.5 on each axis",
     )
-    output_pixel_offsets: Floats = sequence(
+    output_pixel_offsets: Sequence[float] = sequence(
         "Added to an output coordinate after scaling, in elements, finite; one per axis.",
         default_text="-0.5 on each axis",
     )

@@ -10,9 +10,10 @@ Source: https://docs.jax.dev/en/latest/_autosummary/jax.image.resize.html
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
-from gradwire.ops._base import Ints, Operator, attribute, operator_class, sequence
+from gradwire.ops._base import Operator, attribute, operator_class, sequence
 
 Method = Literal["nearest", "linear", "cubic", "lanczos3", "lanczos5"]
 
@@ -29,7 +30,7 @@ class _JaxResize(Operator):
             ("tricubic", "cubic"),
         ),
     )
-    shape: Ints = sequence(
+    shape: Sequence[int] = sequence(
         "Shape of the forward's output, in elements, each at least 1, one per "
         "axis; it must equal that tensor's.",
         bits=64,

@@ -17,9 +17,10 @@ Source: https://uxlfoundation.github.io/oneDNN/dev_guide_op_interpolatebackward.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
-from gradwire.ops._base import Floats, Ints, Operator, attribute, operator_class, sequence
+from gradwire.ops._base import Operator, attribute, operator_class, sequence
 
 Mode = Literal["nearest", "linear", "bilinear", "trilinear"]
 CoordinateTransformationMode = Literal["half_pixel", "align_corners"]
@@ -40,13 +41,13 @@ class _OnednnInterpolate(Operator):
     coordinate_transformation_mode: CoordinateTransformationMode = attribute(
         "How coordinates correspond.", default="half_pixel"
     )
-    sizes: Ints = sequence(
+    sizes: Sequence[int] = sequence(
         "Spatial sizes of the forward's output, in elements, each at least 1, "
         "one per spatial axis; they must equal that tensor's.",
         most=MAX_SPATIAL_AXES,
         bits=64,
     )
-    scales: Floats = sequence(
+    scales: Sequence[float] = sequence(
         "Spatial scales, dst over src, finite and above 0, one per spatial "
         "axis; one agrees with the shapes where abs(float32(src) * scale - dst) < 1.",
         most=MAX_SPATIAL_AXES,
@@ -57,7 +58,7 @@ class _OnednnInterpolate(Operator):
         "batch, channel, spatial axes.",
         default="NXC",
     )
-    sizes_tensor: Ints = sequence(
+    sizes_tensor: Sequence[int] = sequence(
         "Values of the optional third input, the 1-D s32 tensor sizes; where "
         "the attribute sizes is given too, both must agree.",
         most=MAX_SPATIAL_AXES,
@@ -106,7 +107,7 @@ class Interpolate(_OnednnInterpolate):
     counterpart = "interpolate_backward"
     output_required = False
 
-    def for_output(self, output_shape: Ints) -> Interpolate:
+    def for_output(self, output_shape: Sequence[int]) -> Interpolate:
         """Return it with sizes, if nothing else determines the output's."""
         if self.sizes or self.scales or self.sizes_tensor:
             return self

@@ -9,12 +9,11 @@ Source: https://onnx.ai/onnx/operators/onnx__Resize.html
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 from gradwire.ops._base import (
     SLOPE_BITS,
-    Floats,
-    Ints,
     Operator,
     attribute,
     operator_class,
@@ -62,7 +61,7 @@ class _OnnxResize(Operator):
         "Whether the filter is stretched where an axis shrinks; with modes linear and cubic.",
         default=False,
     )
-    axes: Ints = sequence(
+    axes: Sequence[int] = sequence(
         "Axes that are resized, each once, from -rank to rank - 1; scales, "
         "sizes and roi have one value per axis named here.",
         bits=64,
@@ -72,16 +71,16 @@ class _OnnxResize(Operator):
     keep_aspect_ratio_policy: KeepAspectRatioPolicy = attribute(
         "What sizes ask for; scales do not read it.", default="stretch"
     )
-    scales: Floats = sequence(
+    scales: Sequence[float] = sequence(
         "Lengths of the forward's output over its input's, finite and above "
         "0; the output has floor(scale * input) elements. Not together with sizes.",
         positive=True,
     )
-    sizes: Ints = sequence(
+    sizes: Sequence[int] = sequence(
         "Lengths of the forward's output, in elements, each at least 1.",
         bits=64,
     )
-    roi: Floats = sequence(
+    roi: Sequence[float] = sequence(
         "Where tf_crop_and_resize begins to read along each axis, then where "
         "it ends, finite, 0 being the first element and 1 the last one.",
         most=2 * MAX_RANK,
@@ -147,7 +146,7 @@ class OnnxResize(_OnnxResize):
         """Return it without extrapolation_value, which is a constant term."""
         return dataclasses.replace(self, extrapolation_value=0.0)
 
-    def for_output(self, output_shape: Ints) -> OnnxResize:
+    def for_output(self, output_shape: Sequence[int]) -> OnnxResize:
         """Return it with sizes, if nothing else determines the output's."""
         if self.sizes or self.scales or self.keep_aspect_ratio_policy != "stretch":
             return self

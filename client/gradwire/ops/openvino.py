@@ -9,12 +9,11 @@ Source: https://docs.openvino.ai/2025/documentation/openvino-ir-format/operation
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 from gradwire.ops._base import (
     SLOPE_BITS,
-    Floats,
-    Ints,
     Operator,
     attribute,
     operator_class,
@@ -38,17 +37,17 @@ class _OpenvinoInterpolate(Operator):
     shape_calculation_mode: ShapeCalculationMode = attribute(
         "Whether sizes or scales tell the lengths of the forward's output.", default="sizes"
     )
-    sizes: Ints = sequence(
+    sizes: Sequence[int] = sequence(
         "Lengths of the forward's output, in elements, each at least 1, one "
         "per entry of axes; with shape_calculation_mode sizes.",
         bits=64,
     )
-    scales: Floats = sequence(
+    scales: Sequence[float] = sequence(
         "Lengths of the forward's output over those of its padded input, "
         "finite and above 0, one per entry of axes; with shape_calculation_mode scales.",
         positive=True,
     )
-    axes: Ints = sequence(
+    axes: Sequence[int] = sequence(
         "Axes that are resampled, each once, in the order of sizes or scales.",
         bits=32,
         least=0,
@@ -63,13 +62,13 @@ class _OpenvinoInterpolate(Operator):
     antialias: bool = attribute(
         "Whether the triangle of linear is stretched where an axis shrinks.", default=False
     )
-    pads_begin: Ints = sequence(
+    pads_begin: Sequence[int] = sequence(
         "Elements of 0 put before each axis; what is not given is 0.",
         bits=32,
         least=0,
         default_text="0 on each axis",
     )
-    pads_end: Ints = sequence(
+    pads_end: Sequence[int] = sequence(
         "Elements of 0 put after each axis; what is not given is 0.",
         bits=32,
         least=0,

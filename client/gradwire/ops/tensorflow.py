@@ -9,9 +9,10 @@ Source: https://www.tensorflow.org/api_docs/python/tf/raw_ops/ResizeBilinear
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
-from gradwire.ops._base import Ints, Operator, attribute, operator_class, sequence
+from gradwire.ops._base import Operator, attribute, operator_class, sequence
 
 Kind = Literal["bilinear", "nearest_neighbor", "bicubic"]
 
@@ -27,7 +28,7 @@ class _TensorflowResize(Operator):
         "The raw op: ResizeBilinear, ResizeNearestNeighbor or ResizeBicubic.",
         synonyms=(("nearest", "nearest_neighbor"),),
     )
-    size: Ints = sequence(
+    size: Sequence[int] = sequence(
         "Height and width of the forward's output, in elements, each at least "
         "1; they must equal that tensor's.",
         most=SPATIAL_AXES,

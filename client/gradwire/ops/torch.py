@@ -12,9 +12,10 @@ Source: https://docs.pytorch.org/docs/2.13/generated/torch.nn.functional.interpo
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
-from gradwire.ops._base import Floats, Ints, Operator, attribute, operator_class, sequence
+from gradwire.ops._base import Operator, attribute, operator_class, sequence
 
 Mode = Literal[
     "nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic", "area", "lanczos"
@@ -31,13 +32,13 @@ class _TorchInterpolate(Operator):
     min_rank = 3
     max_rank = 2 + MAX_SPATIAL_AXES
 
-    size: int | Ints = sequence(
+    size: int | Sequence[int] = sequence(
         "Spatial sizes of the forward's output, in elements, each at least 1, "
         "one per spatial axis, or one for all; they must equal that tensor's.",
         most=MAX_SPATIAL_AXES,
         bits=64,
     )
-    scale_factor: float | Floats = sequence(
+    scale_factor: float | Sequence[float] = sequence(
         "Spatial sizes of the forward's output over its input's, finite and "
         "above 0, one per spatial axis, or one for all; the output has "
         "trunc(input * scale_factor) elements. Not together with size.",
@@ -131,7 +132,7 @@ class TorchInterpolate(_TorchInterpolate):
     output_required = False
     fixed = (("follow", "forward_adjoint"),)
 
-    def for_output(self, output_shape: Ints) -> TorchInterpolate:
+    def for_output(self, output_shape: Sequence[int]) -> TorchInterpolate:
         """Return it with size, if nothing else determines the output's."""
         if self.size or self.scale_factor:
             return self
