@@ -70,6 +70,7 @@ def test_auto_is_numpy_where_numba_cannot_be_used_and_a_name_is_never_replaced(
     assert " numpy_cpu, since numba_cpu cannot run here: " in told
 
 
+_NO_CUPY = 'CuPy is not installed; install it with pip install "gradwire[cuda'
 _NO_DRIVER = pytest.mark.skipif(
     Path("/proc/driver/nvidia").exists(), reason="this machine has a driver"
 )
@@ -78,8 +79,8 @@ _NO_DRIVER = pytest.mark.skipif(
 @pytest.mark.parametrize(
     ("why", "flags"),
     [
-        pytest.param("CuPy is not installed; install it with pip", (), marks=needs_no_cupy),
-        pytest.param("CuPy is not installed", ("--compile-only",), marks=needs_no_cupy),
+        pytest.param(_NO_CUPY, (), marks=needs_no_cupy),
+        pytest.param(_NO_CUPY, ("--compile-only",), marks=needs_no_cupy),
         pytest.param("there is no NVIDIA driver", (), marks=[needs_cuda_packages, _NO_DRIVER]),
     ],
 )
@@ -110,11 +111,11 @@ def other_numba(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[dict[st
 
 
 @needs_numba
+@pytest.mark.parametrize("workers", ["1", "2"])
 def test_auto_is_numpy_where_another_numba_fails(
-    tmp_path: Path, other_numba: tuple[dict[str, str], str]
+    tmp_path: Path, other_numba: tuple[dict[str, str], str], workers: str
 ) -> None:
     env, why = other_numba
-    workers = "1" if "Attribute" in why else "2"
     flags = ("--backend", "auto", "--workers", workers, "--http-port", "0")
     with running_command(*flags, log=tmp_path / "log", env=env) as command:
         warning = f'warning slower backend (worker=\\d )?backend=numpy_cpu why="{re.escape(why)}'

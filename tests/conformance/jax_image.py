@@ -87,7 +87,7 @@ def _compare(tally: Tally) -> None:
     # XLA takes a tenth of a second for the program of each case.
     _add_weights(tally, jax, 54 if tally.brief else 1008, np.float32)
     lengths = range(1, 65)
-    for inputs in (10, 64) if tally.brief else lengths:
+    for inputs in (2, 4, 10, 20, 30, 34, 64) if tally.brief else lengths:
 
         def program(x: Any) -> list[Any]:
             return [jax.image.resize(x, (outputs,), "nearest") for outputs in lengths]

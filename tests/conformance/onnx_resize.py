@@ -70,6 +70,7 @@ def node_cases() -> list[NodeCase]:
                 if value is not None and len(value):
                     attributes[name] = value.tolist()
             cases.append(NodeCase(case.name, attributes, np.asarray(x), np.asarray(y)))
+    assert len(cases) >= 39
     return cases
 
 
@@ -288,6 +289,8 @@ def _compare(tally: Tally) -> None:
         tally.add(key, gradient, expected, allowed=1e-12 * (1 + np.abs(expected)))
     for seed in range(1500):
         _add_random(tally, seed)
+    rows = (row for row in tally.rows() if row.peer == "onnx: weights of the reference")
+    assert sum(row.cases for row in rows) > 1500 * 3 // 4
     for rule, rounding in itertools.product(_TRANSFORMATIONS, _NEAREST_MODES):
         _add_nearest(tally, {"coordinate_transformation_mode": rule, "nearest_mode": rounding})
 

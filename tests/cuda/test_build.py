@@ -80,12 +80,13 @@ def test_what_was_compiled_is_found_again(tmp_path: Path) -> None:
 
 
 @needs_cuda_packages
-def test_a_cubin_ends_with_its_last_table_where_its_folder_cannot_be_written_to(
-    tmp_path: Path,
+@pytest.mark.parametrize("folder", [".", "file"], ids=["writable", "a file"])
+def test_a_cubin_ends_with_its_last_table_also_where_its_folder_cannot_be_written_to(
+    tmp_path: Path, folder: str
 ) -> None:
     """Readers of ELF files, the driver among them, refuse a file that ends before."""
     (tmp_path / "file").touch()
-    code = build.cubin(*SMALLEST, 90, tmp_path / "file").code
+    code = build.cubin(*SMALLEST, 90, tmp_path / folder).code
     assert code.startswith(b"\x7fELF")
     (table,) = struct.unpack_from("<Q", code, 32)
     size, count = struct.unpack_from("<2H", code, 54)

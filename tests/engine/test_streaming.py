@@ -52,7 +52,7 @@ def streamed(
     return given if stop_before is None else given[: stop_before - resume_from]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=800, deadline=None)
 @given(
     case=cases(),
     chunk=st.integers(1, 80),

@@ -24,7 +24,7 @@ from support import clients
 from support.clients import AWAITED, BILINEAR, COPY, ITEM, Array, Collect, Face, Outcome, either_way
 from support.oracles import oracles
 from support.raw_calls import PATIENCE_S, named, summed, wait_until
-from support.relay import Relay, older, relaying, skewed
+from support.relay import Relay, nothing, older, relaying, skewed
 from support.servers import ServerThread, served_many, serving, wait_idle
 
 # One connection, so that a relay sees every one there is.
@@ -278,7 +278,7 @@ def test_silence_ends_items_in_flight_and_the_next_go_on(relay: Relay, collect: 
     outcomes = collect(
         numbered(30),
         at=relay.address,
-        on_outcome=lambda index: on.get(index, int)(),
+        on_outcome=lambda index: on.get(index, nothing)(),
         max_in_flight=3,
         timeout_s=1.0,
     )

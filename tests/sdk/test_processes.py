@@ -29,7 +29,7 @@ small = np.ones((4, 4), np.float32)
 policy = RetryPolicy(max_attempts=5, initial_backoff_s=0.05)
 client = Client(sys.argv[1], retry=policy)
 large = client.empty((512, 512))
-large[...] = np.arange(512, dtype=np.float32)
+large[...] = np.arange(1 << 18).reshape(512, 512)
 
 def works():
     return all(

@@ -42,6 +42,7 @@ from support.raw_calls import (
     RawClient,
     bearer,
     call,
+    identity_request,
     methods_of_the_schema,
     own_address,
     published_request,
@@ -332,6 +333,7 @@ def test_this_machine_may_do_all_and_in_any_way(address: str, tmp_path: Path) ->
         assert client.stub.GetServerInfo(v1.GetServerInfoRequest()).backend
         # A call that is asked whence it comes fails as any other does.
         refused(send_bytes(client, "Evaluate"), "INVALID_DATA", field="message")
+        refused(client.evaluate(identity_request(1)), "INVALID_DATA", field="data")
         wait_idle(server)
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from gradwire_server.command import gradwire_server
 from gradwire_server.config import addresses
 from gradwire_server.config.settings import Settings
-from support.processes import QUICK, Command, run_command
+from support.processes import QUICK, Command, run_command, running_command
 from support.raw_calls import RawClient
 from support.servers import ServerThread, commanded, served
 
@@ -51,11 +51,13 @@ def test_an_address_without_a_host_or_port_is_refused(address: str) -> None:
         ("1", "--address=no.such.host.invalid:1"),
         ("2", "--address=TAKEN"),
         ("1", "--tls-certificate=/no/file"),
+        ("1", "--http-port=TAKEN"),
+        ("2", "--http-port=TAKEN"),
     ],
 )
 def test_what_cannot_be_had_is_refused_in_one_line(crew: Command, workers: str, flag: str) -> None:
     flag = flag.replace("TAKEN", crew.address)
-    more = ("--address=127.0.0.1:0", "--tls-key=/no/file") if "tls" in flag else ("--insecure",)
+    more = ("--address=127.0.0.1:0", "--tls-key=/no/file" if "tls" in flag else "--insecure")
     done = run_command("--workers", workers, *QUICK, *more, flag)
     assert (done.returncode, done.stdout) == (1, "")
     # grpc's core may add the cause in lines of its own.
@@ -85,13 +87,15 @@ def test_the_address_of_another_server_or_of_no_host_is_refused(
     check_refused_to_workers("no.such.host.invalid:1")
 
 
-def test_the_port_that_was_taken_is_told() -> None:
+def test_the_port_that_was_taken_is_told(tmp_path: Path) -> None:
+    flags = ("--workers", "2", "--address", "localhost:0")
     with (
+        running_command(*flags, log=tmp_path / "log") as command,
         served(address="localhost:0") as (server, client),
         addresses.held("localhost:0") as address,
     ):
         client.check_alive()
-        for each in (server.address, address):
+        for each in (server.address, address, command.address):
             host, port = addresses.split(each)
             assert host == "localhost"
             assert 0 < port < 1 << 16

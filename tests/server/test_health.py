@@ -225,10 +225,14 @@ def test_calls_that_succeed_are_told_at_debug_unless_asked_for(
     assert told() == [*[("DEBUG", "OK")] * 5, refused]
     assert told(access_log=True) == [*[("INFO", "OK")] * 5, refused]
     # Lines below the level are not written.
-    with commanded("--log-level", "warning", log=tmp_path / "log") as (command, client):
-        client.evaluate(wrong_request())
-        command.stop()
-    assert not command.log
+    for level, flags in (("info", ()), ("", ("--log-level", "warning"))):
+        with commanded(*flags, log=tmp_path / "log") as (command, client):
+            client.check_alive()
+            client.evaluate(wrong_request())
+            command.stop()
+        assert re.findall(r" (\w+) +call ", command.log) == [level] * bool(level)
+        assert level or not command.log
+        assert " debug " not in command.log
 
 
 _TELLING = """

@@ -223,6 +223,7 @@ SILENT = "it has not answered for 3.0 s (GRADWIRE_STALL_TIMEOUT_S)"
 
 @pytest.mark.parametrize(
     ("stall_s", "faults"),
+    # Each server meets two faults, one after the other.
     [
         ("60", {"load-0": simulated_device.AWAY, "broken-0": simulated_device.ILLEGAL}),
         ("3", {"waits-0": SILENT, "hung-0": SILENT}),

@@ -109,6 +109,14 @@ def test_tokens_are_listed_without_what_they_are(path: Path) -> None:
     assert "none: No such file" in missing.stderr
 
 
+def test_each_command_has_a_help_of_its_own() -> None:
+    pages = {name: command(name, "--help").stdout for name in ("create", "list", "revoke")}
+    whole = command("-h").stdout
+    for name, page in pages.items():
+        assert ("--scopes" in page, "NAME" in page) == (name == "create", name == "revoke")
+        assert f"  {name} " in whole
+
+
 def test_those_who_add_at_once_take_turns(path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         names = (f"t{number}" for number in range(40))

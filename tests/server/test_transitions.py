@@ -141,6 +141,16 @@ def test_a_draining_server_finishes_what_runs_and_takes_nothing_new(
         assert not any(map(is_running, command.workers.values()))
 
 
+def test_what_outlasts_the_grace_period_is_ended(tmp_path: Path) -> None:
+    with running_command("--grace-s", "0", log=tmp_path / "log") as command:
+        with RawClient(command.address) as client:
+            call = client.start(endless(1 << 16))
+            opened = next(call)
+            command.signal(signal.SIGTERM)
+            check_told(read_all(call, itertools.chain([opened], call)).refusal)
+        assert command.wait() == 0
+
+
 AUTO = ("--backend", "auto")
 CHANGED = " backend=numba_cpu after_s="
 
@@ -315,19 +325,25 @@ class Stored:
 COMPILE = "import pathlib, sys; pathlib.Path(sys.argv[2], 'kernel').open('a').write('x')"
 
 
-def test_who_comes_second_waits_and_finds_the_kernels_and_children_that_always_fail_are_given_up(
+def load(folder: Path) -> Coroutine[Any, Any, None]:
+    return changeover.load_kernels(Stored(), cache_dir=str(folder))
+
+
+def test_who_comes_second_waits_and_finds_the_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def load(folder: str) -> Coroutine[Any, Any, None]:
-        return changeover.load_kernels(Stored(), cache_dir=str(tmp_path / folder))
-
     async def both() -> None:
-        await asyncio.gather(load("good"), load("good"))
+        await asyncio.gather(load(tmp_path), load(tmp_path))
 
     monkeypatch.setattr(changeover, "_PROGRAM", ("-c", COMPILE))
     asyncio.run(both())
-    assert (tmp_path / "good/kernel").read_text() == "x"
+    assert (tmp_path / "kernel").read_text() == "x"
+
+
+def test_children_that_always_fail_are_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(changeover, "_PROGRAM", ("-c", "raise SystemExit('no compiler here')"))
     monkeypatch.setattr(changeover, "_PAUSE_S", 0.0)
     with pytest.raises(RuntimeError, match="status 1: no compiler here"):
-        asyncio.run(load("bad"))
+        asyncio.run(load(tmp_path))

@@ -170,6 +170,17 @@ def test_a_quantile_is_that_of_prometheus(
     assert found == pytest.approx(value)
 
 
+@given(st.lists(st.floats(1e-6, 100), min_size=1, max_size=200), st.floats(0.01, 1))
+def test_a_quantile_is_in_the_bucket_of_the_value_itself(values: list[float], share: float) -> None:
+    bounds = REQUEST_DURATION.buckets
+    counts = np.bincount(np.searchsorted(bounds, values), minlength=len(bounds) + 1)
+    told = quantile(bounds, np.asarray(counts, np.float64), share)
+    assert told is not None
+    bucket = np.searchsorted(bounds, np.quantile(values, share, method="inverted_cdf"))
+    lower = 0.0 if bucket == 0 else bounds[bucket - 1]
+    assert lower <= told <= bounds[bucket] * (1 + 1e-12)
+
+
 def test_totals_tell_operators_bytes_and_what_failed() -> None:
     cells = Cells()
     for ended in ("OK", "OK", "CANCELLED", "INVALID_ARGUMENT"):
