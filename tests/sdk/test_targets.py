@@ -313,3 +313,22 @@ def test_targets_come_and_go_and_those_that_go_end_their_calls_first() -> None:
     with pytest.raises(CallCancelledError, match="closed"):
         calls.pool.take()
     assert len(calls.opened) == 5
+
+
+def test_results_that_are_collected_while_a_connection_is_taken_give_theirs_back() -> None:
+    calls = Calls("a")
+    seat, _ = calls.pool.take()
+    dropped = [seat]
+
+    def collecting() -> float:
+        while dropped:
+            calls.pool.give_back(dropped.pop(), failed=False)
+        return calls.now
+
+    vars(calls.pool)["_clock"] = collecting
+    # In a thread, which may be left behind.
+    taking = threading.Thread(target=calls.pool.take, daemon=True)
+    taking.start()
+    taking.join(10)
+    assert not taking.is_alive()
+    assert sum(each.calls for each in vars(calls.pool)["_entries"]["a"]) == 1

@@ -169,7 +169,9 @@ class Pool(Generic[T]):
         self._replicas = replicas
         self._connections = connections
         self._clock = clock
-        self._lock = threading.Lock()
+        # Garbage collection may close results, which give back their connection, within its own
+        # locked sections.
+        self._lock = threading.RLock()
         self._turn = 0
         self._closed = False
         self._entries: dict[str, list[PooledChannel[T]]] = {}

@@ -96,7 +96,7 @@ class Replicas:
     def __init__(self, target: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._target = target
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # as the pool, which asks for a refresh
         self._listeners: list[Listener] = []
         self.refreshing = False
         self._looked_at = -FRESH_S
