@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import threading
 import time
@@ -18,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gradwire import AsyncClient, Client, Item, errors, ops
+from gradwire._transport.batch import BatchStream
 from gradwire_server.errors import RETRY_AFTER_S
 from sdk.strided_arrays import arrays
 from support import clients
@@ -508,3 +510,25 @@ def test_results_closed_or_dropped_end_their_stream(server: ServerThread, faced:
     next(faced.evaluate_many([ITEM]))
     wait_idle(server)
     wait_until(lambda: "gradwire-receiver" not in {each.name for each in threading.enumerate()})
+
+
+def test_results_are_closed_by_no_thread_that_drops_them(
+    server: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancel, threads = BatchStream.cancel, list[threading.Thread]()
+
+    def noted(self: BatchStream) -> None:
+        threads.append(threading.current_thread())
+        cancel(self)
+
+    monkeypatch.setattr(BatchStream, "cancel", noted)
+    with Client(server.address) as client:
+        dropped: list[Any] = [client.evaluate_many(numbered(50))]
+        next(dropped[0])
+        dropped.append(dropped)  # only garbage collection finds it, in whichever thread
+        del dropped
+        gc.collect()
+        wait_idle(server)
+    # It may hold a lock that closing takes.
+    assert threads
+    assert threading.current_thread() not in threads

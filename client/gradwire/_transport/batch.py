@@ -25,6 +25,7 @@ from gradwire._core.retries import is_retryable
 from gradwire._transport.channels import (
     SERVICE_PATH,
     ClientChannels,
+    PerProcess,
     PooledChannel,
     ServiceChannel,
     from_rpc_error,
@@ -57,6 +58,7 @@ class BatchEngine:
 
     batch    its items
     stopped  whether the client was closed
+    closed   whether close() has ended
 
     notify     called after each step that a thread makes
     timeout_s  of each separate call; None for the client's
@@ -80,6 +82,7 @@ class BatchEngine:
         self._calls = calls
         self._timeout_s = timeout_s
         self._notify = notify
+        self.closed = False
         self._run: StreamRun | None = None
         self._process = os.getpid()
         # The caller's span is the parent of the streams' spans.
@@ -195,6 +198,7 @@ class BatchEngine:
         if self._run is not None:
             self._run.stop()
         self._hang_up()
+        self.closed = True
 
     def _send(self, request: bytes) -> None:
         if self._stream is not None:
@@ -301,6 +305,7 @@ class Results(Outcomes[T_co], Iterator[T_co]):
     ) -> None:
         super().__init__(ordered=ordered)
         self._items = iter(items)
+        self._drop = _CLOSER.get().put
         self._asked = threading.Lock()
         self._news = threading.Event()
         self._threaded = False
@@ -379,8 +384,28 @@ class Results(Outcomes[T_co], Iterator[T_co]):
 
     def __del__(self) -> None:
         engine: BatchEngine | None = getattr(self, "_engine", None)
-        if engine is not None:
-            engine.close()
+        if engine is not None and not engine.closed:
+            self._drop(engine)
+
+
+def _start_closer() -> SimpleQueue[BatchEngine]:
+    """Start a thread that closes the engines of dropped results; return its queue.
+
+    Garbage collection drops results in any thread, also within locked sections of grpc and of the
+    client: closing them there could wait for a lock that the thread itself holds.
+    """
+    dropped: SimpleQueue[BatchEngine] = SimpleQueue()
+
+    def close_all() -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                dropped.get().close()
+
+    start_thread("closer", close_all)
+    return dropped
+
+
+_CLOSER = PerProcess(_start_closer)
 
 
 class BatchStream:
