@@ -389,7 +389,7 @@ class Results(Outcomes[T_co], Iterator[T_co]):
 
 
 def _start_closer() -> SimpleQueue[BatchEngine]:
-    """Start a thread that closes the engines of dropped results; return its queue.
+    """Start a thread that closes engines of dropped results; return its queue.
 
     Garbage collection drops results in any thread, also within locked sections of grpc and of the
     client: closing them there could wait for a lock that the thread itself holds.
