@@ -315,17 +315,17 @@ def test_targets_come_and_go_and_those_that_go_end_their_calls_first() -> None:
     assert len(calls.opened) == 5
 
 
-def test_results_that_are_collected_while_a_connection_is_taken_give_theirs_back() -> None:
+def test_a_finalizer_may_end_a_call_while_a_connection_is_taken() -> None:
     calls = Calls("a")
     seat, _ = calls.pool.take()
     dropped = [seat]
 
-    def collecting() -> float:
+    def finalized() -> float:
         while dropped:
             calls.pool.give_back(dropped.pop(), failed=False)
         return calls.now
 
-    vars(calls.pool)["_clock"] = collecting
+    vars(calls.pool)["_clock"] = finalized
     # In a thread, which may be left behind.
     taking = threading.Thread(target=calls.pool.take, daemon=True)
     taking.start()

@@ -90,7 +90,7 @@ class ItemBatch:
         timeout_s: float | None,
     ) -> None:
         self.alone: deque[tuple[PendingItem, Item]] = deque()
-        # Garbage collection may close a batch within its own locked sections.
+        # Garbage collection may run a finalizer that calls within its own locked sections.
         self.lock = threading.RLock()
         self.timeout_s = check_timeout(timeout_s) or options.timeout_s
         self._options = options

@@ -169,8 +169,7 @@ class Pool(Generic[T]):
         self._replicas = replicas
         self._connections = connections
         self._clock = clock
-        # Garbage collection may close results, which give back their connection, within its own
-        # locked sections.
+        # Garbage collection may run a finalizer that calls within its own locked sections.
         self._lock = threading.RLock()
         self._turn = 0
         self._closed = False
