@@ -106,10 +106,11 @@ def test_an_error_names_what_the_command_line_has(
     assert words in capsys.readouterr().err
 
 
-def test_the_shell_completes_options_and_a_reader_may_leave() -> None:
-    asked = {"COMP_WORDS": "gradwire bench --out", "COMP_CWORD": "2"}
-    env = {**os.environ, **asked, "_GRADWIRE_COMPLETE": "bash_complete"}
-    assert subprocess.check_output(GRADWIRE, env=env, text=True) == "plain,--output\n"  # noqa: S603
+def test_the_shell_completes_commands_and_options_and_a_reader_may_leave() -> None:
+    for words, expected in (("gradwire ben", "bench"), ("gradwire bench --out", "--output")):
+        asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        env = {**os.environ, **asked, "_GRADWIRE_COMPLETE": "bash_complete"}
+        assert subprocess.check_output(GRADWIRE, env=env, text=True) == f"plain,{expected}\n"  # noqa: S603
     command = ["/bin/bash", "-c", f"{sys.executable} -m gradwire --help | true"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
     assert (done.stdout, done.stderr) == ("", "")
