@@ -229,7 +229,7 @@ def places(outputs, inputs, tie):
 def along(gradient, axis, inputs, *, tie=0.5, last=0):
     lines, read = np.moveaxis(gradient, axis, 0), places(gradient.shape[axis], inputs, tie)
     result = np.zeros((inputs, *lines.shape[1:]), gradient.dtype)
-    # What is read begins as -0, which added to a zero of either sign gives that zero.
+    # Sums begin with -0: added to a zero of either sign it gives that zero.
     result[read] = -0.0
     np.add.at(result, read, lines)
     if last and inputs > 4:

@@ -49,7 +49,7 @@ _COLUMNS = """
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """What a framework does instead of its text or its own forward; fields as in the file."""
+    """Deviation of a framework from its text or its forward, as in deviations.toml."""
 
     framework: str
     title: str

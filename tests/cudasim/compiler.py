@@ -27,7 +27,7 @@ _COMMON = ("-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-alias
 _FLAGS = (*_COMMON, f"-I{_HERE / 'include'}")
 _UNDEFINED = ("-fno-sanitize=vptr", "-fno-sanitize-recover=undefined", "-g1")
 
-# What each tool says, the most telling first.
+# Findings in the words of each tool; the first match names the fault.
 _FINDINGS = re.compile(
     r"data race|heap-buffer-overflow|use-after-poison|stack-buffer-overflow|unknown-crash"
     r"|misaligned address|signed integer overflow|out of bounds"
@@ -84,7 +84,7 @@ def watched(program: str, *arguments: str, mode: Mode) -> tuple[str, str]:
         timeout=300,
         env={
             **os.environ,
-            # What else NumPy starts would only cost time.
+            # Threads of BLAS would only cost time.
             "OPENBLAS_NUM_THREADS": "1",
             "OMP_NUM_THREADS": "1",
             "LD_PRELOAD": preload,

@@ -11,7 +11,7 @@ from cudasim.module import Array, Module, compiled
 
 FOLDER = Path(__file__).parent
 
-# What shows something: the kernel, how many threads, and the numbers it takes after x and y.
+# For each finding the kernel that shows it, its threads, and its arguments after x and y.
 _SHOWN = {
     "barrier": ("reverse<true>", 64, [64]),
     "missing barrier": ("reverse<false>", 64, [64]),

@@ -1,4 +1,4 @@
-"""Who is let in, in what order, who waits, who is refused, and what each is told."""
+"""Admission, order and refusal of calls, and the delays that refusals tell."""
 
 from __future__ import annotations
 

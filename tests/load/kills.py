@@ -105,8 +105,8 @@ def run(folder: Path, *, kills: int, cuts: int) -> dict[str, Any]:
         phase("connection age", command.address, lambda: time.sleep(5))
     with server("--stall-timeout-s", "3") as command:
         phase("3 workers stopped", command.address, lambda: stop_workers(command, times=3))
-    # What leaves calls with their default of eight tries a chance: no more than that many
-    # connections in a row die before a call is through.
+    # Cuts are so rare that fewer connections in a row than the eight tries of a call are cut
+    # before it succeeds.
     down, up = drawn_cuts(0, early=0.125, late=(1 << 20, 64 << 20))
     with server() as command, relaying(command.address, cuts=down, cuts_up=up) as relay:
 

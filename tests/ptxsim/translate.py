@@ -32,7 +32,7 @@ _SPECIAL = {
 _INTEGER = re.compile(r"(-?)(0[xX][0-9a-fA-F]+|\d+)U?")
 _ADDRESS = re.compile(r"\[\s*([^\]]+?)\s*(?:\+\s*(-?\d+))?\s*\]")
 _SIGNS = zip(("add", "sub", "mul", "div", "and", "or", "xor"), "+-*/&|^", strict=True)
-# What is computed of the operands, in the type of the instruction.
+# Expressions of the operands, in the type of the instruction.
 _FORMS = {
     **{name: f"{{0}} {sign} {{1}}" for name, sign in _SIGNS},
     **{name: f"std::{name}<{{type}}>({{0}}, {{1}})" for name in ("max", "min")},

@@ -341,7 +341,7 @@ GARBAGE = {
 }
 
 
-# Those that have no field of text do not decode that of an unknown one.
+# Messages without a text field do not decode an unknown field as text.
 @pytest.mark.parametrize(
     ("way", "name"),
     [

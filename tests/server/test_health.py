@@ -1,4 +1,4 @@
-"""What tools and logs tell: state, services, and who asked what."""
+"""Health, reflection and log lines."""
 
 from __future__ import annotations
 

@@ -1,18 +1,15 @@
-"""Full servers, slow callers, long work: memory stays bounded, others are served."""
+"""Full servers refuse at once; long work holds up no other call."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
-import logging
-import resource
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -32,7 +29,6 @@ from gradwire_server import LocalClient
 from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TableCache, TensorSpec
 from gradwire_server.errors import RETRY_AFTER_S
 from support.clients import halved
-from support.processes import EAGER, Command, memory_kib, running_command
 from support.raw_calls import (
     BOTH_WAYS,
     PATIENCE_S,
@@ -42,27 +38,22 @@ from support.raw_calls import (
     RawClient,
     WaitingStream,
     as_stream,
-    chunk,
-    chunks,
     copies,
     ended,
     float32,
-    identity_request,
     named,
     opening,
     published_request,
     read_all,
     refused,
     silence,
-    summed,
+    unfinished,
     wait_until,
 )
 from support.refusals import Refusal, check_in_band
-from support.relay import relaying
 from support.servers import (
     Gated,
     ServerThread,
-    commanded,
     gated,
     laborious,
     served,
@@ -71,10 +62,8 @@ from support.servers import (
     wait_idle,
 )
 
-MIB = 1 << 20
 # One that computes and one that is next.
 SLOTS = 2
-MIDDLE = [opening(identity_request(1 << 20)), *(chunk(each * MIB, bytes(MIB)) for each in range(3))]
 
 
 def check_overload(answer: Answer, setting: str, retry_after_s: float | None = None) -> Refusal:
@@ -167,7 +156,7 @@ def test_a_caller_that_is_gone_or_beyond_its_deadline_frees_its_place() -> None:
 def test_callers_that_fall_silent_or_do_not_read_hold_no_thread() -> None:
     with (
         silence([opening(published_request())]) as at_once,
-        silence(MIDDLE) as later,
+        silence(unfinished()) as later,
         served(compute_threads=1, max_queue_s=60.0) as (server, client),
         ThreadPoolExecutor(4) as pool,
     ):
@@ -366,363 +355,3 @@ def test_a_backend_that_may_wait_holds_up_no_other_call() -> None:
         backend.gate.set()
         results = {call.result(timeout=PATIENCE_S).data for call in calls}
         assert results | {many.receive().result.data} == {PUBLISHED_RESULT}
-
-
-STALL_S = 0.4
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerThread]:
-    """Run a server that soon ends callers that stop."""
-    with serving(stall_timeout_s=STALL_S, compute_threads=1) as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: ServerThread) -> Iterator[RawClient]:
-    with RawClient(server.address) as client:
-        yield client
-        client.check_alive()
-    wait_idle(server)
-
-
-MUTE = {
-    "from the start": [],
-    "after open": [opening(published_request())],
-    "in the middle": MIDDLE,
-    "before the half-close": as_stream(published_request()),
-}
-
-
-@pytest.mark.parametrize("messages", MUTE.values(), ids=list(MUTE))
-def test_a_writer_that_falls_silent_is_ended(
-    client: RawClient, messages: list[v1.EvaluateStreamRequest]
-) -> None:
-    with silence(messages) as silent:
-        refusal = ended(client.stream(silent()), "STALLED", timeout_s=STALL_S)
-    assert str(STALL_S) in refusal.message
-
-
-@pytest.mark.parametrize("answered", [0, 3])
-def test_a_caller_of_many_that_falls_silent_is_ended(client: RawClient, answered: int) -> None:
-    with ManyCall(client) as call:
-        for number in range(answered):
-            call.send(named(published_request(), str(number)))
-            call.receive()
-        ended(call.refusal(), "STALLED", timeout_s=STALL_S)
-
-
-def pass_time(seconds: float) -> None:
-    assert not threading.Event().wait(seconds)
-
-
-def test_each_message_renews_the_stall_timeout() -> None:
-    data = bytes(64 << 10)
-
-    def messages() -> Iterator[v1.EvaluateStreamRequest]:
-        yield opening(identity_request(4, 4 << 10))
-        for each in chunks(data, 16 << 10):
-            pass_time(0.4)
-            yield each
-
-    with served(stall_timeout_s=1.2) as (_, client):
-        assert client.stream(messages()).data == data
-
-
-@pytest.mark.parametrize(("count", "read"), [(4, 0), (1, 3)])
-def test_readers_that_stop_are_ended_and_give_their_memory_back(
-    server: ServerThread, client: RawClient, count: int, read: int
-) -> None:
-    admission = server.server.service.admission
-    before = admission.entered
-    calls = [client.start(as_stream(copies(1 << 15))) for _ in range(count)]
-    first = [[next(call) for _ in range(read)] for call in calls]
-    wait_until(lambda: admission.entered >= before + count)
-    wait_idle(server)
-    for came, call in zip(first, calls, strict=True):
-        # Chunks in transit still arrive, and then the error.
-        answer = read_all(call, itertools.chain(came, call))
-        refused(answer, "STALLED")
-        assert len(answer.data) < 64 * MIB
-
-
-def test_a_caller_of_many_that_does_not_read_is_held_back_and_ended(
-    server: ServerThread, client: RawClient
-) -> None:
-    admission = server.server.service.admission
-    before = admission.entered
-    with ManyCall(client) as call:
-        # Answers of 1 MiB: far more of them than any buffers on the way could hold.
-        call.send(*(named(copies(512), str(number)) for number in range(500)))
-        # It may have been ended before anybody looks.
-        wait_until(lambda: admission.entered > before)
-        wait_idle(server)
-        refused(call.refusal(), "STALLED", timeout_s=STALL_S)
-        assert call.answered < 100
-
-
-@pytest.mark.parametrize(("size", "fits"), [(32 << 10, True), (256 << 20, False)])
-def test_writing_all_before_reading_is_served_where_flow_control_lets_it_through(
-    server: ServerThread, client: RawClient, size: int, *, fits: bool
-) -> None:
-    written, pattern = list[int](), bytes(range(256))
-
-    def messages() -> Iterator[v1.EvaluateStreamRequest]:
-        yield opening(identity_request(size >> 14, 1 << 12))
-        for each in chunks(pattern * (size // 256), 256 << 10):
-            yield each
-            written.append(len(each.chunk.data))
-
-    call = client.start(messages())
-    if fits:
-        wait_until(lambda: sum(written) == size)
-        assert read_all(call).data == pattern * (size // 256)
-        return
-    # On a busy machine it may have come and gone before anybody looks.
-    wait_until(lambda: server.server.service.admission.streams or not call.is_active())
-    wait_idle(server)
-    # No more was written than the buffers in transit hold.
-    assert sum(written) < 64 * MIB
-    refused(read_all(call), "STALLED")
-
-
-@pytest.mark.parametrize("how", [*BOTH_WAYS, "EvaluateMany", "cancelled"])
-def test_work_stops_when_the_deadline_passes_or_the_call_is_cancelled(
-    server: ServerThread, client: RawClient, how: str
-) -> None:
-    late = grpc.StatusCode.DEADLINE_EXCEEDED
-    if how == "cancelled":
-        call = client.stub.Evaluate.future(summed(1 << 18), timeout=PATIENCE_S)
-        wait_until(lambda: server.server.service.admission.memory_bytes)
-        call.cancel()
-    elif how == "EvaluateMany":
-        with ManyCall(client, timeout_s=0.3) as many:
-            many.send(*(named(summed(1 << 18), str(number)) for number in range(8)))
-            assert many.refusal().code is late
-    else:
-        assert client.ask(summed(1 << 18), how, timeout_s=0.3).code is late
-    wait_idle(server)
-    # Threads are free: this is too long for the event loop.
-    assert client.evaluate(laborious()).refusal is None
-
-
-def test_a_computation_longer_than_the_stall_timeout_is_no_stall() -> None:
-    with (
-        gated(stall_timeout_s=0.6) as (server, gate),
-        RawClient(server.address) as client,
-        ManyCall(client) as many,
-    ):
-        call = client.start(as_stream(laborious()))
-        wait_for(server, computing=1, waiting=0)
-        many.send(named(laborious(), "one"))
-        pass_time(0.9)  # nothing moves but the computing thread
-        gate.set()
-        data = read_all(call).data
-        assert len(data) == 16
-        assert many.receive().result.data == data
-
-
-# What a write tells of a broken connection comes sometimes before and sometimes after its end.
-TIMES = 30
-
-
-def many_copies(client: RawClient) -> object:
-    """Order more results than any buffers on the way hold, and read none."""
-    call = ManyCall(client)
-    call.send(*(named(copies(512), str(number)) for number in range(40)))
-    return call
-
-
-def stream_of_copies(client: RawClient) -> object:
-    """Order one such result."""
-    return client.start(as_stream(copies(1 << 12)))
-
-
-@pytest.mark.parametrize("ask", [many_copies, stream_of_copies])
-def test_a_connection_that_breaks_while_the_server_writes_is_no_fault_of_the_server(
-    ask: Callable[[RawClient], object], caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO), serving(compute_threads=1) as server:
-        in_phase = server.server.service.active.in_phase
-        for _ in range(TIMES):
-            with relaying(server.address) as relay, RawClient(relay.address) as client:
-                call = ask(client)
-                wait_until(lambda: in_phase["send"])
-                pass_time(0.05)  # until all buffers are full and a write waits for them
-                relay.close()
-                del call
-                wait_idle(server)
-    ended = [vars(each)["facts"] for each in caplog.records if each.getMessage() == "call"]
-    assert [each["status"] for each in ended] == ["CANCELLED"] * TIMES
-    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
-
-
-ROWS = 1024
-DATA = bytes(ROWS * 4096)
-# Kernels that are loaded later would count as memory of calls.
-BACKEND = ("--backend", "auto", "--wait-for-kernels")
-
-
-def doubling(*data: v1.EvaluateStreamRequest) -> list[v1.EvaluateStreamRequest]:
-    """Ask for twice the rows of a 4 MiB input."""
-    request = identity_request(ROWS, 1024)
-    request.output.sizes[0] = 2 * ROWS
-    return [opening(request), *data]
-
-
-def complete(client: RawClient) -> None:
-    answer = client.stream(doubling(*chunks(DATA, MIB)))
-    assert answer.refusal is None
-    assert len(answer.data) == 2 * len(DATA)
-
-
-def fail(client: RawClient) -> None:
-    messages = doubling(*chunks(DATA[: 3 * MIB], MIB), chunk(3, b"\0"))
-    assert client.stream(messages).code is grpc.StatusCode.INVALID_ARGUMENT
-
-
-def cancel(client: RawClient) -> None:
-    with silence(doubling(*chunks(DATA[: 3 * MIB], MIB))) as silent:
-        call = client.start(silent())
-        for _ in range(2):
-            next(call)
-        call.cancel()
-
-
-def complete_many(client: RawClient) -> None:
-    with ManyCall(client) as many:
-        many.send(named(published_request(), "one"))
-        assert list(many.answers()) == ["one"]
-
-
-def fail_many(client: RawClient) -> None:
-    with ManyCall(client) as many:
-        many.send(named(published_request(), "one"), v1.EvaluateManyRequest())
-        assert many.refusal().code is grpc.StatusCode.INVALID_ARGUMENT
-
-
-def burst(client: RawClient, end: Callable[[RawClient], None] = complete) -> None:
-    """Run eight streams, four at once."""
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(end, [client] * 8))
-
-
-def test_no_task_is_left_however_streams_end() -> None:
-    with served() as (server, client):
-        client.check_alive()
-
-        def tasks() -> int:
-            return len(asyncio.all_tasks(server.loop))
-
-        wait_idle(server)
-        before = tasks()
-        for end in (complete, fail, cancel, complete_many, fail_many):
-            for _ in range(3):
-                end(client)
-            wait_until(lambda: tasks() <= before)
-
-
-@pytest.fixture(scope="module")
-def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
-    """Run a server that has loaded what calls use."""
-    log = tmp_path_factory.mktemp("memory") / "log"
-    with running_command(*BACKEND, log=log, env=EAGER) as command:
-        with RawClient(command.address) as client:
-            complete(client)
-        yield command
-
-
-@pytest.mark.slow
-def test_memory_returns_to_its_level_however_streams_end(command: Command) -> None:
-    with RawClient(command.address) as client:
-        burst(client)
-        level = memory_kib(command.pid, "RssAnon")
-        for end in (complete, fail, cancel) * 3:
-            burst(client, end)
-            client.check_alive()
-            # A few MiB for each stream that ended would be more.
-            assert memory_kib(command.pid, "RssAnon") < level + 24 * 1024
-
-
-@pytest.mark.slow
-def test_memory_returns_when_callers_that_never_read_are_gone(tmp_path: Path) -> None:
-    flags = (*BACKEND, "--stall-timeout-s", "0.2", "--max-streams", "11")
-    with commanded(*flags, log=tmp_path / "log", env=EAGER) as (command, client):
-        client.check_alive()
-        idle = memory_kib(command.pid, "RssAnon")
-        for number in range(1, 4):
-            messages = as_stream(copies(1 << 15))
-            calls = [client.start(messages, timeout_s=None) for _ in range(8)]
-            command.wait_for_log("STALLED", times=8 * number)
-            for call in calls:
-                call.cancel()
-            client.check_alive()
-        # A few MiB for each of them would be more.
-        assert memory_kib(command.pid, "RssAnon") < idle + 24 * 1024
-
-
-def test_memory_goes_back_to_the_system_once_calls_are_over(tmp_path: Path) -> None:
-    request = identity_request(896, 1024, data=bytes(896 * 4096))
-    with commanded(log=tmp_path / "log") as (command, client), ThreadPoolExecutor(8) as pool:
-        # The first call loads what all later ones use.
-        client.evaluate(request)
-        client.check_alive()
-        idle = memory_kib(command.pid, "RssAnon")
-        list(pool.map(client.evaluate, [request] * 64))
-        wait_until(lambda: memory_kib(command.pid, "RssAnon") < 1.2 * idle)
-
-
-GIANTS: dict[str, tuple[v1.TensorDescriptor, v1.TensorDescriptor]] = {
-    "256 GiB": (float32(1 << 18, 1 << 18), float32(1 << 18, 1 << 18)),
-    "long rows": (float32(2, 1 << 23), float32(2, 1 << 23)),
-    "held whole": (float32(4096, 4096), float32(4096, 4096, strides=(1, 4096))),
-}
-
-
-@pytest.mark.parametrize(("source", "result"), GIANTS.values(), ids=list(GIANTS))
-def test_nothing_is_allocated_before_bytes_arrive(
-    command: Command, source: v1.TensorDescriptor, result: v1.TensorDescriptor
-) -> None:
-    request = identity_request(1)
-    request.input.CopyFrom(source)
-    request.output.CopyFrom(result)
-    with RawClient(command.address) as client, silence([opening(request)]) as silent:
-        client.check_alive()
-        resident, mapped = (memory_kib(command.pid, name) for name in ("RssAnon", "VmSize"))
-        calls = [client.start(silent()) for _ in range(3)]
-        for call in calls:
-            assert next(call).WhichOneof("message") == "opened"
-        assert memory_kib(command.pid, "RssAnon") < resident + 8 * 1024
-        assert memory_kib(command.pid, "VmSize") < mapped + 32 * 1024
-        for call in calls:
-            call.cancel()
-        client.check_alive()
-
-
-@pytest.mark.slow
-def test_a_stream_needs_memory_for_what_overlaps_and_not_for_the_tensor(tmp_path: Path) -> None:
-    # A server of its own: another stream's high water would hide this one's.
-    with commanded(*BACKEND, log=tmp_path / "log", env=EAGER) as (command, client):
-        burst(client)
-        level = memory_kib(command.pid, "VmHWM")
-        opened = opening(identity_request(1 << 14, 1024))
-        data = (chunk(number * MIB, bytes(MIB)) for number in range(64))
-        received = client.start(itertools.chain([opened], data))
-        assert sum(len(each.chunk.data) for each in received) == 64 * MIB
-        assert memory_kib(command.pid, "VmHWM") < level + 48 * 1024
-
-
-@pytest.mark.slow
-def test_a_server_out_of_memory_says_so_and_stays_up(tmp_path: Path) -> None:
-    flags = ("--max-request-memory-bytes", str(64 << 30), "--max-memory-bytes", str(64 << 30))
-    with commanded(*BACKEND, *flags, log=tmp_path / "log", env=EAGER) as (command, client):
-        burst(client)
-        mapped = memory_kib(command.pid, "VmSize") * 1024
-        _, hard = resource.prlimit(command.pid, resource.RLIMIT_AS)
-        resource.prlimit(command.pid, resource.RLIMIT_AS, (mapped + 512 * MIB, hard))
-        # Held whole: 4 GiB are needed as soon as the first byte is there.
-        request = identity_request(1 << 15, 1 << 15)
-        request.output.strides[:] = [1, 1 << 15]
-        ended(client.stream([opening(request), chunk(0, bytes(MIB))]), "OUT_OF_MEMORY")
-        client.check_alive()
-        assert "Traceback" not in command.log

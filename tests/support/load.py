@@ -147,7 +147,7 @@ class Callers:
 
     @property
     def seen(self) -> dict[str, Any]:
-        """What all of them saw."""
+        """Sums over all callers."""
         return {
             "calls": sum(tally.calls for tally in self.tallies),
             "retried": sum(tally.retried for tally in self.tallies),

@@ -92,6 +92,12 @@ def chunk(offset: int, data: bytes) -> v1.EvaluateStreamRequest:
     return v1.EvaluateStreamRequest(chunk=v1.Chunk(offset=offset, data=data))
 
 
+def unfinished() -> list[v1.EvaluateStreamRequest]:
+    """Open a stream of 4 MiB and send 3 of them."""
+    data = bytes(1 << 20)
+    return [opening(identity_request(1 << 20)), *(chunk(each << 20, data) for each in range(3))]
+
+
 def chunks(data: bytes, size: int, *, start: int = 0) -> Iterator[v1.EvaluateStreamRequest]:
     for first in range(start, len(data), size):
         yield chunk(first, data[first : first + size])

@@ -102,7 +102,7 @@ def test_readers_that_wait_or_do_not_read_hold_up_no_scrape_no_call_and_no_stop(
                 reader.sendall(says)
         assert is_told(server.http_address)
         client.check_alive()
-        # Those that had to go know it.
+        # The server closes the oldest connections to make room.
         if count == 100:
             with contextlib.suppress(ConnectionResetError):
                 assert silent[0].recv(100) == b""
@@ -157,7 +157,7 @@ def test_calls_are_counted_with_their_phases_bytes_and_lookups(
     for direction, unary in (("received", 12), ("sent", 16)):
         assert seen.value(f"gradwire_{direction}_bytes_sum", **STREAM) == len(data)
         assert seen.value(f"gradwire_{direction}_bytes_sum", **UNARY) == 3 * unary
-    # What is handed on is read and written.
+    # A step counts the bytes that it reads and those that it writes.
     assert seen.value("gradwire_step_bytes_sum") == 2 * len(data)
     assert seen.value("gradwire_step_bytes_count") > 1
     evaluated = {"dtype": "float32", "status": "OK"}
