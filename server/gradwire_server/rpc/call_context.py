@@ -168,9 +168,11 @@ class ActiveCall(CallRecord):
                 self._finish(logging.INFO, "CANCELLED")
                 raise
             except grpc.aio.InternalError:
-                # A write that grpc could not carry out: the caller has gone, which it tells next.
+                # A write that grpc could not carry out: the caller has gone, and grpc cancels the
+                # handler next. It would log a status that it cannot send as an error.
                 self._finish(logging.INFO, "CANCELLED")
                 self.context.set_code(grpc.StatusCode.CANCELLED)
+                await asyncio.sleep(CANCELLATION_S)
             except Exception as error:  # noqa: BLE001 - any error becomes the caller's status
                 await self._fail(error, in_band)
             else:
