@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import platform
@@ -11,6 +12,7 @@ import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from conformance import (
@@ -62,18 +64,37 @@ class Deviation:
     def __str__(self) -> str:
         return f"{self.framework}: {self.title}"
 
-    def printed(self) -> str:
-        """Run the framework's own code in a process of its own and return what it prints."""
-        path = os.pathsep.join([str(_HERE.parent), *filter(None, sys.path)])
-        child = subprocess.run(  # noqa: S603 - this interpreter
-            [sys.executable, "-c", self.code],
-            # The tests' own modules, and no greetings of TensorFlow.
-            env={**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"},
-            capture_output=True,
-            check=False,
-            text=True,
-        )
-        return child.stdout if child.returncode == 0 else child.stderr
+
+# Runs codes one after another; writes what each prints, or its error.
+_RUN = """
+import contextlib, io, json, sys, traceback
+found = []
+for code in json.load(sys.stdin):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        try:
+            exec(code, {"__name__": "__main__"})
+        except Exception:
+            traceback.print_exc(file=out)
+    found.append(out.getvalue())
+json.dump(found, sys.stdout)
+"""
+
+
+@cache
+def printed(framework: str) -> dict[Deviation, str]:
+    """Run a framework's own code in a process of its own; return what each deviation prints."""
+    listed = [each for each in LISTED if each.framework == framework]
+    path = os.pathsep.join([str(_HERE.parent), *filter(None, sys.path)])
+    child = subprocess.run(  # noqa: S603 - this interpreter
+        [sys.executable, "-c", _RUN],
+        input=json.dumps([each.code for each in listed]),
+        # The tests' own modules, and no greetings of TensorFlow.
+        env={**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    return dict(zip(listed, json.loads(child.stdout), strict=True))
 
 
 LISTED = [
@@ -177,7 +198,7 @@ def run(section: Section) -> Found:
     missing = [name for name in found if found[name] is None]
     versions = ", ".join(f"{name} {release}" for name, release in found.items() if release)
     shown = [
-        (each, each.printed() if not missing else None)
+        (each, printed(each.framework)[each] if not missing else None)
         for each in LISTED
         if each.framework in section.packages
     ]

@@ -70,4 +70,4 @@ def test_the_framework_s_own_code_shows_its_deviation(deviation: Deviation) -> N
         pytest.skip(f"runs {deviation.framework} where it is installed; make conformance does")
     if deviation.needs_avx512 and not onednn_library.has_avx512():
         pytest.skip("oneDNN deviates in its code for AVX-512 alone, which this processor has not")
-    assert deviation.printed() == deviation.prints
+    assert report.printed(deviation.framework)[deviation] == deviation.prints
