@@ -106,10 +106,9 @@ class ServiceContext:
     async def _prepare_in_thread(
         self, request: EvaluationRequest, needs: Preparation, call: ActiveCall, header: Hashable
     ) -> Prepared:
-        allowed, limit = max(
-            (getattr(self.settings, name), name)
-            for name in ("max_memory_bytes", "max_request_memory_bytes")
-        )
+        limit, allowed = "max_memory_bytes", self.settings.max_memory_bytes
+        if self.settings.max_request_memory_bytes > allowed:
+            limit, allowed = "max_request_memory_bytes", self.settings.max_request_memory_bytes
         if needs.memory_bytes > allowed:
             came = f"building the tables of this request may take {needs.memory_bytes} bytes"
             raise exceeded(came, limit, allowed)
