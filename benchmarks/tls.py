@@ -43,6 +43,7 @@ from benchmarks.wire.rounds import (
 from gradwire import Client
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import Scope, add_token
+from gradwire_server.observability import Observer
 from gradwire_server.rpc.call_context import ActiveCalls
 from gradwire_server.rpc.interceptors import AuthorizingHandler
 from gradwire_server.security.authorization import Authorizer
@@ -118,44 +119,39 @@ def connect(rounds: int) -> Rows:
 
 
 def guard(rounds: int) -> dict[str, float]:
-    """Measure the microseconds of finding a handler."""
+    """Measure the microseconds of letting a call in."""
     handlers: dict[str, Any] = {_EVALUATE: object()}
+    checks: dict[str, Callable[[], object]] = {
+        "the handler alone": partial(handlers.get, _EVALUATE),
+        "no tokens": partial(
+            AuthorizingHandler(handlers, Authorizer(Settings()), ActiveCalls(Observer())).service,
+            _Details(),
+        ),
+    }
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "tokens"
-        token = add_token(path, name="bench", scopes=[Scope.EVALUATE])
-        few = AuthorizingHandler(handlers, Authorizer(Settings(tokens=str(path))), ActiveCalls())
-        more = Path(folder) / "more"
-        for number in range(99):
-            add_token(more, name=f"t{number}", scopes=[Scope.EVALUATE])
-        of_many = add_token(more, name="bench", scopes=[Scope.EVALUATE])
-        many = AuthorizingHandler(handlers, Authorizer(Settings(tokens=str(more))), ActiveCalls())
-        agent = ("user-agent", "grpc-python")
-        lookups = {
-            "the handler alone": partial(handlers.get, _EVALUATE),
-            "no tokens": partial(
-                AuthorizingHandler(handlers, Authorizer(Settings()), ActiveCalls()).service,
-                _Details((agent,)),
-            ),
-            "a token of 1": partial(few.service, _Details(_shown(agent, token))),
-            "a token of 100": partial(many.service, _Details(_shown(agent, of_many))),
-        }
-        times: dict[str, list[float]] = {name: [] for name in lookups}
+        for count in (1, 100):
+            path = Path(folder) / f"{count}"
+            for number in range(count):
+                token = add_token(path, name=f"t{number}", scopes=[Scope.EVALUATE])
+            checks[f"a token of {count}"] = partial(
+                Authorizer(Settings(tokens=str(path))).refusal,
+                Scope.EVALUATE,
+                authorization=f"Bearer {token}",
+                peer="",
+            )
+        times: dict[str, list[float]] = {name: [] for name in checks}
         for _ in range(rounds):
-            for name, lookup in lookups.items():
-                times[name].append(_lookup_us(lookup))
+            for name, check in checks.items():
+                times[name].append(_lookup_us(check))
     return {name: round(statistics.median(taken), 2) for name, taken in times.items()}
 
 
 @dataclass(slots=True)
 class _Details:
-    """Facts that grpc has about a call before it is read."""
+    """What grpc tells of a call before it is read."""
 
-    invocation_metadata: tuple[tuple[str, str | bytes], ...]
     method: str = _EVALUATE
-
-
-def _shown(agent: tuple[str, str], token: str) -> tuple[tuple[str, str], ...]:
-    return agent, ("authorization", f"Bearer {token}")
+    invocation_metadata: tuple[tuple[str, str | bytes], ...] = ()
 
 
 def _lookup_us(lookup: Callable[[], object]) -> float:

@@ -11,9 +11,10 @@ import click
 
 from gradwire._wire.statuses import BY_REASON
 from gradwire.cli.app import commands
+from gradwire_server import errors as server_errors
 from gradwire_server.command import gradwire_server
 from gradwire_server.config.settings import Settings, flag
-from gradwire_server.rpc.status_map import STATUS
+from gradwire_server.rpc.status_map import INTERPRETERS
 
 PROTO = Path(__file__).parents[1] / "proto" / "gradwire" / "v1"
 
@@ -55,7 +56,9 @@ def _walk(name: str, command: click.Command) -> Iterator[tuple[str, click.Comman
 def errors() -> str:
     """Return the table of reasons: the status, the meaning and the SDK's exception of each."""
     text = (PROTO / "error_reason.proto").read_text(encoding="utf-8")
-    statuses = {reason: status for status, reason in STATUS.values()}
+    kinds = [kind for kind in vars(server_errors).values() if hasattr(kind, "status")]
+    named = [*(kind.status for kind in kinds), *(told[:2] for told in INTERPRETERS.values())]
+    statuses = {reason: status for status, reason in named}
     rows = ["| reason | gRPC status | meaning | exception of the SDK |", "|---|---|---|---|"]
     for comment, name in re.findall(r"((?:  // .*\n)+)  ERROR_REASON_(\w+) = \d+;", text):
         if name not in BY_REASON:
@@ -63,8 +66,7 @@ def errors() -> str:
         meaning = " ".join(line.strip().removeprefix("// ") for line in comment.splitlines())
         error = BY_REASON[name].__name__
         rows.append(
-            f"| `{name}` | `{statuses.get(name, 'INTERNAL')}` | {_cell(meaning)} "
-            f"| {{py:exc}}`~gradwire.{error}` |"
+            f"| `{name}` | `{statuses[name]}` | {_cell(meaning)} | {{py:exc}}`~gradwire.{error}` |"
         )
     return "\n".join(rows)
 

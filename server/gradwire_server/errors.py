@@ -1,4 +1,4 @@
-"""Exceptions of the server's core; rpc/status_map.py maps each to a status.
+"""Exceptions of the server's core; each names its status.
 
 EvaluationError
 ├── InvalidFieldError           an attribute, shape, dtype or stride is not valid
@@ -26,6 +26,8 @@ EvaluationError
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 # Retry delay while a server starts, has lost its device, or has not measured how fast it drains.
@@ -35,9 +37,12 @@ RETRY_AFTER_S = 0.25
 class EvaluationError(Exception):
     """Base of every error a request can be answered with.
 
+    status   names of the gRPC status and of the reason, without the prefix of the enum
     message  for people: names the field, what came and what would do
     facts    each variable part of the message, by name
     """
+
+    status: ClassVar[tuple[str, str]]
 
     def __init__(self, message: str, **facts: object) -> None:
         super().__init__(message)
@@ -51,6 +56,8 @@ class InvalidFieldError(EvaluationError):
     field is its path in the request.
     """
 
+    status = "INVALID_ARGUMENT", "INVALID_FIELD"
+
     def __init__(self, field: str, message: str, **facts: object) -> None:
         super().__init__(f"{field}: {message}", field=field, **facts)
         self.field = field
@@ -60,33 +67,49 @@ class InvalidFieldError(EvaluationError):
 class InvalidDataError(InvalidFieldError):
     """The bytes contradict their descriptor, or messages are out of order."""
 
+    status = "INVALID_ARGUMENT", "INVALID_DATA"
+
 
 class UnknownFieldError(EvaluationError):
     """The request carries a field this server does not know."""
+
+    status = "UNIMPLEMENTED", "UNKNOWN_FIELD"
 
 
 class UnknownOperatorError(EvaluationError):
     """The operator is not known to this server."""
 
+    status = "UNIMPLEMENTED", "UNKNOWN_OPERATOR"
+
 
 class UnknownModelError(EvaluationError):
     """No operator or configuration has this name and version."""
+
+    status = "NOT_FOUND", "UNKNOWN_OPERATOR"
 
 
 class UnsupportedCallError(EvaluationError):
     """The server does not serve this call of a protocol."""
 
+    status = "UNIMPLEMENTED", "UNKNOWN_OPERATOR"
+
 
 class MessageTooLargeError(EvaluationError):
     """Request or result is too large for a unary call."""
+
+    status = "FAILED_PRECONDITION", "USE_STREAM"
 
 
 class RequestLimitError(EvaluationError):
     """A limit of this server is exceeded; a retry does not help."""
 
+    status = "FAILED_PRECONDITION", "LIMIT_EXCEEDED"
+
 
 class TableTooLargeError(RequestLimitError):
     """The weight tables would exceed this server's limit."""
+
+    status = "FAILED_PRECONDITION", "TABLE_TOO_LARGE"
 
 
 class LayoutNotStreamableError(RequestLimitError):
@@ -95,11 +118,15 @@ class LayoutNotStreamableError(RequestLimitError):
     Input and output axis orders differ, and the tensor is too large to hold whole.
     """
 
+    status = "FAILED_PRECONDITION", "LAYOUT_NOT_STREAMABLE"
+
 
 class RetryLaterError(EvaluationError):
     """Not now; a retry after retry_after_s seconds is welcome."""
 
-    def __init__(self, message: str, *, retry_after_s: float, **facts: object) -> None:
+    def __init__(
+        self, message: str, *, retry_after_s: float = RETRY_AFTER_S, **facts: object
+    ) -> None:
         super().__init__(message, retry_after_s=retry_after_s, **facts)
         self.retry_after_s = retry_after_s
 
@@ -107,9 +134,13 @@ class RetryLaterError(EvaluationError):
 class ServerFullError(RetryLaterError):
     """The server is full."""
 
+    status = "RESOURCE_EXHAUSTED", "OVERLOADED"
+
 
 class StartingError(RetryLaterError):
     """The server is getting ready."""
+
+    status = "UNAVAILABLE", "STARTING"
 
 
 class DeviceLostError(RetryLaterError):
@@ -119,36 +150,49 @@ class DeviceLostError(RetryLaterError):
     device: a server's worker ends and is replaced, and callers may retry after retry_after_s.
     """
 
-    def __init__(self, message: str, *, retry_after_s: float = RETRY_AFTER_S) -> None:
-        super().__init__(message, retry_after_s=retry_after_s)
+    status = "UNAVAILABLE", "DEVICE_LOST"
 
 
 class StalledError(EvaluationError):
     """The stream made no progress for the stall timeout."""
 
+    status = "DEADLINE_EXCEEDED", "STALLED"
+
 
 class DrainingError(EvaluationError):
     """The server is shutting down."""
+
+    status = "UNAVAILABLE", "DRAINING"
 
 
 class DigestMismatchError(EvaluationError):
     """The evaluation to resume is not the one this server computes."""
 
+    status = "ABORTED", "EVALUATION_CHANGED"
+
 
 class UnauthenticatedError(EvaluationError):
     """A token is missing, or not taken."""
+
+    status = "UNAUTHENTICATED", "UNAUTHENTICATED"
 
 
 class MissingScopeError(EvaluationError):
     """The caller's token lacks a scope."""
 
+    status = "PERMISSION_DENIED", "PERMISSION_DENIED"
+
 
 class ChecksumError(EvaluationError):
     """A checksum is missing, or does not match the message."""
 
+    status = "DATA_LOSS", "CHECKSUM_MISMATCH"
+
 
 class UnknownSegmentError(EvaluationError):
     """The shared memory named is not registered with this worker."""
+
+    status = "UNAVAILABLE", "UNKNOWN_SEGMENT"
 
 
 def beyond(came: str, limit: str, allowed: object) -> str:

@@ -163,8 +163,8 @@ class Instruments:
         cells, service = self._cells, self._service
         if cells is None or service is None:
             return
-        in_use, admission, preparer = service.in_use, service.admission, service.preparer
-        backend, values = in_use.backend, cells.values
+        backend, admission, preparer = service.backend, service.admission, service.preparer
+        values = cells.values
         readings: list[tuple[float, Metric, *tuple[str, ...]]] = [
             (service.active.in_phase["queue"], QUEUE_DEPTH),
             (admission.memory_bytes, MEMORY),
@@ -173,7 +173,7 @@ class Instruments:
             (admission.streams, STREAMS),
             (self._settings.max_streams, STREAMS_LIMIT),
             (self.serves, READY),
-            (bool(in_use.to_come), KERNELS_PENDING),
+            (bool(service.to_come), KERNELS_PENDING),
         ]
         names = BUILD.labels[-1]
         readings += [
@@ -187,7 +187,7 @@ class Instruments:
         for value, metric, *labels in readings:
             values[place(metric, *labels)] = value
         cells.array[span(LOOKUPS)] = (*preparer.lookups, *preparer.table_lookups)
-        told = {"backend": backend.name, "backend_reason": in_use.reason}
-        cells.notes.description = told | {"backend_to_come": in_use.to_come}
+        told = {"backend": backend.name, "backend_reason": service.reason}
+        cells.notes.description = told | {"backend_to_come": service.to_come}
         cells.notes.write()
         cells.beat()

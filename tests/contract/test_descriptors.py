@@ -258,8 +258,7 @@ def test_chunks_framed_by_hand_have_the_bytes_of_messages(
     assert message.SerializeToString() == framed
     assert framing.chunk_frame(offset, data) == framed
     assert framing.read_chunk(framed) == (offset, memoryview(data))
-    chunk = codec.Chunk(offset, np.frombuffer(data, np.uint8))
-    assert codec.chunk_response(chunk) == framed
+    assert codec.chunk_response(offset, np.frombuffer(data, np.uint8)) == framed
 
 
 NAMES = {b"a": "0a 01 61", b"b" * 128: f"0a 80 01 {'62' * 128}"}
@@ -312,7 +311,7 @@ def test_evaluations_framed_by_hand_have_the_bytes_of_messages(name: str) -> Non
 
 
 def test_a_response_framed_by_hand_has_the_bytes_of_its_message() -> None:
-    header = codec.response_header(TENSOR)
+    header = codec.response_header(codec.read_descriptor(TENSOR, ""))
     assert header == of_hex(f"12 0b {TENSOR_HEX}")
     framed = codec.response("a", header, memoryview(bytes(200)))
     assert framed == of_hex(GOLDEN["EvaluateResponse"][1])

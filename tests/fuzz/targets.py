@@ -2,15 +2,13 @@
 
 A target returns where its law holds and raises AssertionError where it does not. The laws of the
 server: what comes is answered with the bits that the dense reading of its message gives, or is
-refused by an error of the table in status_map.py that tells why, and never with INTERNAL. Of the
+refused by an error of gradwire_server.errors that tells why, and never with INTERNAL. Of the
 SDK: what comes is a result, or a GradwireError.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any, TypeVar
 
@@ -29,15 +27,14 @@ from gradwire.errors import GradwireError
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.config.models import read_models
 from gradwire_server.config.settings import MAX_HEADER_BYTES, Settings
-from gradwire_server.engine import Limits, Preparer, TableCache, at_once
+from gradwire_server.engine import at_once
 from gradwire_server.observability import recording
 from gradwire_server.rpc import batch, codec, status_map
 from gradwire_server.rpc.call_context import ActiveCalls
 from gradwire_server.rpc.open_inference.requests import InferReader, ModelInferRequest, Models
-from gradwire_server.rpc.service_context import BackendInUse, ServiceContext
-from gradwire_server.scheduling.admission import Admission, InlineWork
-from gradwire_server.server import device_watch
-from support.nobody import Nobody
+from gradwire_server.rpc.service_context import ServiceContext
+from gradwire_server.scheduling.device_watch import DeviceWatch
+from support.nobody import a_call
 
 T = TypeVar("T")
 Outcome = bytes | tuple[str, str]
@@ -102,8 +99,8 @@ def _open(message: bytes) -> bytes:
 
 
 def _chunk(message: bytes) -> bytes:
-    chunk = codec.read_chunk(message, None)
-    return v1.Chunk(offset=chunk.offset, data=chunk.data.tobytes()).SerializeToString()
+    offset, data = codec.read_chunk(message, None)
+    return v1.Chunk(offset=offset, data=data.tobytes()).SerializeToString()
 
 
 def infer(data: bytes) -> None:
@@ -123,8 +120,8 @@ def _inferred(reader: InferReader, data: bytes) -> bytes:
     name, inference, contents = reader.read(data)
     name = codec.read_request_id(name)
     service = _service_context()
-    request = codec.read_request(codec.request_header(inference.header))
-    prepared = _at_once(service.prepare(request, Nobody()))
+    request = codec.read_header(inference.header)
+    prepared = _at_once(service.prepare(request, a_call()))
     if inference.source is None:
         codec.check_data_length(len(contents), prepared.request)
         result = at_once(prepared, bytes(contents), service.backend)
@@ -236,34 +233,23 @@ def _tolerated(work: Callable[[], T]) -> T | None:
 
 @cache
 def _service_context() -> ServiceContext:
-    settings, ready = Settings(**_LIMITS), asyncio.Event()
-    ready.set()
-    return ServiceContext(
-        settings=settings,
-        in_use=BackendInUse(NumpyCpu(), ""),
-        preparer=Preparer(Limits(**_LIMITS), TableCache(max_entries=_MOST)),
-        admission=Admission(
-            max_memory_bytes=1 << 30, max_streams=1, threads=1, max_queue=1, max_queue_s=1.0
-        ),
-        pool=ThreadPoolExecutor(1),
-        active=ActiveCalls(),
-        device=device_watch(settings),
-        ready=ready,
-        draining=asyncio.Event(),
-        inline=InlineWork(),
-    )
+    settings = Settings(**_LIMITS, compute_threads=1)
+    watch = DeviceWatch(stall_timeout_s=settings.stall_timeout_s)
+    service = ServiceContext(settings, ActiveCalls(recording.Observer()), watch, NumpyCpu())
+    service.ready.set()
+    return service
 
 
 def _run(parts: Parts) -> bytes:
     _, header, data = parts
     service = _service_context()
-    prepared = _at_once(batch.find_prepared(header, service, Nobody()))
+    prepared = _at_once(batch.find_prepared(header, service, a_call()))
     codec.check_data_length(len(data), prepared.request)
     return at_once(prepared, bytes(data), service.backend).tobytes()
 
 
 def _opened(header: v1.Open) -> bytes:
-    evaluation = _at_once(_service_context().prepare(codec.read_request(header), Nobody()))
+    evaluation = _at_once(_service_context().prepare(codec.read_request(header), a_call()))
     return evaluation.digest.encode()
 
 

@@ -23,6 +23,7 @@ from gradwire._core.evaluation import Shares, in_order, share_count
 from gradwire._wire.requests import prepare
 from gradwire_server import LocalClient
 from gradwire_server.config.tokens import Scope, add_token
+from gradwire_server.engine import Prepared
 from gradwire_server.errors import UnknownFieldError
 from gradwire_server.rpc import stream
 from support.certificates import Papers, trusting
@@ -297,12 +298,8 @@ def test_where_a_thread_cannot_start_none_is_left_that_writes(
 def test_servers_that_compute_other_bits_or_know_no_parts_do_not_share(
     targets: list[str], expected: Array, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
-    digests = iter(["one", "another"])
-    opened, wanted_bytes = stream.opened, stream.wanted_bytes
-
-    def disagreeing(*arguments: Any, digest: str, max_chunk_bytes: int) -> Any:
-        digest = next(digests, digest)
-        return opened(*arguments, digest=digest, max_chunk_bytes=max_chunk_bytes)
+    digests, wanted_bytes = iter(["one", "another"]), stream.wanted_bytes
+    digest_of = vars(Prepared)["digest"].func
 
     def older(header: Any, *others: Any) -> range:
         if header.stop_before:
@@ -310,7 +307,8 @@ def test_servers_that_compute_other_bits_or_know_no_parts_do_not_share(
         return wanted_bytes(header, *others)
 
     if other == "bits":
-        monkeypatch.setattr(stream, "opened", disagreeing)
+        disagreeing = property(lambda prepared: next(digests, digest_of(prepared)))
+        monkeypatch.setattr(Prepared, "digest", disagreeing)
     else:
         monkeypatch.setattr(stream, "wanted_bytes", older)
     with Client(targets, **ALWAYS) as client:

@@ -21,7 +21,7 @@ from google.protobuf import descriptor_pool, json_format
 from gradwire import Client, ops
 from gradwire_server.config.settings import Settings
 from gradwire_server.errors import UnsupportedCallError
-from gradwire_server.rpc.interceptors import OPEN_INFERENCE_SCOPES
+from gradwire_server.rpc.interceptors import INSPECTING
 from gradwire_server.rpc.open_inference.descriptors import NAME, SERVICE, message
 from gradwire_server.rpc.open_inference.regions import Regions, check_local
 from support.inference_calls import (
@@ -460,7 +460,7 @@ def test_every_method_has_a_scope_and_tokens_are_asked_for(tmp_path: Path) -> No
     tokens.write_text("# nobody\n")
     methods = {f"/{NAME}/{each.name}" for each in SERVICE.methods}
     inspecting = {"ServerMetadata", "ModelStatistics", "SystemSharedMemoryStatus"}
-    assert methods - OPEN_INFERENCE_SCOPES.keys() == {f"/{NAME}/{each}" for each in inspecting}
+    assert methods & INSPECTING == {f"/{NAME}/{each}" for each in inspecting}
     with serving(tokens=str(tokens)) as server, InferenceClient(server.address) as client:
         for method in methods:
             _, refusal = call(client.channel, method, (b"",), bearer("gradwire-nobody"))

@@ -252,7 +252,7 @@ def test_a_server_stops_building_when_the_deadline_has_passed(
 ) -> None:
     # Tables that were built would be found in a cache large enough for them.
     large = partial(TableCache, max_entries=1 << 26)
-    monkeypatch.setattr("gradwire_server.server.TableCache", large)
+    monkeypatch.setattr("gradwire_server.rpc.service_context.TableCache", large)
     with serving(compute_threads=1) as server:
         with Client(server.address) as client, pytest.raises(DeadlineExceededError):
             build_long(client, timeout_s=0.2)

@@ -25,7 +25,7 @@ from gradwire_server.scheduling import malloc, tasks
 from gradwire_server.scheduling.device_watch import LOST_STATUS, DeviceWatch
 from gradwire_server.scheduling.thread_pool import submit
 from gradwire_server.security.authorization import warn_if_open
-from gradwire_server.server import Server, device_watch
+from gradwire_server.server import Server
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Switch interval of Python's lock, which computing threads need a few times in each call. With the
@@ -72,7 +72,7 @@ async def serve(
         loop.add_signal_handler(number, asked.set)
     loop.add_signal_handler(signal.SIGUSR2, partial(_leave, worker, asked, relieved))
     startup.release()
-    device = device_watch(settings)
+    device = DeviceWatch(stall_timeout_s=settings.stall_timeout_s)
     start = _start(settings, backend, device, cells=cells)
     server = await _started(start, asked, device)
     if worker is None:

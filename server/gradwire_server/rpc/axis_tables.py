@@ -18,7 +18,6 @@ GRADWIRE_MAX_FLOAT32_AXIS and GRADWIRE_MAX_TABLE_ENTRIES.
 from __future__ import annotations
 
 import base64
-import io
 import json
 import os
 import sys
@@ -56,9 +55,8 @@ def main() -> None:
     except EvaluationError as error:
         message = failure(error).in_band().SerializeToString()
         arrays = {"error": np.frombuffer(message, np.uint8)}
-    answer = io.BytesIO()
-    np.savez(answer, **arrays)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    sys.stdout.buffer.write(answer.getbuffer())
+    out = sys.stdout.buffer
+    np.savez(out, **arrays)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def _limits() -> Limits:
@@ -69,10 +67,9 @@ def _limits() -> Limits:
     given: dict[str, int] = {}
     for name in ("max_float32_axis", "max_table_entries"):
         variable = f"GRADWIRE_{name.upper()}"
-        text = os.environ.get(variable, "")
-        if text and not (text.isascii() and text.isdecimal() and int(text)):
-            sys.exit(f"{variable} is {text!r}; a whole number of at least 1 is needed")
-        if text:
+        if text := os.environ.get(variable):
+            if not (text.isascii() and text.isdecimal() and int(text)):
+                sys.exit(f"{variable} is {text!r}; a whole number of at least 1 is needed")
             given[name] = int(text)
     return Limits(**given)
 

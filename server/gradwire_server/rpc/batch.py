@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,10 +26,10 @@ from gradwire import v1
 from gradwire._wire import checksums
 from gradwire._wire.framing import Parts, many_result_frame, read_many_request
 from gradwire_server.backends import Backend
-from gradwire_server.engine import Prepared, in_memory, together
+from gradwire_server.engine import Prepared, together
 from gradwire_server.errors import InvalidDataError, StartingError
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import ActiveCall, Caller, Context
+from gradwire_server.rpc.call_context import ActiveCall, Context
 from gradwire_server.rpc.codec import Bytes, CheckedParts, NoMessageError
 from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.rpc.status_map import failure
@@ -52,7 +52,7 @@ class BatchItem:
     checksum: int | None = None
 
 
-async def find_prepared(header: bytes, service: ServiceContext, context: Caller) -> Prepared:
+async def find_prepared(header: bytes, service: ServiceContext, call: ActiveCall) -> Prepared:
     """Return the Prepared of a request's header.
 
     The header is all fields except request_id and data.
@@ -63,31 +63,28 @@ async def find_prepared(header: bytes, service: ServiceContext, context: Caller)
     prepared = service.preparer.find(header)
     if prepared is not None:
         return prepared
-    decoded = codec.read_request(codec.request_header(header))
+    decoded = codec.read_header(header)
     service.refuse_bulk(decoded, "EvaluateMany")
-    return await service.prepare(decoded, context, header=header)
+    return await service.prepare(decoded, call, header=header)
 
 
 def read_item(message: bytes) -> CheckedParts:
     """Return request_id, header, data and checksum of a message.
 
     Raises InvalidDataError or UnknownFieldError if the message holds no request, or a request
-    without a valid request_id, to which no result could be matched, ChecksumError if its checksum
+    without a valid request_id, to which no result could be matched, DataLossError if its checksum
     does not match.
     """
     parts, checksum = read_many_request(message), None
     if parts is None:
-        checked = codec.read_checked(checksums.read_many_request, message)
+        checked = checksums.read_many_request(message) if checksums.AVAILABLE else None
         parts, checksum = checked or (_parse(message), None)
     name = parts[0]
-    if not name:
-        raise InvalidDataError(
-            "evaluation.request_id", "empty; answers are found by it: give each request another one"
-        )
-    if len(name) > codec.MAX_REQUEST_ID:
+    if not 1 <= len(name) <= codec.MAX_REQUEST_ID:
         raise InvalidDataError(
             "evaluation.request_id",
-            f"{len(name)} bytes; answers are found by it, and carry at most {codec.MAX_REQUEST_ID}",
+            f"{len(name)} bytes; answers are found by it: give each request another one, of 1 to "
+            f"{codec.MAX_REQUEST_ID}",
         )
     return parts, checksum
 
@@ -106,29 +103,9 @@ def equal_requests(items: Sequence[BatchItem]) -> Iterator[list[BatchItem]]:
             yield group[first : first + most]
 
 
-def _together(items: Sequence[BatchItem], backend: Backend) -> codec.Bytes:
+def _together(items: Sequence[BatchItem], backend: Backend) -> Bytes:
     """Return the results of equal requests, [item, byte], in one step."""
     return together(items[0].prepared, [each.data for each in items], backend)
-
-
-async def compute_in_turn(
-    items: Sequence[BatchItem], service: ServiceContext, call: ActiveCall
-) -> codec.Bytes:
-    """Compute a group in a thread, in its turn.
-
-    An item may have several steps.
-    """
-    prepared, backend = items[0].prepared, service.backend
-    # The server limits how many a caller sends: they wait, and are never refused.
-    if prepared.most_at_once:
-        with service.turns(call, len(items) * prepared.work, paced=True) as do:
-            return await do(partial(_together, items, backend))
-    # Kernels need aligned data; in the message it may lie at any offset.
-    data = np.frombuffer(bytes(items[0].data), np.uint8)
-    result = np.empty((1, prepared.output.wire_bytes), np.uint8)
-    steps = in_memory(prepared, result[0], data, backend)
-    await service.compute_steps(steps, prepared, call, paced=True)
-    return result
 
 
 def _parse(message: bytes) -> Parts:
@@ -171,8 +148,7 @@ class ManyStream(ServedStream):
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self._input_ended = False
-        self._counts = self._call.facts
-        self._counts |= {"items": 0, "items_failed": 0}
+        self._call.facts |= {"items": 0, "items_failed": 0}
 
     def _stop(self) -> None:
         self._news.set()
@@ -206,11 +182,11 @@ class ManyStream(ServedStream):
             )
         self._names.add(name)
         self._in_flight += 1
-        self._counts["items"] += 1
+        self._call.facts["items"] += 1
         self._call.received_bytes += len(data)
         try:
             codec.read_request_id(name.decode())
-            prepared = await find_prepared(header, self._service, self._context)
+            prepared = await find_prepared(header, self._service, self._call)
             codec.check_data_length(len(data), prepared.request)
             await self._admit(prepared.message_bytes)
         except (NoMessageError, StartingError):
@@ -266,14 +242,26 @@ class ManyStream(ServedStream):
             task.add_done_callback(self._threads.discard)
 
     async def _compute_in_thread(self, items: Sequence[BatchItem]) -> None:
-        try:
-            results = await compute_in_turn(items, self._service, self._call)
-        except Exception as error:  # noqa: BLE001 - the callers of these requests get it
-            self._fail(items, error)
-        else:
-            self._finish(items, results)
-        finally:
-            self._busy -= 1
+        await self._conclude(items, self._compute_in_turn(items))
+        self._busy -= 1
+
+    async def _compute_in_turn(self, items: Sequence[BatchItem]) -> Bytes:
+        """Compute a group in a thread, in its turn.
+
+        An item may have several steps.
+        """
+        service, call, prepared = self._service, self._call, items[0].prepared
+        # The server limits how many a caller sends: they wait, and are never refused.
+        if prepared.most_at_once:
+            claim = call.claim(len(items) * prepared.work, paced=True)
+            with service.admission.turns(claim) as turns:
+                work = partial(_together, items, service.backend)
+                return await service.in_turn(call, turns, work)
+        # Kernels need aligned data; in the message it may lie at any offset.
+        data = np.frombuffer(bytes(items[0].data), np.uint8)
+        result = np.empty((1, prepared.output.wire_bytes), np.uint8)
+        await service.compute(prepared, data, result[0], call, paced=True)
+        return result
 
     async def _compute_here(self, items: Sequence[BatchItem]) -> None:
         """Compute equal items if they are short.
@@ -288,16 +276,20 @@ class ManyStream(ServedStream):
             most = inline.most(prepared)
             now, items = items[:most], items[most:]
             if now:
-                self._compute(now)
+                await self._conclude(now, self._compute_inline(now))
             # Yield to other tasks before the next items.
             await (self._write_answers() if now else asyncio.sleep(0))
 
-    def _compute(self, items: Sequence[BatchItem]) -> None:
+    async def _compute_inline(self, items: Sequence[BatchItem]) -> Bytes:
+        work = partial(_together, items, self._service.backend)
+        return self._call.compute_inline(work, self._service.inline)
+
+    async def _conclude(self, items: Sequence[BatchItem], computing: Awaitable[Bytes]) -> None:
         try:
-            compute = partial(_together, items, self._service.backend)
-            results = self._call.compute_inline(compute, self._service.inline)
-        except Exception as error:  # noqa: BLE001 - likewise
-            self._fail(items, error)
+            results = await computing
+        except Exception as error:  # noqa: BLE001 - the callers of these requests get it
+            for each in items:
+                self._refuse(each.name, error, held=each.prepared.message_bytes)
         else:
             self._finish(items, results)
 
@@ -320,21 +312,16 @@ class ManyStream(ServedStream):
             self._answers.append((each.name, frame, each.prepared.message_bytes))
         self._news.set()
 
-    def _fail(self, items: Sequence[BatchItem], error: Exception) -> None:
-        for each in items:
-            self._refuse(each.name, error, held=each.prepared.message_bytes)
-
     def _refuse(self, name: bytes, error: Exception, *, held: int = 0) -> None:
         """Answer one request with an error."""
-        request_id = name.decode()
-        failed = failure(error).within(request_id=request_id, traceparent=self._call.traceparent)
-        if failed.code is grpc.StatusCode.INTERNAL:
-            facts = {"request_id": request_id, "traceparent": self._call.traceparent}
+        facts = {"request_id": name.decode(), "traceparent": self._call.traceparent}
+        failed = failure(error).within(**facts)
+        if failed.status == "INTERNAL":
             _log.error("item", extra={"facts": facts}, exc_info=error)
         self._call.observer.items(self._call, failed.status, failed=failed)
-        response = v1.EvaluateManyResponse(request_id=request_id, error=failed.in_band())
+        response = v1.EvaluateManyResponse(request_id=name.decode(), error=failed.in_band())
         self._answers.append((name, response.SerializeToString(), held))
-        self._counts["items_failed"] += 1
+        self._call.facts["items_failed"] += 1
         self._news.set()
 
     async def _write_answers(self) -> None:

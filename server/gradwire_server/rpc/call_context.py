@@ -7,14 +7,15 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterable
-from typing import Any, Never, Protocol, TypeAlias, TypeVar, cast
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, TypeAlias, TypeVar, cast
 
 import grpc
 
 from gradwire_server.engine import EvaluationRequest
 from gradwire_server.errors import (
     EvaluationError,
+    InvalidDataError,
     MissingScopeError,
     ServerFullError,
     UnauthenticatedError,
@@ -28,6 +29,10 @@ from gradwire_server.scheduling import tasks
 from gradwire_server.scheduling.admission import InlineWork
 from gradwire_server.scheduling.scheduler import Claim
 
+# grpc's types know no handlers of asyncio that read and write themselves. Unary methods have the
+# same bytes on the wire as client streams, whose handlers read the request.
+UNARY: Any = grpc.stream_unary_rpc_method_handler
+STREAM: Any = grpc.stream_stream_rpc_method_handler
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Reply = TypeVar("Reply")
 Result = TypeVar("Result")
@@ -36,6 +41,20 @@ _log = logging.getLogger("gradwire_server")
 
 # grpc first reports the end of a cancelled call's input, and only then cancels the handler.
 CANCELLATION_S = 0.1
+
+
+async def half_close(field: str, came: str) -> InvalidDataError:
+    """Return the error for input that ends too early.
+
+    It does not return if the call is cancelled.
+    """
+    await asyncio.sleep(CANCELLATION_S)
+    return InvalidDataError(field, came)
+
+
+async def refusing(error: Exception) -> Any:
+    """Do the work of a call that is refused."""
+    raise error
 
 
 class ActiveCalls:
@@ -50,14 +69,12 @@ class ActiveCalls:
     end            the error of end_all(), once it was called
     """
 
-    def __init__(
-        self, observer: Observer | None = None, *, success_level: int = logging.DEBUG
-    ) -> None:
+    def __init__(self, observer: Observer, *, success_level: int = logging.DEBUG) -> None:
         self._count = 0
         self._at_work = set[asyncio.Task[Any]]()
         self.end: EvaluationError | None = None
         self.success_level = success_level
-        self.observer = observer or Observer()
+        self.observer = observer
         self.in_phase: dict[Phase, int] = dict.fromkeys(PHASES, 0)
         self.refusals = logs.Refusals()
         self.none_left = asyncio.Event()
@@ -137,6 +154,12 @@ class ActiveCall(CallRecord):
         self.operator, self.dtype = request.operator, request.input.dtype
         self._sizes, self.received_bytes = request.input.sizes, received
 
+    def claim(self, work: int, *, paced: bool = False) -> Claim:
+        """Return a claim on slots; for the arguments see Claim."""
+        left_s: Any = self.context.time_remaining()  # grpc's types know no calls without deadline
+        deadline = math.inf if left_s is None else time.monotonic() + left_s
+        return Claim(work=work, peer=caller_of(self.context), deadline=deadline, paced=paced)
+
     def compute_inline(self, work: Callable[[], Result], inline: InlineWork) -> Result:
         """Run work that `inline` has admitted, on the event loop."""
         began = time.perf_counter()
@@ -181,26 +204,13 @@ class ActiveCall(CallRecord):
             # With any status but OK grpc sends no reply.
             return cast("Reply", None)
 
-    async def refuse(
-        self,
-        error: Exception,
-        *,
-        in_band: Callable[[EncodedStatus], Awaitable[object]] | None = None,
-    ) -> Any:
-        """End the call with an error, as answer() does."""
-
-        async def refuse() -> Never:
-            raise error
-
-        return await self.answer(refuse, in_band=in_band)
-
     async def _fail(
         self, error: Exception, in_band: Callable[[EncodedStatus], Awaitable[object]] | None
     ) -> None:
         failed = self._status(error).within(
             request_id=self.request_id, traceparent=self.traceparent
         )
-        fault = failed.code is grpc.StatusCode.INTERNAL
+        fault = failed.status == "INTERNAL"
         level = logging.ERROR if fault else logging.INFO
         if isinstance(error, ServerFullError):
             level = logging.DEBUG
@@ -209,7 +219,7 @@ class ActiveCall(CallRecord):
             level = logging.DEBUG
             self._active.refusals.note(failed.reason_name.lower(), peer=self.context.peer())
         self.facts |= {"reason": failed.reason_name, "error": failed.message}
-        self._finish(level, failed.code.name, error if fault else None, failed=failed)
+        self._finish(level, failed.status, error if fault else None, failed=failed)
         if in_band is not None:
             await in_band(failed)
         details: tuple[str, str | bytes] = ("grpc-status-details-bin", failed.details())
@@ -261,23 +271,7 @@ class ActiveCall(CallRecord):
             _log.log(level, "call", extra={"facts": facts}, exc_info=error)
 
 
-class Caller(Protocol):
-    """The part of a call's context that admission needs."""
-
-    def peer(self) -> str:
-        """Return the address of the other end."""
-        ...
-
-    def peer_identities(self) -> Iterable[bytes] | None:
-        """Return the identities in the client's certificate; None without one."""
-        ...
-
-    def time_remaining(self) -> float | None:
-        """Return the seconds until the deadline; None without one."""
-        ...
-
-
-def caller_of(context: Caller) -> Hashable:
+def caller_of(context: Context) -> Hashable:
     """Return the key of a caller's fair share.
 
     It is the client certificate, or the calling machine. Not the connection: a caller that opens
@@ -287,10 +281,3 @@ def caller_of(context: Caller) -> Hashable:
     if identities:
         return tuple(identities)
     return context.peer().rpartition(":")[0]
-
-
-def claim_of(context: Caller, work: int, *, paced: bool = False) -> Claim:
-    """Return the claim of a call; for the arguments see Claim."""
-    left_s, peer = context.time_remaining(), caller_of(context)
-    deadline = math.inf if left_s is None else time.monotonic() + left_s
-    return Claim(work=work, peer=peer, deadline=deadline, paced=paced)

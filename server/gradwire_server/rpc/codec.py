@@ -11,9 +11,7 @@ bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -24,7 +22,7 @@ from numpy.typing import NDArray
 from gradwire import ops, v1
 from gradwire._wire import checksums, framing
 from gradwire._wire.framing import Parts, read_varint
-from gradwire.errors import DataLossError, InvalidRequestError
+from gradwire.errors import InvalidRequestError
 from gradwire.tensors import DTYPES, MAX_RANK, data_type_of
 from gradwire_server.config.settings import MAX_HEADER_BYTES
 from gradwire_server.engine import FILLED, EvaluationRequest, TensorSpec
@@ -127,7 +125,14 @@ def read_descriptor(message: v1.TensorDescriptor, path: str) -> TensorSpec:
         raise InvalidFieldError(
             f"{path}.data_type", f"{message.data_type}; one of {known} is needed"
         )
-    sizes = _read_sizes(tuple(message.sizes), path)
+    sizes = tuple(message.sizes)
+    if not 1 <= len(sizes) <= MAX_RANK:
+        raise InvalidFieldError(
+            f"{path}.sizes", f"{counted(len(sizes), 'axis')}; 1 to {MAX_RANK} are taken"
+        )
+    for axis, size in enumerate(sizes):
+        if size < 0:
+            raise InvalidFieldError(f"{path}.sizes[{axis}]", f"{size}; at least 0 is needed")
     packed = TensorSpec.packed(dtype, sizes)
     if packed.filled.elements * dtype.itemsize > MAX_BYTES:
         zero = "" if packed.elements else f", its axes of 0 taken for {FILLED}"
@@ -140,17 +145,6 @@ def read_descriptor(message: v1.TensorDescriptor, path: str) -> TensorSpec:
         _read_strides(strides, (1,) * len(sizes), path)
         return packed
     return TensorSpec(dtype, sizes, _read_strides(strides, sizes, path)) if strides else packed
-
-
-def _read_sizes(sizes: tuple[int, ...], path: str) -> tuple[int, ...]:
-    if not 1 <= len(sizes) <= MAX_RANK:
-        raise InvalidFieldError(
-            f"{path}.sizes", f"{counted(len(sizes), 'axis')}; 1 to {MAX_RANK} are taken"
-        )
-    for axis, size in enumerate(sizes):
-        if size < 0:
-            raise InvalidFieldError(f"{path}.sizes[{axis}]", f"{size}; at least 0 is needed")
-    return sizes
 
 
 def _read_strides(strides: tuple[int, ...], sizes: tuple[int, ...], path: str) -> tuple[int, ...]:
@@ -220,7 +214,7 @@ def beside_data(message: bytes, fields: DataFields = DATA) -> int:
                 _, at = read_varint(message, at, _VARINT_BYTES)
             elif kind == _LENGTH_DELIMITED:
                 length, at = read_varint(message, at, _VARINT_BYTES)
-                inner = opened[-1][1].get(tag >> 3, _NO_DATA)
+                inner = opened[-1][1].get(tag >> 3, {})
                 if inner:
                     # Do not skip the field: its own fields are read next.
                     opened.append((at + length, inner))
@@ -229,8 +223,8 @@ def beside_data(message: bytes, fields: DataFields = DATA) -> int:
                     apart = length
                 at += length
             elif kind in {_GROUP, _GROUP_END}:
-                # Groups are deprecated, and no message here has any: no data follows one.
-                opened = [(len(message), _NO_DATA)]
+                # Groups are deprecated, and no message here has any.
+                return len(message)
             else:
                 at += {_EIGHT_BYTES: 8, _FOUR_BYTES: 4}[kind]
             if at > len(message):
@@ -241,28 +235,9 @@ def beside_data(message: bytes, fields: DataFields = DATA) -> int:
     return beside
 
 
-_NO_DATA: DataFields = {}
-
 Bytes = NDArray[np.uint8]
 
 M = TypeVar("M", bound=Message)
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Bytes of a tensor from an offset on."""
-
-    offset: int
-    data: Bytes
-
-    def parts(self, size: int) -> Iterator[Chunk]:
-        """Split the chunk into chunks of at most `size` bytes."""
-        if len(self.data) <= size:
-            yield self
-            return
-        for first in range(0, len(self.data), size):
-            yield Chunk(self.offset + first, self.data[first : first + size])
 
 
 # Parts of a request, and its checksum if it has one.
@@ -285,9 +260,7 @@ def parse(kind: type[M], message: bytes, fields: DataFields = DATA) -> M:
 
     Raises InvalidDataError, and NoMessageError if the bytes are not a message of that kind.
     """
-    header_bytes = len(message)
-    if header_bytes > MAX_HEADER_BYTES:
-        header_bytes = beside_data(message, fields)
+    header_bytes = beside_data(message, fields) if len(message) > MAX_HEADER_BYTES else 0
     if header_bytes > MAX_HEADER_BYTES:
         raise InvalidDataError(
             "message",
@@ -305,22 +278,21 @@ def parse(kind: type[M], message: bytes, fields: DataFields = DATA) -> M:
 def read_open(message: bytes) -> v1.Open:
     """Decode the first message of a stream, and verify its checksum.
 
-    Raises InvalidDataError, UnknownFieldError or ChecksumError.
+    Raises InvalidDataError, UnknownFieldError or DataLossError.
     """
-    request, came = None, "chunk"
-    if framing.read_chunk(message) is None and not checksums.is_chunk(message):
-        request, came = _read_stream_request(message)
-    if request is None or came != "open":
+    request, came = _read_stream_request(message)
+    if came != "open":
         raise InvalidDataError("open", f"{came} came first; a stream starts with open")
     if request.open.HasField("checksum"):
         _refuse_unavailable(request.open)
-        with _checking():
-            checksums.verify_sealed(message, request.open.checksum)
+        checksums.verify_sealed(message, request.open.checksum)
     return request.open
 
 
-def read_chunk(message: bytes, after: int | None) -> Chunk:
-    """Decode a later message of a stream, and verify its checksum.
+def read_chunk(message: bytes, after: int | None) -> tuple[int, Bytes]:
+    """Return offset and bytes of a later message of a stream.
+
+    Verifies its checksum.
 
     after  checksum of open, if it has one; each chunk has one then, and only then
     """
@@ -330,10 +302,9 @@ def read_chunk(message: bytes, after: int | None) -> Chunk:
     if (chunk is None) != (after is not None):
         raise ChecksumError("chunk.checksum: each chunk has one if open has one, and only then")
     if after is not None:
-        with _checking():
-            chunk = checksums.read_chunk(message, after=after)
+        chunk = checksums.read_chunk(message, after=after)
     assert chunk is not None  # noqa: S101 - else it has a checksum, and open has none
-    return Chunk(chunk[0], np.frombuffer(chunk[1], np.uint8))
+    return chunk[0], np.frombuffer(chunk[1], np.uint8)
 
 
 def _parse_chunk(message: bytes) -> tuple[int, memoryview]:
@@ -342,6 +313,8 @@ def _parse_chunk(message: bytes) -> tuple[int, memoryview]:
     if came != "chunk":
         raise InvalidDataError("chunk", f"{came} came; only chunks follow open")
     refuse_unknown_fields(request.chunk, "chunk")
+    if request.chunk.HasField("checksum"):
+        raise _misplaced()
     return request.chunk.offset, memoryview(request.chunk.data)
 
 
@@ -350,18 +323,7 @@ def _read_stream_request(message: bytes) -> tuple[v1.EvaluateStreamRequest, str]
     fields = {v1.EvaluateStreamRequest.CHUNK_FIELD_NUMBER: DATA}
     request = parse(v1.EvaluateStreamRequest, message, fields)
     refuse_unknown_fields(request, "")
-    if request.HasField("chunk") and request.chunk.HasField("checksum"):
-        raise _misplaced()
     return request, request.WhichOneof("message") or "an empty message"
-
-
-@contextmanager
-def _checking() -> Generator[None]:
-    """Turn the error for a wrong checksum into the server's."""
-    try:
-        yield
-    except DataLossError as error:
-        raise ChecksumError(str(error)) from error
 
 
 def _refuse_unavailable(message: Message) -> None:
@@ -379,7 +341,7 @@ def _misplaced() -> ChecksumError:
     return ChecksumError("checksum: not directly before data, where it is looked for")
 
 
-def well_formed(message: T | Exception) -> T:
+def well_formed(message: bytes | Exception) -> bytes:
     """Return the message, or raise the error in its place."""
     if isinstance(message, Exception):
         raise message
@@ -389,29 +351,14 @@ def well_formed(message: T | Exception) -> T:
 def read_evaluate(message: bytes) -> CheckedParts:
     """Return request_id, header, data and checksum of an EvaluateRequest.
 
-    Raises InvalidDataError if the message is not an EvaluateRequest, ChecksumError if its checksum
+    Raises InvalidDataError if the message is not an EvaluateRequest, DataLossError if its checksum
     does not match.
     """
     parts = framing.read_evaluation(message)
     if parts is not None:
         return parts, None
-    checked = read_checked(checksums.read_evaluation, message)
+    checked = checksums.read_evaluation(message) if checksums.AVAILABLE else None
     return checked or (parts_of(parse(v1.EvaluateRequest, message)), None)
-
-
-def read_checked(
-    read: Callable[[bytes], CheckedParts | None], message: bytes
-) -> CheckedParts | None:
-    """Read a request that may have a checksum.
-
-    None if it has none.
-
-    Raises ChecksumError if it does not match.
-    """
-    if not checksums.AVAILABLE:
-        return None
-    with _checking():
-        return read(message)
 
 
 def parts_of(request: v1.EvaluateRequest) -> Parts:
@@ -430,17 +377,17 @@ def parts_of(request: v1.EvaluateRequest) -> Parts:
     return request_id, request.SerializeToString(), data
 
 
-def request_header(header: bytes) -> v1.EvaluateRequest:
-    """Decode the header of a request.
+def read_header(header: bytes) -> EvaluationRequest:
+    """Decode an EvaluateRequest without its request_id and data.
 
-    Raises InvalidDataError if it is too long, NoMessageError if it is not an EvaluateRequest.
+    Raises EvaluationError if it is not valid here, NoMessageError if it is not an EvaluateRequest.
     """
-    return parse(v1.EvaluateRequest, header)
+    return read_request(parse(v1.EvaluateRequest, header))
 
 
-def response_header(output: v1.TensorDescriptor) -> bytes:
+def response_header(output: TensorSpec) -> bytes:
     """Encode the header of a response."""
-    return v1.EvaluateResponse(output=output).SerializeToString()
+    return v1.EvaluateResponse(output=write_descriptor(output)).SerializeToString()
 
 
 def response(
@@ -455,14 +402,14 @@ def response(
     return framing.evaluation_frame(request_id.encode("ascii"), header, data)
 
 
-def chunk_response(chunk: Chunk, *, after: int | None = None) -> bytes:
+def chunk_response(offset: int, data: Bytes, *, after: int | None = None) -> bytes:
     """Return the message that carries a part of a result.
 
     after  checksum of opened; None if it has none
     """
     if after is not None:
-        return checksums.chunk_frame(chunk.offset, chunk.data.data, after=after)
-    return framing.chunk_frame(chunk.offset, chunk.data.data)
+        return checksums.chunk_frame(offset, data.data, after=after)
+    return framing.chunk_frame(offset, data.data)
 
 
 def check_data_length(length: int, request: EvaluationRequest) -> None:

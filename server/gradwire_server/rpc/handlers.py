@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from gradwire_server.config.settings import Settings
 from gradwire_server.observability import logs
 from gradwire_server.rpc.batch import ManyStream
+from gradwire_server.rpc.call_context import STREAM, UNARY, Context
 from gradwire_server.rpc.health import HEALTH, Health
 from gradwire_server.rpc.message_budget import MessageBudget
 from gradwire_server.rpc.open_inference import descriptors
@@ -26,22 +27,14 @@ from gradwire_server.security.certificates import Certificates, LoadedCertificat
 def of_methods(
     service: ServiceContext, segments: Segments, health: Health
 ) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-    """Return the handlers of all RPCs, by path.
-
-    Unary RPCs are registered as stream-unary: the same bytes on the wire, but the handlers read
-    the request themselves.
-    """
-    unary: Any = grpc.stream_unary_rpc_method_handler
-    stream: Any = grpc.stream_stream_rpc_method_handler
+    """Return the handlers of all RPCs, by path."""
     budget = MessageBudget(service.admission, service.settings)
     plain = GradientService(service, budget, segments)
-    found: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        f"/{NAME}/Evaluate": unary(plain.evaluate),
-        f"/{NAME}/EvaluateStream": stream(partial(EvaluationStream.serve, service)),
-        f"/{NAME}/EvaluateMany": stream(partial(ManyStream.serve, service)),
-        f"/{NAME}/EvaluateShared": unary(plain.evaluate_shared),
-        f"/{NAME}/ListOperators": unary(plain.list_operators),
-        f"/{NAME}/GetServerInfo": unary(plain.get_server_info),
+    found = {
+        f"/{NAME}/Evaluate": UNARY(plain.evaluate),
+        f"/{NAME}/EvaluateStream": STREAM(partial(EvaluationStream.serve, service)),
+        f"/{NAME}/EvaluateMany": STREAM(partial(ManyStream.serve, service)),
+        **{f"/{NAME}/{method}": UNARY(answer) for method, answer in plain.others().items()},
         **health.handlers,
     }
     names = [NAME, HEALTH, reflection.SERVICE_NAME]
@@ -50,10 +43,15 @@ def of_methods(
         names.append(descriptors.NAME)
     schema: Any = reflection_pb2
     reflecting: Any = reflection.aio.ReflectionServicer(names, descriptors.BothPools())
+
+    async def reflect(requests: Any, context: Context) -> None:
+        async for reply in reflecting.ServerReflectionInfo(requests, context):
+            await context.write(reply)
+
     # Not by add_ServerReflectionServicer_to_server, which registers the method individually:
     # after each call of any method, grpc.aio waits again for a call of each such method.
-    found[f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"] = stream(
-        reflecting.ServerReflectionInfo,
+    found[f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"] = STREAM(
+        reflect,
         schema.ServerReflectionRequest.FromString,
         schema.ServerReflectionResponse.SerializeToString,
     )
@@ -107,7 +105,6 @@ def credentials(settings: Settings) -> grpc.ServerCredentials:
     """
     certificates = Certificates(settings)
     shown = certificates.get()
-    _warn_if_expired(shown, settings)
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
         nonlocal shown
@@ -116,22 +113,20 @@ def credentials(settings: Settings) -> grpc.ServerCredentials:
             return None
         shown = loaded
         logs.info("certificates reloaded")
-        _warn_if_expired(loaded, settings)
-        return _configuration(loaded)
+        return _configuration(loaded, settings)
 
     fetcher: Any = changed  # its None, for no change, is documented and not in the types
     # grpc's default is TLS 1.2 and newer.
     return grpc.dynamic_ssl_server_credentials(
-        _configuration(shown), fetcher, shown.authorities is not None
+        _configuration(shown, settings), fetcher, shown.authorities is not None
     )
 
 
-def _warn_if_expired(loaded: LoadedCertificates, settings: Settings) -> None:
+def _configuration(
+    loaded: LoadedCertificates, settings: Settings
+) -> grpc.ServerCertificateConfiguration:
     if loaded.expired:
         path = settings.tls_certificate
         logs.warning("certificate has expired", tls_certificate=path, clients="refuse it")
-
-
-def _configuration(loaded: LoadedCertificates) -> grpc.ServerCertificateConfiguration:
     pair = (loaded.key, loaded.chain)
     return grpc.ssl_server_certificate_configuration([pair], loaded.authorities)

@@ -15,7 +15,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from gradwire_server.rpc.call_context import CANCELLATION_S, Context
+from gradwire_server.rpc.call_context import CANCELLATION_S, STREAM, UNARY, Context
 from gradwire_server.rpc.unary import NAME
 
 HEALTH = "grpc.health.v1.Health"
@@ -46,72 +46,52 @@ class Health:
     """
 
     def __init__(self) -> None:
-        self._serving = self._left = False
+        self._serving = False
         self._changed = asyncio.Event()
         self._awaited: dict[asyncio.Timeout, None] = {}
-        one: Any = grpc.stream_unary_rpc_method_handler
-        many: Any = grpc.stream_stream_rpc_method_handler
         # The wire format is the schema's; the handlers read the requests themselves.
         self.handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            f"/{HEALTH}/Check": one(self._check),
-            f"/{HEALTH}/Watch": many(self._watch),
+            f"/{HEALTH}/Check": UNARY(self._check),
+            f"/{HEALTH}/Watch": STREAM(self._watch),
         }
         if has_list():
-            self.handlers[f"/{HEALTH}/List"] = one(self._list)
+            self.handlers[f"/{HEALTH}/List"] = UNARY(self._list)
 
     def tell(self, *, serving: bool) -> None:
         """Report from now on that the server serves, or not."""
-        if not self._left:
-            self._serving = serving
-            self._changed.set()
-            self._changed = asyncio.Event()
-
-    def leave(self) -> None:
-        """Report from now on that the server does not serve.
-
-        Later tell() calls are ignored.
-        """
-        self.tell(serving=False)
-        self._left = True
+        self._serving = serving
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _check(self, _requests: object, context: Context) -> bytes:
-        name = await self._name(context)
-        if name not in _KNOWN:
+        if not await self._asks_known(context):
             await context.abort(grpc.StatusCode.NOT_FOUND, "no service of that name is here")
-        return self._status(name).SerializeToString()
+        return self._status().SerializeToString()
 
     async def _list(self, _requests: object, context: Context) -> bytes:
-        await self._read(context)
-        statuses = {name: self._status(name) for name in _KNOWN}
+        await self._asks_known(context)
+        statuses = dict.fromkeys(_KNOWN, self._status())
         untyped: Any = health_pb2  # its types are of an older schema
         listed: bytes = untyped.HealthListResponse(statuses=statuses).SerializeToString()
         return listed
 
     async def _watch(self, _requests: object, context: Context) -> None:
-        name = await self._name(context)
-        if name not in _KNOWN:
-            name = None
+        is_known = await self._asks_known(context)
         last = None
         while True:
-            changed, status = self._changed, self._status(name)
+            changed, status = self._changed, self._status(is_known=is_known)
             if status != last:
                 await context.write(status.SerializeToString())
             last = status
             await changed.wait()
 
-    def _status(self, name: str | None) -> health_pb2.HealthCheckResponse:
-        if name is None:
+    def _status(self, *, is_known: bool = True) -> health_pb2.HealthCheckResponse:
+        if not is_known:
             return _TOLD(status=_TOLD.SERVICE_UNKNOWN)
         return _TOLD(status=_TOLD.SERVING if self._serving else _TOLD.NOT_SERVING)
 
-    async def _name(self, context: Context) -> str | None:
-        try:
-            return health_pb2.HealthCheckRequest.FromString(await self._read(context)).service
-        except DecodeError:
-            await _refuse(context, "the request is not a HealthCheckRequest")
-
-    async def _read(self, context: Context) -> bytes:
-        """Return the request of a call.
+    async def _asks_known(self, context: Context) -> bool:
+        """Read the request of a call; return whether its service is here.
 
         Aborts the call if it does not arrive in time or is too long.
         """
@@ -135,7 +115,10 @@ class Health:
             await _refuse(context, "no request came; a call has one")
         if len(message) > _MOST_BYTES:
             await _refuse(context, f"a request of at most {_MOST_BYTES} bytes is read")
-        return bytes(message)
+        try:
+            return health_pb2.HealthCheckRequest.FromString(message).service in _KNOWN
+        except DecodeError:
+            await _refuse(context, "the request is not a HealthCheckRequest")
 
 
 async def _refuse(context: Context, message: str) -> Never:

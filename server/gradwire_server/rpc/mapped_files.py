@@ -25,7 +25,11 @@ from gradwire_server.rpc.codec import Bytes
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = (
-    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int),
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
     ctypes.c_long,
 )
 _LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)

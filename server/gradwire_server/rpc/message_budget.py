@@ -12,42 +12,39 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Hashable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import grpc
 
 from gradwire_server.config.settings import Settings
-from gradwire_server.errors import InvalidDataError, StalledError
-from gradwire_server.rpc.call_context import CANCELLATION_S, Context, caller_of
+from gradwire_server.errors import StalledError
+from gradwire_server.rpc.call_context import Context, caller_of, half_close
 from gradwire_server.scheduling.admission import Admission
 
 # A request that is incomplete after this time counts as slow.
 _MOMENT_S = 0.5
-# Time between two looks at incomplete requests.
-_LOOK_S = 0.1
 # A reply of fewer bytes fits into the socket's own buffers.
 LEAST_BYTES = 1 << 16
 # Parts of the budget, for slow requests and for unsent replies.
 _ARRIVING_OF_A_CALLER, _ARRIVING, _LEAVING_OF_A_CALLER = 1 / 4, 1 / 2, 1 / 4
 
 
+@dataclass(slots=True, eq=False)
 class _Arrival:
     """A request that has not arrived whole.
 
-    began      time on the event loop's clock
-    caller     for which memory is reserved; None while it is not slow
-    stalls_at  when a slow one ends its call
-    error      that ends its call, if any
+    timer   for the moment at which it is slow, then for the end of its time
+    caller  for which memory is reserved; None while it is not slow
+    error   that ends its call, if any
     """
 
-    __slots__ = ("began", "caller", "context", "error", "stalls_at", "task")
-
-    def __init__(self, context: Context, task: asyncio.Task[Any], began: float) -> None:
-        self.context, self.task, self.began = context, task, began
-        self.caller: Hashable | None = None
-        self.stalls_at = 0.0
-        self.error: Exception | None = None
+    context: Context
+    task: asyncio.Task[Any]
+    timer: asyncio.TimerHandle = field(init=False)
+    caller: Hashable | None = None
+    error: Exception | None = None
 
     def end(self, error: Exception) -> None:
         """End the call with an error."""
@@ -63,15 +60,8 @@ class MessageBudget:
 
     def __init__(self, admission: Admission, settings: Settings) -> None:
         self._admission = admission
-        budget = admission.max_memory_bytes
-        self._own_arriving_bytes = int(budget * _ARRIVING_OF_A_CALLER)
-        self._all_arriving_bytes = int(budget * _ARRIVING)
-        self._own_leaving_bytes = int(budget * _LEAVING_OF_A_CALLER)
         self._message_bytes = settings.max_message_bytes
         self._timeout_s = settings.stall_timeout_s
-        # The oldest first; one timer looks at them, since a timer for each would take longer.
-        self._arrivals: dict[_Arrival, None] = {}
-        self._looks = False
         self._arriving_bytes: Counter[Hashable] = Counter()
         self._leaving_bytes: Counter[Hashable] = Counter()
 
@@ -83,12 +73,8 @@ class MessageBudget:
         if the call has no request, MemoryError if grpc cannot allocate the message.
         """
         task: Any = asyncio.current_task()
-        loop = task.get_loop()
-        arrival = _Arrival(context, task, loop.time())
-        self._arrivals[arrival] = None
-        if not self._looks:
-            self._looks = True
-            loop.call_later(_MOMENT_S, self._look, loop)
+        arrival = _Arrival(context, task)
+        arrival.timer = task.get_loop().call_later(_MOMENT_S, self._note_slow, arrival)
         try:
             message = await context.read()
         except asyncio.CancelledError:
@@ -99,42 +85,26 @@ class MessageBudget:
             # grpc could not allocate the message; raised outside answer(), it would be UNKNOWN.
             return error
         finally:
-            del self._arrivals[arrival]
+            arrival.timer.cancel()
             if arrival.caller is not None:
                 self._free(self._arriving_bytes, arrival.caller, self._message_bytes)
         if message is grpc.aio.EOF:
-            await asyncio.sleep(CANCELLATION_S)
-            return InvalidDataError("message", "none came; a call has one request")
+            return await half_close("message", "none came; a call has one request")
         return message
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Reserve memory for slow requests, or end their calls."""
-        now = loop.time()
-        for arrival in self._arrivals:
-            if now - arrival.began < _MOMENT_S:
-                break
-            if arrival.error is None:
-                self._note_slow(arrival, now)
-        self._looks = bool(self._arrivals)
-        if self._looks:
-            loop.call_later(_LOOK_S, self._look, loop)
-
-    def _note_slow(self, arrival: _Arrival, now: float) -> None:
-        if arrival.caller is None:
-            try:
-                arrival.caller = self._reserve(arrival.context)
-            except Exception as error:  # noqa: BLE001 - the caller gets a status
-                arrival.end(error)
-            # Counted from now: a stopped process must not end calls as soon as it continues.
-            arrival.stalls_at = now + self._timeout_s - _MOMENT_S
-        elif now >= arrival.stalls_at:
-            arrival.end(
-                StalledError(
-                    f"the request was not there after {self._timeout_s} s "
-                    "(GRADWIRE_STALL_TIMEOUT_S)",
-                    timeout_s=self._timeout_s,
-                )
-            )
+    def _note_slow(self, arrival: _Arrival) -> None:
+        """Reserve memory for a slow request, or end its call."""
+        try:
+            arrival.caller = self._reserve(arrival.context)
+        except Exception as error:  # noqa: BLE001 - the caller gets a status
+            arrival.end(error)
+            return
+        stalled = StalledError(
+            f"the request was not there after {self._timeout_s} s (GRADWIRE_STALL_TIMEOUT_S)",
+            timeout_s=self._timeout_s,
+        )
+        left_s = self._timeout_s - _MOMENT_S
+        arrival.timer = arrival.task.get_loop().call_later(left_s, arrival.end, stalled)
 
     def check(self, context: Context, needed: int) -> None:
         """Raise ServerFullError if there is no room for another reply.
@@ -143,10 +113,11 @@ class MessageBudget:
         """
         held = self._leaving_bytes[caller_of(context)] if self._leaving_bytes else 0
         whose = "replies that this caller has not read hold"
-        self._check_share(whose, held, self._own_leaving_bytes, needed)
+        self._check_share(whose, held, _LEAVING_OF_A_CALLER, needed)
 
-    def _check_share(self, whose: str, held: int, most: int, needed: int) -> None:
-        """Raise ServerFullError if a share has no room for further bytes."""
+    def _check_share(self, whose: str, held: int, share: float, needed: int) -> None:
+        """Raise ServerFullError if a share of the budget has no room."""
+        most = int(self._admission.max_memory_bytes * share)
         if held and held + needed > most:
             raise self._admission.full_of_memory(
                 f"{whose} {held} bytes of memory, {most} at most, and this call needs {needed}",
@@ -162,8 +133,8 @@ class MessageBudget:
         caller, needed = caller_of(context), self._message_bytes
         own, every = self._arriving_bytes[caller], self._arriving_bytes.total()
         whose = "requests of {} that have not come whole reserve".format
-        self._check_share(whose("this caller"), own, self._own_arriving_bytes, needed)
-        self._check_share(whose("all callers"), every, self._all_arriving_bytes, needed)
+        self._check_share(whose("this caller"), own, _ARRIVING_OF_A_CALLER, needed)
+        self._check_share(whose("all callers"), every, _ARRIVING, needed)
         self._admission.take_memory(needed)
         self._arriving_bytes[caller] += needed
         return caller
@@ -178,14 +149,13 @@ class MessageBudget:
             caller = caller_of(context)
             self._leaving_bytes[caller] += size
             held -= size
-            sent: Any = partial(self._sent, caller, size)
+            sent: Any = partial(self._free, self._leaving_bytes, caller, size)
             context.add_done_callback(sent)
         self._admission.free_memory(held)
 
-    def _sent(self, caller: Hashable, size: int, _context: object) -> None:
-        self._free(self._leaving_bytes, caller, size)
-
-    def _free(self, held: Counter[Hashable], caller: Hashable, size: int) -> None:
+    def _free(
+        self, held: Counter[Hashable], caller: Hashable, size: int, _context: object = None
+    ) -> None:
         held[caller] -= size
         if not held[caller]:
             del held[caller]

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Generator, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TypeVar
 
 from gradwire_server.backends import Backend
 from gradwire_server.backends.call_deadline import computing_until
 from gradwire_server.config.settings import Settings
 from gradwire_server.engine import (
     EvaluationRequest,
+    Preparation,
     Prepared,
     Preparer,
+    TableCache,
     exceeded,
+    in_memory,
 )
 from gradwire_server.errors import RETRY_AFTER_S, MessageTooLargeError, StartingError
 from gradwire_server.observability.recording import Phases
 from gradwire_server.plans.cancellation import AbandonedError
-from gradwire_server.rpc.call_context import (
-    ActiveCall,
-    ActiveCalls,
-    Caller,
-    claim_of,
-)
+from gradwire_server.rpc import codec
+from gradwire_server.rpc.call_context import ActiveCall, ActiveCalls
+from gradwire_server.rpc.codec import Bytes
 from gradwire_server.scheduling.admission import TABLE_THREADS, Admission, InlineWork
 from gradwire_server.scheduling.device_watch import DeviceWatch
 from gradwire_server.scheduling.scheduler import TURN_S, Turns
@@ -39,70 +36,56 @@ from gradwire_server.scheduling.thread_pool import compute_pool, submit
 T = TypeVar("T")
 
 
-class Do(Protocol):
-    """Callable that runs a part of an evaluation in its turn."""
+class ServiceContext:
+    """Computing parts and limits that all handlers share.
 
-    async def __call__(self, work: Callable[[], T], /) -> T:
-        """Return what the work returns."""
-        ...
-
-
-# Runs a step of a stream, of so many bytes of input and result.
-DoStep: TypeAlias = Callable[[Callable[[], object], int], Awaitable[None]]
-
-
-@dataclass(slots=True)
-class BackendInUse:
-    """The backend that computes.
-
-    It may be replaced between executions, since bits are equal.
-
-    reason   why it was chosen
-    to_come  name of the backend that is going to replace it; empty if none is
+    backend   computes; it may be replaced between executions, since bits are equal
+    reason    why it was chosen
+    to_come   name of the backend that is going to replace it; empty if none is
+    ready     set once the server evaluates
+    draining  set when streams are to end
     """
 
-    backend: Backend
-    reason: str
-    to_come: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceContext:
-    """Computing parts and limits that all handlers share."""
-
-    settings: Settings
-    in_use: BackendInUse
-    preparer: Preparer
-    admission: Admission
-    pool: ThreadPoolExecutor
-    active: ActiveCalls
-    device: DeviceWatch
-    ready: asyncio.Event
-    draining: asyncio.Event
-    inline: InlineWork
-    table_pool: ThreadPoolExecutor = field(default_factory=partial(compute_pool, TABLE_THREADS))
-
-    @property
-    def backend(self) -> Backend:
-        """The backend for the next execution."""
-        return self.in_use.backend
+    def __init__(
+        self,
+        settings: Settings,
+        active: ActiveCalls,
+        device: DeviceWatch,
+        backend: Backend,
+        *,
+        reason: str = "",
+        to_come: str = "",
+    ) -> None:
+        self.settings = settings
+        self.active = active
+        self.device = device
+        self.backend, self.reason, self.to_come = backend, reason, to_come
+        self.preparer = Preparer(settings.limits, TableCache(), encode_output=codec.response_header)
+        self.admission = Admission(
+            max_memory_bytes=settings.max_memory_bytes,
+            max_streams=settings.max_streams,
+            threads=settings.threads,
+            max_queue=settings.max_queue,
+            max_queue_s=settings.max_queue_s,
+        )
+        self.inline = InlineWork()
+        self.inline.limit(backend, settings.threads)
+        self.pool = compute_pool(settings.threads)
+        self.table_pool = compute_pool(TABLE_THREADS)
+        self.ready, self.draining = asyncio.Event(), asyncio.Event()
 
     def use(self, backend: Backend, reason: str) -> None:
         """Compute with another backend from now on.
 
         Times measured with the old one are forgotten.
         """
-        self.in_use.backend, self.in_use.reason, self.in_use.to_come = backend, reason, ""
+        self.backend, self.reason, self.to_come = backend, reason, ""
         self.inline.limit(backend, self.settings.threads)
         self.admission.forget_times()
         self.preparer.forget()
 
     async def prepare(
-        self,
-        request: EvaluationRequest,
-        context: Caller,
-        *,
-        header: Hashable = None,
+        self, request: EvaluationRequest, call: ActiveCall, *, header: Hashable = None
     ) -> Prepared:
         """Prepare a request on the event loop or in a thread.
 
@@ -113,22 +96,23 @@ class ServiceContext:
         Raises StartingError before the server is ready, ServerFullError if it is full.
         """
         if not self.ready.is_set():
-            raise StartingError(
-                f"the server is getting ready; retry after {RETRY_AFTER_S} s",
-                retry_after_s=RETRY_AFTER_S,
-            )
+            raise StartingError(f"the server is getting ready; retry after {RETRY_AFTER_S} s")
         needs = self.preparer.preparation(request)
-        if needs.is_quick:
-            return self.preparer.prepare(request, header=header)
-        limits = {
-            name: getattr(self.settings, name)
-            for name in ("max_memory_bytes", "max_request_memory_bytes")
-        }
-        limit = max(limits, key=limits.__getitem__)
-        if needs.memory_bytes > limits[limit]:
+        with call.phases.spending("queue"):
+            if needs.is_quick:
+                return self.preparer.prepare(request, header=header)
+            return await self._prepare_in_thread(request, needs, call, header)
+
+    async def _prepare_in_thread(
+        self, request: EvaluationRequest, needs: Preparation, call: ActiveCall, header: Hashable
+    ) -> Prepared:
+        limit, allowed = "max_memory_bytes", self.settings.max_memory_bytes
+        if self.settings.max_request_memory_bytes > allowed:
+            limit, allowed = "max_request_memory_bytes", self.settings.max_request_memory_bytes
+        if needs.memory_bytes > allowed:
             came = f"building the tables of this request may take {needs.memory_bytes} bytes"
-            raise exceeded(came, limit, limits[limit])
-        claim, is_abandoned = claim_of(context, needs.work), threading.Event()
+            raise exceeded(came, limit, allowed)
+        is_abandoned = threading.Event()
 
         def check() -> None:
             if is_abandoned.is_set():
@@ -136,7 +120,7 @@ class ServiceContext:
 
         build = partial(self.preparer.prepare, request, header=header, check=check)
         memory = self.admission.memory(needs.memory_bytes, measured=False)
-        with memory, self.admission.turns(claim, tables=True) as turns:
+        with memory, self.admission.turns(call.claim(needs.work), tables=True) as turns:
             try:
                 # The call that needs the tables counts all of this time as waiting.
                 return await self._in_turn(Phases(), turns, build, self.table_pool)
@@ -156,21 +140,17 @@ class ServiceContext:
                     allowed=allowed,
                 )
 
-    @contextmanager
-    def computing(self, prepared: Prepared, call: ActiveCall, *, left: float) -> Generator[DoStep]:
-        """Admit a stream; yield a function that runs a step.
-
-        Short steps run on the event loop, others in a thread, in turn.
-
-        left  part of the evaluation that is not done yet
-        """
-        with self.turns(call, math.ceil(prepared.work * left), paced=True) as do:
-            yield partial(self._step, prepared, call, do)
-
-    async def _step(
-        self, prepared: Prepared, call: ActiveCall, do: Do, work: Callable[[], object], nbytes: int
+    async def compute_step(
+        self,
+        prepared: Prepared,
+        call: ActiveCall,
+        turns: Turns,
+        work: Callable[[], object],
+        nbytes: int,
     ) -> None:
-        """Run a step, on the event loop if such steps are short.
+        """Run a step of a stream.
+
+        Short ones run on the event loop, others in a thread, in turn.
 
         nbytes  bytes of its input and result
         """
@@ -185,24 +165,26 @@ class ServiceContext:
                 call.compute_inline(measured, self.inline)
                 return
             await asyncio.sleep(0)
-        await do(measured)
+        await self.in_turn(call, turns, measured)
 
-    @contextmanager
-    def turns(self, call: ActiveCall, work: int, *, paced: bool) -> Generator[Do]:
-        """Admit work of a call; yield a function that runs its parts.
-
-        Each part runs in a thread, in turn. For paced see Claim.
-        """
-        with self.admission.turns(claim_of(call.context, work, paced=paced)) as turns:
-            yield partial(self._in_turn, call.phases, turns, pool=self.pool)
-
-    async def compute_steps(
-        self, steps: Iterator[object], prepared: Prepared, call: ActiveCall, *, paced: bool = False
+    async def compute(
+        self,
+        prepared: Prepared,
+        data: Bytes,
+        result: Bytes,
+        call: ActiveCall,
+        *,
+        paced: bool = False,
     ) -> None:
-        """Run the steps of an evaluation in a thread, in turns."""
-        with self.turns(call, prepared.work, paced=paced) as do:
-            while await do(partial(_take_turn, steps)):
+        """Evaluate whole tensors in a thread, in turns."""
+        steps = in_memory(prepared, result, data, self.backend)
+        with self.admission.turns(call.claim(prepared.work, paced=paced)) as turns:
+            while await self.in_turn(call, turns, partial(_take_turn, steps)):
                 pass
+
+    async def in_turn(self, call: ActiveCall, turns: Turns, work: Callable[[], T]) -> T:
+        """Run a part of an evaluation in a thread, in its turn."""
+        return await self._in_turn(call.phases, turns, work, self.pool)
 
     async def _in_turn(
         self, phases: Phases, turns: Turns, work: Callable[[], T], pool: ThreadPoolExecutor
@@ -221,9 +203,9 @@ class ServiceContext:
 
     async def off_loop(self, work: Callable[[], T]) -> T:
         """Run work in the thread pool."""
-        return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+        return await submit(self.pool, work)[1]
 
-    async def compute(self, work: Callable[[], T]) -> T:
+    async def out_of_turn(self, work: Callable[[], T]) -> T:
         """Run work of the backend in the thread pool, out of turn."""
         return await self._result(*submit(self.pool, work))
 

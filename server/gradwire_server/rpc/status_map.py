@@ -1,7 +1,4 @@
-"""Table of gRPC statuses by exception.
-
-Statuses are chosen here only.
-"""
+"""gRPC statuses of exceptions, in the forms that are sent."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc import StatusCode
 
 from gradwire import v1
+from gradwire.errors import DataLossError
 from gradwire_server import errors
 from gradwire_server.observability.recording import ErrorStatus
 
@@ -20,30 +18,15 @@ DOMAIN = "gradwire.v1"
 _MAX_MESSAGE = 600
 _MAX_FACT = 200
 
-# Names of status codes and of reasons, without the prefix of the enum.
-STATUS: dict[type[BaseException], tuple[str, str]] = {
-    errors.InvalidFieldError: ("INVALID_ARGUMENT", "INVALID_FIELD"),
-    errors.InvalidDataError: ("INVALID_ARGUMENT", "INVALID_DATA"),
-    errors.UnknownFieldError: ("UNIMPLEMENTED", "UNKNOWN_FIELD"),
-    errors.UnknownOperatorError: ("UNIMPLEMENTED", "UNKNOWN_OPERATOR"),
-    errors.UnknownModelError: ("NOT_FOUND", "UNKNOWN_OPERATOR"),
-    errors.UnsupportedCallError: ("UNIMPLEMENTED", "UNKNOWN_OPERATOR"),
-    errors.MessageTooLargeError: ("FAILED_PRECONDITION", "USE_STREAM"),
-    errors.TableTooLargeError: ("FAILED_PRECONDITION", "TABLE_TOO_LARGE"),
-    errors.LayoutNotStreamableError: ("FAILED_PRECONDITION", "LAYOUT_NOT_STREAMABLE"),
-    errors.RequestLimitError: ("FAILED_PRECONDITION", "LIMIT_EXCEEDED"),
-    errors.ServerFullError: ("RESOURCE_EXHAUSTED", "OVERLOADED"),
-    errors.StartingError: ("UNAVAILABLE", "STARTING"),
-    errors.DeviceLostError: ("UNAVAILABLE", "DEVICE_LOST"),
-    errors.StalledError: ("DEADLINE_EXCEEDED", "STALLED"),
-    errors.DrainingError: ("UNAVAILABLE", "DRAINING"),
-    errors.DigestMismatchError: ("ABORTED", "EVALUATION_CHANGED"),
-    errors.UnauthenticatedError: ("UNAUTHENTICATED", "UNAUTHENTICATED"),
-    errors.MissingScopeError: ("PERMISSION_DENIED", "PERMISSION_DENIED"),
-    errors.ChecksumError: ("DATA_LOSS", "CHECKSUM_MISMATCH"),
-    errors.UnknownSegmentError: ("UNAVAILABLE", "UNKNOWN_SEGMENT"),
-    MemoryError: ("RESOURCE_EXHAUSTED", "OUT_OF_MEMORY"),
-    TimeoutError: ("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED"),
+# Status, reason and message of exceptions of the interpreter.
+INTERPRETERS: dict[type[BaseException], tuple[str, str, str]] = {
+    MemoryError: ("RESOURCE_EXHAUSTED", "OUT_OF_MEMORY", "memory ran out during the evaluation"),
+    TimeoutError: ("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", "the deadline has passed"),
+    BaseException: (
+        "INTERNAL",
+        "INTERNAL",
+        "internal error; the server's log has more under this request_id",
+    ),
 }
 
 
@@ -92,28 +75,22 @@ class EncodedStatus(ErrorStatus):
 def failure(error: BaseException) -> EncodedStatus:
     """Return the status of an exception.
 
-    Exceptions outside the table are INTERNAL, without details.
+    Exceptions without one are INTERNAL, without details.
     """
-    kind = next((kind for kind in type(error).__mro__ if kind in STATUS), None)
-    if kind is None:
-        words = "internal error; the server's log has more under this request_id"
-        return EncodedStatus("INTERNAL", "INTERNAL", words)
+    if isinstance(error, DataLossError):  # raised by code that both sides share
+        error = errors.ChecksumError(str(error))
     if not isinstance(error, errors.EvaluationError):
-        return EncodedStatus(*STATUS[kind], _OWN_WORDS[kind])
+        return EncodedStatus(
+            *next(told for kind, told in INTERPRETERS.items() if isinstance(error, kind))
+        )
     field = error if isinstance(error, errors.InvalidFieldError) else None
     return EncodedStatus(
-        *STATUS[kind],
+        *error.status,
         _short(error.message, _MAX_MESSAGE),
         {name: _short(fact, _MAX_FACT) for name, fact in error.facts.items()},
         ((field.field, _short(field.description, _MAX_MESSAGE)),) if field else (),
         error.retry_after_s if isinstance(error, errors.RetryLaterError) else None,
     )
-
-
-_OWN_WORDS: dict[type[BaseException], str] = {
-    MemoryError: "memory ran out during the evaluation",
-    TimeoutError: "the deadline has passed",
-}
 
 
 def _short(text: str, length: int) -> str:

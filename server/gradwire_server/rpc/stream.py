@@ -8,6 +8,7 @@ for every size of the tensor, and if either side is slow.
 from __future__ import annotations
 
 import asyncio
+import math
 from functools import partial
 
 import grpc
@@ -17,7 +18,6 @@ from gradwire import v1
 from gradwire._wire import checksums
 from gradwire._wire.requests import LEAST_CHUNK_BYTES
 from gradwire_server.engine import (
-    EvaluationRequest,
     Execution,
     InputAssembler,
     Prepared,
@@ -29,9 +29,10 @@ from gradwire_server.errors import (
     InvalidFieldError,
 )
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import CANCELLATION_S, Context
-from gradwire_server.rpc.service_context import DoStep, ServiceContext
+from gradwire_server.rpc.call_context import Context, half_close
+from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.rpc.streaming import ServedStream
+from gradwire_server.scheduling.scheduler import Turns
 
 
 def wanted_bytes(header: v1.Open, prepared: Prepared, digest: str) -> range:
@@ -61,21 +62,6 @@ def wanted_bytes(header: v1.Open, prepared: Prepared, digest: str) -> range:
     return range(first, stop)
 
 
-def opened(
-    output: v1.TensorDescriptor, wants: range, *, digest: str, max_chunk_bytes: int
-) -> v1.EvaluateStreamResponse:
-    """Return the answer to open; wants are the input bytes to send."""
-    return v1.EvaluateStreamResponse(
-        opened=v1.Opened(
-            output=output,
-            read_from_byte=wants.start,
-            read_before_byte=wants.stop,
-            evaluation_digest=digest,
-            max_chunk_bytes=max_chunk_bytes,
-        )
-    )
-
-
 class EvaluationStream(ServedStream):
     """One stream of EvaluateStream, from open to its last result byte."""
 
@@ -85,11 +71,11 @@ class EvaluationStream(ServedStream):
 
     def __init__(self, service: ServiceContext, context: Context) -> None:
         super().__init__(service, context)
+        # The first message, then what takes the others; None if the stream has failed.
         self._first = asyncio.get_running_loop().create_future()
-        self._input_wanted = asyncio.Event()
-        self._assembler: InputAssembler | None = None
+        self._wanted: asyncio.Future[InputAssembler | None] = self._first.get_loop().create_future()
         self._steps: asyncio.Queue[tuple[Step, codec.Bytes] | None] = asyncio.Queue(1)
-        self._responses: asyncio.Queue[codec.Chunk | bytes | None] = asyncio.Queue(1)
+        self._responses: asyncio.Queue[tuple[int, codec.Bytes] | bytes | None] = asyncio.Queue(1)
         self._chunk_bytes = service.settings.max_chunk_bytes
         # Checksums that those of later messages continue: open's and opened's.
         self._open_checksum: int | None = None
@@ -100,14 +86,19 @@ class EvaluationStream(ServedStream):
             while not queue.empty():
                 queue.get_nowait()
         self._responses.put_nowait(None)
-        self._input_wanted.set()
+        if not self._wanted.done():
+            self._wanted.set_result(None)
 
     async def _evaluate(self) -> None:
         service = self._service
         header = await self._read_open()
-        request = self._note(header)
-        with self._call.phases.spending("queue"):
-            prepared = await service.prepare(request, self._context)
+        request = codec.read_request(header)
+        # Noted even if it is refused.
+        self._call.note_request(request, received=0)
+        self._call.facts["resume_from"] = header.resume_from
+        if header.stop_before:
+            self._call.facts["stop_before"] = header.stop_before
+        prepared = await service.prepare(request, self._call)
         # Besides the steps' memory, grpc holds one chunk each way, twice.
         most = service.settings.max_chunk_bytes
         ways = (prepared.input.wire_bytes, prepared.output.wire_bytes)
@@ -115,23 +106,10 @@ class EvaluationStream(ServedStream):
         with service.admission.memory(prepared.memory_bytes + in_transit):
             await self._answer(header, prepared)
 
-    def _note(self, header: v1.Open) -> EvaluationRequest:
-        """Return the request, and note it for log and metrics.
-
-        It is noted even if it is refused.
-        """
-        request = codec.read_request(header)
-        self._call.note_request(request, received=0)
-        self._call.facts["resume_from"] = header.resume_from
-        if header.stop_before:
-            self._call.facts["stop_before"] = header.stop_before
-        return request
-
     async def _read_open(self) -> v1.Open:
         message = await self._first
         if message is None:
-            await asyncio.sleep(CANCELLATION_S)
-            raise InvalidDataError("open", "half-close came first; a stream starts with open")
+            raise await half_close("open", "half-close came first; a stream starts with open")
         header = codec.read_open(message)
         if header.HasField("checksum"):
             self._open_checksum = header.checksum
@@ -149,46 +127,54 @@ class EvaluationStream(ServedStream):
         wanted = wanted_bytes(header, prepared, digest)
         assembler = InputAssembler(prepared, resume_from=wanted.start, stop_before=wanted.stop)
         limit = self._service.settings.max_chunk_bytes
-        needed = range(assembler.position, assembler.stop)
-        output = codec.write_descriptor(prepared.output)
-        reply = opened(output, needed, digest=digest, max_chunk_bytes=limit)
+        opened = v1.Opened(
+            output=codec.write_descriptor(prepared.output),
+            read_from_byte=assembler.position,
+            read_before_byte=assembler.stop,
+            evaluation_digest=digest,
+            max_chunk_bytes=limit,
+        )
         if self._open_checksum is not None:
-            self._opened_checksum = checksums.seal(reply.opened, after=self._open_checksum)
+            self._opened_checksum = checksums.seal(opened, after=self._open_checksum)
         self._chunk_bytes = min(header.max_chunk_bytes or limit, limit)
+        reply = v1.EvaluateStreamResponse(opened=opened)
         await self._responses.put(reply.SerializeToString())
-        self._assembler = assembler
-        self._input_wanted.set()
+        self._wanted.set_result(assembler)
         left = len(wanted) / max(1, prepared.output.wire_bytes)
-        with self._service.computing(prepared, self._call, left=left) as do:
-            await self._compute_steps(prepared, wanted, do)
+        claim = self._call.claim(math.ceil(prepared.work * left), paced=True)
+        with self._service.admission.turns(claim) as turns:
+            await self._compute_steps(prepared, wanted, turns)
         if self._writer is not None:
             await asyncio.wait({self._writer})
 
     async def _read_input(self, assembler: InputAssembler) -> None:
-        for ready in assembler.feed(_NOTHING):
-            await self._steps.put(ready)
-        while (message := await self._next()) is not None:
-            chunk = self._read_chunk(message, assembler.position, assembler.stop)
-            for ready in assembler.feed(chunk.data):
+        data: codec.Bytes | None = np.empty(0, np.uint8)
+        while data is not None:
+            for ready in assembler.feed(data):
                 await self._steps.put(ready)
+            data = await self._next_chunk(assembler)
         if not assembler.complete:
-            raise await _cut_short(assembler.position, assembler.stop)
+            came = f"half-close after {assembler.position} of {assembler.stop} bytes"
+            raise await half_close("chunk", f"{came}; all are needed")
         await self._steps.put(None)
 
-    def _read_chunk(self, message: bytes, position: int, total: int) -> codec.Chunk:
-        chunk = codec.read_chunk(message, self._open_checksum)
-        data = chunk.data
+    async def _next_chunk(self, assembler: InputAssembler) -> codec.Bytes | None:
+        message = await self._next()
+        if message is None:
+            return None
+        position, total = assembler.position, assembler.stop
+        offset, data = codec.read_chunk(message, self._open_checksum)
         limit = self._service.settings.max_chunk_bytes
-        if chunk.offset != position:
-            raise InvalidDataError("chunk.offset", f"{chunk.offset}; {position} comes next")
+        if offset != position:
+            raise InvalidDataError("chunk.offset", f"{offset}; {position} comes next")
         if not 1 <= len(data) <= limit:
             raise InvalidDataError("chunk.data", f"{len(data)} bytes; 1 to {limit} are taken")
         if position + len(data) > total:
             raise InvalidDataError("chunk.data", f"ends at byte {position + len(data)} of {total}")
         self._call.received_bytes += len(data)
-        return chunk
+        return data
 
-    async def _compute_steps(self, prepared: Prepared, wanted: range, do: DoStep) -> None:
+    async def _compute_steps(self, prepared: Prepared, wanted: range, turns: Turns) -> None:
         execution = Execution(prepared, self._service.backend)
         while (ready := await self._steps.get()) is not None:
             step, data = ready
@@ -196,34 +182,34 @@ class EvaluationStream(ServedStream):
             result = np.empty(stop - offset, np.uint8)
             self._busy = 1
             execution.backend = self._service.backend
-            await do(partial(execution.step, step, data, result), len(data) + len(result))
+            work, nbytes = partial(execution.step, step, data, result), len(data) + len(result)
+            await self._service.compute_step(prepared, self._call, turns, work, nbytes)
             self._busy = 0
             self._progress = self._clock()
-            self._call.observer.step(len(data) + len(result))
+            self._call.observer.step(nbytes)
             skipped = max(0, wanted.start - offset)
             part = result[skipped : wanted.stop - offset]
             if len(part):
-                await self._responses.put(codec.Chunk(offset + skipped, part))
+                await self._responses.put((offset + skipped, part))
         await self._responses.put(None)
 
     async def _read(self) -> None:
         self._first.set_result(await self._next())
-        await self._input_wanted.wait()
-        if self._failed or self._assembler is None:
-            await self._discard_input()
+        assembler = await self._wanted
+        if assembler is None:
+            await self._next()
         else:
-            await self._read_input(self._assembler)
-
-    async def _discard_input(self) -> None:
-        while await self._context.read() is not grpc.aio.EOF:
-            pass
+            await self._read_input(assembler)
 
     async def _next(self) -> bytes | None:
+        """Return the next message.
+
+        None at the end, and once the stream has failed.
+        """
         with self._call.phases.spending("receive"):
             message = await self._context.read()
-        if self._failed:
-            await self._discard_input()
-            return None
+        while self._failed and message is not grpc.aio.EOF:
+            message = await self._context.read()
         self._progress = self._clock()
         return None if message is grpc.aio.EOF else message
 
@@ -232,9 +218,12 @@ class EvaluationStream(ServedStream):
             if isinstance(response, bytes):
                 await self._send(response)
                 continue
-            for part in response.parts(self._chunk_bytes):
-                await self._send(codec.chunk_response(part, after=self._opened_checksum))
-                self._call.sent_bytes += len(part.data)
+            offset, data = response
+            for first in range(0, len(data), self._chunk_bytes):
+                part = data[first : first + self._chunk_bytes]
+                frame = codec.chunk_response(offset + first, part, after=self._opened_checksum)
+                await self._send(frame)
+                self._call.sent_bytes += len(part)
 
     async def _send(self, message: bytes) -> None:
         if self._failed:
@@ -242,12 +231,3 @@ class EvaluationStream(ServedStream):
         with self._call.phases.spending("send"):
             await self._context.write(message)
         self._progress = self._clock()
-
-
-_NOTHING = np.empty(0, np.uint8)
-
-
-async def _cut_short(position: int, total: int) -> InvalidDataError:
-    await asyncio.sleep(CANCELLATION_S)
-    came = f"half-close after {position} of {total} bytes"
-    return InvalidDataError("chunk", f"{came}; all are needed")

@@ -66,7 +66,6 @@ class ServedStream(ABC):
         # Time of the latest message or step, and the number of steps that are computed now.
         self._progress = self._clock()
         self._busy = 0
-        self._done = asyncio.Event()
         self._failed = False
         self._reader: asyncio.Task[None] | None = None
         self._writer: asyncio.Task[None] | None = None
@@ -103,13 +102,9 @@ class ServedStream(ABC):
             self._reader = asyncio.ensure_future(self._read())
             self._writer = asyncio.ensure_future(self._write())
             # A local variable for both tasks would keep their tracebacks and buffers alive.
-            await tasks.together(self._work(), self._watch(), beside=(self._reader, self._writer))
-
-    async def _work(self) -> None:
-        try:
-            await self._evaluate()
-        finally:
-            self._done.set()
+            await tasks.watched(
+                self._evaluate(), self._watch(), beside=(self._reader, self._writer)
+            )
 
     @classmethod
     def error_message(cls, failed: EncodedStatus) -> Message:
@@ -140,14 +135,13 @@ class ServedStream(ABC):
 
     async def _watch(self) -> None:
         timeout = self._service.settings.stall_timeout_s
-        while not self._done.is_set():
+        while True:
             idle = 0.0 if self._busy else self._clock() - self._progress
             if idle >= timeout:
                 raise StalledError(
                     f"no progress for {timeout} s (GRADWIRE_STALL_TIMEOUT_S)", timeout_s=timeout
                 )
-            if self._service.draining.is_set():
-                raise DrainingError(f"the server is shutting down; {self.RESUME}")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout - idle):
-                    await tasks.first(self._done, self._service.draining)
+                    await self._service.draining.wait()
+                raise DrainingError(f"the server is shutting down; {self.RESUME}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
@@ -22,11 +22,10 @@ from gradwire_server.engine import (
     Prepared,
     Workbench,
     at_once,
-    in_memory,
 )
-from gradwire_server.errors import InvalidDataError, InvalidFieldError, UnknownSegmentError
+from gradwire_server.errors import InvalidDataError, InvalidFieldError
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import ActiveCall, Context
+from gradwire_server.rpc.call_context import ActiveCall, Context, refusing
 from gradwire_server.rpc.message_budget import MessageBudget
 from gradwire_server.rpc.segments import Segments
 from gradwire_server.rpc.service_context import ServiceContext
@@ -74,8 +73,7 @@ class UnaryEvaluator(ABC, Generic[Call]):
             prepared = self._service.preparer.find(header)
             reply = None if prepared is None else self._evaluate_now(prepared, data, call)
         except Exception as error:  # noqa: BLE001 - the caller gets a status
-            nothing: bytes = await call.refuse(error)
-            return nothing
+            return await call.answer(partial(refusing, error))
         if reply is None:
             return await call.answer(partial(self._evaluate, header, data, prepared, call))
         call.succeed()
@@ -112,9 +110,14 @@ class UnaryEvaluator(ABC, Generic[Call]):
     async def _evaluate(
         self, header: bytes, data: memoryview, prepared: Prepared | None, call: Call
     ) -> bytes:
-        service = self._service
+        service, inline = self._service, self._service.inline
         if prepared is None:
-            prepared = await self._prepare(header, len(data), call)
+            with call.phases.spending("receive"):
+                decoded = codec.read_header(header)
+                call.note_request(decoded, received=len(data))
+                self._check_size(decoded, call)
+                codec.check_data_length(len(data), decoded)
+            prepared = await service.prepare(decoded, call, header=header)
         else:
             self._check_size(prepared.request, call)  # it may have been prepared for another RPC
         needed = prepared.message_bytes
@@ -122,11 +125,15 @@ class UnaryEvaluator(ABC, Generic[Call]):
         service.admission.take_memory(needed)
         reply = b""
         try:
-            if await self._has_turn(prepared):
+            # Iterations of the event loop are no event.
+            while inline.is_short(prepared) and not inline.admits(prepared):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            if inline.is_short(prepared):
                 compute = partial(at_once, prepared, data, service.backend)
-                result = call.compute_inline(compute, service.inline)
+                result = call.compute_inline(compute, inline)
             else:
-                result = await self._compute(prepared, data, call)
+                result = self._result(prepared, call)
+                await service.compute(prepared, np.frombuffer(data, np.uint8), result, call)
             began = time.perf_counter()
             reply = self._reply(prepared, result.data, call)
             call.phases.note("send", began, time.perf_counter())
@@ -135,34 +142,6 @@ class UnaryEvaluator(ABC, Generic[Call]):
             self._budget.send(call.context, reply, held=needed)
         return reply
 
-    async def _has_turn(self, prepared: Prepared) -> bool:
-        """Wait for a loop iteration with time for a short evaluation.
-
-        False for long ones.
-        """
-        inline = self._service.inline
-        while inline.is_short(prepared):
-            if inline.admits(prepared):
-                return True
-            await asyncio.sleep(0)
-        return False
-
-    async def _prepare(self, header: bytes, length: int, call: Call) -> Prepared:
-        with call.phases.spending("receive"):
-            decoded = codec.read_request(codec.request_header(header))
-            call.note_request(decoded, received=length)
-            self._check_size(decoded, call)
-            codec.check_data_length(length, decoded)
-        with call.phases.spending("queue"):
-            return await self._service.prepare(decoded, call.context, header=header)
-
-    async def _compute(self, prepared: Prepared, data: memoryview, call: Call) -> codec.Bytes:
-        """Compute in turns, in a thread."""
-        result = self._result(prepared, call)
-        steps = in_memory(prepared, result, np.frombuffer(data, np.uint8), self._service.backend)
-        await self._service.compute_steps(steps, prepared, call)
-        return result
-
 
 class GradientService(UnaryEvaluator[ActiveCall]):
     """The unary RPCs of gradwire.v1.GradientService."""
@@ -170,15 +149,11 @@ class GradientService(UnaryEvaluator[ActiveCall]):
     def __init__(self, service: ServiceContext, budget: MessageBudget, segments: Segments) -> None:
         super().__init__(service, budget)
         self._segments = segments
-        self._operators = v1.ListOperatorsResponse(
-            operators=[ops.describe(operator) for operator in ops.OPERATORS.values()]
-        )
 
     async def evaluate(self, _requests: object, context: Context) -> bytes:
         """Evaluate one operator on one small tensor."""
         message = await self._budget.receive(context)
-        call = ActiveCall("Evaluate", context, self._service.active)
-        return await self._answer(message, call)
+        return await self._answer(message, ActiveCall("Evaluate", context, self._service.active))
 
     def _split(self, message: bytes, call: ActiveCall) -> tuple[bytes, memoryview]:
         (request_id, header, data), call.checksum = codec.read_evaluate(message)
@@ -192,14 +167,37 @@ class GradientService(UnaryEvaluator[ActiveCall]):
         header = prepared.response_header
         return codec.response(call.request_id, header, result, after=call.checksum)
 
-    async def evaluate_shared(self, _requests: object, context: Context) -> bytes:
-        """Evaluate one operator on one tensor in shared memory."""
-        message = await self._budget.receive(context)
-        call = ActiveCall("EvaluateShared", context, self._service.active)
-        return await call.answer(partial(self._evaluate_shared, message, call))
+    def others(self) -> dict[str, Callable[[object, Context], Awaitable[bytes]]]:
+        """Return the handlers of the other unary methods, by name."""
+        answers: dict[str, tuple[type[Message], Any]] = {
+            "EvaluateShared": (v1.EvaluateSharedRequest, self._evaluate_shared),
+            "ListOperators": (v1.ListOperatorsRequest, self._list_operators),
+            "GetServerInfo": (v1.GetServerInfoRequest, self._get_server_info),
+        }
+        return {method: partial(self._respond, method, *told) for method, told in answers.items()}
 
-    async def _evaluate_shared(self, message: bytes | Exception, call: ActiveCall) -> bytes:
-        request = codec.parse(v1.EvaluateSharedRequest, codec.well_formed(message))
+    async def _respond(
+        self,
+        method: str,
+        kind: type[Message],
+        answer: Callable[[Any, ActiveCall], Awaitable[Message]],
+        _requests: object,
+        context: Context,
+    ) -> bytes:
+        message = await self._budget.receive(context)
+        call = ActiveCall(method, context, self._service.active)
+
+        async def work() -> bytes:
+            reply = await answer(codec.parse(kind, codec.well_formed(message)), call)
+            return reply.SerializeToString()
+
+        return await call.answer(work)
+
+    async def _evaluate_shared(
+        self, request: v1.EvaluateSharedRequest, call: ActiveCall
+    ) -> v1.EvaluateSharedResponse:
+        """Evaluate one operator on one tensor in shared memory."""
+        service = self._service
         codec.refuse_unknown_fields(request, "")
         for field in ("input", "output"):
             codec.refuse_unknown_fields(getattr(request, field), field)
@@ -207,89 +205,43 @@ class GradientService(UnaryEvaluator[ActiveCall]):
         request.evaluation.ClearField("request_id")
         if request.evaluation.data:
             raise InvalidDataError("evaluation.data", "given; the input's range has the bytes")
-        prepared = await self._prepare_shared(request.evaluation, call)
-        data, result = self._views(request, prepared)
-        service = self._service
-        steps = in_memory(prepared, result, data, service.backend)
-        with service.admission.memory(prepared.memory_bytes):
-            await service.compute_steps(steps, prepared, call)
-        call.sent_bytes = len(result)
-        output = codec.write_descriptor(prepared.output)
-        reply = v1.EvaluateSharedResponse(request_id=call.request_id, output=output)
-        return reply.SerializeToString()
-
-    async def _prepare_shared(self, evaluation: v1.EvaluateRequest, call: ActiveCall) -> Prepared:
-        header = evaluation.SerializeToString(deterministic=True)
-        prepared = self._service.preparer.find(header)
+        header = request.evaluation.SerializeToString(deterministic=True)
+        prepared = service.preparer.find(header)
         if prepared is None:
-            with call.phases.spending("queue"):
-                decoded = codec.read_request(evaluation)
-                prepared = await self._service.prepare(decoded, call.context, header=header)
+            decoded = codec.read_request(request.evaluation)
+            prepared = await service.prepare(decoded, call, header=header)
         call.note_request(prepared.request, received=prepared.input.wire_bytes)
-        return prepared
-
-    def _views(
-        self, request: v1.EvaluateSharedRequest, prepared: Prepared
-    ) -> tuple[codec.Bytes, codec.Bytes]:
-        """Return the bytes of the input and of the result.
-
-        They must not overlap.
-        """
-        if not self._segments.are_taken:
-            raise UnknownSegmentError("input.handle: this server takes no shared memory")
         data = self._segments.view(request.input, "input", prepared.input.wire_bytes)
         result = self._segments.view(request.output, "output", prepared.output.wire_bytes)
         if np.may_share_memory(data, result):
             raise InvalidFieldError("output.offset", "the result's range overlaps the input's")
-        return data, result
+        with service.admission.memory(prepared.memory_bytes):
+            await service.compute(prepared, data, result, call)
+        call.sent_bytes = len(result)
+        output = codec.write_descriptor(prepared.output)
+        return v1.EvaluateSharedResponse(request_id=call.request_id, output=output)
 
-    async def list_operators(self, _requests: object, context: Context) -> bytes:
-        """List the operators."""
-        return await self._tell(
-            "ListOperators", v1.ListOperatorsRequest, context, lambda: self._operators
+    async def _list_operators(self, _request: object, _call: object) -> v1.ListOperatorsResponse:
+        return v1.ListOperatorsResponse(operators=map(ops.describe, ops.OPERATORS.values()))
+
+    async def _get_server_info(
+        self, _request: object, call: ActiveCall
+    ) -> v1.GetServerInfoResponse:
+        service = self._service
+        return v1.GetServerInfoResponse(
+            version=VERSION,
+            numerics_version=NUMERICS_VERSION,
+            backend=service.backend.name,
+            backend_reason=service.reason,
+            backend_to_come=service.to_come,
+            operators=list(ops.OPERATORS),
+            limits=_limits(service.settings),
+            checksums=checksums.AVAILABLE,
+            shared_memory=self._segments.are_taken and call.context.peer().startswith("unix:"),
         )
-
-    async def get_server_info(self, _requests: object, context: Context) -> bytes:
-        """Return version, backend and limits."""
-
-        def info() -> v1.GetServerInfoResponse:
-            service, in_use = self._service, self._service.in_use
-            told = server_info(service.settings, in_use.backend.name, in_use.reason)
-            told.backend_to_come = in_use.to_come
-            told.shared_memory = self._segments.are_taken and context.peer().startswith("unix:")
-            return told
-
-        return await self._tell("GetServerInfo", v1.GetServerInfoRequest, context, info)
-
-    async def _tell(
-        self, method: str, kind: type[Message], context: Context, reply: Callable[[], Message]
-    ) -> bytes:
-        message = await self._budget.receive(context)
-
-        async def answer() -> bytes:
-            codec.parse(kind, codec.well_formed(message))
-            return reply().SerializeToString()
-
-        return await ActiveCall(method, context, self._service.active).answer(answer)
-
-
-def server_info(settings: Settings, backend: str, backend_reason: str) -> v1.GetServerInfoResponse:
-    """Return a server's version, backend and limits."""
-    return v1.GetServerInfoResponse(
-        version=VERSION,
-        numerics_version=NUMERICS_VERSION,
-        backend=backend,
-        backend_reason=backend_reason,
-        operators=list(ops.OPERATORS),
-        limits=_limits(settings),
-        checksums=checksums.AVAILABLE,
-    )
 
 
 def _limits(settings: Settings) -> v1.Limits:
-    limits = v1.Limits()
-    for name in limits.DESCRIPTOR.fields_by_name:
-        if hasattr(settings, name):
-            setattr(limits, name, getattr(settings, name))
-    limits.stall_timeout.CopyFrom(duration(settings.stall_timeout_s))
-    return limits
+    names = (name for name in v1.Limits.DESCRIPTOR.fields_by_name if hasattr(settings, name))
+    limits: dict[str, int] = {name: getattr(settings, name) for name in names}
+    return v1.Limits(**limits, stall_timeout=duration(settings.stall_timeout_s))

@@ -1,4 +1,4 @@
-"""Tasks that run at once and end together."""
+"""Tasks that run at once."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from collections.abc import Coroutine, Iterable
 from typing import Any
 
 
-async def together(
-    *parts: Coroutine[None, None, None], beside: Iterable[asyncio.Task[None]] = ()
+async def watched(
+    work: Coroutine[None, None, None],
+    watch: Coroutine[None, None, None],
+    *,
+    beside: Iterable[asyncio.Task[None]],
 ) -> None:
-    """Run parts at once.
+    """Run work to its end, unless its watch fails.
 
-    When one fails, the others are ended and its error is raised.
-
-    beside  tasks whose errors count as those of parts; they need not end, and are not ended
+    beside  tasks whose errors are raised too; they need not end, and are not ended
     """
-    own = [asyncio.ensure_future(part) for part in parts]
+    own = [asyncio.ensure_future(work), asyncio.ensure_future(watch)]
     waiting = {*own, *beside}
     ended = set[asyncio.Task[None]]()
     try:
-        while not waiting.isdisjoint(own):
+        while own[0] in waiting:
             ended, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             failed = [task.exception() for task in ended if not task.cancelled()]
             errors = [error for error in failed if error is not None]

@@ -63,14 +63,6 @@ class Authorizer:
             except (OSError, ValueError) as error:
                 raise ValueError(f"--tokens is {settings.tokens}: {_plain(error)}") from error
 
-    @property
-    def wants_tokens(self) -> bool:
-        """Whether a tokens file exists.
-
-        Without one, the origin of a call decides.
-        """
-        return self._tokens is not None
-
     def is_open(self, scope: Scope) -> bool:
         """Return whether a scope needs no authentication."""
         return self._tokens is None and scope in self._anonymous
