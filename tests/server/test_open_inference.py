@@ -338,7 +338,7 @@ def test_shared_memory_is_read_and_written(client: InferenceClient, evaluated: E
 
 
 @pytest.mark.parametrize("operator", ["dml_resample_grad", "dml_resample"])
-@pytest.mark.parametrize("place", ["behind", "over", "unaligned", "elsewhere"])
+@pytest.mark.parametrize("place", ["behind", "same region", "over", "unaligned", "elsewhere"])
 def test_large_tensors_in_shared_memory_have_the_bits_of_evaluate(
     client: InferenceClient, evaluated: Evaluated, operator: str, place: str
 ) -> None:
@@ -349,8 +349,8 @@ def test_large_tensors_in_shared_memory_have_the_bits_of_evaluate(
     request = shared_request(x.nbytes, result_bytes=len(result), model_name=operator, **given)
     request.inputs[0].shape[:] = x.shape
     wanted = request.outputs[0].parameters
-    wanted["shared_memory_region"].string_param = "out"
-    offset = {"behind": x.nbytes, "over": 0, "unaligned": x.nbytes + 4, "elsewhere": 0}[place]
+    wanted["shared_memory_region"].string_param = "in" if place == "same region" else "out"
+    offset = {"over": 0, "unaligned": x.nbytes + 4, "elsewhere": 0}.get(place, x.nbytes)
     wanted["shared_memory_offset"].int64_param = offset
     with (
         registered(client, x.tobytes() + bytes(len(result) + 4)) as file,
