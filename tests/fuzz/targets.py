@@ -31,7 +31,7 @@ from gradwire_server.engine import at_once
 from gradwire_server.observability import recording
 from gradwire_server.rpc import batch, codec, status_map
 from gradwire_server.rpc.call_context import ActiveCalls
-from gradwire_server.rpc.open_inference.requests import InferReader, ModelInferRequest, Models
+from gradwire_server.rpc.open_inference.requests import ModelInferRequest, Models
 from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.scheduling.device_watch import DeviceWatch
 from support.nobody import a_call
@@ -47,10 +47,8 @@ _MOST_CHUNKS = 8
 # How bytes are refused that are no message to protobuf.
 _NO_MESSAGE = {"INVALID_DATA", "CHECKSUM_MISMATCH"}
 # Its results must not depend on the messages it has read before.
-_MODELS = Models(
-    read_models('up=torch_upsample_backward:{"mode":"bilinear","output_shape":[1,1,2,2]}')
-)
-_INFER_READER = InferReader(_MODELS)
+_NAMED = read_models('up=torch_upsample_backward:{"mode":"bilinear","output_shape":[1,1,2,2]}')
+_MODELS = Models(_NAMED)
 
 
 def evaluate(data: bytes) -> None:
@@ -105,19 +103,19 @@ def _chunk(message: bytes) -> bytes:
 
 def infer(data: bytes) -> None:
     """Read the bytes as the server reads ModelInfer, first and again, and as protobuf writes it."""
-    outcome = _outcome(lambda: _inferred(_INFER_READER, data))
-    assert outcome == _outcome(lambda: _inferred(_INFER_READER, data))
-    assert outcome == _outcome(lambda: _inferred(InferReader(_MODELS), data))
+    outcome = _outcome(lambda: _inferred(_MODELS, data))
+    assert outcome == _outcome(lambda: _inferred(_MODELS, data))
+    assert outcome == _outcome(lambda: _inferred(Models(_NAMED), data))
     message = _parsed(ModelInferRequest, data)
     if message is None:
         assert isinstance(outcome, tuple)
     elif isinstance(outcome, bytes):
         written = message.SerializeToString()
-        assert outcome == _outcome(lambda: _inferred(InferReader(_MODELS), written))
+        assert outcome == _outcome(lambda: _inferred(Models(_NAMED), written))
 
 
-def _inferred(reader: InferReader, data: bytes) -> bytes:
-    name, inference, contents = reader.read(data)
+def _inferred(models: Models, data: bytes) -> bytes:
+    name, inference, contents = models.read(data)
     name = codec.read_request_id(name)
     service = _service_context()
     request = codec.read_header(inference.header)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -19,11 +18,9 @@ import pytest
 from google.protobuf import descriptor_pool, json_format
 
 from gradwire import Client, ops
-from gradwire_server.config.settings import Settings
-from gradwire_server.errors import UnsupportedCallError
 from gradwire_server.rpc.interceptors import INSPECTING
+from gradwire_server.rpc.open_inference import service
 from gradwire_server.rpc.open_inference.descriptors import NAME, SERVICE, message
-from gradwire_server.rpc.open_inference.regions import Regions, check_local
 from support.inference_calls import (
     DTYPES,
     MODEL,
@@ -171,7 +168,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("inputs: x, z; x is needed", {"inputs": [X, X | {"name": "z"}]}),
     ("inputs: none; x is needed", {"inputs": [], "raw_input_contents": []}),
     ("inputs.x", {"inputs": [X | {"contents": {"fp32_contents": [1.0]}}]}),
-    ("raw_input_contents: 0 given; 1 are needed", {"raw_input_contents": []}),
+    ("raw_input_contents: 0 given; one is needed", {"raw_input_contents": []}),
     ("inputs.x.datatype: 'INT8'", {"inputs": [X | {"datatype": "INT8"}]}),
     ("up takes FP32", {"inputs": [X | {"datatype": "FP64"}]}),
     ("inputs.x.shape", {"inputs": [X | {"shape": [1, 3, 64, 63]}]}),
@@ -289,9 +286,9 @@ def test_health_metadata_and_index_are_told_and_the_rest_is_not_served(
 
 
 @contextmanager
-def shared_file(data: bytes) -> Generator[Path]:
+def shared_file(data: bytes, name: str = "x") -> Generator[Path]:
     """Make a file of POSIX shared memory."""
-    path = FOLDER / f"{PREFIX}x"
+    path = FOLDER / f"{PREFIX}{name}"
     path.write_bytes(data)
     try:
         yield path
@@ -341,8 +338,9 @@ def test_shared_memory_is_read_and_written(client: InferenceClient, evaluated: E
 
 
 @pytest.mark.parametrize("operator", ["dml_resample_grad", "dml_resample"])
+@pytest.mark.parametrize("place", ["behind", "same region", "over", "unaligned", "elsewhere"])
 def test_large_tensors_in_shared_memory_have_the_bits_of_evaluate(
-    client: InferenceClient, evaluated: Evaluated, operator: str
+    client: InferenceClient, evaluated: Evaluated, operator: str, place: str
 ) -> None:
     x, sizes = gradient((5, 7, 320, 240)), (5, 6, 111, 480)
     kind: Any = ops.OPERATORS[operator]
@@ -350,9 +348,20 @@ def test_large_tensors_in_shared_memory_have_the_bits_of_evaluate(
     given = parameters(interpolation_mode="linear", output_shape=str(list(sizes)))
     request = shared_request(x.nbytes, result_bytes=len(result), model_name=operator, **given)
     request.inputs[0].shape[:] = x.shape
-    with registered(client, x.tobytes() + bytes(len(result))) as file:
+    wanted = request.outputs[0].parameters
+    wanted["shared_memory_region"].string_param = "in" if place == "same region" else "out"
+    offset = {"over": 0, "unaligned": x.nbytes + 4, "elsewhere": 0}.get(place, x.nbytes)
+    wanted["shared_memory_offset"].int64_param = offset
+    with (
+        registered(client, x.tobytes() + bytes(len(result) + 4)) as file,
+        shared_file(bytes(len(result)), "out") as other,
+    ):
+        target = other if place == "elsewhere" else file
+        # By another spelling of its name, and mapped once more.
+        key, size = f"/{target.name}", target.stat().st_size
+        client.call(REGISTER, name="out", key=key, byte_size=size)
         client.call("ModelInfer", request)
-        assert file.read_bytes()[x.nbytes :] == result
+        assert target.read_bytes()[offset : offset + len(result)] == result
 
 
 @pytest.mark.parametrize("left", [0, 1, 2])
@@ -439,20 +448,19 @@ def test_shared_memory_is_off_unless_its_names_are_given_and_all_of_it_where_tol
         assert client.refused("ServerLive")[0] == "UNIMPLEMENTED"
 
 
-def test_callers_of_other_machines_use_no_region() -> None:
-    kept = Regions(Settings(open_inference_memory=f"{PREFIX}*"))
-    here: Any = SimpleNamespace(peer=lambda: "unix:")
-    remote: Any = SimpleNamespace(peer=lambda: "ipv4:192.0.2.1:5")
-    with shared_file(bytes(8)) as file:
-        request = message(f"{REGISTER}Request")(name="in", key=file.name, byte_size=8)
-        with pytest.raises(UnsupportedCallError):
-            kept.register(request, remote)
-        kept.register(request, here)
-    with pytest.raises(UnsupportedCallError):
-        check_local(remote)
-    kept.unregister(request, remote)
-    assert kept.statuses(request, remote) == {"regions": {}}
-    assert list(kept.statuses(request, here)["regions"]) == ["in"]
+def test_callers_of_other_machines_use_no_region(
+    client: InferenceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = gradient()
+    methods = ("Register", "Status", "Unregister")
+    with registered(client, x.tobytes()):
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(service, "is_local", lambda _peer: False)
+            refused = [client.refused(f"SystemSharedMemory{method}") for method in methods]
+            refused.append(client.refused("ModelInfer", shared_request(x.nbytes)))
+            client.call("ModelInfer", infer_request(x))
+        assert {status for status, _ in refused} == {"UNIMPLEMENTED"}
+        client.call("ModelInfer", shared_request(x.nbytes))
 
 
 def test_every_method_has_a_scope_and_tokens_are_asked_for(tmp_path: Path) -> None:
@@ -472,8 +480,8 @@ def test_the_requests_of_the_page_to_grpcurl_are_answered(client: InferenceClien
     page = (Path(__file__).parents[2] / "docs" / "open-inference.md").read_text(encoding="utf-8")
     lines = re.findall(r"grpcurl -plaintext -d '(.*)' \S+ ([\w.]+)/(\w+)$", page, re.MULTILINE)
     replies: dict[str, Any] = {}
-    for text, service, method in lines:
-        assert service == NAME
+    for text, name, method in lines:
+        assert name == NAME
         kind = message(SERVICE.methods_by_name[method].input_type.name)
         replies[method] = client.call(method, json_format.Parse(text, kind()))
     assert replies["ModelMetadata"].name == OPERATOR

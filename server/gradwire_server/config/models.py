@@ -83,11 +83,13 @@ class NamedModel:
 
 
 def read_models(text: str) -> dict[str, NamedModel]:
-    """Read NAME=OPERATOR:JSON, several of them separated by blanks; by name.
+    """Read NAME=OPERATOR:JSON, several of them separated by blanks.
+
+    Returns them by name, behind the operators by their own names.
 
     Raises ValueError where one is malformed, unknown or given twice.
     """
-    models: dict[str, NamedModel] = {}
+    models = {operator: _unnamed(operator) for operator in ops.OPERATORS}
     at = 0
     while text[at:].strip(" ,\n\t"):
         head = _HEAD.match(text, at)
@@ -98,7 +100,7 @@ def read_models(text: str) -> dict[str, NamedModel]:
             raise ValueError(
                 f"{name} has operator {operator}; give one of {', '.join(ops.OPERATORS)}"
             )
-        if name in ops.OPERATORS or name in models:
+        if name in models:
             raise ValueError(f"{name} names another model already; give another name")
         try:
             values, at = _DECODER.raw_decode(text, head.end())
@@ -108,7 +110,7 @@ def read_models(text: str) -> dict[str, NamedModel]:
     return models
 
 
-def unnamed(operator: str) -> NamedModel:
+def _unnamed(operator: str) -> NamedModel:
     """Return an operator as a model by its own name.
 
     It has four axes if the operator takes so many, as most tensors have.
@@ -124,7 +126,7 @@ def _model(name: str, operator: str, values: dict[str, Any]) -> NamedModel:
     output_shape = values.pop("output_shape", None)
     if datatype not in DATATYPES:
         raise ValueError(f"datatype is {datatype!r}; one of {', '.join(DATATYPES)} is needed")
-    dims = _sizes("dims", dims, least=-1) or unnamed(operator).dims
+    dims = _sizes("dims", dims, least=-1) or _unnamed(operator).dims
     kind(**values)
     return NamedModel(
         name, operator, values, datatype, dims, _sizes("output_shape", output_shape, least=0)

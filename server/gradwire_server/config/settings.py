@@ -410,7 +410,7 @@ class Settings:
 
     @property
     def named_models(self) -> dict[str, NamedModel]:
-        """The configurations of `model`, by name. Raises ValueError if one is invalid."""
+        """Operators and configurations of `model`, by name; or ValueError."""
         try:
             return read_models(self.model)
         except ValueError as error:

@@ -1,4 +1,7 @@
-"""Files of other processes, mapped into memory.
+"""Files of other processes, mapped into memory, and registered by name.
+
+Which names are taken at all is the operator's choice: servers that took any name let callers read
+and write memory of others.
 
 The owner of such a file can make it shorter at any time, unless it is sealed. Reading or writing a
 missing page raises SIGBUS, which would end this process. The handler puts private, zeroed pages in
@@ -13,13 +16,18 @@ import ctypes
 import mmap
 import os
 import signal
+import stat
 import weakref
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, Final
 
 import numpy as np
 
-from gradwire_server.errors import InvalidDataError, InvalidFieldError
+from gradwire import v1
+from gradwire_server.config.settings import Settings
+from gradwire_server.errors import InvalidDataError, InvalidFieldError, UnsupportedCallError
 from gradwire_server.rpc.codec import Bytes
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
@@ -39,6 +47,11 @@ _WRITABLE: Final = mmap.PROT_READ | mmap.PROT_WRITE
 _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000
 
+# Of addresses at which results may be computed.
+ALIGNMENT: Final = 64
+_FOLDER: Final = "/dev/shm"  # noqa: S108 - where POSIX shared memory is
+_MOST_REGIONS: Final = 256
+
 
 def mapped(field: str, file: int, length: int, flags: int = 0) -> ctypes.Array[ctypes.c_char]:
     """Map a file for reading and writing.
@@ -56,29 +69,7 @@ def mapped(field: str, file: int, length: int, flags: int = 0) -> ctypes.Array[c
     return mapping
 
 
-class UnsealedFile:
-    """Memory of a file that may become shorter.
-
-    memory  its bytes
-    """
-
-    def __init__(self, file: int, length: int) -> None:
-        """Raise InvalidFieldError if it cannot be mapped."""
-        _handle_missing_pages()
-        mapping = mapped("key", file, length)
-        self._address = ctypes.addressof(mapping)
-        _unsealed[self._address] = length
-        self.memory: Bytes = np.frombuffer(memoryview(mapping), np.uint8)
-
-    def check(self, field: str) -> None:
-        """Raise InvalidDataError if pages were missing."""
-        if self._address in _cut:
-            raise InvalidDataError(
-                field, "its shared memory has become shorter, or there is no memory for its pages"
-            )
-
-
-# Lengths of mapped unsealed files, and those with missing pages, by address.
+# Lengths of files that regions have mapped, and those with missing pages, by address.
 _unsealed: Final[dict[int, int]] = {}
 _cut: Final[set[int]] = set()
 
@@ -129,3 +120,130 @@ def _handle_missing_pages() -> None:
     address = ctypes.cast(_handler, ctypes.c_void_p).value
     action = _Action(handler=address, flags=_SA_SIGINFO)
     _LIBC.sigaction(signal.SIGBUS, ctypes.byref(action), ctypes.byref(_former))
+
+
+class Region:
+    """A part of a file that may become shorter.
+
+    told    its name, key, offset and byte_size
+    memory  its bytes
+    inode   of the file
+    """
+
+    def __init__(self, file: int, told: dict[str, Any]) -> None:
+        """Raise InvalidFieldError if it cannot be mapped."""
+        _handle_missing_pages()
+        length = told["offset"] + told["byte_size"]
+        mapping = mapped("key", file, length)
+        self._address = ctypes.addressof(mapping)
+        _unsealed[self._address] = length
+        self.told, self.inode = told, os.fstat(file).st_ino
+        self.memory: Bytes = np.frombuffer(memoryview(mapping), np.uint8)[told["offset"] :]
+
+    def check(self, field: str) -> None:
+        """Raise InvalidDataError if pages were missing."""
+        if self._address in _cut:
+            raise InvalidDataError(
+                field, "its shared memory has become shorter, or there is no memory for its pages"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Range:
+    """A tensor's bytes in a region."""
+
+    region: Region
+    data: Bytes
+
+    def takes_result(self, source: Range | None) -> bool:
+        """Whether a result may be computed in place.
+
+        It is aligned then, and known to be apart from its source.
+        """
+        if source is not None and source.region is self.region:
+            is_apart = not np.may_share_memory(source.data, self.data)
+        else:
+            is_apart = source is None or source.region.inode != self.region.inode
+        return is_apart and self.data.ctypes.data % ALIGNMENT == 0
+
+    def store(self, result: memoryview) -> None:
+        """Copy a result, unless it was computed in place."""
+        computed = np.frombuffer(result, np.uint8)
+        if not np.may_share_memory(computed, self.data):
+            self.data[:] = computed
+
+
+class Regions:
+    """All registered regions, by name. Used from one event loop only."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._pattern = settings.open_inference_memory
+        self._users = {os.geteuid(), *settings.users_sharing_memory}
+        self._all: dict[str, Region] = {}
+
+    def register(self, request: Any) -> dict[str, Any]:
+        """Map a file; raise InvalidFieldError or UnsupportedCallError."""
+        if not self._pattern:
+            raise UnsupportedCallError("the server needs --open-inference-memory to take names")
+        told = {name: getattr(request, name) for name in ("name", "key", "offset", "byte_size")}
+        if not request.name or request.name in self._all:
+            raise InvalidFieldError("name", "empty or registered; give another one")
+        if len(self._all) >= _MOST_REGIONS:
+            raise InvalidFieldError("name", f"{_MOST_REGIONS} regions are registered, the most")
+        file = self._open(request.key)
+        try:
+            size = os.fstat(file).st_size
+            if not request.byte_size or request.offset + request.byte_size > size:
+                came = f"{request.byte_size} from offset {request.offset} on"
+                raise InvalidFieldError("byte_size", f"{came}; the file has {size}")
+            self._all[request.name] = Region(file, told)
+        finally:
+            os.close(file)
+        return {}
+
+    def _open(self, key: str) -> int:
+        name = key.removeprefix("/")
+        if "/" in name or not fnmatchcase(name, self._pattern):
+            raise InvalidFieldError("key", f"{key!r}; the server takes names like {self._pattern}")
+        # One error for all reasons: it must not tell which files of others there are.
+        refused = InvalidFieldError("key", f"{key!r} is not a file that callers may share")
+        try:
+            file = os.open(f"{_FOLDER}/{name}", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except (OSError, ValueError):  # ValueError for a zero byte
+            raise refused from None
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid not in self._users:
+            os.close(file)
+            raise refused
+        return file
+
+    def unregister(self, request: Any) -> dict[str, Any]:
+        """Forget a region, or all of them for an empty name.
+
+        Unknown names are no error.
+        """
+        for name in self._named(request):
+            del self._all[name]
+        return {}
+
+    def statuses(self, request: Any) -> dict[str, Any]:
+        """Return RegionStatus of a region, or of all for an empty name."""
+        return {"regions": {name: self._all[name].told for name in self._named(request)}}
+
+    def _named(self, request: Any) -> list[str]:
+        return [name for name in self._all if request.name in {"", name}]
+
+    def find(self, field: str, named: v1.SharedRange) -> Range:
+        """Return a range.
+
+        Raises InvalidFieldError if no region has it, or bytes are missing.
+        """
+        name, first, length = named.handle, named.offset, named.length
+        region = self._all.get(name)
+        if region is None:
+            raise InvalidFieldError(field, f"shared memory region {name!r} is not registered")
+        if first < 0 or length < 0 or first + length > len(region.memory):
+            came = f"{length} bytes from offset {first} of shared memory region {name!r}"
+            raise InvalidFieldError(field, f"{came}, which has {len(region.memory)}")
+        region.check(field)
+        return Range(region, region.memory[first : first + length])

@@ -43,10 +43,9 @@ from gradwire_server.errors import (
 )
 from gradwire_server.observability import logs
 from gradwire_server.rpc.codec import Bytes
-from gradwire_server.rpc.mapped_files import mapped
+from gradwire_server.rpc.mapped_files import ALIGNMENT, mapped
 from gradwire_server.scheduling.admission import Admission
 
-ALIGNMENT: Final = 64
 _REGISTER, _FORGET, _HANDLE, _ERROR = b"R", b"F", b"H", b"E"
 _LENGTH: Final = struct.Struct("<Q")
 _PACKET_BYTES: Final = 64

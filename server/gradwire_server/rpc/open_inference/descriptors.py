@@ -14,8 +14,8 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 NAME = "inference.GRPCInferenceService"
 
 _POOL = descriptor_pool.DescriptorPool()
-_FILES = FileDescriptorSet.FromString((Path(__file__).parent / "descriptors.binpb").read_bytes())
-for _file in _FILES.file:
+_ENCODED = (Path(__file__).parent / "descriptors.binpb").read_bytes()
+for _file in FileDescriptorSet.FromString(_ENCODED).file:
     _POOL.Add(_file)
 SERVICE = _POOL.FindServiceByName(NAME)
 
@@ -26,10 +26,7 @@ def message(name: str) -> Any:
 
 
 class BothPools:
-    """The default pool and this one, for reflection.
-
-    The default pool comes first.
-    """
+    """The default pool and then this one, for reflection."""
 
     def __getattr__(self, name: str) -> Any:
         def find(*arguments: Any) -> Any:

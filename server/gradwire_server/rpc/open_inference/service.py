@@ -8,36 +8,29 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Never, cast
+from typing import Any, Never, TypeAlias
 
 import grpc
 from google.protobuf.message import Message
 
 from gradwire._wire.framing import varint
 from gradwire_server.config.version import VERSION
-from gradwire_server.engine import NUMERICS_VERSION, EvaluationRequest, Prepared
-from gradwire_server.errors import (
-    MessageTooLargeError,
-    RequestLimitError,
-    UnknownFieldError,
-    UnsupportedCallError,
-)
+from gradwire_server.engine import NUMERICS_VERSION, EvaluationRequest, Prepared, exceeded
+from gradwire_server.errors import RequestLimitError, UnknownFieldError, UnsupportedCallError
 from gradwire_server.rpc import codec
 from gradwire_server.rpc.call_context import ActiveCall, Context
+from gradwire_server.rpc.mapped_files import Range, Regions
 from gradwire_server.rpc.message_budget import MessageBudget
 from gradwire_server.rpc.open_inference.descriptors import NAME, SERVICE, message
-from gradwire_server.rpc.open_inference.regions import Range, Regions, check_local
-from gradwire_server.rpc.open_inference.requests import (
-    PLATFORM,
-    Inference,
-    InferReader,
-    Models,
-    renamed,
-)
+from gradwire_server.rpc.open_inference.requests import PLATFORM, Inference, Model, Models, renamed
 from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.rpc.status_map import EncodedStatus
 from gradwire_server.rpc.streaming import ServedStream
 from gradwire_server.rpc.unary import UnaryEvaluator
+from gradwire_server.security.authorization import is_local
+
+# Fields of the response to a request.
+Answer: TypeAlias = Callable[[Any], dict[str, Any]]
 
 # Bytes of a response beside its contents, at most.
 _RESPONSE_BYTES = 4096
@@ -58,15 +51,12 @@ class InferCall(ActiveCall):
     sink: Range | None = None
 
     def succeed(self) -> None:
-        """End the call with OK, without trailing metadata.
-
-        Clients of this protocol do not read them.
-        """
+        """End the call with OK; clients read no trailing metadata."""
         self._finish(self._active.success_level, "OK")
 
     def _status(self, error: Exception) -> EncodedStatus:
         failed = super()._status(renamed(error))
-        if isinstance(error, RequestLimitError | MessageTooLargeError | UnknownFieldError):
+        if isinstance(error, RequestLimitError | UnknownFieldError):
             return replace(failed, status="INVALID_ARGUMENT")
         return failed
 
@@ -76,15 +66,32 @@ class InferCall(ActiveCall):
             duration_s = time.monotonic() - self._started
             self.inference.model.note(self.phases, duration_s, succeeded=status == "OK")
 
+    def check_local(self) -> None:
+        """Raise UnsupportedCallError unless the caller is on this machine."""
+        if not is_local(self.context.peer()):
+            raise UnsupportedCallError("shared memory takes callers on the server's machine")
+
 
 class InferenceService(UnaryEvaluator[InferCall]):
-    """All handlers of the service, by path."""
+    """All handlers of the service."""
 
     def __init__(self, service: ServiceContext, budget: MessageBudget) -> None:
         super().__init__(service, budget)
         self._models = Models(service.settings.named_models)
-        self._reader = InferReader(self._models)
         self._regions = Regions(service.settings)
+
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        """Return the handlers of all methods, by path."""
+        unary: Any = grpc.stream_unary_rpc_method_handler
+        stream: Any = grpc.stream_stream_rpc_method_handler
+        answers = self._answers()
+        found: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        for method in SERVICE.methods:
+            answer = answers.get(method.name, _refuse)
+            found[f"/{NAME}/{method.name}"] = unary(partial(self._control, method, answer))
+        found[f"/{NAME}/ModelInfer"] = unary(self.infer)
+        found[f"/{NAME}/ModelStreamInfer"] = stream(self._stream)
+        return found
 
     async def infer(self, _requests: object, context: Context) -> bytes:
         """Evaluate one model on one tensor."""
@@ -93,31 +100,33 @@ class InferenceService(UnaryEvaluator[InferCall]):
 
     async def infer_item(self, received: bytes, context: Context) -> bytes:
         """Answer one message of a stream, whose status stays its own."""
-        errors = list[str]()
+        failures = list[str]()
         item: Any = SimpleNamespace(
             peer=context.peer,
             peer_identities=context.peer_identities,
             time_remaining=context.time_remaining,
             invocation_metadata=context.invocation_metadata,
             set_code=_ignore,
-            set_details=errors.append,
+            set_details=failures.append,
             set_trailing_metadata=_ignore,
             # The reply is written before the next message is read.
             add_done_callback=_call_now,
         )
         reply = await self._answer(received, InferCall("ModelInfer", item, self._service.active))
-        if errors:
-            return bytes(_StreamResponse(error_message=errors[0]).SerializeToString())
+        if failures:
+            return bytes(_StreamResponse(error_message=failures[0]).SerializeToString())
         # Field 2, infer_response.
         return b"".join((b"\x12", varint(len(reply)), reply))
 
+    async def _stream(self, _requests: object, context: Context) -> None:
+        await InferStream(self, self._service, context).answer()
+
     def _split(self, message: bytes, call: InferCall) -> tuple[bytes, memoryview]:
-        request_id, inference, data = self._reader.read(message)
+        request_id, inference, data = self._models.read(message)
         call.take_id(request_id)
-        call.given_id = request_id
-        call.inference = inference
-        if inference.source or inference.sink:
-            check_local(call.context)
+        call.given_id, call.inference = request_id, inference
+        if inference.sink or inference.source:
+            call.check_local()
         if inference.sink:
             call.sink = self._regions.find("outputs.y", inference.sink)
         if inference.source:
@@ -128,13 +137,9 @@ class InferenceService(UnaryEvaluator[InferCall]):
     def _check_size(self, request: EvaluationRequest, call: InferCall) -> None:
         needed = request.resolved()[1].wire_bytes
         allowed = self._service.settings.max_message_bytes - _RESPONSE_BYTES
-        if needed > allowed and not call.inference.sink:
-            raise MessageTooLargeError(
-                f"outputs.y is {needed} bytes; a response takes {allowed} (setting "
-                "GRADWIRE_MAX_MESSAGE_BYTES), shared memory any number",
-                limit="max_message_bytes",
-                allowed=allowed,
-            )
+        if needed > allowed and call.sink is None:
+            came = f"outputs.y is {needed} bytes, and not in shared memory"
+            raise exceeded(came, "max_message_bytes", allowed)
 
     def _result(self, prepared: Prepared, call: InferCall) -> codec.Bytes:
         if call.sink is not None and call.sink.takes_result(call.source):
@@ -149,67 +154,66 @@ class InferenceService(UnaryEvaluator[InferCall]):
             call.source.region.check("inputs.x")
         return call.inference.reply(call.given_id, result)
 
-    def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        """Return the handlers of all methods, by path."""
-        answers, infer, stream = self._answers(), cast("Any", self.infer), cast("Any", self._stream)
-        found: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
-        for method in SERVICE.methods:
-            control: Any = partial(self._control, method, answers.get(method.name, _refuse))
-            found[f"/{NAME}/{method.name}"] = grpc.stream_unary_rpc_method_handler(control)
-        found[f"/{NAME}/ModelInfer"] = grpc.stream_unary_rpc_method_handler(infer)
-        found[f"/{NAME}/ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(stream)
-        return found
-
-    async def _stream(self, _requests: object, context: Context) -> None:
-        await InferStream(self, self._service, context).answer()
-
     async def _control(
-        self, method: Any, answer: Any, _requests: object, context: Context
+        self, method: Any, answer: Answer, _requests: object, context: Context
     ) -> bytes | None:
-        """Answer a call without tensors.
-
-        `answer` returns the response's fields for a request.
-        """
+        """Answer a call without tensors."""
         received = await self._budget.receive(context)
+        call = InferCall(method.name, context, self._service.active)
 
         async def work() -> bytes:
             kind = message(method.input_type.name)
             request = codec.parse(kind, codec.well_formed(received), {})
             codec.refuse_unknown_fields(request, "")
-            told = answer(request, context)
-            return bytes(message(method.output_type.name)(**told).SerializeToString())
+            if method.name.startswith("SystemSharedMemory"):
+                call.check_local()
+            reply: Message = message(method.output_type.name)(**answer(request))
+            return reply.SerializeToString()
 
-        return await InferCall(method.name, context, self._service.active).answer(work)
+        return await call.answer(work)
 
-    def _answers(self) -> dict[str, Callable[[Any, Context], dict[str, Any]]]:
+    def _answers(self) -> dict[str, Answer]:
         """Return the functions that answer calls without tensors."""
         models, regions, ready = self._models, self._regions, self._service.ready.is_set
         extensions = ["model_configuration", "model_repository", "statistics"]
         extensions += ["system_shared_memory"] * bool(self._service.settings.open_inference_memory)
         server = {"name": PLATFORM, "version": VERSION, "extensions": extensions}
+
+        def find(asked: Any) -> Model:
+            return models.find(asked.name, asked.version)
+
+        def statistics(asked: Any) -> dict[str, Any]:
+            """Tell them of one model, or of all for an empty name."""
+            told = [find(asked)] if asked.name else models.values()
+            return {"model_stats": [each.statistics for each in told]}
+
+        def index(asked: Any) -> dict[str, Any]:
+            state = {"version": NUMERICS_VERSION, "state": "READY"}
+            listed = models if ready() or not asked.ready else ()
+            return {"models": [{"name": name, **state} for name in listed]}
+
         return {
-            "ServerLive": lambda _r, _c: {"live": True},
-            "ServerReady": lambda _r, _c: {"ready": ready()},
-            "ModelReady": lambda r, _c: {"ready": bool(models.find(r.name, r.version)) and ready()},
-            "ServerMetadata": lambda _r, _c: server,
-            "ModelMetadata": lambda r, _c: models.find(r.name, r.version).metadata(),
-            "ModelConfig": lambda r, _c: {"config": models.find(r.name, r.version).config()},
-            "ModelStatistics": lambda r, _c: {
-                "model_stats": [each.statistics() for each in models.some(r.name, r.version)]
-            },
-            "RepositoryIndex": lambda r, _c: {
-                "models": [
-                    {"name": name, "version": NUMERICS_VERSION, "state": "READY"}
-                    for name in models
-                    if ready() or not r.ready
-                ]
-            },
+            "ServerLive": lambda _: {"live": True},
+            "ServerReady": lambda _: {"ready": ready()},
+            "ModelReady": lambda asked: {"ready": bool(find(asked)) and ready()},
+            "ServerMetadata": lambda _: server,
+            "ModelMetadata": lambda asked: find(asked).metadata,
+            "ModelConfig": lambda asked: {"config": find(asked).config},
+            "ModelStatistics": statistics,
+            "RepositoryIndex": index,
             "SystemSharedMemoryStatus": regions.statuses,
             "SystemSharedMemoryRegister": regions.register,
             "SystemSharedMemoryUnregister": regions.unregister,
             # There are no regions to forget: perf_analyzer ends where this fails.
-            "CudaSharedMemoryUnregister": lambda _r, _c: {},
+            "CudaSharedMemoryUnregister": lambda _: {},
         }
+
+
+def _refuse(request: Any) -> Never:
+    raise UnsupportedCallError(
+        f"{request.DESCRIPTOR.name.removesuffix('Request')}: this server has no CUDA shared "
+        "memory, loads no models, and takes settings of its log and traces when it starts"
+    )
 
 
 def _call_now(sent: Callable[[object], object]) -> None:
@@ -249,10 +253,3 @@ class InferStream(ServedStream):
         """Return the last message of a stream that fails."""
         last: Message = _StreamResponse(error_message=failed.message)
         return last
-
-
-def _refuse(request: Any, _context: Context) -> Never:
-    raise UnsupportedCallError(
-        f"{request.DESCRIPTOR.name.removesuffix('Request')}: this server has no CUDA shared "
-        "memory, loads no models, and takes settings of its log and traces when it starts"
-    )
