@@ -36,7 +36,6 @@ from gradwire_server.engine import (
     Prepared,
     Preparer,
     Step,
-    TableCache,
     are_rows,
     rows_of,
 )
@@ -145,7 +144,7 @@ class LocalClient:
         # A backend that splits work needs no steps for its threads, only where memory is short.
         self._spare_bytes = limits.max_request_memory_bytes if self._backend.splits_work else 0
         self._closed = False
-        self._preparer = Preparer(limits, TableCache())
+        self._preparer = Preparer(limits)
         self._calls: Recent[_LocalCall] = Recent(most=_RECENT_CALLS, max_weight=_RECENT_ENTRIES)
 
     def evaluate(

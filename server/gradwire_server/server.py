@@ -17,7 +17,7 @@ from gradwire_server.backends.changeover import load_kernels
 from gradwire_server.config.addresses import check_free
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
-from gradwire_server.engine import Preparer, TableCache
+from gradwire_server.engine import Preparer
 from gradwire_server.exporters import Instruments
 from gradwire_server.observability import logs
 from gradwire_server.rpc import codec, handlers
@@ -312,7 +312,6 @@ def _service_context(
         in_use=in_use,
         preparer=Preparer(
             settings.limits,
-            TableCache(),
             encode_output=lambda output: codec.response_header(codec.write_descriptor(output)),
         ),
         admission=admission,

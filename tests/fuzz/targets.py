@@ -29,7 +29,7 @@ from gradwire.errors import GradwireError
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.config.models import read_models
 from gradwire_server.config.settings import MAX_HEADER_BYTES, Settings
-from gradwire_server.engine import Limits, Preparer, TableCache, at_once
+from gradwire_server.engine import Limits, Preparer, at_once
 from gradwire_server.observability import recording
 from gradwire_server.rpc import batch, codec, status_map
 from gradwire_server.rpc.call_context import ActiveCalls
@@ -241,7 +241,7 @@ def _service_context() -> ServiceContext:
     return ServiceContext(
         settings=settings,
         in_use=BackendInUse(NumpyCpu(), ""),
-        preparer=Preparer(Limits(**_LIMITS), TableCache(max_entries=_MOST)),
+        preparer=Preparer(Limits(**_LIMITS), most_kept=_MOST),
         admission=Admission(
             max_memory_bytes=1 << 30, max_streams=1, threads=1, max_queue=1, max_queue_s=1.0
         ),

@@ -146,8 +146,7 @@ class ServiceContext:
     def refuse_bulk(self, request: EvaluationRequest, method: str) -> None:
         """Raise MessageTooLargeError where a tensor is too large for one message."""
         allowed = self.settings.max_unary_bytes
-        _, output = request.resolved()
-        for name, spec in (("input", request.input), ("output", output)):
+        for name, spec in (("input", request.input), ("output", request.resolved())):
             if spec.wire_bytes > allowed:
                 raise MessageTooLargeError(
                     f"{name} is {spec.wire_bytes} bytes; {method} takes {allowed} (its setting "

@@ -294,7 +294,7 @@ def _decode(model: Model, request: Any, contents: Mapping[str, memoryview]) -> I
     if [tensor.name for tensor in request.outputs] not in ([], [OUTPUT]):
         came = ", ".join(tensor.name for tensor in request.outputs)
         raise InvalidFieldError("outputs", f"{came}; {OUTPUT} is the only one")
-    _, output = codec.read_request(ours).resolved()
+    output = codec.read_request(ours).resolved()
     response = ModelInferResponse(model_name=named.name, model_version=NUMERICS_VERSION)
     y, sink = response.outputs.add(name=OUTPUT, datatype=x.datatype, shape=output.sizes), None
     for tensor in request.outputs:

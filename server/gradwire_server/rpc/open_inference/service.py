@@ -126,7 +126,7 @@ class InferenceService(UnaryEvaluator[InferCall]):
         return inference.header, data
 
     def _check_size(self, request: EvaluationRequest, call: InferCall) -> None:
-        needed = request.resolved()[1].wire_bytes
+        needed = request.resolved().wire_bytes
         allowed = self._service.settings.max_message_bytes - _RESPONSE_BYTES
         if needed > allowed and not call.inference.sink:
             raise MessageTooLargeError(
