@@ -45,18 +45,9 @@ import numpy.typing as npt
 
 from gradwire_server.plans import sampling
 from gradwire_server.plans.banded_map import Indices
-from gradwire_server.plans.sampling import (
-    Coordinates,
-    Taps,
-    added,
-    keys_inside,
-    keys_outside,
-    sum_from,
-    weights_from,
-)
+from gradwire_server.plans.sampling import Coordinates, Number, Taps, Weigh
 
 Flags = npt.NDArray[np.bool_]
-Number = np.floating[Any]
 
 CROP: Final = "tf_crop_and_resize"
 WHOLE: Final = (0.0, 1.0)
@@ -132,7 +123,13 @@ class OnnxAxis:
 
     def positions(self, outputs: Indices) -> Coordinates:
         """Return x of some outputs by the formula, without bounds."""
-        return TRANSFORMATIONS[self.transformation](self, outputs.astype(self.kind))
+        x, mode = outputs.astype(self.kind), self.transformation
+        if mode == CROP:
+            return _tf_crop_and_resize(self, x)
+        if mode == "half_pixel_symmetric":
+            return _half_pixel_symmetric(self, x)
+        steps = self.resized - 1
+        return sampling.onnx_coordinates(mode, x, self.scale, last=self.last, steps=steps)
 
     def reads(self, x: Coordinates) -> Flags:
         """Return flags of the coordinates that are read.
@@ -145,32 +142,12 @@ class OnnxAxis:
         return on_axis
 
 
-def _half_pixel(line: OnnxAxis, index: Coordinates) -> Coordinates:
-    return (index + 0.5) / line.scale - 0.5
-
-
 def _half_pixel_symmetric(line: OnnxAxis, index: Coordinates) -> Coordinates:
     adjustment = line.kind(line.outputs) / line.width
     offset = np.float64(line.kind(line.inputs) / 2 * (1 - adjustment))
     # ONNX Runtime rounds to float32 once, at the end.
     x = offset + (index.astype(np.float64) + 0.5) / np.float64(line.scale) - 0.5
     return x.astype(line.kind)
-
-
-def _pytorch_half_pixel(line: OnnxAxis, index: Coordinates) -> Coordinates:
-    return _half_pixel(line, index) if line.resized > 1 else np.zeros_like(index)
-
-
-def _align_corners(line: OnnxAxis, index: Coordinates) -> Coordinates:
-    return index if line.outputs == 1 else index * line.last / (line.resized - 1)
-
-
-def _asymmetric(line: OnnxAxis, index: Coordinates) -> Coordinates:
-    return index / line.scale
-
-
-def _tf_half_pixel_for_nn(line: OnnxAxis, index: Coordinates) -> Coordinates:
-    return (index + 0.5) / line.scale
 
 
 def _tf_crop_and_resize(line: OnnxAxis, index: Coordinates) -> Coordinates:
@@ -182,17 +159,6 @@ def _tf_crop_and_resize(line: OnnxAxis, index: Coordinates) -> Coordinates:
             return start * line.last + step
         center = 0.5 * np.float64(start + end) * np.float64(line.last)
         return np.full_like(index, center)
-
-
-TRANSFORMATIONS: Final[Mapping[str, Callable[[OnnxAxis, Coordinates], Coordinates]]] = {
-    "half_pixel": _half_pixel,
-    "half_pixel_symmetric": _half_pixel_symmetric,
-    "pytorch_half_pixel": _pytorch_half_pixel,
-    "align_corners": _align_corners,
-    "asymmetric": _asymmetric,
-    "tf_half_pixel_for_nn": _tf_half_pixel_for_nn,
-    CROP: _tf_crop_and_resize,
-}
 
 
 # ONNX Runtime treats values this close to a tie as ties, because its coordinates are rounded:
@@ -265,8 +231,7 @@ def _held(line: OnnxAxis, taps: Taps) -> Taps:
     if line.exclude_outside:
         weight = np.where((index >= 0) & (index < line.inputs), weight, line.kind(0))
         # In order, each sum rounded; cumsum adds so.
-        total = np.cumsum(weight, axis=1)[:, -1:]
-        weight = weight / np.where(total == 0, line.kind(1), total)
+        weight = weight / sampling.nonzero(np.cumsum(weight, axis=1)[:, -1])
     return Taps(np.clip(index, 0, line.inputs - 1), weight, taps.coordinates)
 
 
@@ -275,25 +240,19 @@ class Window:
     """The elements that some outputs read, those beyond the edge too.
 
     first, stop  int64[outputs], element first up to, not including, stop
-    weigh        elements int64[outputs, taps] -> their weights, not yet divided
+    weigh        elements -> their weights, not yet divided; 0 out of the window
     reads        which of the outputs read at all
     """
 
     first: Indices
     stop: Indices
-    weigh: Callable[[Indices], Coordinates]
+    weigh: Weigh
     reads: Flags
-
-    def weights(self, index: Indices) -> Coordinates:
-        """Return the weights of elements, 0 out of the window."""
-        within = (index >= self.first[:, np.newaxis]) & (index < self.stop[:, np.newaxis])
-        weight = self.weigh(index)
-        return np.where(within, weight, weight.dtype.type(0))
 
     def added_beyond(self, start: Coordinates, first: int, stop: int) -> Coordinates:
         """Add the weights of a range of elements to start, in order."""
         low, taps = np.full(len(start), first, np.int64), max(stop - first, 0)
-        return sum_from(self.weights, low, taps=taps, start=start)
+        return sampling.sum_from(self.weigh, low, taps=taps, start=start)
 
 
 def antialiased(line: OnnxAxis, outputs: Indices) -> Taps:
@@ -316,18 +275,20 @@ def _window(line: OnnxAxis, outputs: Indices) -> Window:
     x, reads = line.coordinates(outputs)
     whole = np.floor(x)
     t, below = (x - whole)[:, np.newaxis], whole.astype(np.int64)
-    half, slope = line.window // 2, line.slope
+    first, stop, slope = below + (1 - line.window // 2), below + (1 + line.window // 2), line.slope
 
     def weigh(index: Indices) -> Coordinates:
         distance: Coordinates = np.abs(line.scale * ((index - below[:, np.newaxis]) - t))
         if slope is None:
-            return np.maximum(1 - distance, 0)
+            return sampling.triangle(distance)
         weight = np.where(
-            distance <= 1, keys_inside(distance, slope), keys_outside(distance, slope)
+            distance <= 1,
+            sampling.keys_inside(distance, slope),
+            sampling.keys_outside(distance, slope),
         )
         return np.where(distance < 2, weight, 0)  # noqa: PLR2004
 
-    return Window(below + (1 - half), below + (1 + half), weigh, reads)
+    return Window(first, stop, sampling.within(weigh, first, stop), reads)
 
 
 def _runtime_support(line: OnnxAxis) -> np.floating[Any]:
@@ -358,16 +319,16 @@ def _runtime_window(line: OnnxAxis, outputs: Indices) -> Window:
     first = np.floor(center - support + np.float32(0.5)).astype(np.int64)
     stop = np.floor(center + support + np.float32(0.5)).astype(np.int64)
 
+    stop = np.minimum(stop, first + line.window)
+
     def weigh(index: Indices) -> Coordinates:
         distance = index.astype(np.float32) - center[:, np.newaxis] + np.float32(0.5)
-        distance = np.abs(distance * stretch)
+        distance = distance * stretch
         if slope is None:
-            return np.maximum(1 - distance, 0)
-        far = (((distance - 5) * distance + 8) * distance - 4) * slope
-        weight = np.where(distance < 1, keys_inside(distance, slope), far)
-        return np.where(distance < 2, weight, np.float32(0))  # noqa: PLR2004
+            return sampling.triangle(distance)
+        return sampling.pillow_keys(distance, slope)
 
-    return Window(first, np.minimum(stop, first + line.window), weigh, reads)
+    return Window(first, stop, sampling.within(weigh, first, stop), reads)
 
 
 def _normalized(window: Window, line: OnnxAxis, coordinates: Coordinates) -> Taps:
@@ -378,19 +339,19 @@ def _normalized(window: Window, line: OnnxAxis, coordinates: Coordinates) -> Tap
     """
     taps = min(line.window, line.inputs)
     begin = np.clip(window.first, 0, line.inputs - taps)
-    read = weights_from(window.weights, begin, taps=taps)
+    read = sampling.weights_from(window.weigh, begin, taps=taps)
     weight = read.weight
     total = np.zeros(len(weight), weight.dtype)
     if line.exclude_outside:
-        total = added(total, weight)
+        total = sampling.added(total, weight)
     else:
         below = int(window.first.min()), 0
         above = line.inputs, int(window.stop.max())
-        total = added(window.added_beyond(total, *below), weight)
+        total = sampling.added(window.added_beyond(total, *below), weight)
         total = window.added_beyond(total, *above)
         weight[:, 0] = window.added_beyond(weight[:, 0], *below)
         weight[:, -1] = window.added_beyond(weight[:, -1], *above)
-    total = np.where(total == 0, weight.dtype.type(1), total)[:, np.newaxis]
-    weight = weight * (1 / total) if line.in_float32 else weight / total
+    divisor = sampling.nonzero(total)
+    weight = weight * (1 / divisor) if line.in_float32 else weight / divisor
     weight = np.where(window.reads[:, np.newaxis], weight, weight.dtype.type(0))
     return Taps(read.index, weight, coordinates)

@@ -10,18 +10,14 @@ user's scale_factor, or inputs / outputs without one:
 
 Source: ATen/native/UpSample.h of torch 2.13 and the bits of its results.
 
-PyTorch's antialiased filters along one axis: stretched where it shrinks, cut at the edges.
-
-With scale the input over the output, s = max(scale, 1) and r the filter's radius, output X reads
-around c = scale * (X + 0.5) the elements from trunc(c - r s + 0.5) up to trunc(c + r s + 0.5), held
-to the axis, and weights element j with filter((j - c + 0.5) / s), divided by the sum of all.
+PyTorch's antialiased filters along one axis are Pillow's, as in `sampling.pillow`, with weights
+divided by the sum of all.
 
 Source: ATen/native/cpu/UpSampleKernel.cpp of torch 2.13 and the bits of its results.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +29,7 @@ from gradwire_server.dialects.dialect import FLOAT32, Axis
 from gradwire_server.plans import sampling
 from gradwire_server.plans.banded_map import Indices
 from gradwire_server.plans.plan import FMA_EFFORT, fma
-from gradwire_server.plans.sampling import Coordinates, Taps, added, weights_from
+from gradwire_server.plans.sampling import Coordinates, Kernel, Taps
 from gradwire_server.plans.sines import EFFORT, Doubles, sin, sinf, unsettled
 
 
@@ -284,15 +280,9 @@ BACKWARD: Final[Mapping[str, Filter]] = {
 CUBIC: Final = TorchKeysFilter(-0.5, fused=True, last=True)
 
 
-def _triangle(x: Coordinates) -> Coordinates:
-    weight: Coordinates = np.maximum(1 - np.abs(x), 0)
-    return weight
-
-
 def _keys(x: Coordinates) -> Coordinates:
     x = np.abs(x)
-    inside, outside = CUBIC.inside(x), CUBIC.outside(x)
-    return np.where(x < 1, inside, np.where(x < 2, outside, x.dtype.type(0)))  # noqa: PLR2004
+    return sampling.two_pieces(x, CUBIC.inside(x), CUBIC.outside(x))
 
 
 def _lanczos(x: Coordinates) -> Coordinates:
@@ -319,54 +309,28 @@ def _sinc(x: Coordinates, sine_of: Callable[[Doubles], Doubles] = sin) -> Coordi
     return np.where(y == 0, one, sine / np.where(y == 0, one, y))
 
 
-def _support(line: TorchAxis, radius: int) -> float:
-    scale = line.scale()
-    return float(line.compute.type(radius * float(scale))) if scale >= 1 else radius
-
-
 def _most_taps(line: TorchAxis, *, radius: int) -> int:
-    return min(2 * math.ceil(_support(line, radius)) + 1, line.inputs)
+    return sampling.pillow_window(line.scale(), radius=radius, inputs=line.inputs)
 
 
-def _antialiased(
-    line: TorchAxis,
-    outputs: Indices,
-    *,
-    weigh: Callable[[Coordinates], Coordinates],
-    radius: int,
-) -> Taps:
+def _antialiased(line: TorchAxis, outputs: Indices, *, kernel: Kernel, radius: int) -> Taps:
     """Weigh the elements within the stretched filter's support."""
-    kind, taps = line.compute.type, _most_taps(line, radius=radius)
-    scale, support = float(line.scale()), kind(_support(line, radius))
-    inverse = float(kind(1 / scale)) if scale >= 1 else 1.0
-    center = (scale * (outputs + 0.5)).astype(kind)
-    low = np.maximum(np.trunc((center - support).astype(np.float64) + 0.5), 0).astype(np.int64)
-    high = np.trunc((center + support).astype(np.float64) + 0.5).astype(np.int64)
-    counts = np.minimum(high, line.inputs) - low
-
-    def weights(index: Indices) -> Coordinates:
-        distance = (index.astype(kind) - center[:, np.newaxis]).astype(np.float64) + 0.5
-        weight = weigh((distance * inverse).astype(kind))
-        return np.where(index - low[:, np.newaxis] < counts[:, np.newaxis], weight, kind(0))
-
-    read = weights_from(weights, low, taps=taps)
-    total = added(np.zeros(len(low), kind), read.weight)[:, np.newaxis]
-    weight = read.weight / np.where(total == 0, kind(1), total)
-    return Taps(np.minimum(read.index, line.inputs - 1), weight, center - kind(0.5))
+    weigh, low, x = sampling.pillow(
+        kernel, outputs, scale=line.scale(), radius=radius, inputs=line.inputs
+    )
+    read = sampling.weights_from(weigh, low, taps=_most_taps(line, radius=radius))
+    weight = read.weight / sampling.nonzero(sampling.added(np.zeros_like(x), read.weight))
+    return Taps(np.minimum(read.index, line.inputs - 1), weight, x)
 
 
-def _filter(
-    weigh: Callable[[Coordinates], Coordinates],
-    radius: int,
-    effort: Effort | None = None,
-) -> Filter:
-    sample = partial(_antialiased, weigh=weigh, radius=radius)
+def _filter(kernel: Kernel, radius: int, effort: Effort | None = None) -> Filter:
+    sample = partial(_antialiased, kernel=kernel, radius=radius)
     return Filter(sample, partial(_most_taps, radius=radius), effort=effort)
 
 
 # The forward leaves axes alone whose length stays, the backward does not.
 ANTIALIAS: Final = {
-    "bilinear": _filter(_triangle, 1),
+    "bilinear": _filter(sampling.triangle, 1),
     "bicubic": _filter(_keys, 2, FMA_EFFORT),
     "lanczos": _filter(_lanczos, 3, EFFORT),
 }
