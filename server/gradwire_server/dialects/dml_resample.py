@@ -39,15 +39,15 @@ EXACT_HALF_PIXEL_AXIS: Final = 2**23
 DEFAULT_INPUT_OFFSET: Final = np.float32(0.5)
 DEFAULT_OUTPUT_OFFSET: Final = np.float32(-0.5)
 
-# DirectML's text leaves ties open. Its published example holds with pixel-center offsets only if
-# ties go down; devices are reported to round them up.
-TIE_RULES: Final[dict[str, Rounding]] = {
+ROUNDINGS: Final[dict[str, Rounding]] = {
+    # DirectML's text leaves ties open. Its published example holds with pixel-center offsets only
+    # if ties go down; devices are reported to round them up.
     "half_down": sampling.half_down,
     "half_up": sampling.half_up,
+    # `DML_AXIS_DIRECTION` in `DML_RESAMPLE2_OPERATOR_DESC.RoundingDirection`.
+    "increasing": np.ceil,
+    "decreasing": np.floor,
 }
-
-# `DML_AXIS_DIRECTION` in `DML_RESAMPLE2_OPERATOR_DESC.RoundingDirection`.
-DIRECTIONS: Final[dict[str, Rounding]] = {"increasing": np.ceil, "decreasing": np.floor}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +106,9 @@ def _axes(attributes: Attributes, call: OperatorCall) -> Axes:
     if attributes.interpolation_mode != "linear":
         # Each operator has one of the two attributes.
         by_tie_rule = call.operator in {"dml_resample", "dml_resample_grad"}
+        field = "nearest_rounding" if by_tie_rule else "rounding_direction"
         sample, most_taps = _nearest, 1
-        rule = (
-            TIE_RULES[attributes.nearest_rounding]
-            if by_tie_rule
-            else DIRECTIONS[attributes.rounding_direction],
-        )
+        rule = (ROUNDINGS[getattr(attributes, field)],)
     return tuple(
         None
         if line.is_identity()

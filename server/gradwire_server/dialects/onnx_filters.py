@@ -64,6 +64,7 @@ class OnnxAxis:
     width            scale times inputs
     transformation   the coordinate_transformation_mode
     roi              start and end of what is read, from 0 to 1; used by tf_crop_and_resize alone
+    nearest_mode     how nearest rounds
     exclude_outside  whether elements beyond the edge weigh nothing
     slope            that of Keys's kernel; None for other filters
     """
@@ -73,9 +74,10 @@ class OnnxAxis:
     scale: Number
     width: Number
     transformation: str
-    roi: tuple[float, float] = WHOLE
-    exclude_outside: bool = False
-    slope: Number | None = None
+    roi: tuple[float, float]
+    nearest_mode: str
+    exclude_outside: bool
+    slope: Number | None
 
     @property
     def kind(self) -> type[Number]:
@@ -194,10 +196,10 @@ NEAREST_MODES: Final[Mapping[str, Callable[[Coordinates, OnnxAxis], Coordinates]
 }
 
 
-def nearest(line: OnnxAxis, nearest_mode: str, outputs: Indices) -> Taps:
+def nearest(line: OnnxAxis, outputs: Indices) -> Taps:
     """Read one element."""
     x, reads = line.coordinates(outputs)
-    whole = NEAREST_MODES[nearest_mode](x, line)
+    whole = NEAREST_MODES[line.nearest_mode](x, line)
     if line.exclude_outside:
         reads &= (whole >= 0) & (whole < line.inputs)
     index = sampling.on_axis(whole, inputs=line.inputs)
@@ -223,6 +225,13 @@ def cubic(line: OnnxAxis, outputs: Indices) -> Taps:
     weight = np.where(reads, sampling.keys_weights(x - whole, line.slope), line.kind(0))
     index = whole.astype(np.int64)[:, np.newaxis] + np.arange(-1, 3)
     return _held(line, Taps(index, weight.T, line.positions(outputs)))
+
+
+SAMPLES: Final[Mapping[str, tuple[Callable[[OnnxAxis, Indices], Taps], int]]] = {
+    "nearest": (nearest, 1),
+    "linear": (linear, 2),
+    "cubic": (cubic, 4),
+}
 
 
 def _held(line: OnnxAxis, taps: Taps) -> Taps:

@@ -107,6 +107,7 @@ def _lines(
             *extent,
             attributes.coordinate_transformation_mode,
             roi,
+            attributes.nearest_mode,
             exclude_outside=attributes.exclude_outside,
             slope=kind(attributes.cubic_coeff_a) if attributes.mode == "cubic" else None,
         )
@@ -205,18 +206,14 @@ def _stays(line: OnnxAxis, attributes: Attributes) -> bool:
 
 
 def _axis(line: OnnxAxis, attributes: Attributes) -> Axis:
-    sides, arguments = (line.inputs, line.outputs), (line,)
-    in_float32 = line.in_float32
-    if attributes.antialias and (line.scale < 1 or in_float32):
-        taps = min(line.window, line.inputs)
+    sample, taps = onnx_filters.SAMPLES[attributes.mode]
+    effort = 1
+    if attributes.antialias and (line.scale < 1 or line.in_float32):
+        sample, taps = onnx_filters.antialiased, min(line.window, line.inputs)
         # Elements beyond the edges are weighed, but not read.
-        effort = 1 + math.ceil(line.window / taps)
-        return Axis(*sides, taps, onnx_filters.antialiased, arguments, in_float32, effort=effort)
-    if attributes.mode == "cubic":
-        return Axis(*sides, 4, onnx_filters.cubic, arguments, in_float32)
-    if attributes.mode == "linear":
-        return Axis(*sides, 2, onnx_filters.linear, arguments, in_float32)
-    return Axis(*sides, 1, onnx_filters.nearest, (line, attributes.nearest_mode), in_float32)
+        effort += math.ceil(line.window / taps)
+    sides = line.inputs, line.outputs
+    return Axis(*sides, taps, sample, (line,), line.in_float32, effort=effort)
 
 
 def _output_shape(attributes: Attributes, input_shape: Shape) -> Shape:

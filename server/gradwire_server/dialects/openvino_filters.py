@@ -57,15 +57,10 @@ class OpenvinoAxis:
         """Length with padding."""
         return sum(self.pads, self.inputs)
 
-    @property
-    def stays(self) -> bool:
-        """Whether coordinates are the outputs' own."""
-        return self.scale == 1 or self.length == self.outputs
-
     def coordinates(self, outputs: Indices) -> Coordinates:
         """Return x of some outputs, in float32."""
         x = outputs.astype(np.float32)
-        if self.stays:
+        if self.scale == 1 or self.length == self.outputs:
             return x
         last, steps = np.float32(self.length - 1), np.float32(self.outputs - 1)
         # A tiny scale may overflow float32; such coordinates are outside.
