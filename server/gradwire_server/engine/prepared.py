@@ -199,24 +199,21 @@ class Prepared:
 
         The range is resume_from to stop_before, or to the end.
         """
-        if not self.output.elements:
+        total, row = self.output.wire_bytes, self._out_row_bytes
+        if not total:
             return iter(())
-        return self.walk.steps(resume_from // self._out_row_bytes, self._stop_row(stop_before))
+        stop = total if stop_before is None else stop_before
+        return self.walk.steps(resume_from // row, -(-stop // row))
 
     def input_stop(self, stop_before: int) -> int:
         """End of the input's wire bytes needed for a result.
 
         The result's bytes end before stop_before.
         """
-        if not self.output.elements:
-            return 0
-        stop_row = self._stop_row(stop_before)
-        if stop_row is None or stop_before == self.output.wire_bytes:
+        if stop_before == self.output.wire_bytes:
             return self.input.wire_bytes
-        return self.input_range(self.walk.last_step(stop_row))[1]
-
-    def _stop_row(self, stop_before: int | None) -> int | None:
-        return None if stop_before is None else -(-stop_before // self._out_row_bytes)
+        last = self.walk.last_step(-(-stop_before // self._out_row_bytes))
+        return self.input_range(last)[1]
 
     @cached_property
     def _out_row_bytes(self) -> int:

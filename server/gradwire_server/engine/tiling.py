@@ -115,15 +115,11 @@ class Walk:
         running = self.in_row + int((opened - closed).max()) * self.out_row
         return max(self.slab, min(self._window_cost, running))
 
-    def steps(self, first_row: int = 0, stop_row: int | None = None) -> Iterator[Step]:
-        """Yield the steps for the result's rows from first_row on.
+    def steps(self, first_row: int, stop_row: int) -> Iterator[Step]:
+        """Yield the steps for a range of the result's rows, counted over all outer slices.
 
-        Rows are counted over all outer slices.
-
-        stop_row  end of the wanted rows; None for all. In the modes slices and running the last
-                  step may produce later rows too
+        In the modes slices and running the last step may produce later rows too.
         """
-        stop_row = self.outer * self.out_rows if stop_row is None else stop_row
         outer, row = divmod(first_row, self.out_rows)
         stop_outer = -(-stop_row // self.out_rows)
         several = max(1, self.slab // self.slice_cost) if self.mode == "slices" else 1
