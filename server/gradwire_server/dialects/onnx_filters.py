@@ -38,7 +38,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,9 @@ from gradwire_server.plans.banded_map import Indices
 from gradwire_server.plans.sampling import Coordinates, Number, Taps, Weigh
 
 Flags = npt.NDArray[np.bool_]
+# First element and end of what each output reads, those beyond the edge too; the weights of
+# elements, not yet divided; and which of the outputs read at all.
+Window = tuple[Indices, Indices, Weigh, Flags]
 
 CROP: Final = "tf_crop_and_resize"
 WHOLE: Final = (0.0, 1.0)
@@ -108,10 +111,15 @@ class OnnxAxis:
         return 1 if self.slope is None else 2
 
     @property
+    def inverse(self) -> np.float32:
+        """The stretch of ONNX Runtime's filters."""
+        return max(np.float32(1) / np.float32(self.scale), np.float32(1))
+
+    @property
     def window(self) -> int:
         """Most elements that a stretched filter weighs, those beyond the edges too."""
         if self.in_float32:
-            return 2 * math.ceil(_runtime_support(self)) + 1
+            return 2 * math.ceil(self.radius * self.inverse) + 1
         return 2 * math.ceil(self.radius / self.scale)
 
     def coordinates(self, outputs: Indices) -> tuple[Coordinates, Flags]:
@@ -207,73 +215,62 @@ def nearest(line: OnnxAxis, outputs: Indices) -> Taps:
     return Taps(index[:, np.newaxis], weight, line.positions(outputs))
 
 
-def linear(line: OnnxAxis, outputs: Indices) -> Taps:
-    """Read two elements."""
+def interpolated(line: OnnxAxis, outputs: Indices) -> Taps:
+    """Read four elements with Keys's kernel, or two without its slope."""
     x, reads = line.coordinates(outputs)
     whole = np.floor(x)
-    t = x - whole
-    index = whole.astype(np.int64)[:, np.newaxis] + np.arange(2)
-    weight = np.where(reads, np.array([1 - t, t]), line.kind(0))
-    return _held(line, Taps(index, weight.T, line.positions(outputs)))
-
-
-def cubic(line: OnnxAxis, outputs: Indices) -> Taps:
-    """Read four elements."""
-    x, reads = line.coordinates(outputs)
-    whole = np.floor(x)
-    assert line.slope is not None  # noqa: S101 - the slope of mode cubic
-    weight = np.where(reads, sampling.keys_weights(x - whole, line.slope), line.kind(0))
-    index = whole.astype(np.int64)[:, np.newaxis] + np.arange(-1, 3)
-    return _held(line, Taps(index, weight.T, line.positions(outputs)))
-
-
-SAMPLES: Final[Mapping[str, tuple[Callable[[OnnxAxis, Indices], Taps], int]]] = {
-    "nearest": (nearest, 1),
-    "linear": (linear, 2),
-    "cubic": (cubic, 4),
-}
-
-
-def _held(line: OnnxAxis, taps: Taps) -> Taps:
-    """Clamp taps to the axis."""
-    index, weight = taps.index, taps.weight
+    t, first = x - whole, 0
+    weight = np.array([1 - t, t])
+    if line.slope is not None:
+        first, weight = -1, sampling.keys_weights(t, line.slope)
+    index = whole.astype(np.int64)[:, np.newaxis] + np.arange(first, first + len(weight))
+    weight = np.where(reads, weight, line.kind(0)).T
     if line.exclude_outside:
         weight = np.where((index >= 0) & (index < line.inputs), weight, line.kind(0))
         # In order, each sum rounded; cumsum adds so.
         weight = weight / sampling.nonzero(np.cumsum(weight, axis=1)[:, -1])
-    return Taps(np.clip(index, 0, line.inputs - 1), weight, taps.coordinates)
+    return Taps(np.clip(index, 0, line.inputs - 1), weight, line.positions(outputs))
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """The elements that some outputs read, those beyond the edge too.
-
-    first, stop  int64[outputs], element first up to, not including, stop
-    weigh        elements -> their weights, not yet divided; 0 out of the window
-    reads        which of the outputs read at all
-    """
-
-    first: Indices
-    stop: Indices
-    weigh: Weigh
-    reads: Flags
-
-    def added_beyond(self, start: Coordinates, first: int, stop: int) -> Coordinates:
-        """Add the weights of a range of elements to start, in order."""
-        low, taps = np.full(len(start), first, np.int64), max(stop - first, 0)
-        return sampling.sum_from(self.weigh, low, taps=taps, start=start)
+SAMPLES: Final[Mapping[str, tuple[Callable[[OnnxAxis, Indices], Taps], int]]] = {
+    "nearest": (nearest, 1),
+    "linear": (interpolated, 2),
+    "cubic": (interpolated, 4),
+}
 
 
 def antialiased(line: OnnxAxis, outputs: Indices) -> Taps:
-    """Read a stretched filter: Keys's kernel, or a triangle without its slope."""
+    """Read a stretched filter: Keys's kernel, or a triangle without its slope.
+
+    Weights beyond an edge are added to the edge's, and all are divided by their sum. The edge's own
+    weight comes first, then those beyond it in ascending order, as in ONNX Runtime.
+    """
     coordinates = line.positions(outputs)
-    if not line.in_float32:
-        return _normalized(_window(line, outputs), line, coordinates)
-    if line.inputs != line.outputs:
-        return _normalized(_runtime_window(line, outputs), line, coordinates)
-    # ONNX Runtime copies an axis that keeps its length, except for outputs outside the roi.
-    _, reads = _runtime_center(line, outputs)
-    return Taps(outputs[:, np.newaxis], reads[:, np.newaxis].astype(np.float32), coordinates)
+    if line.in_float32 and line.inputs == line.outputs:
+        # ONNX Runtime copies such an axis, except for outputs outside the roi.
+        _, reads = _runtime_center(line, outputs)
+        return Taps(outputs[:, np.newaxis], reads[:, np.newaxis].astype(np.float32), coordinates)
+    first, stop, weigh, reads = (_runtime_window if line.in_float32 else _window)(line, outputs)
+    weigh = sampling.within(weigh, first, stop)
+    taps = min(line.window, line.inputs)
+    read = sampling.weights_from(weigh, np.clip(first, 0, line.inputs - taps), taps=taps)
+
+    def added_beyond(start: Coordinates, first: int, stop: int) -> Coordinates:
+        low, beyond = np.full(len(start), first, np.int64), max(stop - first, 0)
+        return sampling.sum_from(weigh, low, taps=beyond, start=start)
+
+    weight, total = read.weight, np.zeros(len(outputs), line.kind)
+    if line.exclude_outside:
+        total = sampling.added(total, weight)
+    else:
+        below, above = (int(first.min()), 0), (line.inputs, int(stop.max()))
+        total = sampling.added(added_beyond(total, *below), weight)
+        total = added_beyond(total, *above)
+        weight[:, 0] = added_beyond(weight[:, 0], *below)
+        weight[:, -1] = added_beyond(weight[:, -1], *above)
+    divisor = sampling.nonzero(total)
+    weight = weight * (1 / divisor) if line.in_float32 else weight / divisor
+    return Taps(read.index, np.where(reads[:, np.newaxis], weight, line.kind(0)), coordinates)
 
 
 def _window(line: OnnxAxis, outputs: Indices) -> Window:
@@ -284,25 +281,17 @@ def _window(line: OnnxAxis, outputs: Indices) -> Window:
     x, reads = line.coordinates(outputs)
     whole = np.floor(x)
     t, below = (x - whole)[:, np.newaxis], whole.astype(np.int64)
-    first, stop, slope = below + (1 - line.window // 2), below + (1 + line.window // 2), line.slope
+    half, slope = line.window // 2, line.slope
 
     def weigh(index: Indices) -> Coordinates:
         distance: Coordinates = np.abs(line.scale * ((index - below[:, np.newaxis]) - t))
         if slope is None:
             return sampling.triangle(distance)
-        weight = np.where(
-            distance <= 1,
-            sampling.keys_inside(distance, slope),
-            sampling.keys_outside(distance, slope),
-        )
-        return np.where(distance < 2, weight, 0)  # noqa: PLR2004
+        inside = sampling.keys_inside(distance, slope)
+        outside = sampling.keys_outside(distance, slope)
+        return np.where(distance <= 1, inside, np.where(distance < 2, outside, 0))  # noqa: PLR2004
 
-    return Window(first, stop, sampling.within(weigh, first, stop), reads)
-
-
-def _runtime_support(line: OnnxAxis) -> np.floating[Any]:
-    inverse = np.float32(1) / np.float32(line.scale)
-    return np.float32(line.radius) * (inverse if inverse >= 1 else np.float32(1))
+    return below + (1 - half), below + (1 + half), weigh, reads
 
 
 def _runtime_center(line: OnnxAxis, outputs: Indices) -> tuple[Coordinates, Flags]:
@@ -321,14 +310,13 @@ def _runtime_window(line: OnnxAxis, outputs: Indices) -> Window:
     They are floor(c - support + 0.5) up to floor(c + support + 0.5).
     """
     center, reads = _runtime_center(line, outputs)
-    support, slope = np.float32(_runtime_support(line)), line.slope
-    inverse = np.float32(1) / np.float32(line.scale)
+    support, slope = line.radius * line.inverse, line.slope
     # The reciprocal of the reciprocal, which is not always the scale.
-    stretch = np.float32(1) / inverse if inverse >= 1 else np.float32(1)
-    first = np.floor(center - support + np.float32(0.5)).astype(np.int64)
-    stop = np.floor(center + support + np.float32(0.5)).astype(np.int64)
-
-    stop = np.minimum(stop, first + line.window)
+    stretch = 1 / line.inverse
+    first, stop = (
+        np.floor(edge + np.float32(0.5)).astype(np.int64)
+        for edge in (center - support, center + support)
+    )
 
     def weigh(index: Indices) -> Coordinates:
         distance = index.astype(np.float32) - center[:, np.newaxis] + np.float32(0.5)
@@ -337,30 +325,4 @@ def _runtime_window(line: OnnxAxis, outputs: Indices) -> Window:
             return sampling.triangle(distance)
         return sampling.pillow_keys(distance, slope)
 
-    return Window(first, stop, sampling.within(weigh, first, stop), reads)
-
-
-def _normalized(window: Window, line: OnnxAxis, coordinates: Coordinates) -> Taps:
-    """Add weights beyond an edge to the edge's, then normalize.
-
-    Normalized weights are divided by the sum of all. The edge's own weight comes first, then those
-    beyond it in ascending order, as in ONNX Runtime.
-    """
-    taps = min(line.window, line.inputs)
-    begin = np.clip(window.first, 0, line.inputs - taps)
-    read = sampling.weights_from(window.weigh, begin, taps=taps)
-    weight = read.weight
-    total = np.zeros(len(weight), weight.dtype)
-    if line.exclude_outside:
-        total = sampling.added(total, weight)
-    else:
-        below = int(window.first.min()), 0
-        above = line.inputs, int(window.stop.max())
-        total = sampling.added(window.added_beyond(total, *below), weight)
-        total = window.added_beyond(total, *above)
-        weight[:, 0] = window.added_beyond(weight[:, 0], *below)
-        weight[:, -1] = window.added_beyond(weight[:, -1], *above)
-    divisor = sampling.nonzero(total)
-    weight = weight * (1 / divisor) if line.in_float32 else weight / divisor
-    weight = np.where(window.reads[:, np.newaxis], weight, weight.dtype.type(0))
-    return Taps(read.index, weight, coordinates)
+    return first, np.minimum(stop, first + line.window), weigh, reads
