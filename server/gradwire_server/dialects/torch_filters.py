@@ -105,47 +105,30 @@ class Filter:
         return Axis(*sides, self.most_taps(line), self.sample, (line,), effort=effort)
 
 
-@dataclass(frozen=True, slots=True)
-class TorchKeysFilter:
-    """Cubic kernel of Keys (1981), with the roundings of some build.
-
-    a is its slope at distance 1.
-
-    fused  whether the products before each sum are rounded
-    last   whether that of the last sum is not rounded either
-    """
-
-    slope: float
-    fused: bool
-    last: bool
-
-    def inside(self, x: Coordinates) -> Coordinates:
-        """Return the weight at distances up to 1.
-
-        It is ((a + 2) x - (a + 3)) x x + 1.
-        """
-        a = self.slope
-        part = self._sum(a + 2, x, -(a + 3), fused=self.fused) * x
-        return self._sum(part, x, 1, fused=self.last)
-
-    def outside(self, x: Coordinates) -> Coordinates:
-        """Return the weight at distances from 1 to 2.
-
-        It is ((a x - 5 a) x + 8 a) x - 4 a.
-        """
-        a = self.slope
-        part = self._sum(a, x, -5 * a, fused=self.fused)
-        part = self._sum(part, x, 8 * a, fused=self.fused)
-        return self._sum(part, x, -4 * a, fused=self.last)
-
-    @staticmethod
-    def _sum(a: Coordinates | float, x: Coordinates, c: float, *, fused: bool) -> Coordinates:
-        first, last = np.asarray(a, x.dtype), np.asarray(c, x.dtype)
-        return fma(first, x, last) if fused else first * x + last
-
-
-# Without antialias, as OpenCV; Keys himself settles on -0.5.
+# Slopes of Keys's kernel at distance 1: without antialias as OpenCV, with it as Pillow and Keys.
 CUBIC_SLOPE: Final = -0.75
+ANTIALIAS_SLOPE: Final = -0.5
+
+# Weights by distance and slope.
+Piece = Callable[[Coordinates, float], Coordinates]
+
+
+def _fused(a: Coordinates | float, x: Coordinates, c: float) -> Coordinates:
+    return fma(np.asarray(a, x.dtype), x, np.asarray(c, x.dtype))
+
+
+def _rounded(a: Coordinates, x: Coordinates, c: float) -> Coordinates:
+    return a * x + c
+
+
+def _inside(x: Coordinates, a: float, last: Callable[..., Coordinates] = _rounded) -> Coordinates:
+    """Return ((a + 2) x - (a + 3)) x x + 1, all sums but perhaps the last one fused."""
+    return last(_fused(a + 2, x, -(a + 3)) * x, x, 1)
+
+
+def _outside(x: Coordinates, a: float, last: Callable[..., Coordinates] = _rounded) -> Coordinates:
+    """Return ((a x - 5 a) x + 8 a) x - 4 a, all sums but perhaps the last one fused."""
+    return last(_fused(_fused(a, x, -5 * a), x, 8 * a), x, -4 * a)
 
 
 def _floorf(x: Coordinates) -> Coordinates:
@@ -214,15 +197,17 @@ def _linear(line: TorchAxis, outputs: Indices) -> Taps:
     )
 
 
-def _cubic(line: TorchAxis, outputs: Indices, *, kernel: TorchKeysFilter) -> Taps:
+def _cubic(line: TorchAxis, outputs: Indices, *, fused: bool) -> Taps:
     """Weight four elements by their distances from x.
 
     They are i - 1 .. i + 2; elements outside move to the edge.
     """
-    x = line.coordinates(outputs, fused=kernel.fused)
+    x = line.coordinates(outputs, fused=fused)
     index, t = _below(x, line)
-    weight = [kernel.outside(t + 1), kernel.inside(t), kernel.inside(1 - t)]
-    weight.append(kernel.outside((1 - t) + 1))
+    inside: Piece = _inside if fused else sampling.keys_inside
+    outside: Piece = _outside if fused else sampling.keys_outside
+    a = CUBIC_SLOPE
+    weight = [outside(t + 1, a), inside(t, a), inside(1 - t, a), outside((1 - t) + 1, a)]
     taps = index[:, np.newaxis] + np.arange(-1, 3)
     return Taps(np.clip(taps, 0, line.inputs - 1), np.array(weight).T, x)
 
@@ -250,8 +235,7 @@ def _most_in_bin(line: TorchAxis) -> int:
 
 
 def _cubic_filter(*, fused: bool) -> Filter:
-    kernel = TorchKeysFilter(CUBIC_SLOPE, fused=fused, last=False)
-    return Filter(partial(_cubic, kernel=kernel), lambda _: 4, effort=FMA_EFFORT)
+    return Filter(partial(_cubic, fused=fused), lambda _: 4, effort=FMA_EFFORT)
 
 
 _LINEAR: Final = Filter(_linear, lambda _: 2, skips=True)
@@ -276,13 +260,10 @@ BACKWARD: Final[Mapping[str, Filter]] = {
 }
 
 
-# With antialias, as Pillow and Keys himself; without, PyTorch uses -0.75.
-CUBIC: Final = TorchKeysFilter(-0.5, fused=True, last=True)
-
-
 def _keys(x: Coordinates) -> Coordinates:
     x = np.abs(x)
-    return sampling.two_pieces(x, CUBIC.inside(x), CUBIC.outside(x))
+    inside, outside = (piece(x, ANTIALIAS_SLOPE, _fused) for piece in (_inside, _outside))
+    return sampling.two_pieces(x, inside, outside)
 
 
 def _lanczos(x: Coordinates) -> Coordinates:
