@@ -117,10 +117,10 @@ def _axes(attributes: Attributes, call: OperatorCall) -> Axes:
     )
 
 
-def _per_axis(attributes: Attributes, field: str, rank: int) -> list[np.float32]:
-    """Return one value per axis, or none if the array is empty."""
-    check_count(attributes, field, rank)
-    return [np.float32(value) for value in getattr(attributes, field)]
+def _per_axis(attributes: Attributes, field: str, default: list[np.float32]) -> list[np.float32]:
+    """Return one value per axis, those of default if the array is empty."""
+    check_count(attributes, field, len(default))
+    return [np.float32(value) for value in getattr(attributes, field)] or default
 
 
 def _lines(attributes: Attributes, call: OperatorCall) -> list[DmlAxis]:
@@ -130,23 +130,17 @@ def _lines(attributes: Attributes, call: OperatorCall) -> list[DmlAxis]:
     the forward's output offsets and the reverse. Defaults are the forward's: they fill in after
     the exchange.
     """
-    rank = len(call.source)
-    scales = _per_axis(attributes, "scales", rank)
-    first = _per_axis(attributes, "input_pixel_offsets", rank)
-    second = _per_axis(attributes, "output_pixel_offsets", rank)
-    swapped = call.gradient and attributes.offset_convention == "swapped"
-    of_input, of_output = (second, first) if swapped else (first, second)
-    sizes = list(zip(call.source, call.result, strict=True))
-    return [
-        DmlAxis(inputs, outputs, scale, input_offset, output_offset)
-        for (inputs, outputs), scale, input_offset, output_offset in zip(
-            sizes,
-            scales or [np.float32(outputs) / np.float32(inputs) for inputs, outputs in sizes],
-            of_input or [DEFAULT_INPUT_OFFSET] * rank,
-            of_output or [DEFAULT_OUTPUT_OFFSET] * rank,
-            strict=True,
-        )
-    ]
+    of_input, of_output = "input_pixel_offsets", "output_pixel_offsets"
+    if call.gradient and attributes.offset_convention == "swapped":
+        of_input, of_output = of_output, of_input
+    sizes, rank = list(zip(call.source, call.result, strict=True)), len(call.source)
+    ratios = [np.float32(outputs) / np.float32(inputs) for inputs, outputs in sizes]
+    columns = (
+        _per_axis(attributes, "scales", ratios),
+        _per_axis(attributes, of_input, [DEFAULT_INPUT_OFFSET] * rank),
+        _per_axis(attributes, of_output, [DEFAULT_OUTPUT_OFFSET] * rank),
+    )
+    return [DmlAxis(*lengths, *each) for lengths, *each in zip(sizes, *columns, strict=True)]
 
 
 DIALECTS: Final = (

@@ -59,8 +59,7 @@ def _axes(attributes: Attributes, call: OperatorCall) -> Axes:
 
 
 def _filter(mode: str, lines: Sequence[TorchAxis], *, by_backward: bool) -> Filter:
-    rows_and_columns = sum(line.outputs for line in lines) if len(lines) == 2 else None  # noqa: PLR2004
-    small = rows_and_columns is not None and rows_and_columns <= SMALL_OUTPUT
+    small = len(lines) == 2 and sum(line.outputs for line in lines) <= SMALL_OUTPUT  # noqa: PLR2004
     as_backward = by_backward or (small and mode in {"nearest", "nearest-exact"})
     return (BACKWARD if as_backward else FORWARD)[mode]
 

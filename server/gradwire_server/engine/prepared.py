@@ -416,6 +416,7 @@ class Preparer:
         layout = lay_out(request.input.filled, output.filled)
         slab = self._limits.slab_bytes // compute_dtype(request.input.dtype).itemsize
         walk = walk_over(layout, plan, slab)
+        request = replace(request, output=output)  # later calls do not infer it again
         prepared = Prepared(request, output, plan, walk, self._encode_output(output))
         self._check_memory(prepared)
         # Cached properties, slow to compute for long tables.
