@@ -292,10 +292,12 @@ def _check_time(until: float, *, received: int) -> None:
 def _key(
     operator: ops.Operator, source: Array, *, output_shape: Sequence[int] | None, out: object
 ) -> Hashable | None:
-    """Return a key for a call's checks and preparation; None where equality is not enough.
+    """Return a key for a call's checks and preparation.
 
     It holds all values that they depend on, but for out's memory: `_LocalCall.takes` looks at it,
     and tells equal operators apart. True and 1 are equal sizes, and only one of them is right.
+
+    None if shapes are of types that may change.
     """
     if not isinstance(output_shape, (tuple, list, type(None))):
         return None

@@ -159,9 +159,9 @@ class Workbench:
         return most <= _WORKBENCH_BYTES and prepared.most_at_once > 0
 
     def run(self, prepared: Prepared, data: bytes | memoryview) -> memoryview:
-        """Execute all steps of an evaluation that it takes; return the result's wire bytes.
+        """Execute all steps; return the wire bytes of the result.
 
-        They last until the next run.
+        They last until the next run. It must take the evaluation.
         """
         bound: _Bound | None = prepared.derived.get(self)
         if bound is None:
@@ -173,7 +173,7 @@ class Workbench:
         return result
 
     def _bind(self, prepared: Prepared) -> _Bound:
-        """Return the memory of input and result, and the function that computes there."""
+        """Return memory of input and result, and what computes there."""
         source = self._input[: prepared.input.wire_bytes]
         result = self._result[: prepared.output.wire_bytes]
         step, backend = next(prepared.steps()), self.backend

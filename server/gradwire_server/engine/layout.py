@@ -123,9 +123,9 @@ def lay_out(source: TensorSpec, result: TensorSpec) -> Layout:
 
 
 def _merge(axes: int, chains: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """Order the axes so that every chain ascends; raise CycleError if chains contradict.
+    """Order the axes so that every chain ascends.
 
-    Lower axes come first.
+    Lower axes come first. Raises CycleError if chains contradict.
     """
     sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(range(axes), ()))
     for chain in chains:

@@ -67,7 +67,10 @@ class EvaluationRequest:
     output: TensorSpec | None
 
     def resolved(self) -> TensorSpec:
-        """Return the output; an absent one is inferred, packed row-major in the input's type."""
+        """Return the output.
+
+        An absent one is inferred, packed row-major in the input's type.
+        """
         output = self.output
         if output is None:
             filled = self.input.filled.sizes
@@ -316,7 +319,7 @@ class Preparer:
 
     @property
     def lookups(self) -> tuple[int, int, int, int]:
-        """Hits and misses of the cache of prepared requests, then of the cache of tables."""
+        """Hits and misses: of prepared requests, then of tables."""
         return *self._recent.lookups, *self._tables.lookups
 
     def find(self, header: Hashable) -> Prepared | None:

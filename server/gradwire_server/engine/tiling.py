@@ -116,9 +116,9 @@ class Walk:
         return max(self.slab, min(self._window_cost, running))
 
     def steps(self, first_row: int, stop_row: int) -> Iterator[Step]:
-        """Yield the steps for a range of the result's rows, counted over all outer slices.
+        """Yield the steps for a range of the result's rows.
 
-        In the modes slices and running the last step may produce later rows too.
+        Rows are counted over all outer slices. In the modes slices and running the last step may produce later rows too.
         """
         outer, row = divmod(first_row, self.out_rows)
         stop_outer = -(-stop_row // self.out_rows)
@@ -163,7 +163,10 @@ class Walk:
         return plan
 
     def passes(self, bands: BandedMap | None) -> tuple[Pass, ...]:
-        """Return the passes on [outer, rows, *inner], with this map on the stream axis."""
+        """Return the passes with this map on the stream axis.
+
+        They are on [outer, rows, *inner].
+        """
         return tuple(
             Pass(one.axis - self.axis + 1, bands if bands and one.axis == self.axis else one.map)
             for one in self.plan.passes
@@ -200,7 +203,10 @@ class Walk:
             row, low = max(row, done), high
 
     def _furthest(self, first: int, last: int, cost: Callable[[int], int]) -> int:
-        """Return the end of a step from first on that costs at most a slab, or of one row."""
+        """Return the end of the longest step from first on.
+
+        It costs at most a slab, or has one row.
+        """
         stop = bisect_right(range(first + 1, last + 1), self.slab, key=cost)
         return min(last, first + max(1, stop))
 
@@ -227,7 +233,10 @@ def touched(bands: BandedMap, high: int) -> int:
 
 
 def walk_over(layout: Layout, plan: Plan, slab: int) -> Walk:
-    """Choose the stream axis of a plan given on logical axes, and measure the walk along it."""
+    """Choose a plan's stream axis, and measure the walk along it.
+
+    The plan is given on logical axes.
+    """
     plan = plan.permuted(layout.order)
     before, after = plan.input_shape, plan.output_shape
     axis = min((one.axis for one in plan.passes), default=_copy_axis(layout, before, slab))

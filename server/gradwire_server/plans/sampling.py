@@ -102,7 +102,7 @@ def linear_taps(index: Indices, *, upper_weight: Coordinates, coordinates: Coord
 def onnx_coordinates(
     transformation: str, x: Coordinates, scale: Number, *, last: Number, steps: Number
 ) -> Coordinates:
-    """Return where outputs x read, by one of ONNX's coordinate_transformation_modes.
+    """Return where outputs x read, by ONNX's coordinate_transformation_mode.
 
     align_corners         x * last / steps; 0 without steps
     pytorch_half_pixel    as half_pixel; 0 without steps
@@ -128,7 +128,7 @@ def triangle(x: Coordinates) -> Coordinates:
 
 
 def two_pieces(x: Coordinates, inside: Coordinates, outside: Coordinates) -> Coordinates:
-    """Return weights: inside at distances below 1, outside below 2, and 0 beyond."""
+    """Return inside at distances below 1, outside below 2, else 0."""
     return np.where(x < 1, inside, np.where(x < 2, outside, x.dtype.type(0)))  # noqa: PLR2004
 
 
@@ -163,7 +163,7 @@ def keys_weights(t: Coordinates, a: Slope) -> Coordinates:
 
 
 def within(weigh: Weigh, first: Indices, stop: Indices) -> Weigh:
-    """Return the same weights, but 0 for elements out of each output's window.
+    """Return the same weights, but 0 out of each output's window.
 
     first, stop  int64[outputs], element first up to, not including, stop
     """
