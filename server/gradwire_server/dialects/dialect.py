@@ -216,8 +216,9 @@ def scaled_sizes(
     *,
     text: Callable[[float], str] = shortest,
 ) -> tuple[int, ...]:
-    """Return the whole part of each size times its scale, of an attribute.
+    """Return the whole part of each size times its scale.
 
+    field    the attribute with the scales
     product  the arithmetic of the operator
     text     writes a scale
 

@@ -118,7 +118,7 @@ def _axes(attributes: Attributes, call: OperatorCall) -> Axes:
 
 
 def _per_axis(attributes: Attributes, field: str, default: list[np.float32]) -> list[np.float32]:
-    """Return one value per axis, those of default if the array is empty."""
+    """Return one value per axis, by default those given."""
     check_count(attributes, field, len(default))
     return [np.float32(value) for value in getattr(attributes, field)] or default
 

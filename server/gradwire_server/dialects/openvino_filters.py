@@ -77,7 +77,10 @@ class OpenvinoAxis:
 
     @property
     def window(self) -> int:
-        """Most elements of the padded axis that linear and the pillow modes weigh."""
+        """Most elements that linear and the pillow modes weigh.
+
+        Those of the padding count.
+        """
         if self.mode == "linear":
             reach = 2 * math.ceil(2 / self.stretch) if self.scale <= 1 else 4
             return min(reach + 1, self.length)
@@ -165,7 +168,10 @@ def linear(line: OpenvinoAxis, outputs: Indices) -> Taps:
 
 
 def pillow(line: OpenvinoAxis, outputs: Indices) -> Taps:
-    """Weigh as Pillow does, in float64, by a triangle or Keys' kernel with cube_coeff."""
+    """Weigh as Pillow does, in float64.
+
+    The kernel is the triangle, or Keys' with cube_coeff.
+    """
     radius = PILLOW[line.mode]
     keys = partial(sampling.pillow_keys, a=line.cube_coeff)
     kernel = sampling.triangle if radius == 1 else keys

@@ -122,12 +122,20 @@ def _rounded(a: Coordinates, x: Coordinates, c: float) -> Coordinates:
 
 
 def _inside(x: Coordinates, a: float, last: Callable[..., Coordinates] = _rounded) -> Coordinates:
-    """Return ((a + 2) x - (a + 3)) x x + 1, all sums but perhaps the last one fused."""
+    """Return Keys's weight at distances up to 1, with fused sums.
+
+    It is ((a + 2) x - (a + 3)) x x + 1.
+
+    last  makes the last product and sum, which not every build of the library fuses
+    """
     return last(_fused(a + 2, x, -(a + 3)) * x, x, 1)
 
 
 def _outside(x: Coordinates, a: float, last: Callable[..., Coordinates] = _rounded) -> Coordinates:
-    """Return ((a x - 5 a) x + 8 a) x - 4 a, all sums but perhaps the last one fused."""
+    """Return Keys's weight at distances from 1 to 2, with fused sums.
+
+    It is ((a x - 5 a) x + 8 a) x - 4 a; last is as above.
+    """
     return last(_fused(_fused(a, x, -5 * a), x, 8 * a), x, -4 * a)
 
 

@@ -62,7 +62,7 @@ class InputAssembler:
             self._next = next(self._pieces, None)
 
     def _begin(self, start: int, stop: int) -> None:
-        """Begin the bytes of a step with those that the last one has too."""
+        """Begin a step with the bytes that the last one has too."""
         shared = self._data[start - self._start :]
         self._data = np.empty(stop - start, np.uint8)
         self._data[: len(shared)] = shared

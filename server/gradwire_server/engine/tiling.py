@@ -118,7 +118,8 @@ class Walk:
     def steps(self, first_row: int, stop_row: int) -> Iterator[Step]:
         """Yield the steps for a range of the result's rows.
 
-        Rows are counted over all outer slices. In the modes slices and running the last step may produce later rows too.
+        Rows are counted over all outer slices. In the modes slices and running the last step may
+        produce later rows too.
         """
         outer, row = divmod(first_row, self.out_rows)
         stop_outer = -(-stop_row // self.out_rows)

@@ -209,7 +209,7 @@ def pillow(
 
 
 def nonzero(total: Coordinates) -> Coordinates:
-    """Return the divisors of outputs' weights, [outputs, 1]: 1 where the total is 0."""
+    """Return totals as divisors of weights, [outputs, 1]; 1 for 0."""
     return np.where(total == 0, total.dtype.type(1), total)[:, np.newaxis]
 
 
