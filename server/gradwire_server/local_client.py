@@ -30,7 +30,6 @@ from gradwire_server import backends
 from gradwire_server.backends import compute_dtype
 from gradwire_server.config import container_limits
 from gradwire_server.engine import (
-    EvaluationRequest,
     Execution,
     Limits,
     Prepared,
@@ -231,14 +230,15 @@ class LocalClient:
         return call, result
 
     def _prepared(self, job: ArrayRequest) -> tuple[ArrayRequest, Prepared]:
+        header = v1.Open(operator=job.operator, input=job.input, output=job.output)
         try:
-            return job, self._preparer.prepare(_decode(job))
+            return job, self._preparer.prepare(codec.read_request(header))
         except LayoutNotStreamableError:
             # A tensor that cannot be held whole is gathered step by step in the result's order.
             other = job.reordered()
             if other is None:
                 raise
-        return other, self._preparer.prepare(_decode(other))
+            return self._prepared(other)
 
     def _direct(self, prepared: Prepared, source: Array, result: Array) -> tuple[Prepared, bool]:
         """Return the evaluation in suitable steps, and whether it is direct.
@@ -313,11 +313,6 @@ def _key(
 def _exactly(operator: ops.Operator) -> str:
     """Spell an operator out: 0.0 and -0.0 are equal numbers."""
     return repr([getattr(operator, field.name) for field in fields(operator)])
-
-
-def _decode(job: ArrayRequest) -> EvaluationRequest:
-    header = v1.Open(operator=job.operator, input=job.input, output=job.output)
-    return codec.read_request(header)
 
 
 T_co = TypeVar("T_co", covariant=True)

@@ -149,13 +149,13 @@ class Walk:
     def plan_of(self, step: Step) -> Plan:
         """Return the plan of a step's rows, on [outer, rows, *inner]."""
         outer = step.outer_stop - step.outer_first
-        inputs, results = (step.in_first, step.in_stop), (step.out_first, step.out_stop)
-        key = (outer, *inputs, *results)
+        rows = (step.out_first, step.out_stop, step.in_first, step.in_stop)
+        key = (outer, *rows)
         if key in self._kept:
             return self._kept[key]
         bands = self.map
-        if bands is not None and (inputs, results) != ((0, bands.inputs), (0, bands.outputs)):
-            bands = bands.window(*results, *inputs)
+        if bands is not None and rows != (0, bands.outputs, 0, bands.inputs):
+            bands = bands.window(*rows)
         shape = (outer, step.in_stop - step.in_first, *self.plan.input_shape[self.axis + 1 :])
         plan = Plan(shape, self.passes(bands), self.plan.fill)
         is_kept = len(self._kept) < _MOST_KEPT
