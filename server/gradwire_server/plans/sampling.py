@@ -243,12 +243,7 @@ def added(start: Coordinates, weight: Coordinates) -> Coordinates:
     They are added in ascending order, and each sum is rounded.
     """
     outputs, taps = weight.shape
-    if taps <= outputs:
-        total = start
-        for tap in weight.T:
-            total = total + tap
-        return total
-    total = start.copy()
+    total = start
     step = max(BLOCK_TAPS // max(outputs, 1), 1)
     for first in range(0, taps, step):
         # cumsum adds sequentially; sum adds pairwise.
