@@ -195,6 +195,8 @@ class BandedMap:
         starts, stops = zip(*spans, strict=True)
         band = monotone_spans(Spans(np.concatenate(starts), np.concatenate(stops)))
         offset = _offsets(band.counts)
+        if sum(map(len, pieces)) == offset[-1]:
+            return cls(len(band.start), inputs, band.start, offset, np.concatenate(pieces))
         # Zeros fill wider bands.
         placed, row = np.zeros(offset[-1]), 0
         for span, piece in zip(spans, pieces, strict=True):
