@@ -186,7 +186,7 @@ class Instruments:
             readings += [(count, COMPUTED, name) for name, count in backend.computed_by.items()]
         for value, metric, *labels in readings:
             values[place(metric, *labels)] = value
-        cells.array[span(LOOKUPS)] = (*preparer.lookups, *preparer.table_lookups)
+        cells.array[span(LOOKUPS)] = preparer.lookups
         told = {"backend": backend.name, "backend_reason": service.reason}
         cells.notes.description = told | {"backend_to_come": service.to_come}
         cells.notes.write()

@@ -30,13 +30,11 @@ from gradwire_server import backends
 from gradwire_server.backends import compute_dtype
 from gradwire_server.config import container_limits
 from gradwire_server.engine import (
-    EvaluationRequest,
     Execution,
     Limits,
     Prepared,
     Preparer,
     Step,
-    TableCache,
     are_rows,
     rows_of,
 )
@@ -50,8 +48,6 @@ from gradwire_server.rpc.status_map import failure
 _RECENT_CALLS = 256
 _RECENT_ENTRIES = 1 << 20
 
-# Slab of one step if the backend splits it among threads, which takes time for every step.
-_LARGE_SLAB_BYTES = 32 << 20
 # Slab of a single step for the whole evaluation.
 _WHOLE = 1 << 62
 
@@ -80,24 +76,6 @@ class _LocalCall:
             return False
         return out is None or (out.flags.writeable and not share_memory(out, source))
 
-    def empty_result(self) -> Array:
-        """Allocate a result."""
-        spec = self.prepared.output
-        return np.ndarray(spec.sizes, spec.dtype, strides=self.strides)
-
-    def execute_at_once(self, source: Array, result: Array, backend: backends.Backend) -> bool:
-        """Write the result in one step on the arrays, if possible.
-
-        Returns whether it was possible.
-        """
-        prepared = self.prepared
-        step = prepared.only_step
-        if step is None or not self.direct or prepared.walk.mode != "slices":
-            return False
-        x, y = rows_of(prepared, source), rows_of(prepared, result)
-        Execution(prepared, backend).rows(step, x, y)
-        return True
-
     def execute(self, source: Array, result: Array, backend: backends.Backend) -> Iterator[Step]:
         """Write the result for source to result, step by step."""
         prepared = self.prepared
@@ -114,12 +92,9 @@ class _LocalCall:
         for step in prepared.steps():
             data = np.frombuffer(given.read(*prepared.input_range(step)), np.uint8)
             first, stop = prepared.output_range(step)
-            own = taken.in_place(first, stop)
-            # The array may have another order than the wire.
-            part = np.empty(stop - first, np.uint8) if own is None else own
+            part = np.empty(stop - first, np.uint8)
             execution.step(step, data, part)
-            if own is None:
-                taken.write(first, part.data)
+            taken.write(first, part.data)
             yield step
 
 
@@ -129,8 +104,7 @@ class LocalClient:
     backend  as the server's setting: "auto" or the name of one
     threads  threads that compute where the backend is compiled; None means one per core. The bits
              do not depend on it
-    limits   what one evaluation may take; None means the server's defaults, with larger slabs for a
-             backend that splits one among threads
+    limits   what one evaluation may take; None means the server's defaults
     """
 
     def __init__(
@@ -140,12 +114,11 @@ class LocalClient:
             raise ValueError(f"threads is {threads}; at least 1 is needed")
         threads = threads or container_limits.processors()
         self._backend, self.backend_reason = backends.choose(backend, threads=threads)
-        if limits is None:
-            limits = Limits(slab_bytes=_LARGE_SLAB_BYTES) if self._backend.splits_work else Limits()
+        limits = limits or Limits()
         # A backend that splits work needs no steps for its threads, only where memory is short.
         self._spare_bytes = limits.max_request_memory_bytes if self._backend.splits_work else 0
         self._closed = False
-        self._preparer = Preparer(limits, TableCache())
+        self._preparer = Preparer(limits)
         self._calls: Recent[_LocalCall] = Recent(most=_RECENT_CALLS, max_weight=_RECENT_ENTRIES)
 
     def evaluate(
@@ -241,8 +214,10 @@ class LocalClient:
         key = _key(operator, source, output_shape=output_shape, out=out)
         call = None if key is None else self._calls.get(key)
         if call is not None and call.takes(operator, source, out):
-            return call, call.empty_result() if out is None else out
-        with asking(partial(_check_table_time, until)):
+            spec = call.prepared.output
+            made = np.ndarray(spec.sizes, spec.dtype, strides=call.strides) if out is None else out
+            return call, made
+        with asking(partial(_check_time, until, received=0)):
             job, prepared = self._prepared(
                 prepare(operator, source, output_shape=output_shape, out=out)
             )
@@ -255,14 +230,15 @@ class LocalClient:
         return call, result
 
     def _prepared(self, job: ArrayRequest) -> tuple[ArrayRequest, Prepared]:
+        header = v1.Open(operator=job.operator, input=job.input, output=job.output)
         try:
-            return job, self._preparer.prepare(_decode(job))
+            return job, self._preparer.prepare(codec.read_request(header))
         except LayoutNotStreamableError:
             # A tensor that cannot be held whole is gathered step by step in the result's order.
             other = job.reordered()
             if other is None:
                 raise
-        return other, self._preparer.prepare(_decode(other))
+            return self._prepared(other)
 
     def _direct(self, prepared: Prepared, source: Array, result: Array) -> tuple[Prepared, bool]:
         """Return the evaluation in suitable steps, and whether it is direct.
@@ -270,11 +246,12 @@ class LocalClient:
         There are as many steps as such arrays need. Results of two passes that fit in the memory of
         a request make one step of several.
         """
-        if not prepared.output.elements:
-            return prepared, False
-        if not (are_rows(prepared, source) and are_rows(prepared, result)):
-            return prepared, False
-        if not rows_of(prepared, result).flags.c_contiguous:
+        if not (
+            prepared.output.elements
+            and are_rows(prepared, source)
+            and are_rows(prepared, result)
+            and rows_of(prepared, result).flags.c_contiguous
+        ):
             return prepared, False
         itemsize = compute_dtype(prepared.input.dtype).itemsize
         between = 2 * prepared.plan.largest_intermediate * itemsize
@@ -284,14 +261,16 @@ class LocalClient:
         self, call: _LocalCall, source: Array, result: Array, until: float, progress: Progress
     ) -> None:
         prepared = call.prepared
-        total = prepared.output.wire_bytes
-        if call.execute_at_once(source, result, self._backend):
-            _check_time(until, received=total, total=total)
+        step, total = prepared.only_step, prepared.output.wire_bytes
+        if call.direct and step is not None and prepared.walk.mode == "slices":
+            rows = rows_of(prepared, source), rows_of(prepared, result)
+            Execution(prepared, self._backend).rows(step, *rows)
+            _check_time(until, received=total)
         else:
             for step in call.execute(source, result, self._backend):
                 received = prepared.output_range(step)[1]
                 progress.report(prepared.input_range(step)[1], received)
-                _check_time(until, received=received, total=total)
+                _check_time(until, received=received)
         progress.finish(prepared.input.wire_bytes, total)
 
     def close(self) -> None:
@@ -305,16 +284,9 @@ class LocalClient:
         self.close()
 
 
-def _check_table_time(until: float) -> None:
+def _check_time(until: float, *, received: int) -> None:
     if time.monotonic() > until:
-        raise DeadlineExceededError("timeout_s has passed while tables were built")
-
-
-def _check_time(until: float, *, received: int, total: int) -> None:
-    if time.monotonic() > until:
-        raise DeadlineExceededError(
-            f"timeout_s has passed after {received} of {total} result bytes"
-        )
+        raise DeadlineExceededError(f"timeout_s has passed after {received} result bytes")
 
 
 def _key(
@@ -322,33 +294,25 @@ def _key(
 ) -> Hashable | None:
     """Return a key for a call's checks and preparation.
 
-    It holds all values that they depend on, but for out's memory.
+    It holds all values that they depend on, but for out's memory: `_LocalCall.takes` looks at it,
+    and tells equal operators apart. True and 1 are equal sizes, and only one of them is right.
 
-    None if equality is not enough: True and 1 are equal sizes, and only one of them is right.
-    `_LocalCall.takes` tells equal operators apart.
+    None if shapes are of types that may change.
     """
-    shape: tuple[int, ...] | None = None
-    if output_shape is not None:
-        shape = tuple(output_shape) if isinstance(output_shape, (tuple, list)) else ()
-        if not shape or not all(type(size) is int for size in shape):
-            return None
-    if out is None:
-        return operator, source.dtype, source.shape, source.strides, shape
-    if not isinstance(out, np.ndarray):
+    if not isinstance(output_shape, (tuple, list, type(None))):
         return None
-    target = cast("Array", out)
-    layout = target.dtype, target.shape, target.strides
-    return operator, source.dtype, source.shape, source.strides, shape, layout
+    layout = None
+    if isinstance(out, np.ndarray):
+        target = cast("Array", out)
+        layout = target.dtype, target.shape, target.strides
+    elif out is not None:
+        return None
+    return operator, source.dtype, source.shape, source.strides, repr(output_shape), layout
 
 
 def _exactly(operator: ops.Operator) -> str:
     """Spell an operator out: 0.0 and -0.0 are equal numbers."""
     return repr([getattr(operator, field.name) for field in fields(operator)])
-
-
-def _decode(job: ArrayRequest) -> EvaluationRequest:
-    header = v1.Open(operator=job.operator, input=job.input, output=job.output)
-    return codec.read_request(header)
 
 
 T_co = TypeVar("T_co", covariant=True)

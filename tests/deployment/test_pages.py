@@ -25,7 +25,6 @@ from gradwire_server.engine import (
     Limits,
     Prepared,
     Preparer,
-    TableCache,
     TensorSpec,
 )
 from gradwire_server.observability.definitions import METRICS
@@ -42,7 +41,7 @@ def prepared(shape: tuple[int, int, int, int]) -> Prepared:
     operator = ops.InterpolateBackward(mode="bilinear", data_format="NCX", sizes=(height, width))
     given = TensorSpec.packed(np.dtype(np.float32), shape)
     result = TensorSpec.packed(np.dtype(np.float32), (batch, channels, height // 2, width // 2))
-    preparer = Preparer(Limits(), TableCache(max_entries=1 << 22))
+    preparer = Preparer(Limits(), most_kept=1 << 22)
     return preparer.prepare(EvaluationRequest(operator.name, operator, given, result))
 
 

@@ -20,7 +20,7 @@ from gradwire import InvalidRequestError, ops
 from gradwire.ops import jax, onnx
 from gradwire_server import dialects
 from gradwire_server.backends import NumpyCpu, compute_dtype
-from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TableCache
+from gradwire_server.engine import EvaluationRequest, Limits, Preparer
 from gradwire_server.errors import RequestLimitError, TableTooLargeError, UnknownOperatorError
 from support.evaluation_cases import computed
 from support.oracles.dialect_oracles import DML_RULES, Shape, dml_operators, lowered
@@ -231,7 +231,7 @@ def elements_written(work: Callable[[], object]) -> int:
 
 
 def prepared(call: RandomCall) -> tuple[Preparer, EvaluationRequest]:
-    return Preparer(Limits(), TableCache(max_entries=1 << 20)), call.request()
+    return Preparer(Limits(), most_kept=1 << 20), call.request()
 
 
 @laws

@@ -7,7 +7,7 @@ import pytest
 
 from gradwire import ops
 from gradwire_server.dialects.dialect import Axis
-from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TableCache, TensorSpec
+from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TensorSpec
 from gradwire_server.errors import RETRY_AFTER_S, ServerFullError
 from gradwire_server.lru import Recent
 from gradwire_server.plans.banded_map import Indices
@@ -26,12 +26,12 @@ def _halved(size: int, shift: float = 0.0) -> Axis:
 def test_recent_tables_are_kept_and_the_oldest_goes_first() -> None:
     a, b, c = (_halved(8, shift) for shift in range(3))
     table = a.table(gradient=False)
-    tables = TableCache(max_entries=2 * (table.nnz + table.inputs + table.outputs))
-    kept = tables.get(a, gradient=False)
-    tables.get(b, gradient=False)
-    assert tables.get(a, gradient=False) is kept
-    tables.get(c, gradient=False)
-    assert [tables.holds(one, gradient=False) for one in (a, b, c)] == [True, False, True]
+    preparer = Preparer(Limits(), most_kept=2 * (table.nnz + table.inputs + table.outputs))
+    kept, lost = (preparer.table(axis, gradient=False) for axis in (a, b))
+    assert preparer.table(a, gradient=False) is kept
+    preparer.table(c, gradient=False)
+    assert preparer.table(a, gradient=False) is kept
+    assert preparer.table(b, gradient=False) is not lost
 
 
 def test_a_table_is_another_one_for_the_gradient_and_for_a_zero_of_another_sign() -> None:
@@ -41,19 +41,17 @@ def test_a_table_is_another_one_for_the_gradient_and_for_a_zero_of_another_sign(
 
     plus, minus = (Axis(4, 4, 1, sample, (4, zero)) for zero in (0.0, -0.0))
     assert plus == minus
-    tables = TableCache(max_entries=1000)
-    assert tables.get(plus, gradient=False).weight[0] == 1
-    assert tables.get(minus, gradient=False).weight[0] == -1
-    axis = _halved(8)
-    assert tables.get(axis, gradient=False).outputs == 4
-    assert tables.get(axis, gradient=True).outputs == 8
+    preparer, axis = Preparer(Limits()), _halved(8)
+    assert preparer.table(plus, gradient=False).weight[0] == 1
+    assert preparer.table(minus, gradient=False).weight[0] == -1
+    assert preparer.table(axis, gradient=False).outputs == 4
+    assert preparer.table(axis, gradient=True).outputs == 8
 
 
 def test_a_table_larger_than_the_cache_is_not_kept() -> None:
-    tables = TableCache(max_entries=10)
-    axis = _halved(100)
-    tables.get(axis, gradient=False)
-    assert not tables.holds(axis, gradient=False)
+    preparer, axis = Preparer(Limits(), most_kept=10), _halved(100)
+    table = preparer.table(axis, gradient=False)
+    assert preparer.table(axis, gradient=False) is not table
 
 
 def test_values_are_kept_within_their_number_and_their_weight() -> None:
@@ -98,7 +96,7 @@ def _request(offset: float, *, rows: int = 4) -> EvaluationRequest:
 
 
 def test_an_evaluation_is_prepared_once() -> None:
-    preparer = Preparer(Limits(), TableCache(max_entries=1000))
+    preparer = Preparer(Limits())
     first = preparer.prepare(_request(0.0))
     assert preparer.prepare(_request(0.0)) is first
     assert preparer.prepare(_request(0.0, rows=5)) is not first
@@ -106,7 +104,7 @@ def test_an_evaluation_is_prepared_once() -> None:
 
 def test_zeros_of_both_signs_are_two_requests() -> None:
     assert _request(-0.0) == _request(0.0)
-    kept, fresh = (Preparer(Limits(), TableCache(max_entries=1000)) for _ in range(2))
+    kept, fresh = (Preparer(Limits()) for _ in range(2))
     kept.prepare(_request(0.0))
     assert kept.prepare(_request(-0.0)).digest == fresh.prepare(_request(-0.0)).digest
     assert kept.prepare(_request(-0.0)).digest != kept.prepare(_request(0.0)).digest

@@ -529,7 +529,7 @@ def inline_work(backend: Any = None, threads: int = 2) -> InlineWork:
 
 
 def copy_of(elements: int) -> Prepared:
-    return Case.packed(Plan((elements,), (elements,), ()), slab=100).evaluation()
+    return Case.packed(Plan((elements,)), slab=100).evaluation()
 
 
 def taking(seconds: float, elements: int = 1) -> Prepared:

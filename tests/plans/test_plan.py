@@ -53,18 +53,10 @@ def test_a_permuted_plan_does_the_same_to_the_permuted_tensor(
     oracles.same_bits(result, applied(NumpyCpu(), plan, x, np.float32).transpose(order))
 
 
-@pytest.mark.parametrize(
-    ("shape", "result", "message"),
-    [
-        ((3, 7), (4, 7), "the map of axis 0 reads 2 inputs; the tensor is \\[3, 7\\] there"),
-        ((2, 7), (5, 7), "the maps lead to \\[4, 7\\]; output_shape is \\[5, 7\\]"),
-    ],
-)
-def test_maps_that_do_not_lead_from_shape_to_shape_are_refused(
-    shape: tuple[int, ...], result: tuple[int, ...], message: str
-) -> None:
+def test_a_map_that_does_not_fit_the_shape_is_refused() -> None:
+    message = r"the map of axis 0 reads 2 inputs; the tensor is \[3, 7\] there"
     with pytest.raises(ValueError, match=message):
-        Plan(shape, result, (Pass(0, _linear(2, 4)),))
+        Plan((3, 7), (Pass(0, _linear(2, 4)),))
 
 
 def _fed(plan: Plan) -> bytes:

@@ -26,7 +26,7 @@ from gradwire import (
     v1,
 )
 from gradwire_server import LocalClient
-from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TableCache, TensorSpec
+from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TensorSpec
 from gradwire_server.errors import RETRY_AFTER_S
 from support.clients import halved
 from support.raw_calls import (
@@ -228,7 +228,7 @@ def build_long(client: Client | LocalClient, **options: Any) -> object:
 
 
 def test_a_check_is_called_between_blocks_and_ends_what_it_refuses() -> None:
-    preparer = Preparer(Limits(), TableCache(max_entries=1 << 24))
+    preparer = Preparer(Limits(), most_kept=1 << 24)
     asked = evaluation(50_000, 40_000)
     calls: list[int] = []
 
@@ -241,7 +241,7 @@ def test_a_check_is_called_between_blocks_and_ends_what_it_refuses() -> None:
         preparer.prepare(asked, check=check)
     assert not preparer.preparation(asked).is_quick
     calls[:] = range(5)
-    expected = Preparer(Limits(), TableCache(max_entries=0)).prepare(asked)
+    expected = Preparer(Limits(), most_kept=0).prepare(asked)
     assert preparer.prepare(asked, check=check).digest == expected.digest
     assert preparer.preparation(asked).is_quick
     assert len(calls) > 10
@@ -251,8 +251,8 @@ def test_a_server_stops_building_when_the_deadline_has_passed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Tables that were built would be found in a cache large enough for them.
-    large = partial(TableCache, max_entries=1 << 26)
-    monkeypatch.setattr("gradwire_server.rpc.service_context.TableCache", large)
+    large = partial(Preparer, most_kept=1 << 26)
+    monkeypatch.setattr("gradwire_server.rpc.service_context.Preparer", large)
     with serving(compute_threads=1) as server:
         with Client(server.address) as client, pytest.raises(DeadlineExceededError):
             build_long(client, timeout_s=0.2)
@@ -262,7 +262,7 @@ def test_a_server_stops_building_when_the_deadline_has_passed(
 
 
 def test_the_time_of_a_local_call_is_looked_at_between_blocks() -> None:
-    late = pytest.raises(DeadlineExceededError, match="while tables were built")
+    late = pytest.raises(DeadlineExceededError, match="after 0 result bytes")
     with LocalClient("numpy_cpu") as client, late:
         build_long(client, timeout_s=0.2)
 

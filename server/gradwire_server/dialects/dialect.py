@@ -5,13 +5,13 @@ Calls are in forward terms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from gradwire_server.errors import InvalidFieldError, counted
+from gradwire_server.errors import InvalidFieldError, counted, shortest
 from gradwire_server.plans.banded_map import BandedMap
 from gradwire_server.plans.cancellation import ask
 from gradwire_server.plans.sampling import BLOCK_TAPS, Taps
@@ -207,21 +207,37 @@ def check_batch_and_channel(call: OperatorCall, *, spatial: range) -> None:
     check_result(call, {axis: size for axis, size in enumerate(call.source) if axis not in spatial})
 
 
-def scaled_size(product: float, *, field: str, scale: object, size: int) -> int:
-    """Return the whole part of size times scale.
+def scaled_sizes(
+    attributes: Attributes,
+    field: str,
+    sizes: Iterable[int],
+    scales: Iterable[float],
+    product: Callable[[int, float], float],
+    *,
+    text: Callable[[float], str] = shortest,
+) -> tuple[int, ...]:
+    """Return the whole part of each size times its scale.
 
-    Raises InvalidFieldError unless it is from 1 to 2**53: beyond,
+    field    the attribute with the scales
+    product  the arithmetic of the operator
+    text     writes a scale
+
+    Raises InvalidFieldError unless each is from 1 to 2**53: beyond,
     int64(float) and float(int64) no longer name the same number.
     """
-    if not 1 <= product <= 2**53:
-        raise InvalidFieldError(
-            field,
-            f"is {scale}, which scales {size} elements to {product:g}; give a scale that results "
-            f"in 1 to 2**53",
-            came=scale,
-            size=size,
-        )
-    return int(product)
+    scaled: list[int] = []
+    for i, (size, scale) in enumerate(zip(sizes, scales, strict=False)):
+        length = product(size, scale)
+        if not 1 <= length <= 2**53:
+            raise InvalidFieldError(
+                attributes.path(f"{field}[{i}]"),
+                f"is {text(scale)}, which scales {size} elements to {length:g}; give a scale that "
+                f"results in 1 to 2**53",
+                came=text(scale),
+                size=size,
+            )
+        scaled.append(int(length))
+    return tuple(scaled)
 
 
 def both(gradient: str, forward: str, *, ranks: range, **shared: Any) -> tuple[Dialect, Dialect]:

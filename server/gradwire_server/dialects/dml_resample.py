@@ -39,15 +39,15 @@ EXACT_HALF_PIXEL_AXIS: Final = 2**23
 DEFAULT_INPUT_OFFSET: Final = np.float32(0.5)
 DEFAULT_OUTPUT_OFFSET: Final = np.float32(-0.5)
 
-# DirectML's text leaves ties open. Its published example holds with pixel-center offsets only if
-# ties go down; devices are reported to round them up.
-TIE_RULES: Final[dict[str, Rounding]] = {
+ROUNDINGS: Final[dict[str, Rounding]] = {
+    # DirectML's text leaves ties open. Its published example holds with pixel-center offsets only
+    # if ties go down; devices are reported to round them up.
     "half_down": sampling.half_down,
     "half_up": sampling.half_up,
+    # `DML_AXIS_DIRECTION` in `DML_RESAMPLE2_OPERATOR_DESC.RoundingDirection`.
+    "increasing": np.ceil,
+    "decreasing": np.floor,
 }
-
-# `DML_AXIS_DIRECTION` in `DML_RESAMPLE2_OPERATOR_DESC.RoundingDirection`.
-DIRECTIONS: Final[dict[str, Rounding]] = {"increasing": np.ceil, "decreasing": np.floor}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +106,9 @@ def _axes(attributes: Attributes, call: OperatorCall) -> Axes:
     if attributes.interpolation_mode != "linear":
         # Each operator has one of the two attributes.
         by_tie_rule = call.operator in {"dml_resample", "dml_resample_grad"}
+        field = "nearest_rounding" if by_tie_rule else "rounding_direction"
         sample, most_taps = _nearest, 1
-        rule = (
-            TIE_RULES[attributes.nearest_rounding]
-            if by_tie_rule
-            else DIRECTIONS[attributes.rounding_direction],
-        )
+        rule = (ROUNDINGS[getattr(attributes, field)],)
     return tuple(
         None
         if line.is_identity()
@@ -120,10 +117,10 @@ def _axes(attributes: Attributes, call: OperatorCall) -> Axes:
     )
 
 
-def _per_axis(attributes: Attributes, field: str, rank: int) -> list[np.float32]:
-    """Return one value per axis, or none if the array is empty."""
-    check_count(attributes, field, rank)
-    return [np.float32(value) for value in getattr(attributes, field)]
+def _per_axis(attributes: Attributes, field: str, default: list[np.float32]) -> list[np.float32]:
+    """Return one value per axis, by default those given."""
+    check_count(attributes, field, len(default))
+    return [np.float32(value) for value in getattr(attributes, field)] or default
 
 
 def _lines(attributes: Attributes, call: OperatorCall) -> list[DmlAxis]:
@@ -133,23 +130,17 @@ def _lines(attributes: Attributes, call: OperatorCall) -> list[DmlAxis]:
     the forward's output offsets and the reverse. Defaults are the forward's: they fill in after
     the exchange.
     """
-    rank = len(call.source)
-    scales = _per_axis(attributes, "scales", rank)
-    first = _per_axis(attributes, "input_pixel_offsets", rank)
-    second = _per_axis(attributes, "output_pixel_offsets", rank)
-    swapped = call.gradient and attributes.offset_convention == "swapped"
-    of_input, of_output = (second, first) if swapped else (first, second)
-    sizes = list(zip(call.source, call.result, strict=True))
-    return [
-        DmlAxis(inputs, outputs, scale, input_offset, output_offset)
-        for (inputs, outputs), scale, input_offset, output_offset in zip(
-            sizes,
-            scales or [np.float32(outputs) / np.float32(inputs) for inputs, outputs in sizes],
-            of_input or [DEFAULT_INPUT_OFFSET] * rank,
-            of_output or [DEFAULT_OUTPUT_OFFSET] * rank,
-            strict=True,
-        )
-    ]
+    of_input, of_output = "input_pixel_offsets", "output_pixel_offsets"
+    if call.gradient and attributes.offset_convention == "swapped":
+        of_input, of_output = of_output, of_input
+    sizes, rank = list(zip(call.source, call.result, strict=True)), len(call.source)
+    ratios = [np.float32(outputs) / np.float32(inputs) for inputs, outputs in sizes]
+    columns = (
+        _per_axis(attributes, "scales", ratios),
+        _per_axis(attributes, of_input, [DEFAULT_INPUT_OFFSET] * rank),
+        _per_axis(attributes, of_output, [DEFAULT_OUTPUT_OFFSET] * rank),
+    )
+    return [DmlAxis(*lengths, *each) for lengths, *each in zip(sizes, *columns, strict=True)]
 
 
 DIALECTS: Final = (

@@ -15,8 +15,8 @@ with jax_enable_x64. Source: jax/_src/image/scale.py of 0.10.2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -34,7 +34,7 @@ from gradwire_server.dialects.dialect import (
 )
 from gradwire_server.plans import sampling, sines
 from gradwire_server.plans.banded_map import Indices
-from gradwire_server.plans.sampling import Coordinates, Taps
+from gradwire_server.plans.sampling import Coordinates, Kernel, Taps
 
 # An output has no weights if their sum is at most `1000. * float(np.finfo(np.float32).eps)`.
 LEAST_SUM: Final = 1000 * float(np.finfo(np.float32).eps)
@@ -72,53 +72,37 @@ class JaxAxis:
     @property
     def most_taps(self) -> int:
         """Most taps of any output."""
-        reach = KERNELS[self.method].radius * self.stretch
+        _, radius = KERNELS[self.method]
+        reach = radius * self.stretch
         return min(math.ceil(2 * reach) + 3, self.inputs)
-
-
-@dataclass(frozen=True, slots=True)
-class ResizeKernel:
-    """Weights by distance, in the type of the distances.
-
-    They are 0 from radius on, or just above it.
-    """
-
-    radius: int
-    weigh: Callable[[Coordinates], Coordinates]
-
-
-def _triangle(x: Coordinates) -> Coordinates:
-    return np.maximum(1 - x, x.dtype.type(0))
 
 
 def _keys(x: Coordinates) -> Coordinates:
     """Weigh as Keys (1981), with his slope of -0.5."""
     inside = ((1.5 * x - 2.5) * x) * x + 1
     outside = ((-0.5 * x + 2.5) * x - 4) * x + 2
-    return np.where(x < 1, inside, np.where(x < 2, outside, x.dtype.type(0)))  # noqa: PLR2004
+    return sampling.two_pieces(x, inside, outside)
 
 
-def _lanczos(radius: int) -> ResizeKernel:
-    def weigh(x: Coordinates) -> Coordinates:
-        kind = x.dtype.type
-        turn = kind(math.pi) * x
-        # Elements outside are left out below; the window is only a few elements too wide.
-        sine = sines.sin_as_float32 if kind is np.float32 else sines.sin
-        first, second = (sine(part.astype(np.float64)) for part in (turn, turn / kind(radius)))
-        product = kind(radius) * first * second
-        flat = x <= kind(FLAT)
-        square = np.where(flat, kind(1), kind(math.pi**2) * (x * x))
-        weight = np.where(flat, kind(1), product / square)
-        return np.where(x > radius, kind(0), weight)
-
-    return ResizeKernel(radius, weigh)
+def _lanczos(x: Coordinates, *, radius: int) -> Coordinates:
+    kind = x.dtype.type
+    turn = kind(math.pi) * x
+    # Elements outside are left out below; the window is only a few elements too wide.
+    sine = sines.sin_as_float32 if kind is np.float32 else sines.sin
+    first, second = (sine(part.astype(np.float64)) for part in (turn, turn / kind(radius)))
+    product = kind(radius) * first * second
+    flat = x <= kind(FLAT)
+    square = np.where(flat, kind(1), kind(math.pi**2) * (x * x))
+    weight = np.where(flat, kind(1), product / square)
+    return np.where(x > radius, kind(0), weight)
 
 
-KERNELS: Final[dict[str, ResizeKernel]] = {
-    "linear": ResizeKernel(1, _triangle),
-    "cubic": ResizeKernel(2, _keys),
-    "lanczos3": _lanczos(3),
-    "lanczos5": _lanczos(5),
+# Weights by distance, in its type, and the radius from which on they are 0, or just above it.
+KERNELS: Final[dict[str, tuple[Kernel, int]]] = {
+    "linear": (sampling.triangle, 1),
+    "cubic": (_keys, 2),
+    "lanczos3": (partial(_lanczos, radius=3), 3),
+    "lanczos5": (partial(_lanczos, radius=5), 5),
 }
 
 
@@ -134,10 +118,10 @@ def _nearest(line: JaxAxis, outputs: Indices) -> Taps:
 
 def _sample(line: JaxAxis, outputs: Indices) -> Taps:
     """Weigh the elements around x by a kernel."""
-    kernel, kind, taps = KERNELS[line.method], line.compute.type, line.most_taps
+    (kernel, radius), kind, taps = KERNELS[line.method], line.compute.type, line.most_taps
     stretch = kind(line.stretch)
     at = (outputs.astype(kind) + kind(0.5)) * kind(line.inverse) - kind(0.5)
-    low = np.floor(at.astype(np.float64) - kernel.radius * float(stretch)).astype(np.int64)
+    low = np.floor(at.astype(np.float64) - radius * float(stretch)).astype(np.int64)
     # A band partly outside is moved onto the axis: it still holds all weighted elements.
     low = np.clip(low, 0, line.inputs - taps)
     first: Any = slice(None)
@@ -149,7 +133,7 @@ def _sample(line: JaxAxis, outputs: Indices) -> Taps:
         _, first, alike = np.unique(distance, return_index=True, return_inverse=True)
 
     def weigh(index: Indices) -> Coordinates:
-        return kernel.weigh(np.abs(at[first, np.newaxis] - index.astype(kind)) / stretch)
+        return kernel(np.abs(at[first, np.newaxis] - index.astype(kind)) / stretch)
 
     read = sampling.weights_from(weigh, low[first], taps=taps)
     weight = _normalized(read.weight)[alike]

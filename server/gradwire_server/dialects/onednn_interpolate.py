@@ -19,7 +19,6 @@ agree with each other and with the spatial sizes of src and dst.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -33,7 +32,7 @@ from gradwire_server.dialects.dialect import (
     both,
     check_batch_and_channel,
     check_count,
-    scaled_size,
+    scaled_sizes,
 )
 from gradwire_server.errors import InvalidFieldError, shortest
 from gradwire_server.plans import sampling
@@ -41,7 +40,7 @@ from gradwire_server.plans.banded_map import Indices
 from gradwire_server.plans.sampling import Coordinates, Taps
 
 
-def require_sizes(attributes: Attributes) -> None:
+def _require_sizes(attributes: Attributes) -> None:
     """Raise InvalidFieldError if no attribute gives dst's sizes, as oneDNN's Interpolate does."""
     if not (attributes.sizes or attributes.scales or attributes.sizes_tensor):
         raise InvalidFieldError(
@@ -50,36 +49,15 @@ def require_sizes(attributes: Attributes) -> None:
         )
 
 
-def inferred_sizes(attributes: Attributes, *, src: Shape) -> Shape:
-    """Return dst's spatial sizes.
-
-    They are sizes, else the sizes tensor, else int64(float32(src) * scale). The product is a
-    float32, cut toward zero, as in oneDNN's graph shape inference. Raises InvalidFieldError where
-    nothing is given, where what is given disagrees, or where a scale gives no usable size.
-    """
-    require_sizes(attributes)
-    _check_counts(attributes, spatial=len(src))
-    dst = tuple(attributes.sizes or attributes.sizes_tensor) or tuple(
-        scaled_size(
-            _product(size, scale),
-            field=attributes.path(f"scales[{i}]"),
-            scale=shortest(scale),
-            size=size,
-        )
-        for i, (size, scale) in enumerate(zip(src, attributes.scales, strict=True))
-    )
-    check_sizes(attributes, src=src, dst=dst)
-    return dst
-
-
-def check_sizes(attributes: Attributes, *, src: Shape, dst: Shape) -> None:
+def _check_sizes(attributes: Attributes, *, src: Shape, dst: Shape) -> None:
     """Check that given values agree with spatial sizes src and dst.
 
     Raises InvalidFieldError if any does not.
 
     A scale agrees where abs(float32(src) * scale - dst) < 1.
     """
-    _check_counts(attributes, spatial=len(src))
+    for field in ("sizes", "scales", "sizes_tensor"):
+        check_count(attributes, field, len(src), noun="spatial axis")
     for field in ("sizes", "sizes_tensor"):
         # An empty array is absent.
         for i, (value, expected) in enumerate(zip(getattr(attributes, field), dst, strict=False)):
@@ -103,28 +81,10 @@ def check_sizes(attributes: Attributes, *, src: Shape, dst: Shape) -> None:
             )
 
 
-def _check_counts(attributes: Attributes, *, spatial: int) -> None:
-    for field in ("sizes", "scales", "sizes_tensor"):
-        check_count(attributes, field, spatial, noun="spatial axis")
-
-
 def _product(size: int, scale: float) -> float:
     """Return float32(size) * float32(scale), rounded to float32; infinite where it overflows."""
     with np.errstate(over="ignore"):
         return float(np.float32(size) * np.float32(scale))
-
-
-@dataclass(frozen=True, slots=True)
-class Transformation:
-    """One way from dst indices to src coordinates.
-
-    coordinates  (X of some dst elements in float32, src, dst) -> their x
-    exact_to     longest axis on which src == dst gives x == X: every product is then exact in
-                 float32, and so is its quotient
-    """
-
-    coordinates: Callable[[Coordinates, int, int], Coordinates]
-    exact_to: int
 
 
 def _half_pixel(x: Coordinates, src: int, dst: int) -> Coordinates:
@@ -135,21 +95,25 @@ def _align_corners(x: Coordinates, src: int, dst: int) -> Coordinates:
     return x if dst == 1 else x * np.float32(src - 1) / np.float32(dst - 1)
 
 
-TRANSFORMATIONS: Final = {
+# From X of some dst elements in float32, src and dst to their x.
+Transformation = Callable[[Coordinates, int, int], Coordinates]
+# Each with the longest axis on which src == dst gives x == X: every product is then exact in
+# float32, and so is its quotient.
+TRANSFORMATIONS: Final[dict[str, tuple[Transformation, int]]] = {
     # (2 * X + 1) * src is at most 5791 * 2896, the largest such product below 2**24.
-    "half_pixel": Transformation(_half_pixel, exact_to=2896),
+    "half_pixel": (_half_pixel, 2896),
     # X * (src - 1) is at most 4096 * 4096 = 2**24.
-    "align_corners": Transformation(_align_corners, exact_to=4097),
+    "align_corners": (_align_corners, 4097),
 }
 
 
-def _nearest(transformation: Transformation, src: int, dst: int, outputs: Indices) -> Taps:
+def _nearest(coordinates: Transformation, src: int, dst: int, outputs: Indices) -> Taps:
     """Read the element at roundf(x), half away from zero."""
-    x = transformation.coordinates(outputs.astype(np.float32), src, dst)
+    x = coordinates(outputs.astype(np.float32), src, dst)
     return sampling.nearest_taps(sampling.half_away(x), inputs=src, coordinates=x)
 
 
-def _linear(transformation: Transformation, src: int, dst: int, outputs: Indices) -> Taps:
+def _linear(coordinates: Transformation, src: int, dst: int, outputs: Indices) -> Taps:
     """Weight the neighbors lo and hi of x by distance.
 
     lo = max(trunc(x), 0) has w0 = 1 - w1, and hi = min(ceil(x), src - 1) has w1 = |x - lo|.
@@ -157,7 +121,7 @@ def _linear(transformation: Transformation, src: int, dst: int, outputs: Indices
     lo is held to the axis as well: beyond 2**23 elements x can round up to src, where oneDNN would
     read foreign memory.
     """
-    x = transformation.coordinates(outputs.astype(np.float32), src, dst)
+    x = coordinates(outputs.astype(np.float32), src, dst)
     low = np.maximum(np.trunc(x), 0)
     index = sampling.on_axis(np.array([low, np.ceil(x)]), inputs=src)
     return sampling.linear_taps(index, upper_weight=np.abs(x - low), coordinates=x)
@@ -175,28 +139,35 @@ def _axes(attributes: Attributes, call: OperatorCall) -> Axes:
     spatial = _spatial(attributes, len(call.source))
     check_batch_and_channel(call, spatial=spatial)
     if not call.gradient:
-        require_sizes(attributes)
-    check_sizes(
-        attributes,
-        src=tuple(call.source[axis] for axis in spatial),
-        dst=tuple(call.result[axis] for axis in spatial),
-    )
-    transformation = TRANSFORMATIONS[attributes.coordinate_transformation_mode]
+        _require_sizes(attributes)
+    first, stop = spatial.start, spatial.stop
+    _check_sizes(attributes, src=call.source[first:stop], dst=call.result[first:stop])
+    coordinates, exact_to = TRANSFORMATIONS[attributes.coordinate_transformation_mode]
     sample, most_taps = (_nearest, 1) if attributes.mode == "nearest" else (_linear, 2)
     return tuple(
         None
-        if axis not in spatial or src == dst <= transformation.exact_to
-        else Axis(src, dst, most_taps, sample, (transformation, src, dst))
+        if axis not in spatial or src == dst <= exact_to
+        else Axis(src, dst, most_taps, sample, (coordinates, src, dst))
         for axis, (src, dst) in enumerate(zip(call.source, call.result, strict=True))
     )
 
 
 def _output_shape(attributes: Attributes, input_shape: Shape) -> Shape:
+    """Return dst's shape.
+
+    Its spatial sizes are sizes, else the sizes tensor, else int64(float32(src) * scale). The
+    product is a float32, cut toward zero, as in oneDNN's graph shape inference. Raises
+    InvalidFieldError where nothing is given, where what is given disagrees, or where a scale gives
+    no usable size.
+    """
+    _require_sizes(attributes)
     spatial = _spatial(attributes, len(input_shape))
-    src = tuple(input_shape[axis] for axis in spatial)
-    output_shape = list(input_shape)
-    output_shape[spatial.start : spatial.stop] = inferred_sizes(attributes, src=src)
-    return tuple(output_shape)
+    src = input_shape[spatial.start : spatial.stop]
+    dst = tuple(attributes.sizes or attributes.sizes_tensor) or scaled_sizes(
+        attributes, "scales", src, attributes.scales, _product
+    )
+    _check_sizes(attributes, src=src, dst=dst)
+    return (*input_shape[: spatial.start], *dst, *input_shape[spatial.stop :])
 
 
 DIALECTS: Final = both(

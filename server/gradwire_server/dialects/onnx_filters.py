@@ -38,25 +38,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from gradwire_server.plans import sampling
 from gradwire_server.plans.banded_map import Indices
-from gradwire_server.plans.sampling import (
-    Coordinates,
-    Taps,
-    added,
-    keys_inside,
-    keys_outside,
-    sum_from,
-    weights_from,
-)
+from gradwire_server.plans.sampling import Coordinates, Number, Taps, Weigh
 
 Flags = npt.NDArray[np.bool_]
-Number = np.floating[Any]
+# First element and end of what each output reads, those beyond the edge too; the weights of
+# elements, not yet divided; and which of the outputs read at all.
+Window = tuple[Indices, Indices, Weigh, Flags]
 
 CROP: Final = "tf_crop_and_resize"
 WHOLE: Final = (0.0, 1.0)
@@ -73,6 +67,7 @@ class OnnxAxis:
     width            scale times inputs
     transformation   the coordinate_transformation_mode
     roi              start and end of what is read, from 0 to 1; used by tf_crop_and_resize alone
+    nearest_mode     how nearest rounds
     exclude_outside  whether elements beyond the edge weigh nothing
     slope            that of Keys's kernel; None for other filters
     """
@@ -82,9 +77,10 @@ class OnnxAxis:
     scale: Number
     width: Number
     transformation: str
-    roi: tuple[float, float] = WHOLE
-    exclude_outside: bool = False
-    slope: Number | None = None
+    roi: tuple[float, float]
+    nearest_mode: str
+    exclude_outside: bool
+    slope: Number | None
 
     @property
     def kind(self) -> type[Number]:
@@ -115,10 +111,15 @@ class OnnxAxis:
         return 1 if self.slope is None else 2
 
     @property
+    def inverse(self) -> np.float32:
+        """The stretch of ONNX Runtime's filters."""
+        return max(np.float32(1) / np.float32(self.scale), np.float32(1))
+
+    @property
     def window(self) -> int:
         """Most elements that a stretched filter weighs, those beyond the edges too."""
         if self.in_float32:
-            return 2 * math.ceil(_runtime_support(self)) + 1
+            return 2 * math.ceil(self.radius * self.inverse) + 1
         return 2 * math.ceil(self.radius / self.scale)
 
     def coordinates(self, outputs: Indices) -> tuple[Coordinates, Flags]:
@@ -132,7 +133,13 @@ class OnnxAxis:
 
     def positions(self, outputs: Indices) -> Coordinates:
         """Return x of some outputs by the formula, without bounds."""
-        return TRANSFORMATIONS[self.transformation](self, outputs.astype(self.kind))
+        x, mode = outputs.astype(self.kind), self.transformation
+        if mode == CROP:
+            return _tf_crop_and_resize(self, x)
+        if mode == "half_pixel_symmetric":
+            return _half_pixel_symmetric(self, x)
+        steps = self.resized - 1
+        return sampling.onnx_coordinates(mode, x, self.scale, last=self.last, steps=steps)
 
     def reads(self, x: Coordinates) -> Flags:
         """Return flags of the coordinates that are read.
@@ -145,32 +152,12 @@ class OnnxAxis:
         return on_axis
 
 
-def _half_pixel(line: OnnxAxis, index: Coordinates) -> Coordinates:
-    return (index + 0.5) / line.scale - 0.5
-
-
 def _half_pixel_symmetric(line: OnnxAxis, index: Coordinates) -> Coordinates:
     adjustment = line.kind(line.outputs) / line.width
     offset = np.float64(line.kind(line.inputs) / 2 * (1 - adjustment))
     # ONNX Runtime rounds to float32 once, at the end.
     x = offset + (index.astype(np.float64) + 0.5) / np.float64(line.scale) - 0.5
     return x.astype(line.kind)
-
-
-def _pytorch_half_pixel(line: OnnxAxis, index: Coordinates) -> Coordinates:
-    return _half_pixel(line, index) if line.resized > 1 else np.zeros_like(index)
-
-
-def _align_corners(line: OnnxAxis, index: Coordinates) -> Coordinates:
-    return index if line.outputs == 1 else index * line.last / (line.resized - 1)
-
-
-def _asymmetric(line: OnnxAxis, index: Coordinates) -> Coordinates:
-    return index / line.scale
-
-
-def _tf_half_pixel_for_nn(line: OnnxAxis, index: Coordinates) -> Coordinates:
-    return (index + 0.5) / line.scale
 
 
 def _tf_crop_and_resize(line: OnnxAxis, index: Coordinates) -> Coordinates:
@@ -182,17 +169,6 @@ def _tf_crop_and_resize(line: OnnxAxis, index: Coordinates) -> Coordinates:
             return start * line.last + step
         center = 0.5 * np.float64(start + end) * np.float64(line.last)
         return np.full_like(index, center)
-
-
-TRANSFORMATIONS: Final[Mapping[str, Callable[[OnnxAxis, Coordinates], Coordinates]]] = {
-    "half_pixel": _half_pixel,
-    "half_pixel_symmetric": _half_pixel_symmetric,
-    "pytorch_half_pixel": _pytorch_half_pixel,
-    "align_corners": _align_corners,
-    "asymmetric": _asymmetric,
-    "tf_half_pixel_for_nn": _tf_half_pixel_for_nn,
-    CROP: _tf_crop_and_resize,
-}
 
 
 # ONNX Runtime treats values this close to a tie as ties, because its coordinates are rounded:
@@ -228,10 +204,10 @@ NEAREST_MODES: Final[Mapping[str, Callable[[Coordinates, OnnxAxis], Coordinates]
 }
 
 
-def nearest(line: OnnxAxis, nearest_mode: str, outputs: Indices) -> Taps:
+def nearest(line: OnnxAxis, outputs: Indices) -> Taps:
     """Read one element."""
     x, reads = line.coordinates(outputs)
-    whole = NEAREST_MODES[nearest_mode](x, line)
+    whole = NEAREST_MODES[line.nearest_mode](x, line)
     if line.exclude_outside:
         reads &= (whole >= 0) & (whole < line.inputs)
     index = sampling.on_axis(whole, inputs=line.inputs)
@@ -239,73 +215,62 @@ def nearest(line: OnnxAxis, nearest_mode: str, outputs: Indices) -> Taps:
     return Taps(index[:, np.newaxis], weight, line.positions(outputs))
 
 
-def linear(line: OnnxAxis, outputs: Indices) -> Taps:
-    """Read two elements."""
+def interpolated(line: OnnxAxis, outputs: Indices) -> Taps:
+    """Read four elements with Keys's kernel, or two without its slope."""
     x, reads = line.coordinates(outputs)
     whole = np.floor(x)
-    t = x - whole
-    index = whole.astype(np.int64)[:, np.newaxis] + np.arange(2)
-    weight = np.where(reads, np.array([1 - t, t]), line.kind(0))
-    return _held(line, Taps(index, weight.T, line.positions(outputs)))
-
-
-def cubic(line: OnnxAxis, outputs: Indices) -> Taps:
-    """Read four elements."""
-    x, reads = line.coordinates(outputs)
-    whole = np.floor(x)
-    assert line.slope is not None  # noqa: S101 - the slope of mode cubic
-    weight = np.where(reads, sampling.keys_weights(x - whole, line.slope), line.kind(0))
-    index = whole.astype(np.int64)[:, np.newaxis] + np.arange(-1, 3)
-    return _held(line, Taps(index, weight.T, line.positions(outputs)))
-
-
-def _held(line: OnnxAxis, taps: Taps) -> Taps:
-    """Clamp taps to the axis."""
-    index, weight = taps.index, taps.weight
+    t, first = x - whole, 0
+    weight = np.array([1 - t, t])
+    if line.slope is not None:
+        first, weight = -1, sampling.keys_weights(t, line.slope)
+    index = whole.astype(np.int64)[:, np.newaxis] + np.arange(first, first + len(weight))
+    weight = np.where(reads, weight, line.kind(0)).T
     if line.exclude_outside:
         weight = np.where((index >= 0) & (index < line.inputs), weight, line.kind(0))
         # In order, each sum rounded; cumsum adds so.
-        total = np.cumsum(weight, axis=1)[:, -1:]
-        weight = weight / np.where(total == 0, line.kind(1), total)
-    return Taps(np.clip(index, 0, line.inputs - 1), weight, taps.coordinates)
+        weight = weight / sampling.nonzero(np.cumsum(weight, axis=1)[:, -1])
+    return Taps(np.clip(index, 0, line.inputs - 1), weight, line.positions(outputs))
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """The elements that some outputs read, those beyond the edge too.
-
-    first, stop  int64[outputs], element first up to, not including, stop
-    weigh        elements int64[outputs, taps] -> their weights, not yet divided
-    reads        which of the outputs read at all
-    """
-
-    first: Indices
-    stop: Indices
-    weigh: Callable[[Indices], Coordinates]
-    reads: Flags
-
-    def weights(self, index: Indices) -> Coordinates:
-        """Return the weights of elements, 0 out of the window."""
-        within = (index >= self.first[:, np.newaxis]) & (index < self.stop[:, np.newaxis])
-        weight = self.weigh(index)
-        return np.where(within, weight, weight.dtype.type(0))
-
-    def added_beyond(self, start: Coordinates, first: int, stop: int) -> Coordinates:
-        """Add the weights of a range of elements to start, in order."""
-        low, taps = np.full(len(start), first, np.int64), max(stop - first, 0)
-        return sum_from(self.weights, low, taps=taps, start=start)
+SAMPLES: Final[Mapping[str, tuple[Callable[[OnnxAxis, Indices], Taps], int]]] = {
+    "nearest": (nearest, 1),
+    "linear": (interpolated, 2),
+    "cubic": (interpolated, 4),
+}
 
 
 def antialiased(line: OnnxAxis, outputs: Indices) -> Taps:
-    """Read a stretched filter: Keys's kernel, or a triangle without its slope."""
+    """Read a stretched filter: Keys's kernel, or a triangle without its slope.
+
+    Weights beyond an edge are added to the edge's, and all are divided by their sum. The edge's own
+    weight comes first, then those beyond it in ascending order, as in ONNX Runtime.
+    """
     coordinates = line.positions(outputs)
-    if not line.in_float32:
-        return _normalized(_window(line, outputs), line, coordinates)
-    if line.inputs != line.outputs:
-        return _normalized(_runtime_window(line, outputs), line, coordinates)
-    # ONNX Runtime copies an axis that keeps its length, except for outputs outside the roi.
-    _, reads = _runtime_center(line, outputs)
-    return Taps(outputs[:, np.newaxis], reads[:, np.newaxis].astype(np.float32), coordinates)
+    if line.in_float32 and line.inputs == line.outputs:
+        # ONNX Runtime copies such an axis, except for outputs outside the roi.
+        _, reads = _runtime_center(line, outputs)
+        return Taps(outputs[:, np.newaxis], reads[:, np.newaxis].astype(np.float32), coordinates)
+    first, stop, weigh, reads = (_runtime_window if line.in_float32 else _window)(line, outputs)
+    weigh = sampling.within(weigh, first, stop)
+    taps = min(line.window, line.inputs)
+    read = sampling.weights_from(weigh, np.clip(first, 0, line.inputs - taps), taps=taps)
+
+    def added_beyond(start: Coordinates, first: int, stop: int) -> Coordinates:
+        low, beyond = np.full(len(start), first, np.int64), max(stop - first, 0)
+        return sampling.sum_from(weigh, low, taps=beyond, start=start)
+
+    weight, total = read.weight, np.zeros(len(outputs), line.kind)
+    if line.exclude_outside:
+        total = sampling.added(total, weight)
+    else:
+        below, above = (int(first.min()), 0), (line.inputs, int(stop.max()))
+        total = sampling.added(added_beyond(total, *below), weight)
+        total = added_beyond(total, *above)
+        weight[:, 0] = added_beyond(weight[:, 0], *below)
+        weight[:, -1] = added_beyond(weight[:, -1], *above)
+    divisor = sampling.nonzero(total)
+    weight = weight * (1 / divisor) if line.in_float32 else weight / divisor
+    return Taps(read.index, np.where(reads[:, np.newaxis], weight, line.kind(0)), coordinates)
 
 
 def _window(line: OnnxAxis, outputs: Indices) -> Window:
@@ -321,18 +286,12 @@ def _window(line: OnnxAxis, outputs: Indices) -> Window:
     def weigh(index: Indices) -> Coordinates:
         distance: Coordinates = np.abs(line.scale * ((index - below[:, np.newaxis]) - t))
         if slope is None:
-            return np.maximum(1 - distance, 0)
-        weight = np.where(
-            distance <= 1, keys_inside(distance, slope), keys_outside(distance, slope)
-        )
-        return np.where(distance < 2, weight, 0)  # noqa: PLR2004
+            return sampling.triangle(distance)
+        inside = sampling.keys_inside(distance, slope)
+        outside = sampling.keys_outside(distance, slope)
+        return np.where(distance <= 1, inside, np.where(distance < 2, outside, 0))  # noqa: PLR2004
 
-    return Window(below + (1 - half), below + (1 + half), weigh, reads)
-
-
-def _runtime_support(line: OnnxAxis) -> np.floating[Any]:
-    inverse = np.float32(1) / np.float32(line.scale)
-    return np.float32(line.radius) * (inverse if inverse >= 1 else np.float32(1))
+    return below + (1 - half), below + (1 + half), weigh, reads
 
 
 def _runtime_center(line: OnnxAxis, outputs: Indices) -> tuple[Coordinates, Flags]:
@@ -351,46 +310,19 @@ def _runtime_window(line: OnnxAxis, outputs: Indices) -> Window:
     They are floor(c - support + 0.5) up to floor(c + support + 0.5).
     """
     center, reads = _runtime_center(line, outputs)
-    support, slope = np.float32(_runtime_support(line)), line.slope
-    inverse = np.float32(1) / np.float32(line.scale)
+    support, slope = line.radius * line.inverse, line.slope
     # The reciprocal of the reciprocal, which is not always the scale.
-    stretch = np.float32(1) / inverse if inverse >= 1 else np.float32(1)
-    first = np.floor(center - support + np.float32(0.5)).astype(np.int64)
-    stop = np.floor(center + support + np.float32(0.5)).astype(np.int64)
+    stretch = 1 / line.inverse
+    first, stop = (
+        np.floor(edge + np.float32(0.5)).astype(np.int64)
+        for edge in (center - support, center + support)
+    )
 
     def weigh(index: Indices) -> Coordinates:
         distance = index.astype(np.float32) - center[:, np.newaxis] + np.float32(0.5)
-        distance = np.abs(distance * stretch)
+        distance = distance * stretch
         if slope is None:
-            return np.maximum(1 - distance, 0)
-        far = (((distance - 5) * distance + 8) * distance - 4) * slope
-        weight = np.where(distance < 1, keys_inside(distance, slope), far)
-        return np.where(distance < 2, weight, np.float32(0))  # noqa: PLR2004
+            return sampling.triangle(distance)
+        return sampling.pillow_keys(distance, slope)
 
-    return Window(first, np.minimum(stop, first + line.window), weigh, reads)
-
-
-def _normalized(window: Window, line: OnnxAxis, coordinates: Coordinates) -> Taps:
-    """Add weights beyond an edge to the edge's, then normalize.
-
-    Normalized weights are divided by the sum of all. The edge's own weight comes first, then those
-    beyond it in ascending order, as in ONNX Runtime.
-    """
-    taps = min(line.window, line.inputs)
-    begin = np.clip(window.first, 0, line.inputs - taps)
-    read = weights_from(window.weights, begin, taps=taps)
-    weight = read.weight
-    total = np.zeros(len(weight), weight.dtype)
-    if line.exclude_outside:
-        total = added(total, weight)
-    else:
-        below = int(window.first.min()), 0
-        above = line.inputs, int(window.stop.max())
-        total = added(window.added_beyond(total, *below), weight)
-        total = window.added_beyond(total, *above)
-        weight[:, 0] = window.added_beyond(weight[:, 0], *below)
-        weight[:, -1] = window.added_beyond(weight[:, -1], *above)
-    total = np.where(total == 0, weight.dtype.type(1), total)[:, np.newaxis]
-    weight = weight * (1 / total) if line.in_float32 else weight / total
-    weight = np.where(window.reads[:, np.newaxis], weight, weight.dtype.type(0))
-    return Taps(read.index, weight, coordinates)
+    return first, np.minimum(stop, first + line.window), weigh, reads

@@ -26,8 +26,7 @@ out.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -42,29 +41,20 @@ from gradwire_server.dialects.dialect import (
     both,
     check_count,
     check_result,
-    scaled_size,
+    scaled_sizes,
 )
-from gradwire_server.dialects.onnx_filters import CROP, WHOLE, Number, OnnxAxis
-from gradwire_server.errors import InvalidFieldError, counted, shortest
+from gradwire_server.dialects.onnx_filters import CROP, WHOLE, OnnxAxis
+from gradwire_server.errors import InvalidFieldError, counted
+from gradwire_server.plans.sampling import Number
 
 _PICK: Final = {"not_larger": min, "not_smaller": max}
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """Output length and scale of one axis.
-
-    outputs  its length in the forward's output
-    scale    outputs over inputs, before outputs were cut to a whole number
-    width    scale times inputs
-    """
-
-    outputs: int
-    scale: Number
-    width: Number
+# Output length and scale of an axis, and the length before it was cut: scale times inputs.
+Extent = tuple[int, Number, Number]
 
 
-def named_axes(attributes: Attributes, *, rank: int) -> list[int]:
+def _named_axes(attributes: Attributes, *, rank: int) -> list[int]:
     """Return the resized axes, in the order of the arrays.
 
     Raises InvalidFieldError if they are invalid.
@@ -88,15 +78,15 @@ def named_axes(attributes: Attributes, *, rank: int) -> list[int]:
     return axes or list(range(rank))
 
 
-def extents(
+def _lines(
     attributes: Attributes, source: Shape, *, result: Shape | None = None
-) -> dict[int, Extent]:
-    """Return the extent of each axis that is resized; raise InvalidFieldError.
+) -> dict[int, OnnxAxis]:
+    """Return each axis that is resized; raise InvalidFieldError.
 
     result  the lengths that stand in for sizes where neither scales nor sizes are given
     """
     kind = ARITHMETICS[attributes.arithmetic]
-    axes = named_axes(attributes, rank=len(source))
+    axes = _named_axes(attributes, rank=len(source))
     for field in ("scales", "sizes"):
         check_count(attributes, field, len(axes), wanted="{}")
     inputs, sizes = [source[axis] for axis in axes], attributes.sizes
@@ -106,24 +96,44 @@ def extents(
                 attributes.path("sizes"), "is empty, and so is scales; give one of the two"
             )
         sizes = [result[axis] for axis in axes]
-    made = (
+    extents = (
         _by_sizes(attributes, sizes, inputs, kind)
         if sizes
         else _by_scales(attributes, inputs, kind)
     )
-    return dict(zip(axes, made, strict=True))
+    return {
+        axis: OnnxAxis(
+            source[axis],
+            *extent,
+            attributes.coordinate_transformation_mode,
+            roi,
+            attributes.nearest_mode,
+            exclude_outside=attributes.exclude_outside,
+            slope=kind(attributes.cubic_coeff_a) if attributes.mode == "cubic" else None,
+        )
+        for axis, extent, roi in zip(axes, extents, _rois(attributes, len(axes)), strict=True)
+    }
+
+
+def _rois(attributes: Attributes, axes: int) -> Iterable[tuple[float, float]]:
+    """Return start and end of what is read of each resized axis.
+
+    They span the whole axis, but for tf_crop_and_resize.
+    """
+    wanted = "{}, all starts before all ends, or none"
+    check_count(attributes, "roi", 2 * axes, noun="bound", wanted=wanted)
+    if not attributes.roi or attributes.coordinate_transformation_mode != CROP:
+        return [WHOLE] * axes
+    return zip(attributes.roi[:axes], attributes.roi[axes:], strict=True)
 
 
 def _by_scales(attributes: Attributes, inputs: Sequence[int], kind: type[Number]) -> list[Extent]:
-    made: list[Extent] = []
-    for i, (each, length) in enumerate(zip(attributes.scales, inputs, strict=True)):
-        scale = kind(each)
-        width = _width(scale, length)
-        outputs = scaled_size(
-            width, field=attributes.path(f"scales[{i}]"), scale=shortest(each), size=length
-        )
-        made.append(Extent(outputs, scale, width))
-    return made
+    def width(length: int, scale: float) -> Any:
+        return _width(kind(scale), length)
+
+    scales = attributes.scales
+    outputs = scaled_sizes(attributes, "scales", inputs, scales, width)
+    return list(zip(outputs, map(kind, scales), map(width, inputs, scales), strict=True))
 
 
 def _by_sizes(
@@ -137,7 +147,7 @@ def _by_sizes(
             _width(scale, length) if kind is np.float32 else kind(size)
             for size, scale, length in zip(sizes, scales, inputs, strict=True)
         ]
-        return [Extent(*each) for each in zip(sizes, scales, widths, strict=True)]
+        return list(zip(sizes, scales, widths, strict=True))
     scale = _PICK[policy](scales)
     made: list[Extent] = []
     for i, length in enumerate(inputs):
@@ -152,7 +162,7 @@ def _by_sizes(
                 came=sizes[i],
                 size=length,
             )
-        made.append(Extent(outputs, scale, width))
+        made.append((outputs, scale, width))
     return made
 
 
@@ -172,11 +182,16 @@ ARITHMETICS: Final[dict[str, type[Number]]] = {
 
 
 def _axes(attributes: Attributes, call: OperatorCall) -> Axes:
-    lines = _lines(attributes, call)
+    # A gradient call has both shapes.
+    lines = _lines(attributes, call.source, result=call.result if call.gradient else None)
+    kept = {axis: size for axis, size in enumerate(call.source) if axis not in lines}
+    check_result(call, kept)
+    resized = {axis: line.outputs for axis, line in lines.items()}
+    check_result(call, resized, by="scales" if attributes.scales else "sizes")
     copies = attributes.arithmetic == "float32" and call.source == call.result
     return tuple(
         None if copies or line is None or _stays(line, attributes) else _axis(line, attributes)
-        for line in lines
+        for line in map(lines.get, range(len(call.source)))
     )
 
 
@@ -191,71 +206,19 @@ def _stays(line: OnnxAxis, attributes: Attributes) -> bool:
 
 
 def _axis(line: OnnxAxis, attributes: Attributes) -> Axis:
-    sides, arguments = (line.inputs, line.outputs), (line,)
-    in_float32 = line.in_float32
-    if attributes.antialias and (line.scale < 1 or in_float32):
-        taps = min(line.window, line.inputs)
+    sample, taps = onnx_filters.SAMPLES[attributes.mode]
+    effort = 1
+    if attributes.antialias and (line.scale < 1 or line.in_float32):
+        sample, taps = onnx_filters.antialiased, min(line.window, line.inputs)
         # Elements beyond the edges are weighed, but not read.
-        effort = 1 + math.ceil(line.window / taps)
-        return Axis(*sides, taps, onnx_filters.antialiased, arguments, in_float32, effort=effort)
-    if attributes.mode == "cubic":
-        return Axis(*sides, 4, onnx_filters.cubic, arguments, in_float32)
-    if attributes.mode == "linear":
-        return Axis(*sides, 2, onnx_filters.linear, arguments, in_float32)
-    return Axis(*sides, 1, onnx_filters.nearest, (line, attributes.nearest_mode), in_float32)
-
-
-def _lines(attributes: Attributes, call: OperatorCall) -> list[OnnxAxis | None]:
-    """Check the sizes and return one OnnxAxis per axis.
-
-    None stands for axes that are not resized.
-    """
-    kind = ARITHMETICS[attributes.arithmetic]
-    # A gradient call has both shapes.
-    made = extents(attributes, call.source, result=call.result if call.gradient else None)
-    rois = _rois(attributes, call)
-    lines: list[OnnxAxis | None] = []
-    for axis, inputs in enumerate(call.source):
-        extent = made.get(axis)
-        if extent is None:
-            check_result(call, {axis: inputs})
-            lines.append(None)
-            continue
-        check_result(call, {axis: extent.outputs}, by="scales" if attributes.scales else "sizes")
-        lines.append(
-            OnnxAxis(
-                inputs,
-                extent.outputs,
-                extent.scale,
-                extent.width,
-                attributes.coordinate_transformation_mode,
-                rois[axis],
-                exclude_outside=attributes.exclude_outside,
-                slope=kind(attributes.cubic_coeff_a) if attributes.mode == "cubic" else None,
-            )
-        )
-    return lines
-
-
-def _rois(attributes: Attributes, call: OperatorCall) -> dict[int, tuple[float, float]]:
-    """Return start and end of each resized axis.
-
-    They span the whole axis, but for tf_crop_and_resize.
-    """
-    axes = named_axes(attributes, rank=len(call.source))
-    wanted = "{}, all starts before all ends, or none"
-    check_count(attributes, "roi", 2 * len(axes), noun="bound", wanted=wanted)
-    if not attributes.roi or attributes.coordinate_transformation_mode != CROP:
-        return dict.fromkeys(axes, WHOLE)
-    pairs = zip(attributes.roi[: len(axes)], attributes.roi[len(axes) :], strict=True)
-    return dict(zip(axes, pairs, strict=True))
+        effort += math.ceil(line.window / taps)
+    sides = line.inputs, line.outputs
+    return Axis(*sides, taps, sample, (line,), line.in_float32, effort=effort)
 
 
 def _output_shape(attributes: Attributes, input_shape: Shape) -> Shape:
-    made = extents(attributes, input_shape)
-    return tuple(
-        made[axis].outputs if axis in made else size for axis, size in enumerate(input_shape)
-    )
+    resized = {axis: line.outputs for axis, line in _lines(attributes, input_shape).items()}
+    return tuple(resized.get(axis, size) for axis, size in enumerate(input_shape))
 
 
 def _fill(attributes: Attributes) -> float:

@@ -25,7 +25,7 @@ import numpy as np
 
 from gradwire_server.plans import sampling
 from gradwire_server.plans.banded_map import Indices
-from gradwire_server.plans.sampling import Coordinates, Rounding, Taps
+from gradwire_server.plans.sampling import Coordinates, Rounding, Taps, Weigh
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class OpenvinoAxis:
 
     inputs, outputs  lengths in its direction, the first without padding
     pads             elements of 0 before and after
+    mode             a key of SAMPLES; empty for an axis that is not resampled
     scale            outputs over padded length, float32, or what the caller gave for it
     transformation   coordinate_transformation_mode
     rounding         a key of ROUNDINGS, with nearest
@@ -44,6 +45,7 @@ class OpenvinoAxis:
     inputs: int
     outputs: int
     pads: tuple[int, int]
+    mode: str
     scale: float
     transformation: str
     rounding: str
@@ -55,28 +57,34 @@ class OpenvinoAxis:
         """Length with padding."""
         return sum(self.pads, self.inputs)
 
-    @property
-    def stays(self) -> bool:
-        """Whether coordinates are the outputs' own."""
-        return self.scale == 1 or self.length == self.outputs
-
     def coordinates(self, outputs: Indices) -> Coordinates:
         """Return x of some outputs, in float32."""
         x = outputs.astype(np.float32)
-        if self.stays:
+        if self.scale == 1 or self.length == self.outputs:
             return x
-        half, scale = np.float32(0.5), np.float32(self.scale)
-        if self.transformation == "align_corners":
-            last = np.float32(max(self.outputs - 1, 1))
-            return x * np.float32(self.length - 1) / last
-        if self.transformation == "pytorch_half_pixel" and self.outputs == 1:
-            return np.zeros_like(x)
+        last, steps = np.float32(self.length - 1), np.float32(self.outputs - 1)
         # A tiny scale may overflow float32; such coordinates are outside.
-        shift = np.float32(0) if self.transformation == "asymmetric" else half
         with np.errstate(over="ignore"):
-            stretched: Coordinates = np.minimum((x + shift) / scale, np.finfo(np.float32).max)
-        centered = self.transformation in {"half_pixel", "pytorch_half_pixel"}
-        return stretched - half if centered else stretched
+            x = sampling.onnx_coordinates(
+                self.transformation, x, np.float32(self.scale), last=last, steps=steps
+            )
+        return np.minimum(x, np.finfo(np.float32).max)
+
+    @property
+    def ratio(self) -> np.float64:
+        """Padded length over outputs."""
+        return np.float64(self.length / self.outputs)
+
+    @property
+    def window(self) -> int:
+        """Most elements that linear and the pillow modes weigh.
+
+        Those of the padding count.
+        """
+        if self.mode == "linear":
+            reach = 2 * math.ceil(2 / self.stretch) if self.scale <= 1 else 4
+            return min(reach + 1, self.length)
+        return sampling.pillow_window(self.ratio, radius=PILLOW[self.mode], inputs=self.length)
 
     def placed(self, index: Indices, weight: Coordinates, x: Coordinates) -> Taps:
         """Convert taps and x on the padded axis to the axis.
@@ -142,95 +150,54 @@ def cubic(line: OpenvinoAxis, outputs: Indices) -> Taps:
     return line.placed(np.clip(index, 0, line.length - 1).T, weight.T, x)
 
 
-def linear_window(line: OpenvinoAxis) -> int:
-    """Return how many elements of the padded axis linear weighs at most."""
-    return min(2 * math.ceil(2 / line.stretch) + 1 if line.scale <= 1 else 5, line.length)
-
-
 def linear(line: OpenvinoAxis, outputs: Indices) -> Taps:
     """Weigh elements by a triangle, and normalize.
 
     The divisor is the sum of the weights on the padded axis.
     """
-    x, window, stretch = line.coordinates(outputs), linear_window(line), np.float32(line.stretch)
+    x, window, stretch = line.coordinates(outputs), line.window, np.float32(line.stretch)
     reach = window // 2 if window < line.length else line.length
     near = np.float32(-reach), np.float32(line.length + reach)
     middle = np.clip(sampling.half_away(x), *near).astype(np.int64)
 
     def weigh(index: Indices) -> Coordinates:
         distance = stretch * (x[:, np.newaxis] - index.astype(np.float32))
-        triangle = np.maximum(np.float32(1) - np.abs(distance), np.float32(0))
-        weight: Coordinates = stretch * triangle
-        return weight
+        return stretch * sampling.triangle(distance)
 
-    low = np.clip(middle - reach, 0, line.length - window)
-    return _divided(line, weigh, low, window=window, x=x)
+    return _divided(line, weigh, np.clip(middle - reach, 0, line.length - window), x)
 
 
-def pillow_window(line: OpenvinoAxis, *, radius: int) -> int:
-    """Return the most elements that a pillow mode weighs.
-
-    They are elements of the padded axis.
-    """
-    return min(2 * math.ceil(radius * max(line.length / line.outputs, 1.0)) + 1, line.length)
-
-
-def pillow(line: OpenvinoAxis, outputs: Indices, *, radius: int) -> Taps:
+def pillow(line: OpenvinoAxis, outputs: Indices) -> Taps:
     """Weigh as Pillow does, in float64.
 
-    The kernel is stretched where the axis shrinks, and cut at edges. The kernel of radius 1 is the
-    triangle, that of radius 2 is Keys' with cube_coeff.
+    The kernel is the triangle, or Keys' with cube_coeff.
     """
-    scale = line.length / line.outputs
-    stretched = max(scale, 1.0)
-    center, support = (outputs + 0.5) * scale, radius * stretched
-    low = np.maximum(np.trunc(center - support + 0.5), 0).astype(np.int64)
-    stop = np.minimum(np.trunc(center + support + 0.5).astype(np.int64), line.length)
-
-    def weigh(index: Indices) -> Coordinates:
-        x = np.abs((index - center[:, np.newaxis] + 0.5) * (1 / stretched))
-        kernel = np.maximum(1 - x, 0) if radius == 1 else _pillow_keys(x, line.cube_coeff)
-        within = (index >= low[:, np.newaxis]) & (index < stop[:, np.newaxis])
-        return np.where(within, kernel, 0)
-
-    window = pillow_window(line, radius=radius)
-    return _divided(line, weigh, low, window=window, x=center - 0.5)
+    radius = PILLOW[line.mode]
+    keys = partial(sampling.pillow_keys, a=line.cube_coeff)
+    kernel = sampling.triangle if radius == 1 else keys
+    read = sampling.pillow(kernel, outputs, scale=line.ratio, radius=radius, inputs=line.length)
+    return _divided(line, *read)
 
 
-def _pillow_keys(x: Coordinates, a: float) -> Coordinates:
-    outside = (((x - 5) * x + 8) * x - 4) * a
-    return np.where(x < 1, sampling.keys_inside(x, a), np.where(x < 2, outside, 0))  # noqa: PLR2004
-
-
-def _divided(
-    line: OpenvinoAxis,
-    weigh: Callable[[Indices], Coordinates],
-    low: Indices,
-    *,
-    window: int,
-    x: Coordinates,
-) -> Taps:
+def _divided(line: OpenvinoAxis, weigh: Weigh, low: Indices, x: Coordinates) -> Taps:
     """Divide weights by their window's sum, unless the sum is 0.
 
     The window is on the padded axis. Padding counts in the sum, which is taken tap by tap, but has
     no taps.
 
-    low     first element of each output's window, which holds all that has a weight
-    window  elements of each
-    x       coordinates, in the type of the weights
+    low  first element of each output's window, which holds all that has a weight
+    x    coordinates, in the type of the weights
     """
-    total = np.zeros_like(x)
+    taps, total = min(line.window, line.inputs), np.zeros_like(x)
     if line.length == line.inputs:
-        read = sampling.weights_from(weigh, low, taps=window)
+        read = sampling.weights_from(weigh, low, taps=taps)
         total = sampling.added(total, read.weight)
     else:
-        total = sampling.sum_from(weigh, low, taps=window, start=total)
-        taps, first = min(window, line.inputs), line.pads[0]
+        total = sampling.sum_from(weigh, low, taps=line.window, start=total)
         # Elements not in the window have no weight.
-        low = np.clip(low, first, first + line.inputs - taps)
+        low = np.clip(low, line.pads[0], line.pads[0] + line.inputs - taps)
         read = sampling.weights_from(weigh, low, taps=taps)
-    divisor = np.where(total == 0, total.dtype.type(1), total)
-    return line.placed(read.index, read.weight / divisor[:, np.newaxis], x)
+    return line.placed(read.index, read.weight / sampling.nonzero(total), x)
 
 
 def padding(line: OpenvinoAxis, outputs: Indices) -> Taps:
@@ -242,17 +209,15 @@ def padding(line: OpenvinoAxis, outputs: Indices) -> Taps:
     return line.placed(index, np.ones(index.shape, np.float32), outputs.astype(np.float64))
 
 
+# Radii of the filters.
 PILLOW: Final = {"bilinear_pillow": 1, "bicubic_pillow": 2}
 SAMPLES: Final[dict[str, Callable[[OpenvinoAxis, Indices], Taps]]] = {
+    "": padding,
     "nearest": nearest,
     "linear": linear,
     "linear_onnx": linear_onnx,
     "cubic": cubic,
-    **{mode: partial(pillow, radius=radius) for mode, radius in PILLOW.items()},
+    **dict.fromkeys(PILLOW, pillow),
 }
-MOST_TAPS: Final = {"nearest": 1, "linear_onnx": 2, "cubic": 4}
-# Elements of the padded axis that the other modes weigh at most.
-WINDOWS: Final[dict[str, Callable[[OpenvinoAxis], int]]] = {
-    "linear": linear_window,
-    **{mode: partial(pillow_window, radius=radius) for mode, radius in PILLOW.items()},
-}
+# Taps of the modes without a window.
+MOST_TAPS: Final = {"": 1, "nearest": 1, "linear_onnx": 2, "cubic": 4}

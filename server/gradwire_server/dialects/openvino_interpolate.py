@@ -10,6 +10,7 @@ Source: https://docs.openvino.ai, Interpolate-11.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -24,10 +25,10 @@ from gradwire_server.dialects.dialect import (
     both,
     check_count,
     check_result,
-    scaled_size,
+    scaled_sizes,
 )
 from gradwire_server.dialects.openvino_filters import OpenvinoAxis
-from gradwire_server.errors import InvalidFieldError, counted, shortest
+from gradwire_server.errors import InvalidFieldError, counted
 
 # Added to a scale before a length is multiplied by it and cut: `ov::util::dim::scale`.
 SCALE_EPSILON: Final = np.float32(1e-6)
@@ -38,53 +39,57 @@ PILLOW_AXES: Final = 2
 
 
 def _axes(attributes: Attributes, call: OperatorCall) -> Axes:
-    numbers = _numbers(attributes, rank=len(call.source))
-    told = _inferred(attributes, call.source)
-    for axis, length in told.items():
+    rank = len(call.source)
+    numbers, pads = _numbers(attributes, rank=rank), _pads(attributes, rank=rank)
+    padded = [sum(each, size) for each, size in zip(pads, call.source, strict=True)]
+    for axis, length in _inferred(attributes, numbers, padded).items():
         by = attributes.shape_calculation_mode if axis in numbers else "padding"
         check_result(call, {axis: length}, by=by)
-    scales = _scales(attributes, call, numbers)
-    shrinks = any(scale < 1 for scale in scales.values())
-    pads = _pads(attributes, rank=len(call.source))
-    lines = [
-        OpenvinoAxis(
-            inputs,
-            outputs,
-            pads=pads[axis],
-            scale=scales.get(axis, 1.0),
-            transformation=attributes.coordinate_transformation_mode,
-            rounding=attributes.nearest_mode,
-            stretch=scales.get(axis, 1.0) if attributes.antialias and shrinks else 1.0,
-            cube_coeff=attributes.cube_coeff,
+    if attributes.shape_calculation_mode == "scales":
+        scales = dict(zip(numbers, map(float, attributes.scales), strict=True))
+    else:
+        ratios = np.array(call.result, np.float32) / np.array(padded, np.float32)
+        scales = {axis: float(ratios[axis]) for axis in numbers}
+    shrinks = attributes.antialias and any(scale < 1 for scale in scales.values())
+    return tuple(
+        _axis(
+            OpenvinoAxis(
+                inputs,
+                outputs,
+                pads=pads[axis],
+                mode=attributes.mode if axis in scales else "",
+                scale=scales.get(axis, 1.0),
+                transformation=attributes.coordinate_transformation_mode,
+                rounding=attributes.nearest_mode,
+                stretch=scales.get(axis, 1.0) if shrinks else 1.0,
+                cube_coeff=attributes.cube_coeff,
+            )
         )
         for axis, (inputs, outputs) in enumerate(zip(call.source, call.result, strict=True))
-    ]
-    return tuple(
-        _axis(attributes.mode if axis in scales else "", line) for axis, line in enumerate(lines)
     )
 
 
-def _axis(mode: str, line: OpenvinoAxis) -> Axis | None:
-    """Return a resampled axis, or a padded one without a mode."""
-    sides = line.inputs, line.outputs
-    exact = mode == "cubic" or (mode == "linear" and line.stretch != 1)
+def _axis(line: OpenvinoAxis) -> Axis | None:
+    """Return an axis that is resampled or padded; None for any other."""
+    exact = line.mode == "cubic" or (line.mode == "linear" and line.stretch != 1)
     if line.length == line.outputs and not exact:
-        return None if line.length == line.inputs else Axis(*sides, 1, filters.padding, (line,))
-    taps, extra = filters.MOST_TAPS.get(mode, 0), 0
-    if not taps:
-        window = filters.WINDOWS[mode](line)
-        taps = min(window, line.inputs)
-        # With padding, a window is weighed once more for its sum.
-        extra = 0 if line.length == line.inputs else window
+        if line.length == line.inputs:
+            return None
+        line = replace(line, mode="")
+    windowed = line.mode not in filters.MOST_TAPS
     return Axis(
-        *sides,
-        taps,
-        filters.SAMPLES[mode],
+        line.inputs,
+        line.outputs,
+        min(line.window, line.inputs) if windowed else filters.MOST_TAPS[line.mode],
+        filters.SAMPLES[line.mode],
         (line,),
-        in_float32=mode not in filters.PILLOW,
+        in_float32=line.mode not in filters.PILLOW,
         padded=line.length,
-        window=extra,
-        effort=filters.PILLOW.get(mode, 1),  # Keys's kernel takes twice as long as the triangle
+        # With padding, a window is weighed once more for its sum.
+        window=line.window if windowed and line.length != line.inputs else 0,
+        effort=filters.PILLOW.get(
+            line.mode, 1
+        ),  # Keys's kernel takes twice as long as the triangle
     )
 
 
@@ -121,58 +126,41 @@ def _pads(attributes: Attributes, *, rank: int) -> list[tuple[int, int]]:
     return list(zip(begin[:rank], end, strict=False))
 
 
-def _inferred(attributes: Attributes, source: Shape) -> dict[int, int]:
+def _inferred(
+    attributes: Attributes, numbers: Sequence[int], padded: Sequence[int]
+) -> dict[int, int]:
     """Return the lengths of the result that attributes tell, by axis.
 
     Sizes are taken as they are; a scale gives int(length * (scale + 1e-6)) in float32. Axes that
     are not resampled keep their padded length.
     """
-    rank = len(source)
-    numbers = _numbers(attributes, rank=rank)
-    padded = [
-        sum(pads, size) for pads, size in zip(_pads(attributes, rank=rank), source, strict=True)
-    ]
     told = {axis: size for axis, size in enumerate(padded) if axis not in numbers}
     field = attributes.shape_calculation_mode
-    values = attributes.sizes if field == "sizes" else attributes.scales
-    if not values and field == "sizes":
+    if field == "sizes" and not attributes.sizes:
         return told
     check_count(attributes, field, len(numbers), other=(), wanted="{}")
-    if field == "sizes":
-        return told | dict(zip(numbers, attributes.sizes, strict=True))
-    for i, (axis, scale) in enumerate(zip(numbers, attributes.scales, strict=True)):
-        with np.errstate(over="ignore"):
-            product = float(np.float32(padded[axis]) * (np.float32(scale) + SCALE_EPSILON))
-        told[axis] = scaled_size(
-            product,
-            field=attributes.path(f"{field}[{i}]"),
-            scale=shortest(scale),
-            size=padded[axis],
-        )
-    return told
+    sizes = attributes.sizes
+    if field == "scales":
+        lengths = [padded[axis] for axis in numbers]
+        sizes = scaled_sizes(attributes, field, lengths, attributes.scales, _scaled)
+    return told | dict(zip(numbers, sizes, strict=True))
 
 
-def _scales(attributes: Attributes, call: OperatorCall, numbers: Sequence[int]) -> dict[int, float]:
-    """Return the scale of each resampled axis.
-
-    It is the given one, or the ratio of the lengths in float32.
-    """
-    if attributes.shape_calculation_mode == "scales":
-        return dict(zip(numbers, map(float, attributes.scales), strict=True))
-    pads = _pads(attributes, rank=len(call.source))
-    return {
-        axis: float(np.float32(call.result[axis]) / np.float32(sum(pads[axis], call.source[axis])))
-        for axis in numbers
-    }
+def _scaled(length: int, scale: float) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.float32(length) * (np.float32(scale) + SCALE_EPSILON))
 
 
 def _output_shape(attributes: Attributes, input_shape: Shape) -> Shape:
-    told = _inferred(attributes, input_shape)
-    if len(told) != len(input_shape):
+    rank = len(input_shape)
+    pads = _pads(attributes, rank=rank)
+    padded = [sum(each, size) for each, size in zip(pads, input_shape, strict=True)]
+    told = _inferred(attributes, _numbers(attributes, rank=rank), padded)
+    if len(told) != rank:
         raise InvalidFieldError(
             attributes.path("sizes"), "is empty; give the sizes, or the output's sizes"
         )
-    return tuple(told[axis] for axis in range(len(input_shape)))
+    return tuple(told[axis] for axis in range(rank))
 
 
 DIALECTS: Final = both(

@@ -10,18 +10,14 @@ user's scale_factor, or inputs / outputs without one:
 
 Source: ATen/native/UpSample.h of torch 2.13 and the bits of its results.
 
-PyTorch's antialiased filters along one axis: stretched where it shrinks, cut at the edges.
-
-With scale the input over the output, s = max(scale, 1) and r the filter's radius, output X reads
-around c = scale * (X + 0.5) the elements from trunc(c - r s + 0.5) up to trunc(c + r s + 0.5), held
-to the axis, and weights element j with filter((j - c + 0.5) / s), divided by the sum of all.
+PyTorch's antialiased filters along one axis are Pillow's, as in `sampling.pillow`, with weights
+divided by the sum of all.
 
 Source: ATen/native/cpu/UpSampleKernel.cpp of torch 2.13 and the bits of its results.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +29,7 @@ from gradwire_server.dialects.dialect import FLOAT32, Axis
 from gradwire_server.plans import sampling
 from gradwire_server.plans.banded_map import Indices
 from gradwire_server.plans.plan import FMA_EFFORT, fma
-from gradwire_server.plans.sampling import Coordinates, Taps, added, weights_from
+from gradwire_server.plans.sampling import Coordinates, Kernel, Taps
 from gradwire_server.plans.sines import EFFORT, Doubles, sin, sinf, unsettled
 
 
@@ -109,47 +105,38 @@ class Filter:
         return Axis(*sides, self.most_taps(line), self.sample, (line,), effort=effort)
 
 
-@dataclass(frozen=True, slots=True)
-class TorchKeysFilter:
-    """Cubic kernel of Keys (1981), with the roundings of some build.
-
-    a is its slope at distance 1.
-
-    fused  whether the products before each sum are rounded
-    last   whether that of the last sum is not rounded either
-    """
-
-    slope: float
-    fused: bool
-    last: bool
-
-    def inside(self, x: Coordinates) -> Coordinates:
-        """Return the weight at distances up to 1.
-
-        It is ((a + 2) x - (a + 3)) x x + 1.
-        """
-        a = self.slope
-        part = self._sum(a + 2, x, -(a + 3), fused=self.fused) * x
-        return self._sum(part, x, 1, fused=self.last)
-
-    def outside(self, x: Coordinates) -> Coordinates:
-        """Return the weight at distances from 1 to 2.
-
-        It is ((a x - 5 a) x + 8 a) x - 4 a.
-        """
-        a = self.slope
-        part = self._sum(a, x, -5 * a, fused=self.fused)
-        part = self._sum(part, x, 8 * a, fused=self.fused)
-        return self._sum(part, x, -4 * a, fused=self.last)
-
-    @staticmethod
-    def _sum(a: Coordinates | float, x: Coordinates, c: float, *, fused: bool) -> Coordinates:
-        first, last = np.asarray(a, x.dtype), np.asarray(c, x.dtype)
-        return fma(first, x, last) if fused else first * x + last
-
-
-# Without antialias, as OpenCV; Keys himself settles on -0.5.
+# Slopes of Keys's kernel at distance 1: without antialias as OpenCV, with it as Pillow and Keys.
 CUBIC_SLOPE: Final = -0.75
+ANTIALIAS_SLOPE: Final = -0.5
+
+# Weights by distance and slope.
+Piece = Callable[[Coordinates, float], Coordinates]
+
+
+def _fused(a: Coordinates | float, x: Coordinates, c: float) -> Coordinates:
+    return fma(np.asarray(a, x.dtype), x, np.asarray(c, x.dtype))
+
+
+def _rounded(a: Coordinates, x: Coordinates, c: float) -> Coordinates:
+    return a * x + c
+
+
+def _inside(x: Coordinates, a: float, last: Callable[..., Coordinates] = _rounded) -> Coordinates:
+    """Return Keys's weight at distances up to 1, with fused sums.
+
+    It is ((a + 2) x - (a + 3)) x x + 1.
+
+    last  makes the last product and sum, which not every build of the library fuses
+    """
+    return last(_fused(a + 2, x, -(a + 3)) * x, x, 1)
+
+
+def _outside(x: Coordinates, a: float, last: Callable[..., Coordinates] = _rounded) -> Coordinates:
+    """Return Keys's weight at distances from 1 to 2, with fused sums.
+
+    It is ((a x - 5 a) x + 8 a) x - 4 a; last is as above.
+    """
+    return last(_fused(_fused(a, x, -5 * a), x, 8 * a), x, -4 * a)
 
 
 def _floorf(x: Coordinates) -> Coordinates:
@@ -218,15 +205,17 @@ def _linear(line: TorchAxis, outputs: Indices) -> Taps:
     )
 
 
-def _cubic(line: TorchAxis, outputs: Indices, *, kernel: TorchKeysFilter) -> Taps:
+def _cubic(line: TorchAxis, outputs: Indices, *, fused: bool) -> Taps:
     """Weight four elements by their distances from x.
 
     They are i - 1 .. i + 2; elements outside move to the edge.
     """
-    x = line.coordinates(outputs, fused=kernel.fused)
+    x = line.coordinates(outputs, fused=fused)
     index, t = _below(x, line)
-    weight = [kernel.outside(t + 1), kernel.inside(t), kernel.inside(1 - t)]
-    weight.append(kernel.outside((1 - t) + 1))
+    inside: Piece = _inside if fused else sampling.keys_inside
+    outside: Piece = _outside if fused else sampling.keys_outside
+    a = CUBIC_SLOPE
+    weight = [outside(t + 1, a), inside(t, a), inside(1 - t, a), outside((1 - t) + 1, a)]
     taps = index[:, np.newaxis] + np.arange(-1, 3)
     return Taps(np.clip(taps, 0, line.inputs - 1), np.array(weight).T, x)
 
@@ -254,8 +243,7 @@ def _most_in_bin(line: TorchAxis) -> int:
 
 
 def _cubic_filter(*, fused: bool) -> Filter:
-    kernel = TorchKeysFilter(CUBIC_SLOPE, fused=fused, last=False)
-    return Filter(partial(_cubic, kernel=kernel), lambda _: 4, effort=FMA_EFFORT)
+    return Filter(partial(_cubic, fused=fused), lambda _: 4, effort=FMA_EFFORT)
 
 
 _LINEAR: Final = Filter(_linear, lambda _: 2, skips=True)
@@ -280,19 +268,10 @@ BACKWARD: Final[Mapping[str, Filter]] = {
 }
 
 
-# With antialias, as Pillow and Keys himself; without, PyTorch uses -0.75.
-CUBIC: Final = TorchKeysFilter(-0.5, fused=True, last=True)
-
-
-def _triangle(x: Coordinates) -> Coordinates:
-    weight: Coordinates = np.maximum(1 - np.abs(x), 0)
-    return weight
-
-
 def _keys(x: Coordinates) -> Coordinates:
     x = np.abs(x)
-    inside, outside = CUBIC.inside(x), CUBIC.outside(x)
-    return np.where(x < 1, inside, np.where(x < 2, outside, x.dtype.type(0)))  # noqa: PLR2004
+    inside, outside = (piece(x, ANTIALIAS_SLOPE, _fused) for piece in (_inside, _outside))
+    return sampling.two_pieces(x, inside, outside)
 
 
 def _lanczos(x: Coordinates) -> Coordinates:
@@ -319,54 +298,28 @@ def _sinc(x: Coordinates, sine_of: Callable[[Doubles], Doubles] = sin) -> Coordi
     return np.where(y == 0, one, sine / np.where(y == 0, one, y))
 
 
-def _support(line: TorchAxis, radius: int) -> float:
-    scale = line.scale()
-    return float(line.compute.type(radius * float(scale))) if scale >= 1 else radius
-
-
 def _most_taps(line: TorchAxis, *, radius: int) -> int:
-    return min(2 * math.ceil(_support(line, radius)) + 1, line.inputs)
+    return sampling.pillow_window(line.scale(), radius=radius, inputs=line.inputs)
 
 
-def _antialiased(
-    line: TorchAxis,
-    outputs: Indices,
-    *,
-    weigh: Callable[[Coordinates], Coordinates],
-    radius: int,
-) -> Taps:
+def _antialiased(line: TorchAxis, outputs: Indices, *, kernel: Kernel, radius: int) -> Taps:
     """Weigh the elements within the stretched filter's support."""
-    kind, taps = line.compute.type, _most_taps(line, radius=radius)
-    scale, support = float(line.scale()), kind(_support(line, radius))
-    inverse = float(kind(1 / scale)) if scale >= 1 else 1.0
-    center = (scale * (outputs + 0.5)).astype(kind)
-    low = np.maximum(np.trunc((center - support).astype(np.float64) + 0.5), 0).astype(np.int64)
-    high = np.trunc((center + support).astype(np.float64) + 0.5).astype(np.int64)
-    counts = np.minimum(high, line.inputs) - low
-
-    def weights(index: Indices) -> Coordinates:
-        distance = (index.astype(kind) - center[:, np.newaxis]).astype(np.float64) + 0.5
-        weight = weigh((distance * inverse).astype(kind))
-        return np.where(index - low[:, np.newaxis] < counts[:, np.newaxis], weight, kind(0))
-
-    read = weights_from(weights, low, taps=taps)
-    total = added(np.zeros(len(low), kind), read.weight)[:, np.newaxis]
-    weight = read.weight / np.where(total == 0, kind(1), total)
-    return Taps(np.minimum(read.index, line.inputs - 1), weight, center - kind(0.5))
+    weigh, low, x = sampling.pillow(
+        kernel, outputs, scale=line.scale(), radius=radius, inputs=line.inputs
+    )
+    read = sampling.weights_from(weigh, low, taps=_most_taps(line, radius=radius))
+    weight = read.weight / sampling.nonzero(sampling.added(np.zeros_like(x), read.weight))
+    return Taps(np.minimum(read.index, line.inputs - 1), weight, x)
 
 
-def _filter(
-    weigh: Callable[[Coordinates], Coordinates],
-    radius: int,
-    effort: Effort | None = None,
-) -> Filter:
-    sample = partial(_antialiased, weigh=weigh, radius=radius)
+def _filter(kernel: Kernel, radius: int, effort: Effort | None = None) -> Filter:
+    sample = partial(_antialiased, kernel=kernel, radius=radius)
     return Filter(sample, partial(_most_taps, radius=radius), effort=effort)
 
 
 # The forward leaves axes alone whose length stays, the backward does not.
 ANTIALIAS: Final = {
-    "bilinear": _filter(_triangle, 1),
+    "bilinear": _filter(sampling.triangle, 1),
     "bicubic": _filter(_keys, 2, FMA_EFFORT),
     "lanczos": _filter(_lanczos, 3, EFFORT),
 }

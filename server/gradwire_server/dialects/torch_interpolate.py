@@ -8,6 +8,7 @@ length stays is left alone in the modes that PyTorch treats so.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from gradwire_server.dialects.dialect import (
     check_batch_and_channel,
     check_count,
     check_result,
-    scaled_size,
+    scaled_sizes,
 )
 from gradwire_server.dialects.torch_filters import ANTIALIAS, BACKWARD, FORWARD, Filter, TorchAxis
 from gradwire_server.errors import InvalidFieldError
@@ -58,8 +59,7 @@ def _axes(attributes: Attributes, call: OperatorCall) -> Axes:
 
 
 def _filter(mode: str, lines: Sequence[TorchAxis], *, by_backward: bool) -> Filter:
-    rows_and_columns = sum(line.outputs for line in lines) if len(lines) == 2 else None  # noqa: PLR2004
-    small = rows_and_columns is not None and rows_and_columns <= SMALL_OUTPUT
+    small = len(lines) == 2 and sum(line.outputs for line in lines) <= SMALL_OUTPUT  # noqa: PLR2004
     as_backward = by_backward or (small and mode in {"nearest", "nearest-exact"})
     return (BACKWARD if as_backward else FORWARD)[mode]
 
@@ -98,14 +98,8 @@ def _sizes(attributes: Attributes, source: Shape) -> Shape:
     """
     size = _per_axis(attributes, "size", spatial=len(source))
     scales = _per_axis(attributes, "scale_factor", spatial=len(source))
-    return tuple(size) or tuple(
-        scaled_size(
-            float(length) * scale,
-            field=attributes.path(f"scale_factor[{i}]"),
-            scale=scale,
-            size=length,
-        )
-        for i, (length, scale) in enumerate(zip(source, scales, strict=False))
+    return tuple(size) or scaled_sizes(
+        attributes, "scale_factor", source, scales, operator.mul, text=str
     )
 
 

@@ -19,7 +19,6 @@ from gradwire_server.engine.prepared import (
     Preparation,
     Prepared,
     Preparer,
-    TableCache,
 )
 from gradwire_server.engine.tiling import Step
 
@@ -34,7 +33,6 @@ __all__ = [
     "Prepared",
     "Preparer",
     "Step",
-    "TableCache",
     "TensorSpec",
     "Workbench",
     "are_rows",

@@ -23,14 +23,15 @@ class InputAssembler:
         self, prepared: Prepared, *, resume_from: int = 0, stop_before: int | None = None
     ) -> None:
         self.stop = prepared.input_stop(stop_before or prepared.output.wire_bytes)
-        self._pieces: Iterator[_Piece] = (
-            _Piece(step, *prepared.input_range(step))
-            for step in prepared.steps(resume_from, stop_before)
+        self._pieces = (
+            (step, *prepared.input_range(step)) for step in prepared.steps(resume_from, stop_before)
         )
-        self._last: _Piece | None = None
         self._next = next(self._pieces, None)
         # A new stream starts at byte 0; its client does not wait for the needed range.
-        self.position = 0 if not resume_from else self._next.start if self._next else self.stop
+        self.position = 0 if not resume_from else self._next[1] if self._next else self.stop
+        # Bytes of the last step or the next one: from _start on, arrived up to _end.
+        self._data: Bytes = np.empty(0, np.uint8)
+        self._start = self._end = 0
 
     @property
     def complete(self) -> bool:
@@ -44,51 +45,25 @@ class InputAssembler:
         """
         base, self.position = self.position, self.position + len(chunk)
         while self._next is not None:
-            piece = self._next
-            if not piece.fill(chunk, base, self._last):
+            step, start, stop = self._next
+            if base <= start and stop <= self.position:
+                self._data = chunk[start - base : stop - base]
+                self._start, self._end = start, stop
+            elif (start, stop - start) != (self._start, len(self._data)):
+                self._begin(start, stop)
+            first, last = self._end, min(stop, self.position)
+            if last > first:
+                some = chunk[first - base : last - base]
+                self._data[first - start : last - start] = some
+                self._end = last
+            if self._end < stop:
                 return
-            yield piece.step, piece.data
-            self._last, self._next = piece, next(self._pieces, None)
-        self._last = None
+            yield step, self._data
+            self._next = next(self._pieces, None)
 
-
-class _Piece:
-    """Input bytes start .. stop - 1 of one step.
-
-    The first `_filled` of them have arrived.
-    """
-
-    def __init__(self, step: Step, start: int, stop: int) -> None:
-        self.step, self.start, self.stop = step, start, stop
-        self.data: Bytes = np.empty(0, np.uint8)
-        self._filled = 0
-
-    def fill(self, chunk: Bytes, base: int, last: _Piece | None) -> bool:
-        """Take bytes of a chunk; return whether the piece is complete.
-
-        The chunk starts at byte `base`.
-        """
-        end = base + len(chunk)
-        if self.start >= base and self.stop <= end:
-            self.data = chunk[self.start - base : self.stop - base]
-            return True
-        if last is not None and (last.start, last.stop) == (self.start, self.stop):
-            self.data = last.data
-            return True
-        if self.start >= end and self.stop > end:
-            return False
-        if not self._filled:
-            self._begin(last)
-        first = self.start + self._filled
-        stop = min(end, self.stop)
-        if stop > first:
-            self.data[self._filled : stop - self.start] = chunk[first - base : stop - base]
-            self._filled = stop - self.start
-        return self._filled == self.stop - self.start
-
-    def _begin(self, last: _Piece | None) -> None:
-        self.data = np.empty(self.stop - self.start, np.uint8)
-        if last is not None and last.stop > self.start:
-            self._filled = min(last.stop, self.stop) - self.start
-            offset = self.start - last.start
-            self.data[: self._filled] = last.data[offset : offset + self._filled]
+    def _begin(self, start: int, stop: int) -> None:
+        """Begin a step with the bytes that the last one has too."""
+        shared = self._data[start - self._start :]
+        self._data = np.empty(stop - start, np.uint8)
+        self._data[: len(shared)] = shared
+        self._start, self._end = start, start + len(shared)

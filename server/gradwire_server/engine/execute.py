@@ -9,20 +9,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
 from gradwire_server.backends import Backend, BindsArrays, TellsHeldBytes, compute_dtype
 from gradwire_server.backends.float_environment import default_float_environment
-from gradwire_server.engine.prepared import Array, Bytes, Prepared
-from gradwire_server.engine.tiling import Step, StepPlans, plan_on, touched
-from gradwire_server.plans import Pass, Plan, fill_empty
+from gradwire_server.engine.prepared import BATCHES, Array, Bytes, Prepared
+from gradwire_server.engine.tiling import Step, touched
+from gradwire_server.plans import BandedMap, Pass, Plan, fill_empty
 
 # Elements of a step on tensors in memory: a few milliseconds of work if rows are repeated.
 _LARGE_SLAB = 1 << 25
 # Input and result of an evaluation on a workbench.
 _WORKBENCH_BYTES = 1 << 16
+
+# Memory of input and result, and the function that computes there.
+_Bound = tuple[memoryview, memoryview, Callable[[], None]]
 
 
 class Execution:
@@ -49,21 +51,18 @@ class Execution:
         Input rows may have any strides. Result rows are contiguous and apart from the input.
         """
         walk = self._prepared.walk
-        plans = walk.step_plans
-        if plans is not None and walk.mode == "running":
-            with default_float_environment():
-                self._add(plans, step, rows, result)
-            return
-        inputs, results = (step.in_first, step.in_stop), (step.out_first, step.out_stop)
-        plan = None if plans is None else plans.window(len(rows), inputs, results)
-        _apply(plan, rows, result, self.backend)
+        with default_float_environment():
+            if walk.mode == "running" and walk.map is not None:
+                self._add(walk.map, step, rows, result)
+            else:
+                self.backend.apply(walk.plan_of(step), rows, result)
 
-    def _add(self, plans: StepPlans, step: Step, rows: Array, result: Array) -> None:
+    def _add(self, bands: BandedMap, step: Step, rows: Array, result: Array) -> None:
         """Add rows to results; write complete ones, keep the other sums."""
-        bands, backend, sums = plans.stream, self.backend, self._sums
+        walk, backend, sums = self._prepared.walk, self.backend, self._sums
         reach = touched(bands, step.in_stop)
         window = bands.window(step.out_first, reach, step.in_first, step.in_stop)
-        passes = plans.passes(window)
+        passes = walk.passes(window)
         stream = next(index for index, one in enumerate(passes) if one.axis == 1)
         arrived = _before_stream(passes[:stream], rows, compute_dtype(result.dtype), backend)
         reached = np.empty((1, reach - step.out_first, *arrived.shape[2:]), arrived.dtype)
@@ -75,20 +74,11 @@ class Execution:
         done = step.out_stop - step.out_first
         if done:
             complete = reached[:, :done]
-            backend.apply(plan_on(complete.shape, passes[stream + 1 :]), complete, result)
+            backend.apply(Plan(complete.shape, passes[stream + 1 :]), complete, result)
             # A pass does not know the empty bands of other passes: overwrite their results.
             finished = window.window(0, done, 0, window.inputs)
-            fill_empty(plans.passes(finished), result, fill=self._prepared.walk.plan.fill)
+            fill_empty(walk.passes(finished), result, fill=walk.plan.fill)
         self._sums = reached[:, done:].copy() if step.out_stop < bands.outputs else None
-
-
-def _apply(plan: Plan | None, rows: Array, result: Array, backend: Backend) -> None:
-    """Apply a plan, or copy where there is none."""
-    with default_float_environment():
-        if plan is None:
-            result[...] = rows
-        else:
-            backend.apply(plan, rows, result)
 
 
 def _before_stream(
@@ -100,7 +90,7 @@ def _before_stream(
     """
     if not passes and rows.dtype == compute:
         return rows
-    plan = plan_on(rows.shape, passes)
+    plan = Plan(rows.shape, passes)
     arrived = np.empty(plan.output_shape, compute)
     backend.apply(plan, rows, arrived)
     return arrived
@@ -153,17 +143,6 @@ def at_once(prepared: Prepared, data: bytes | memoryview, backend: Backend) -> B
     return result
 
 
-class _Bound(NamedTuple):
-    """Short evaluation on a workbench.
-
-    It holds memory of input and result, and the bound kernel.
-    """
-
-    data: memoryview
-    result: memoryview
-    run: Callable[[], None]
-
-
 class Workbench:
     """Memory that stays in place, in which one thread computes short evaluations.
 
@@ -182,35 +161,27 @@ class Workbench:
     def run(self, prepared: Prepared, data: bytes | memoryview) -> memoryview:
         """Execute all steps; return the wire bytes of the result.
 
-        They last until the next run.
-
-        Raises ValueError if takes() is false.
+        They last until the next run. It must take the evaluation.
         """
         bound: _Bound | None = prepared.derived.get(self)
         if bound is None:
             bound = prepared.derived[self] = self._bind(prepared)
-        bound.data[:] = data
+        source, result, compute = bound
+        source[:] = data
         with default_float_environment():
-            bound.run()
-        return bound.result
+            compute()
+        return result
 
     def _bind(self, prepared: Prepared) -> _Bound:
-        if not self.takes(prepared):
-            raise ValueError("the evaluation is too large for a workbench")
-        dtype = prepared.output.dtype
-        data = self._input[: prepared.input.wire_bytes]
+        """Return memory of input and result, and what computes there."""
+        source = self._input[: prepared.input.wire_bytes]
         result = self._result[: prepared.output.wire_bytes]
-        _, plan, wire, shape, result_shape = prepared.batch(1)
-        rows = np.broadcast_to(data.view(dtype).reshape(wire), shape)
-        y = result.view(dtype).reshape(result_shape)
-        run: Callable[[], None]
-        if plan is None:
-            run = partial(np.copyto, y, rows)
-        elif isinstance(self.backend, BindsArrays):
-            run = self.backend.bound(plan, rows, y)
-        else:
-            run = partial(self.backend.apply, plan, rows, y)
-        return _Bound(data.data, result.data, run)
+        step, backend = next(prepared.steps()), self.backend
+        rows = prepared.input_rows(step, source)
+        work = prepared.walk.plan_of(step), rows, prepared.output_rows(step, result)
+        if isinstance(backend, BindsArrays):
+            return source.data, result.data, backend.bound(*work)
+        return source.data, result.data, partial(backend.apply, *work)
 
 
 def _in_large_steps(prepared: Prepared, backend: Backend) -> Prepared:
@@ -223,20 +194,19 @@ def _in_large_steps(prepared: Prepared, backend: Backend) -> Prepared:
     walk = prepared.walk
     if (
         prepared.only_step is not None
+        or not (prepared.output.elements and walk.plan.passes)
         or not isinstance(backend, TellsHeldBytes)
         or walk.layout.held
     ):
         return prepared
     large = prepared.with_slab(max(walk.slab, _LARGE_SLAB))
-    plans = large.walk.step_plans
-    step = next(large.steps(), None)
-    if plans is None or step is None or large.walk.mode == "running":
+    if large.walk.mode == "running":
         return prepared
     itemsize = prepared.input.dtype.itemsize
+    step = next(large.steps())
     first, stop = large.input_range(step)
-    inputs, results = (step.in_first, step.in_stop), (step.out_first, step.out_stop)
     rows = large.input_rows(step, np.empty(stop - first, np.uint8))
-    plan = plans.window(len(rows), inputs, results)
+    plan = large.walk.plan_of(step)
     y = np.broadcast_to(np.empty(1, prepared.input.dtype), plan.output_shape)
     return large if backend.held_bytes(plan, rows, y) <= walk.slab * itemsize else prepared
 
@@ -250,13 +220,11 @@ def together(prepared: Prepared, inputs: Sequence[bytes | memoryview], backend: 
     """
     began = time.perf_counter()
     count = len(inputs)
-    size, plan, wire, shape, result_shape = prepared.batch(count)
+    size = next(size for size in BATCHES if size >= count)
     data = inputs[0] if size == 1 else b"".join([*inputs, *[inputs[-1]] * (size - count)])
-    dtype = prepared.output.dtype
-    rows = np.frombuffer(data, dtype).reshape(wire)
-    if wire != shape:
-        rows = np.broadcast_to(rows, shape)
-    result = np.empty(result_shape, dtype)
-    _apply(plan, rows, result, backend)
+    walk = prepared.walk
+    step = Step(0, size * walk.outer, 0, walk.in_rows, 0, walk.out_rows)
+    result = np.empty((size, prepared.output.wire_bytes), np.uint8)
+    Execution(prepared, backend).step(step, np.frombuffer(data, np.uint8), result.reshape(-1))
     prepared.measured.note((time.perf_counter() - began) / size)
-    return result.view(np.uint8).reshape(size, -1)[:count]
+    return result[:count]

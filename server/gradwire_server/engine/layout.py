@@ -87,13 +87,13 @@ class TensorSpec:
 class Layout:
     """How one evaluation walks its two tensors.
 
+    input  descriptor of the input
     order  logical axis of each stored axis
     wire   elements on the wire along each stored axis of the input: 1 where broadcast
     held   whether the whole input is held in memory, because its axis order differs
     """
 
     input: TensorSpec
-    output: TensorSpec
     order: tuple[int, ...]
     wire: tuple[int, ...]
     held: bool
@@ -103,44 +103,35 @@ class Layout:
 
         The array is in stored axis order, with broadcast axes expanded.
         """
-        spec = self.input
-        rest = [axis for axis in range(len(spec.sizes)) if axis not in spec.chain]
-        own_order = (*spec.chain, *rest)
-        shape = [spec.sizes[axis] for axis in spec.chain] + [1] * len(rest)
-        own = data.view(spec.dtype).reshape(shape)
-        stored = own.transpose([own_order.index(axis) for axis in self.order])
-        return np.broadcast_to(stored, [spec.sizes[axis] for axis in self.order])
+        spec, order = self.input, self.order
+        # Stored axes in the wire's own order; where others stand that are 1 long does not matter.
+        own = sorted(range(len(order)), key=lambda stored: -spec.strides[order[stored]])
+        stored = data.view(spec.dtype).reshape([self.wire[axis] for axis in own])
+        return np.broadcast_to(stored.transpose(np.argsort(own)), [spec.sizes[a] for a in order])
 
 
 def lay_out(source: TensorSpec, result: TensorSpec) -> Layout:
     """Find the stored axis order of an evaluation from source to result."""
-    chains = [result.chain, source.chain]
     broadcast_last = [(real, axis) for real in source.chain for axis in source.broadcast]
-    order = _merge(len(source.sizes), [*chains, *broadcast_last])
-    held = order is None
-    if order is None:
-        order = _merge(len(source.sizes), [result.chain])
-    if order is None:
-        raise AssertionError("one chain never contradicts itself")
+    try:
+        order = _merge(len(source.sizes), [result.chain, source.chain, *broadcast_last])
+        held = False
+    except CycleError:
+        order, held = _merge(len(source.sizes), [result.chain]), True
     wire = tuple(1 if axis in source.broadcast else source.sizes[axis] for axis in order)
-    return Layout(source, result, order, wire, held)
+    return Layout(source, order, wire, held)
 
 
-def _merge(axes: int, chains: list[tuple[int, ...]]) -> tuple[int, ...] | None:
+def _merge(axes: int, chains: list[tuple[int, ...]]) -> tuple[int, ...]:
     """Order the axes so that every chain ascends.
 
-    Lower axes come first. None if chains contradict.
+    Lower axes come first. Raises CycleError if chains contradict.
     """
-    if all(before < after for chain in chains for before, after in pairwise(chain)):
-        return tuple(range(axes))
     sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(range(axes), ()))
     for chain in chains:
         for before, after in pairwise(chain):
             sorter.add(after, before)
-    try:
-        sorter.prepare()
-    except CycleError:
-        return None
+    sorter.prepare()
     order: list[int] = []
     ready: list[int] = []
     while sorter.is_active():
@@ -179,26 +170,20 @@ class Limits:
 
         name is "input" or "output".
         """
-        if len(tensor.sizes) > self.max_rank:
-            raise exceeded(
-                f"{name} has {counted(len(tensor.sizes), 'axis')}", "max_rank", self.max_rank
-            )
-        if tensor.elements > self.max_elements:
-            raise exceeded(
-                f"{name} has {counted(tensor.elements, 'element')}",
-                "max_elements",
-                self.max_elements,
-            )
+        rank, elements = len(tensor.sizes), tensor.elements
+        self._check("max_rank", rank, f"{name} has {counted(rank, 'axis')}")
+        self._check("max_elements", elements, f"{name} has {counted(elements, 'element')}")
 
     def check_plan(self, plan: Plan) -> None:
         """Refuse a plan whose intermediate results or work are too large."""
-        if plan.largest_intermediate > self.max_elements:
-            came = f"an intermediate result has {plan.largest_intermediate} elements"
-            raise exceeded(came, "max_elements", self.max_elements)
-        if plan.work > self.max_work:
-            raise exceeded(
-                f"the request takes {plan.work} multiplications", "max_work", self.max_work
-            )
+        most, work = plan.largest_intermediate, plan.work
+        self._check("max_elements", most, f"an intermediate result has {most} elements")
+        self._check("max_work", work, f"the request takes {work} multiplications")
+
+    def _check(self, limit: str, amount: int, came: str) -> None:
+        allowed = getattr(self, limit)
+        if amount > allowed:
+            raise exceeded(came, limit, allowed)
 
 
 def exceeded(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,55 +18,11 @@ from gradwire_server.backends import compute_dtype
 from gradwire_server.backends.float_environment import default_float_environment
 from gradwire_server.dialects.dialect import Axis
 from gradwire_server.engine.layout import FILLED, Limits, TensorSpec, exceeded, lay_out
-from gradwire_server.engine.tiling import Step, Walk, walk_over
+from gradwire_server.engine.tiling import LONGEST_KEPT, Step, Walk, walk_over
 from gradwire_server.errors import InvalidFieldError, LayoutNotStreamableError, RequestLimitError
 from gradwire_server.lru import Recent
 from gradwire_server.plans import BandedMap, Plan
 from gradwire_server.plans.cancellation import Check, asking
-
-# Axes without taps take memory too.
-_MOST = 4096
-
-
-class TableCache:
-    """LRU cache of tables, by number of entries. Thread-safe.
-
-    It holds at most `max_entries` entries (64 MiB) in total. Two threads that miss on the same axis
-    both build its table; the tables are equal.
-    """
-
-    def __init__(self, *, max_entries: int = 1 << 22) -> None:
-        self._recent: Recent[BandedMap] = Recent(most=_MOST, max_weight=max_entries)
-
-    @property
-    def lookups(self) -> tuple[int, int]:
-        """Hits and misses of the cache of tables."""
-        return self._recent.lookups
-
-    def holds(self, axis: Axis, *, gradient: bool) -> bool:
-        """Whether the table is cached."""
-        return _key(axis, gradient=gradient) in self._recent
-
-    def get(self, axis: Axis, *, gradient: bool) -> BandedMap:
-        """Return the table of an axis's forward or gradient.
-
-        Builds it on a miss.
-        """
-        key = _key(axis, gradient=gradient)
-        table = self._recent.get(key)
-        if table is None:
-            table = axis.table(gradient=gradient)
-            self._recent.keep(key, table, weight=table.nnz + table.inputs + table.outputs)
-        return table
-
-
-def _key(axis: Axis, *, gradient: bool) -> Hashable:
-    """Return the cache key of an axis.
-
-    It has repr() of the arguments, as 0.0 equals -0.0.
-    """
-    return axis, repr(axis.arguments), gradient
-
 
 # Changes whenever the result bits of any request may change.
 NUMERICS_VERSION = "1"
@@ -81,6 +37,8 @@ _MOST_BYTES = 2**63 - 1
 # Cached requests, table entries of all of them, and bytes of a header.
 _RECENT = 256
 _RECENT_ENTRIES = 1 << 20
+# Cached tables: those of axes without taps take memory too.
+_RECENT_TABLES = 4096
 _LONGEST_HEADER = 4096
 
 # Most growth of an estimate by one slower run, which may have waited for the processor.
@@ -108,8 +66,11 @@ class EvaluationRequest:
     input: TensorSpec
     output: TensorSpec | None
 
-    def resolved(self) -> tuple[EvaluationRequest, TensorSpec]:
-        """Infer an absent output, packed row-major in the input's type."""
+    def resolved(self) -> TensorSpec:
+        """Return the output.
+
+        An absent one is inferred, packed row-major in the input's type.
+        """
         output = self.output
         if output is None:
             filled = self.input.filled.sizes
@@ -127,13 +88,12 @@ class EvaluationRequest:
                     "output",
                     f"is missing; the attributes determine sizes {sizes}, 2**63 bytes or more",
                 )
-            return replace(self, output=output), output
-        if output.dtype != self.input.dtype:
+        elif output.dtype != self.input.dtype:
             raise InvalidFieldError(
                 "output.data_type",
                 f"is {output.dtype}, but the input's is {self.input.dtype}; give the same",
             )
-        return self, output
+        return output
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,23 +111,6 @@ class Preparation:
     def is_quick(self) -> bool:
         """Whether it takes about a millisecond."""
         return self.work <= _QUICK_WORK
-
-
-class BatchStep(NamedTuple):
-    """Equal evaluations as one step, rounded up to one of BATCHES.
-
-    size    number of evaluations
-    plan    plan of the step; None if the results are copies of the inputs
-    wire    shape of the inputs on the wire
-    source  shape of the step's input, [outer, rows, *inner]
-    result  shape of the step's result
-    """
-
-    size: int
-    plan: Plan | None
-    wire: tuple[int, ...]
-    source: tuple[int, ...]
-    result: tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -200,7 +143,7 @@ class Prepared:
     response_header  encoded header of a response
     measured         its measured time
     measured_steps   measured time of its steps in a stream, per byte of input and result
-    derived          steps of batches by their count, and values of others by their owner
+    derived          values of others, by their owner
     """
 
     request: EvaluationRequest
@@ -241,8 +184,8 @@ class Prepared:
         step = min(self.walk.largest_step, 2 * total)
         held = self.input.wire_bytes if self.walk.layout.held else 0
         tables = self.plan.table_entries * 24
-        if self.walk.mode == "window" and self.walk.step_plans is not None:
-            tables += self.walk.step_plans.most_bytes
+        if self.plan.passes and self.walk.mode == "window":
+            tables += min(self.walk.out_rows, LONGEST_KEPT) * 32
         return step * (4 * storage + 3 * compute) + held + tables
 
     @cached_property
@@ -259,24 +202,21 @@ class Prepared:
 
         The range is resume_from to stop_before, or to the end.
         """
-        if not self.output.elements:
+        total, row = self.output.wire_bytes, self._out_row_bytes
+        if not total:
             return iter(())
-        return self.walk.steps(resume_from // self._out_row_bytes, self._stop_row(stop_before))
+        stop = total if stop_before is None else stop_before
+        return self.walk.steps(resume_from // row, -(-stop // row))
 
     def input_stop(self, stop_before: int) -> int:
         """End of the input's wire bytes needed for a result.
 
         The result's bytes end before stop_before.
         """
-        if not self.output.elements:
-            return 0
-        stop_row = self._stop_row(stop_before)
-        if stop_row is None or stop_before == self.output.wire_bytes:
+        if stop_before == self.output.wire_bytes:
             return self.input.wire_bytes
-        return self.input_range(self.walk.last_step(stop_row))[1]
-
-    def _stop_row(self, stop_before: int | None) -> int | None:
-        return None if stop_before is None else -(-stop_before // self._out_row_bytes)
+        last = self.walk.last_step(-(-stop_before // self._out_row_bytes))
+        return self.input_range(last)[1]
 
     @cached_property
     def _out_row_bytes(self) -> int:
@@ -289,24 +229,18 @@ class Prepared:
         if layout.held:
             return 0, self.input.wire_bytes
         row = math.prod(layout.wire[axis + 1 :]) * self.input.dtype.itemsize
-        rows = layout.wire[axis]
-        if step.outer_stop - step.outer_first > 1:
-            return step.outer_first * rows * row, step.outer_stop * rows * row
-        low, high = step.in_first, step.in_stop
+        rows, low, high = layout.wire[axis], step.in_first, step.in_stop
         if rows != self.walk.in_rows:
             low, high = 0, 1  # even if no row is needed, because the next step needs it
-        first = step.outer_first * rows
-        return (first + low) * row, (first + high) * row
+        last = step.outer_stop - 1
+        return (step.outer_first * rows + low) * row, (last * rows + high) * row
 
     def output_range(self, step: Step) -> tuple[int, int]:
         """Wire bytes of the result that the step produces."""
-        rows = self.walk.out_rows
-        if step.outer_stop - step.outer_first > 1:
-            first, stop = step.outer_first * rows, step.outer_stop * rows
-        else:
-            first = step.outer_first * rows + step.out_first
-            stop = step.outer_first * rows + step.out_stop
-        return first * self._out_row_bytes, stop * self._out_row_bytes
+        row, rows = self._out_row_bytes, self.walk.out_rows
+        last = step.outer_stop - 1
+        first_row, stop_row = step.outer_first * rows + step.out_first, last * rows + step.out_stop
+        return first_row * row, stop_row * row
 
     @cached_property
     def message_bytes(self) -> int:
@@ -331,28 +265,8 @@ class Prepared:
         walk = self.walk
         if self.only_step is None or walk.mode != "slices" or walk.layout.held:
             return 0
-        cost = walk.outer * (walk.in_rows * walk.in_row + walk.out_rows * walk.out_row)
+        cost = walk.outer * walk.slice_cost
         return max((size for size in BATCHES if size * cost <= walk.slab), default=1)
-
-    def batch(self, count: int) -> BatchStep:
-        """Return the step of count evaluations.
-
-        count is at least one and at most `most_at_once`.
-        """
-        found: BatchStep | None = self.derived.get(count)
-        if found is None:
-            walk = self.walk
-            plan, axis, plans = walk.plan, walk.axis, walk.step_plans
-            size = next(size for size in BATCHES if size >= count)
-            outer, rows, out_rows = size * walk.outer, (0, walk.in_rows), (0, walk.out_rows)
-            found = self.derived[count] = BatchStep(
-                size,
-                None if plans is None else plans.window(outer, rows, out_rows),
-                (outer, *walk.layout.wire[axis:]),
-                (outer, *plan.input_shape[axis:]),
-                (outer, *plan.output_shape[axis:]),
-            )
-        return found
 
     def with_slab(self, slab: int) -> Prepared:
         """Return the same evaluation with another slab size."""
@@ -369,14 +283,10 @@ class Prepared:
             wire = data.view(self.input.dtype).reshape(outer, -1, *layout.wire[axis + 1 :])
             rows = (outer, step.in_stop - step.in_first, *shape[axis + 1 :])
             return wire if wire.shape == rows else np.broadcast_to(wire, rows)
-        whole = layout.whole_input(data)
-        if axis == 0:
-            slices = whole[np.newaxis]
-        elif outer == 1:
-            slices = whole[np.unravel_index(step.outer_first, shape[:axis])][np.newaxis]
-        else:
-            slices = whole[np.unravel_index(range(step.outer_first, step.outer_stop), shape[:axis])]
-        return slices[:, step.in_first : step.in_stop]
+        # One slice is a view, several are copied.
+        index = step.outer_first if outer == 1 else range(step.outer_first, step.outer_stop)
+        slices = layout.whole_input(data)[np.unravel_index(index, shape[:axis])]
+        return slices.reshape(outer, *shape[axis:])[:, step.in_first : step.in_stop]
 
     def output_rows(self, step: Step, data: Bytes) -> Array:
         """View the wire bytes of a step's result as [outer, rows, *inner]."""
@@ -388,33 +298,29 @@ class Prepared:
 class Preparer:
     """Preparation of requests under one set of limits.
 
-    An LRU cache keeps prepared evaluations.
+    LRU caches keep prepared evaluations and tables. Two threads that miss on the same axis both
+    build its table; the tables are equal.
 
-    tables          cache of tables
+    most_kept       entries of all cached tables, 64 MiB by default
     encode_output   encodes the header of a response
     """
 
     def __init__(
         self,
         limits: Limits,
-        tables: TableCache,
         *,
+        most_kept: int = 1 << 22,
         encode_output: Callable[[TensorSpec], bytes] = lambda _output: b"",
     ) -> None:
         self._limits = limits
-        self._tables = tables
         self._encode_output = encode_output
         self._recent: Recent[Prepared] = Recent(most=_RECENT, max_weight=_RECENT_ENTRIES)
+        self._tables: Recent[BandedMap] = Recent(most=_RECENT_TABLES, max_weight=most_kept)
 
     @property
-    def lookups(self) -> tuple[int, int]:
-        """Hits and misses of the cache of prepared requests."""
-        return self._recent.lookups
-
-    @property
-    def table_lookups(self) -> tuple[int, int]:
-        """Hits and misses of the cache of tables."""
-        return self._tables.lookups
+    def lookups(self) -> tuple[int, int, int, int]:
+        """Hits and misses: of prepared requests, then of tables."""
+        return *self._recent.lookups, *self._tables.lookups
 
     def find(self, header: Hashable) -> Prepared | None:
         """Return the cached evaluation of a request's header; None on a miss."""
@@ -433,7 +339,7 @@ class Preparer:
 
         header  additional cache key, for find(): equal headers are equal requests
         """
-        request, output = request.resolved()
+        output = request.resolved()
         key = _request_key(request, output)
         # find() has already counted this lookup.
         prepared = self._recent.get(key, counted=header is None)
@@ -450,65 +356,50 @@ class Preparer:
 
         Raises the errors that prepare() raises before building tables.
         """
-        request, output = request.resolved()
+        output = request.resolved()
         if _request_key(request, output) in self._recent:
             return Preparation(0, 0)
-        told = self._forward(*self._check_tensors(request, output))
+        told = self._checked(request, output)
         gradient = told.call.gradient
-        missing = [axis for axis in told.tables if not self._tables.holds(axis, gradient=gradient)]
+        missing = [axis for axis in told.tables if _axis_key(axis, gradient) not in self._tables]
         elements = sum(axis.inputs + axis.outputs for axis in told.tables)
         return Preparation(
             elements + sum(axis.work for axis in missing),
             elements * _WALK_BYTES + sum(axis.memory_bytes for axis in missing),
         )
 
-    def _check_tensors(
-        self, request: EvaluationRequest, output: TensorSpec
-    ) -> tuple[EvaluationRequest, TensorSpec]:
-        """Check both tensors' limits; return nonempty tensors to lower in their place."""
-        self._limits.check_tensor("input", request.input)
-        self._limits.check_tensor("output", output)
-        filled, filled_output = replace(request, input=request.input.filled), output.filled
-        if not request.input.elements or not output.elements:
-            self._check_empty(request, filled, output)
-        return filled, filled_output
+    def table(self, axis: Axis, *, gradient: bool) -> BandedMap:
+        """Return the table of an axis's forward or gradient.
 
-    def _prepare(self, request: EvaluationRequest, output: TensorSpec) -> Prepared:
-        filled, filled_output = self._check_tensors(request, output)
-        with default_float_environment():
-            plan = self._forward(filled, filled_output).plan(self._tables.get)
-        self._limits.check_plan(plan)
-        layout = lay_out(filled.input, filled_output)
-        slab = self._limits.slab_bytes // compute_dtype(request.input.dtype).itemsize
-        walk = walk_over(layout, plan, slab)
-        prepared = Prepared(request, output, plan, walk, self._encode_output(output))
-        self._check_memory(prepared)
-        # Cached properties, slow to compute for long tables.
-        _ = prepared.inline_work, prepared.most_at_once
-        return prepared
-
-    def _forward(self, request: EvaluationRequest, output: TensorSpec) -> dialects.Forward:
-        return dialects.forward(
-            request.operator,
-            request.attributes,
-            request.input.sizes,
-            output.sizes,
-            compute=compute_dtype(request.input.dtype),
-            max_float32_axis=self._limits.max_float32_axis,
-            max_table_entries=self._limits.max_table_entries,
-        )
-
-    def _check_empty(
-        self, request: EvaluationRequest, filled: EvaluationRequest, output: TensorSpec
-    ) -> None:
-        """Refuse a length of 0, unless the operator copies its axis.
-
-        An empty batch is fine.
+        Builds it on a miss.
         """
+        key = _axis_key(axis, gradient)
+        table = self._tables.get(key)
+        if table is None:
+            table = axis.table(gradient=gradient)
+            self._tables.keep(key, table, weight=table.nnz + table.inputs + table.outputs)
+        return table
+
+    def _checked(self, request: EvaluationRequest, output: TensorSpec) -> dialects.Forward:
+        """Check both tensors' limits, and lower the request.
+
+        A length of 0 is refused, unless the operator copies its axis: an empty batch is fine.
+        """
+        limits = self._limits
+        limits.check_tensor("input", request.input)
+        limits.check_tensor("output", output)
         _check_both_empty(request.input, output)
         empty = [axis for axis, size in enumerate(request.input.sizes) if not size]
         try:
-            axes = self._forward(filled, output.filled).axes
+            told = dialects.forward(
+                request.operator,
+                request.attributes,
+                request.input.filled.sizes,
+                output.filled.sizes,
+                compute=compute_dtype(request.input.dtype),
+                max_float32_axis=limits.max_float32_axis,
+                max_table_entries=limits.max_table_entries,
+            )
         except InvalidFieldError as error:
             for axis in empty:
                 if error.field in {f"input.sizes[{axis}]", f"output.sizes[{axis}]"}:
@@ -516,8 +407,24 @@ class Preparer:
                     raise _not_empty(request, axis) from error
             raise
         for axis in empty:
-            if axes[axis] is not None:
+            if told.axes[axis] is not None:
                 raise _not_empty(request, axis)
+        return told
+
+    def _prepare(self, request: EvaluationRequest, output: TensorSpec) -> Prepared:
+        told = self._checked(request, output)
+        with default_float_environment():
+            plan = told.plan(self.table)
+        self._limits.check_plan(plan)
+        layout = lay_out(request.input.filled, output.filled)
+        slab = self._limits.slab_bytes // compute_dtype(request.input.dtype).itemsize
+        walk = walk_over(layout, plan, slab)
+        request = replace(request, output=output)  # later calls do not infer it again
+        prepared = Prepared(request, output, plan, walk, self._encode_output(output))
+        self._check_memory(prepared)
+        # Cached properties, slow to compute for long tables.
+        _ = prepared.inline_work, prepared.most_at_once
+        return prepared
 
     def _check_memory(self, prepared: Prepared) -> None:
         allowed = self._limits.max_request_memory_bytes
@@ -530,6 +437,14 @@ class Preparer:
         elif prepared.walk.map is not None and not prepared.walk.map.is_increasing:
             came += ", since its map runs backward, which needs the whole input"
         raise exceeded(came, "max_request_memory_bytes", allowed, kind)
+
+
+def _axis_key(axis: Axis, gradient: bool) -> Hashable:  # noqa: FBT001
+    """Return the cache key of a table.
+
+    It has repr() of the arguments, as 0.0 equals -0.0.
+    """
+    return axis, repr(axis.arguments), gradient
 
 
 def _request_key(request: EvaluationRequest, output: TensorSpec) -> tuple[Hashable, ...]:

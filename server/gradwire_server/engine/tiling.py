@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -29,11 +29,10 @@ from gradwire_server.engine.layout import Layout
 from gradwire_server.plans import BandedMap, Pass, Plan
 
 Mode = Literal["slices", "window", "running"]
-Range = tuple[int, int]
 
-# Tables of windows are copies: few are cached, and only short ones.
+# Tables of windows are copies: few are kept, and only of short axes.
 _MOST_KEPT = 64
-_LONGEST_KEPT = 1 << 16
+LONGEST_KEPT = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Walk:
-    """The geometry of one evaluation.
+    """The geometry of one evaluation. Thread-safe.
 
     plan     passes on stored axes
     axis     the stream axis
@@ -76,48 +75,25 @@ class Walk:
     out_rows: int
     in_row: int
     out_row: int
+    _kept: dict[tuple[int, ...], Plan] = field(
+        default_factory=dict[tuple[int, ...], Plan], init=False
+    )
 
-    @classmethod
-    def along(cls, axis: int, layout: Layout, plan: Plan, slab: int) -> Walk:
-        """Measure a walk along this axis."""
-        before, after = plan.input_shape, plan.output_shape
-        shape, sizes = list(before[axis + 1 :]), [math.prod(before[axis + 1 :])]
-        bands, first = None, 0
-        for number, one in enumerate(plan.passes):
-            if one.axis == axis:
-                bands, first = one.map, number
-            else:
-                shape[one.axis - axis - 1] = one.map.outputs
-            sizes.append(math.prod(shape))
-        return cls(
-            layout,
-            plan,
-            axis,
-            slab,
-            map=bands,
-            outer=math.prod(after[:axis]),
-            in_rows=before[axis],
-            out_rows=after[axis],
-            in_row=max(sizes[: first + 1]),
-            out_row=max(sizes[first:]),
-        )
-
-    @cached_property
-    def step_plans(self) -> StepPlans | None:
-        """The plans of steps; None in a plan without passes."""
-        return None if self.map is None else StepPlans(self.plan, self.axis, self.map)
+    @property
+    def slice_cost(self) -> int:
+        """Cost of an outer slice, in elements."""
+        return self.in_rows * self.in_row + self.out_rows * self.out_row
 
     @cached_property
     def mode(self) -> Mode:
         """The cheapest mode that fits."""
-        if self.in_rows * self.in_row + self.out_rows * self.out_row <= self.slab:
+        if self.slice_cost <= self.slab:
             return "slices"
-        if self.map is None or not self.map.is_increasing or self._window_cost <= self.slab:
-            return "window"
-        return "window" if self._window_cost <= self._running_cost else "running"
+        return "running" if self.largest_step < self._window_cost else "window"
 
     @cached_property
     def _window_cost(self) -> int:
+        """Cost of the largest window of one result row."""
         if self.map is None:
             widest = 1
         elif self.map.is_increasing:
@@ -127,38 +103,33 @@ class Walk:
         return widest * self.in_row + self.out_row
 
     @cached_property
-    def _running_cost(self) -> int:
-        if self.map is None:
-            return self.in_row + self.out_row
+    def largest_step(self) -> int:
+        """Cost limit of a step, in elements."""
+        if self._window_cost <= self.slab:
+            return self.slab
+        if self.map is None or not self.map.is_increasing:
+            return self._window_cost
         rows = np.arange(self.in_rows)
         opened = np.searchsorted(self.map.start, rows, "right")
         closed = np.searchsorted(self.map.stop, rows, "right")
-        return self.in_row + int((opened - closed).max()) * self.out_row
+        running = self.in_row + int((opened - closed).max()) * self.out_row
+        return max(self.slab, min(self._window_cost, running))
 
-    @property
-    def largest_step(self) -> int:
-        """Cost limit of a step, in elements."""
-        if self.mode == "slices":
-            return self.slab
-        return max(self.slab, self._window_cost if self.mode == "window" else self._running_cost)
+    def steps(self, first_row: int, stop_row: int) -> Iterator[Step]:
+        """Yield the steps for a range of the result's rows.
 
-    def steps(self, first_row: int = 0, stop_row: int | None = None) -> Iterator[Step]:
-        """Yield the steps for the result's rows from first_row on.
-
-        Rows are counted over all outer slices.
-
-        stop_row  end of the wanted rows; None for all. In the modes slices and running the last
-                  step may produce later rows too
+        Rows are counted over all outer slices. In the modes slices and running the last step may
+        produce later rows too.
         """
-        stop_row = self.outer * self.out_rows if stop_row is None else stop_row
         outer, row = divmod(first_row, self.out_rows)
         stop_outer = -(-stop_row // self.out_rows)
-        if self.mode == "slices":
-            yield from self._slices(outer, stop_outer)
-            return
-        for index in range(outer, stop_outer):
+        several = max(1, self.slab // self.slice_cost) if self.mode == "slices" else 1
+        for index in range(outer, stop_outer, several):
             stop = min(self.out_rows, stop_row - index * self.out_rows)
-            if self.mode == "running" and self.map is not None:
+            if self.mode == "slices":
+                after = min(index + several, stop_outer)
+                yield Step(index, after, 0, self.in_rows, 0, self.out_rows)
+            elif self.mode == "running" and self.map is not None:
                 yield from self._runs(self.map, index, row, stop)
             else:
                 yield from self._windows(index, row, stop)
@@ -170,50 +141,75 @@ class Walk:
         Its input rows end where those of all these steps end.
         """
         outer, row = divmod(stop_row - 1, self.out_rows)
-        if self.mode == "slices":
-            return Step(outer, outer + 1, 0, self.in_rows, 0, self.out_rows)
+        low, high = self._rows_needed(row, row + 1)
         if self.mode == "running" and self.map is not None:
             high = self._last_run_stop(self.map, row + 1)
-            return Step(outer, outer + 1, high - 1, high, row, row + 1)
-        low, high = self._rows_needed(row, row + 1)
         return Step(outer, outer + 1, low, high, row, row + 1)
 
-    def _slices(self, outer: int, stop_outer: int) -> Iterator[Step]:
-        cost = self.in_rows * self.in_row + self.out_rows * self.out_row
-        several = max(1, self.slab // cost)
-        for first in range(outer, stop_outer, several):
-            stop = min(first + several, stop_outer)
-            yield Step(first, stop, 0, self.in_rows, 0, self.out_rows)
+    def plan_of(self, step: Step) -> Plan:
+        """Return the plan of a step's rows, on [outer, rows, *inner]."""
+        outer = step.outer_stop - step.outer_first
+        rows = (step.out_first, step.out_stop, step.in_first, step.in_stop)
+        key = (outer, *rows)
+        if key in self._kept:
+            return self._kept[key]
+        bands = self.map
+        if bands is not None and rows != (0, bands.outputs, 0, bands.inputs):
+            bands = bands.window(*rows)
+        shape = (outer, step.in_stop - step.in_first, *self.plan.input_shape[self.axis + 1 :])
+        plan = Plan(shape, self.passes(bands), self.plan.fill)
+        is_kept = len(self._kept) < _MOST_KEPT
+        if is_kept and (bands is self.map or self.out_rows <= LONGEST_KEPT):
+            return self._kept.setdefault(key, plan)
+        return plan
 
-    def _windows(self, outer: int, row: int, stop_row: int) -> Iterator[Step]:
-        while row < stop_row:
-            stop = self._window_stop(row, stop_row)
-            low, high = self._rows_needed(row, stop)
-            yield Step(outer, outer + 1, low, high, row, stop)
-            row = stop
+    def passes(self, bands: BandedMap | None) -> tuple[Pass, ...]:
+        """Return the passes with this map on the stream axis.
+
+        They are on [outer, rows, *inner].
+        """
+        return tuple(
+            Pass(one.axis - self.axis + 1, bands if bands and one.axis == self.axis else one.map)
+            for one in self.plan.passes
+        )
 
     def _rows_needed(self, row: int, stop: int) -> tuple[int, int]:
+        if self.mode == "slices":
+            return 0, self.in_rows
         if self.map is None:
             return row, stop
         if not self.map.is_increasing:
             return 0, self.in_rows
         return int(self.map.start[row]), int(self.map.stop[stop - 1])
 
-    def _window_stop(self, row: int, stop_row: int) -> int:
+    def _windows(self, outer: int, row: int, stop_row: int) -> Iterator[Step]:
         def cost(stop: int) -> int:
             low, high = self._rows_needed(row, stop)
             return (high - low) * self.in_row + (stop - row) * self.out_row
 
-        candidates = range(row + 1, stop_row + 1)
-        return max(row + 1, row + bisect_right(candidates, self.slab, key=cost))
+        while row < stop_row:
+            stop = self._furthest(row, stop_row, cost)
+            yield Step(outer, outer + 1, *self._rows_needed(row, stop), row, stop)
+            row = stop
 
     def _runs(self, bands: BandedMap, outer: int, row: int, stop_row: int) -> Iterator[Step]:
+        def cost(high: int) -> int:
+            return (high - low) * self.in_row + (touched(bands, high) - row) * self.out_row
+
         low, most = int(bands.start[row]), self._last_run_stop(bands, stop_row)
         while row < stop_row:
-            high = self._run_stop(bands, row, low, most)
+            high = self._furthest(low, most, cost)
             done = min(int(np.searchsorted(bands.stop, high, "right")), touched(bands, high))
             yield Step(outer, outer + 1, low, high, row, max(row, done))
             row, low = max(row, done), high
+
+    def _furthest(self, first: int, last: int, cost: Callable[[int], int]) -> int:
+        """Return the end of the longest step from first on.
+
+        It costs at most a slab, or has one row.
+        """
+        stop = bisect_right(range(first + 1, last + 1), self.slab, key=cost)
+        return min(last, first + max(1, stop))
 
     def _last_run_stop(self, bands: BandedMap, stop_row: int) -> int:
         """Return the end of the input rows for some result rows.
@@ -225,67 +221,6 @@ class Walk:
             return self.in_rows
         past_start = min(self.in_rows, int(bands.start[stop_row - 1]) + 1)
         return max(int(bands.stop[stop_row - 1]), past_start)
-
-    def _run_stop(self, bands: BandedMap, row: int, low: int, most: int) -> int:
-        def cost(high: int) -> int:
-            return (high - low) * self.in_row + (touched(bands, high) - row) * self.out_row
-
-        candidates = range(low + 1, most + 1)
-        return min(most, max(low + 1, low + bisect_right(candidates, self.slab, key=cost)))
-
-
-class StepPlans:
-    """Plans on [outer, rows, *inner], cut from another plan. Thread-safe.
-
-    The other plan is on stored axes.
-
-    axis    the stream axis
-    stream  map of the stream axis, applied by one of the passes
-    """
-
-    def __init__(self, plan: Plan, axis: int, stream: BandedMap) -> None:
-        self._plan = plan
-        self._axis = axis
-        self.stream = stream
-        self._kept: dict[tuple[int, Range, Range], Plan] = {}
-
-    @property
-    def most_bytes(self) -> int:
-        """Most bytes of the cached windows' tables: four integers per output."""
-        return self.stream.outputs * 32 if self.stream.outputs <= _LONGEST_KEPT else 0
-
-    def window(self, outer: int, inputs: Range, results: Range) -> Plan:
-        """Return the plan between ranges of input and result rows.
-
-        outer is the number of outer slices.
-        """
-        key = (outer, inputs, results)
-        if key in self._kept:
-            return self._kept[key]
-        stream = self.stream
-        whole = inputs == (0, stream.inputs) and results == (0, stream.outputs)
-        bands = stream if whole else stream.window(*results, *inputs)
-        shape = (outer, bands.inputs, *self._plan.input_shape[self._axis + 1 :])
-        plan = plan_on(shape, self.passes(bands), fill=self._plan.fill)
-        if whole or (len(self._kept) < _MOST_KEPT and stream.outputs <= _LONGEST_KEPT):
-            return self._kept.setdefault(key, plan)
-        return plan
-
-    def passes(self, bands: BandedMap) -> tuple[Pass, ...]:
-        """Return the plan's passes, with this map on the stream axis."""
-        axis = self._axis
-        return tuple(
-            Pass(1, bands) if one.axis == axis else Pass(one.axis - axis + 1, one.map)
-            for one in self._plan.passes
-        )
-
-
-def plan_on(shape: Sequence[int], passes: Sequence[Pass], *, fill: float = 0.0) -> Plan:
-    """Return the plan of these passes on a tensor of this shape."""
-    result = list(shape)
-    for one in passes:
-        result[one.axis] = one.map.outputs
-    return Plan(tuple(shape), tuple(result), tuple(passes), fill)
 
 
 def touched(bands: BandedMap, high: int) -> int:
@@ -299,17 +234,36 @@ def touched(bands: BandedMap, high: int) -> int:
 
 
 def walk_over(layout: Layout, plan: Plan, slab: int) -> Walk:
-    """Choose the stream axis of a plan given on logical axes."""
-    stored = plan.permuted(layout.order)
-    if stored.passes:
-        axis = min(one.axis for one in stored.passes)
-    else:
-        axis = _copy_axis(layout, stored.input_shape, slab)
+    """Choose a plan's stream axis, and measure the walk along it.
+
+    The plan is given on logical axes.
+    """
+    plan = plan.permuted(layout.order)
+    before, after = plan.input_shape, plan.output_shape
+    axis = min((one.axis for one in plan.passes), default=_copy_axis(layout, before, slab))
     # Broadcast slices of the input are read again later, so they must be held.
-    repeated = layout.wire[:axis] != stored.input_shape[:axis]
-    if repeated and not layout.held:
+    if layout.wire[:axis] != before[:axis]:
         layout = replace(layout, held=True)
-    return Walk.along(axis, layout, stored, slab)
+    shape, sizes = list(before[axis + 1 :]), [math.prod(before[axis + 1 :])]
+    bands, first = None, 0
+    for number, one in enumerate(plan.passes):
+        if one.axis == axis:
+            bands, first = one.map, number
+        else:
+            shape[one.axis - axis - 1] = one.map.outputs
+        sizes.append(math.prod(shape))
+    return Walk(
+        layout,
+        plan,
+        axis,
+        slab,
+        map=bands,
+        outer=math.prod(after[:axis]),
+        in_rows=before[axis],
+        out_rows=after[axis],
+        in_row=max(sizes[: first + 1]),
+        out_row=max(sizes[first:]),
+    )
 
 
 def _copy_axis(layout: Layout, shape: tuple[int, ...], slab: int) -> int:

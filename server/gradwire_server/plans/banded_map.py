@@ -75,8 +75,6 @@ def non_zero_spans(index: Indices, weight: Taps, *, inputs: int) -> Spans:
     (inputs, 0) if there is none.
     """
     some = weight != 0
-    if some.all():
-        return Spans(index[:, 0], index[:, -1] + 1)
     rows = np.arange(len(index))
     first, from_last = some.argmax(axis=1), some[:, ::-1].argmax(axis=1)
     found = some[rows, first]
@@ -91,8 +89,6 @@ def monotone_spans(spans: Spans) -> Spans:
     all. Empty spans, given as (inputs, 0), stay empty where no two spans before and after them
     overlap.
     """
-    if ascends(spans.start) and ascends(spans.stop) and (spans.start < spans.stop).all():
-        return spans
     up = _ascending(spans)
     down = _ascending(Spans(spans.start[::-1], spans.stop[::-1]))
     if down.counts.sum() < up.counts.sum():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -34,29 +34,28 @@ class Plan:
     Axes are logical and ascend; identities are left out.
 
     input_shape   shape of the input
-    output_shape  shape of the result
     passes        each pass reads the result of the one before
     fill          value of elements whose band is empty on at least one axis
+    output_shape  shape of the result
 
-    Raises ValueError if the maps do not lead from one shape to the other.
+    Raises ValueError if a map does not fit the shape.
     """
 
     input_shape: Shape
-    output_shape: Shape
-    passes: tuple[Pass, ...]
+    passes: tuple[Pass, ...] = ()
     fill: float = 0.0
+    output_shape: Shape = field(init=False)
 
     def __post_init__(self) -> None:
-        shape = list(self.input_shape)
-        for one in self.passes:
+        shape = self.input_shape
+        for one, result in zip(self.passes, self._results(), strict=True):
             if shape[one.axis] != one.map.inputs:
                 raise ValueError(
                     f"the map of axis {one.axis} reads {one.map.inputs} inputs; "
-                    f"the tensor is {shape} there"
+                    f"the tensor is {list(shape)} there"
                 )
-            shape[one.axis] = one.map.outputs
-        if tuple(shape) != self.output_shape:
-            raise ValueError(f"the maps lead to {shape}; output_shape is {list(self.output_shape)}")
+            shape = result
+        object.__setattr__(self, "output_shape", shape)
 
     @classmethod
     def build(
@@ -71,23 +70,16 @@ class Plan:
             for axis, one in enumerate(maps)
             if one is not None and not one.is_identity
         )
-        shape = list(input_shape)
-        for one in passes:
-            shape[one.axis] = one.map.outputs
-        return cls(input_shape, tuple(shape), passes, fill)
+        return cls(input_shape, passes, fill)
 
     def permuted(self, order: Sequence[int]) -> Plan:
         """Return the plan for a tensor with permuted axes.
 
         Stored axis s is logical axis order[s]. The passes keep their order.
         """
-        if tuple(order) == tuple(range(len(order))):
-            return self
-        stored = {logical: axis for axis, logical in enumerate(order)}
         return Plan(
             tuple(self.input_shape[axis] for axis in order),
-            tuple(self.output_shape[axis] for axis in order),
-            tuple(replace(one, axis=stored[one.axis]) for one in self.passes),
+            tuple(Pass(order.index(one.axis), one.map) for one in self.passes),
             self.fill,
         )
 

@@ -6,6 +6,7 @@ dialect's arithmetic is the type of the coordinates it passes in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,8 +19,13 @@ from gradwire_server.plans.cancellation import ask
 
 Coordinates = npt.NDArray[np.floating[Any]]
 Rounding = Callable[[Coordinates], Coordinates]
+# Weights by distance.
+Kernel = Callable[[Coordinates], Coordinates]
+# Weights of elements, int64[outputs, some].
+Weigh = Callable[[Indices], Coordinates]
+Number = np.floating[Any]
 # In the type of the coordinates, or a Python number.
-Slope = np.floating[Any] | float
+Slope = Number | float
 
 # Taps computed at once: their intermediate values fit a core's cache.
 BLOCK_TAPS: Final = 1 << 15
@@ -79,9 +85,7 @@ def on_axis(x: Coordinates, *, inputs: int) -> Indices:
     return np.minimum(index, inputs - 1) if int(edge) >= inputs else index
 
 
-def nearest_taps(
-    whole: Coordinates, *, inputs: int, coordinates: Coordinates | None = None
-) -> Taps:
+def nearest_taps(whole: Coordinates, *, inputs: int, coordinates: Coordinates) -> Taps:
     """Return one tap of weight 1 at each whole coordinate.
 
     Coordinates are clamped to the axis.
@@ -90,11 +94,42 @@ def nearest_taps(
     return Taps(index, np.ones(index.shape, whole.dtype), coordinates)
 
 
-def linear_taps(
-    index: Indices, *, upper_weight: Coordinates, coordinates: Coordinates | None = None
-) -> Taps:
+def linear_taps(index: Indices, *, upper_weight: Coordinates, coordinates: Coordinates) -> Taps:
     """Return two taps: index[0] with 1 - upper_weight, then index[1] with upper_weight."""
     return Taps(index.T, np.array([1 - upper_weight, upper_weight]).T, coordinates)
+
+
+def onnx_coordinates(
+    transformation: str, x: Coordinates, scale: Number, *, last: Number, steps: Number
+) -> Coordinates:
+    """Return where outputs x read, by ONNX's coordinate_transformation_mode.
+
+    align_corners         x * last / steps; 0 without steps
+    pytorch_half_pixel    as half_pixel; 0 without steps
+    half_pixel            (x + 0.5) / scale - 0.5
+    tf_half_pixel_for_nn  (x + 0.5) / scale
+    asymmetric            x / scale
+
+    last   index of the last input
+    steps  distance from the first output to the last
+    """
+    if transformation == "align_corners":
+        return x * last / (steps if steps > 0 else 1)
+    if transformation == "pytorch_half_pixel" and steps <= 0:
+        return np.zeros_like(x)
+    stretched = (x if transformation == "asymmetric" else x + 0.5) / scale
+    return stretched - 0.5 if transformation in {"half_pixel", "pytorch_half_pixel"} else stretched
+
+
+def triangle(x: Coordinates) -> Coordinates:
+    """Return the weights of linear interpolation at signed distances."""
+    weight: Coordinates = np.maximum(1 - np.abs(x), 0)
+    return weight
+
+
+def two_pieces(x: Coordinates, inside: Coordinates, outside: Coordinates) -> Coordinates:
+    """Return inside at distances below 1, outside below 2, else 0."""
+    return np.where(x < 1, inside, np.where(x < 2, outside, x.dtype.type(0)))  # noqa: PLR2004
 
 
 def keys_inside(x: Coordinates, a: Slope) -> Coordinates:
@@ -112,6 +147,12 @@ def keys_outside(x: Coordinates, a: Slope) -> Coordinates:
     return weight
 
 
+def pillow_keys(x: Coordinates, a: Slope) -> Coordinates:
+    """Return the same kernel at signed distances, with the roundings of Pillow."""
+    x = np.abs(x)
+    return two_pieces(x, keys_inside(x, a), (((x - 5) * x + 8) * x - 4) * a)
+
+
 def keys_weights(t: Coordinates, a: Slope) -> Coordinates:
     """Return the kernel's weights of the four elements around x, [4, outputs].
 
@@ -121,7 +162,58 @@ def keys_weights(t: Coordinates, a: Slope) -> Coordinates:
     return np.array([keys_outside(t + 1, a), *inner, keys_outside(2 - t, a)])
 
 
-def weights_from(weigh: Callable[[Indices], Coordinates], low: Indices, *, taps: int) -> Taps:
+def within(weigh: Weigh, first: Indices, stop: Indices) -> Weigh:
+    """Return the same weights, but 0 out of each output's window.
+
+    first, stop  int64[outputs], element first up to, not including, stop
+    """
+
+    def weigh_within(index: Indices) -> Coordinates:
+        inside = (index >= first[:, np.newaxis]) & (index < stop[:, np.newaxis])
+        weight = weigh(index)
+        return np.where(inside, weight, weight.dtype.type(0))
+
+    return weigh_within
+
+
+def pillow_window(scale: Number, *, radius: int, inputs: int) -> int:
+    """Return the most elements that `pillow` weighs for an output."""
+    return min(2 * math.ceil(_pillow_support(scale, radius)) + 1, inputs)
+
+
+def _pillow_support(scale: Number, radius: int) -> Number:
+    return type(scale)(radius * max(float(scale), 1.0))
+
+
+def pillow(
+    kernel: Kernel, outputs: Indices, *, scale: Number, radius: int, inputs: int
+) -> tuple[Weigh, Indices, Coordinates]:
+    """Return the weights of elements, each output's first element, and coordinates.
+
+    Filters are stretched where the axis shrinks and cut at its edges, as in Pillow. With scale the
+    inputs over the outputs and s = max(scale, 1), output X reads around c = scale * (X + 0.5) the
+    elements from trunc(c - radius s + 0.5) up to trunc(c + radius s + 0.5), and weighs element j
+    with kernel((j - c + 0.5) / s), all in the type of scale.
+    """
+    kind, support = type(scale), _pillow_support(scale, radius)
+    inverse = float(kind(1 / max(float(scale), 1.0)))
+    center = (float(scale) * (outputs + 0.5)).astype(kind)
+    first = np.maximum(np.trunc((center - support).astype(np.float64) + 0.5), 0).astype(np.int64)
+    stop = np.trunc((center + support).astype(np.float64) + 0.5).astype(np.int64)
+
+    def weigh(index: Indices) -> Coordinates:
+        distance = (index.astype(kind) - center[:, np.newaxis]).astype(np.float64) + 0.5
+        return kernel((distance * inverse).astype(kind))
+
+    return within(weigh, first, np.minimum(stop, inputs)), first, center - kind(0.5)
+
+
+def nonzero(total: Coordinates) -> Coordinates:
+    """Return totals as divisors of weights, [outputs, 1]; 1 for 0."""
+    return np.where(total == 0, total.dtype.type(1), total)[:, np.newaxis]
+
+
+def weights_from(weigh: Weigh, low: Indices, *, taps: int) -> Taps:
     """Return taps on consecutive elements, in blocks of columns.
 
     They are elements low .. low + taps - 1 of each output.
@@ -134,9 +226,7 @@ def weights_from(weigh: Callable[[Indices], Coordinates], low: Indices, *, taps:
     return Taps(index, np.concatenate(parts, axis=1))
 
 
-def sum_from(
-    weigh: Callable[[Indices], Coordinates], low: Indices, *, taps: int, start: Coordinates
-) -> Coordinates:
+def sum_from(weigh: Weigh, low: Indices, *, taps: int, start: Coordinates) -> Coordinates:
     """Add the weights of consecutive elements to start, in blocks.
 
     The elements are low .. low + taps - 1; sums are those of `added`.
@@ -153,12 +243,7 @@ def added(start: Coordinates, weight: Coordinates) -> Coordinates:
     They are added in ascending order, and each sum is rounded.
     """
     outputs, taps = weight.shape
-    if taps <= outputs:
-        total = start
-        for tap in weight.T:
-            total = total + tap
-        return total
-    total = start.copy()
+    total = start
     step = max(BLOCK_TAPS // max(outputs, 1), 1)
     for first in range(0, taps, step):
         # cumsum adds sequentially; sum adds pairwise.

@@ -124,33 +124,30 @@ def _rounded(a: Doubles, b: Doubles, c: Doubles) -> Doubles:
     return a * b + c
 
 
-_SINE: Final = tuple(
-    map(float.fromhex, ("-0x1.555545995a603p-3", "0x1.1107605230bc4p-7", "-0x1.994eb3774cf24p-13"))
-)
-_COSINE: Final = tuple(
-    map(
-        float.fromhex,
-        (
-            "-0x1.ffffffd0c621cp-2",
-            "0x1.55553e1068f19p-5",
-            "-0x1.6c087e89a359dp-10",
-            "0x1.99343027bf8c3p-16",
-        ),
-    )
+def _constants(*texts: str) -> list[Doubles]:
+    return [np.array(float.fromhex(text)) for text in texts]
+
+
+_SINE: Final = _constants("-0x1.555545995a603p-3", "0x1.1107605230bc4p-7", "-0x1.994eb3774cf24p-13")
+_COSINE: Final = _constants(
+    "0x1.0p+0",
+    "-0x1.ffffffd0c621cp-2",
+    "0x1.55553e1068f19p-5",
+    "-0x1.6c087e89a359dp-10",
+    "0x1.99343027bf8c3p-16",
 )
 
 
 def _sine(x: Doubles, sum_of: _SumOf) -> Doubles:
-    first, second, third = (np.full_like(x, each) for each in _SINE)
+    first, second, third = _SINE
     square = x * x
     cube = x * square
     return sum_of(cube * square, sum_of(square, third, second), sum_of(cube, first, x))
 
 
 def _cosine(x: Doubles, sum_of: _SumOf) -> Doubles:
-    first, second, third, fourth = (np.full_like(x, each) for each in _COSINE)
+    one, first, second, third, fourth = _COSINE
     square = x * x
     fourth_power = square * square
-    low = sum_of(square, first, np.ones_like(x))
-    low = sum_of(fourth_power, second, low)
+    low = sum_of(fourth_power, second, sum_of(square, first, one))
     return sum_of(fourth_power * square, sum_of(square, fourth, third), low)

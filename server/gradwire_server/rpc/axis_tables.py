@@ -81,7 +81,8 @@ def _tables(
 
     Raises EvaluationError as the evaluation does.
     """
-    request, result = codec.read_request(header).resolved()
+    request = codec.read_request(header)
+    result = request.resolved()
     told = dialects.forward(
         request.operator,
         request.attributes,

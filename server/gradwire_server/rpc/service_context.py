@@ -18,7 +18,6 @@ from gradwire_server.engine import (
     Preparation,
     Prepared,
     Preparer,
-    TableCache,
     exceeded,
     in_memory,
 )
@@ -60,7 +59,7 @@ class ServiceContext:
         self.active = active
         self.device = device
         self.backend, self.reason, self.to_come = backend, reason, to_come
-        self.preparer = Preparer(settings.limits, TableCache(), encode_output=codec.response_header)
+        self.preparer = Preparer(settings.limits, encode_output=codec.response_header)
         self.admission = Admission(
             max_memory_bytes=settings.max_memory_bytes,
             max_streams=settings.max_streams,
@@ -130,8 +129,7 @@ class ServiceContext:
     def refuse_bulk(self, request: EvaluationRequest, method: str) -> None:
         """Raise MessageTooLargeError where a tensor is too large for one message."""
         allowed = self.settings.max_unary_bytes
-        _, output = request.resolved()
-        for name, spec in (("input", request.input), ("output", output)):
+        for name, spec in (("input", request.input), ("output", request.resolved())):
             if spec.wire_bytes > allowed:
                 raise MessageTooLargeError(
                     f"{name} is {spec.wire_bytes} bytes; {method} takes {allowed} (its setting "

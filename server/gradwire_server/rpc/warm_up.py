@@ -8,7 +8,7 @@ import numpy as np
 
 from gradwire import ops, tensors, v1
 from gradwire_server.backends import Backend, LeavesToCpu, NumpyCpu
-from gradwire_server.engine import Limits, Preparer, TableCache, at_once
+from gradwire_server.engine import Limits, Preparer, at_once
 from gradwire_server.rpc import codec
 
 _SIZES, _HALVED = (1, 2, 6, 34), (1, 2, 3, 17)
@@ -24,7 +24,7 @@ def check_backend(backend: Backend) -> None:
 
     Raises RuntimeError if the backend's bits differ.
     """
-    preparer = Preparer(Limits(), TableCache())
+    preparer = Preparer(Limits())
     # Such a backend leaves tensors this small to the CPU, so its device is tested separately.
     all_of_it = [backend, backend.on_device()] if isinstance(backend, LeavesToCpu) else [backend]
     for data_type, dtype in tensors.DTYPES.items():

@@ -234,7 +234,7 @@ def _decode(model: Model, request: Any, contents: Mapping[str, memoryview]) -> I
     ours = named.request(x.datatype, x.shape, attributes.pop(OUTPUT_SHAPE), attributes)
     if outputs not in ([], [OUTPUT]):
         raise InvalidFieldError("outputs", f"{', '.join(outputs)}; {OUTPUT} is the only one")
-    _, result = codec.read_request(ours).resolved()
+    result = codec.read_request(ours).resolved()
     wanted = request.outputs[0] if outputs else request.outputs.add()
     sink, needed = _range("outputs.y.parameters", wanted.parameters), result.wire_bytes
     if sink is not None:

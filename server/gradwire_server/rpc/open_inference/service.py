@@ -135,7 +135,7 @@ class InferenceService(UnaryEvaluator[InferCall]):
         return inference.header, data
 
     def _check_size(self, request: EvaluationRequest, call: InferCall) -> None:
-        needed = request.resolved()[1].wire_bytes
+        needed = request.resolved().wire_bytes
         allowed = self._service.settings.max_message_bytes - _RESPONSE_BYTES
         if needed > allowed and call.sink is None:
             came = f"outputs.y is {needed} bytes, and not in shared memory"
