@@ -26,7 +26,7 @@ from gradwire import v1
 from gradwire_server.config.settings import Settings
 from gradwire_server.processes.gpus import visible
 from gradwire_server.processes.supervised import WorkerProcess
-from gradwire_server.processes.worker_config import share
+from gradwire_server.processes.supervisor import share
 from support.certificates import Papers, trusting
 from support.load import Callers
 from support.processes import QUICK, Command, environment, is_running, run_command, running_command
@@ -295,12 +295,11 @@ def test_a_signal_to_a_process_that_ends_leaves_its_status_alone() -> None:
     async def status() -> int:
         started = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", "", stdout=PIPE)
         process = WorkerProcess(started, stall_timeout_s=60)
-        ending = asyncio.ensure_future(process.ended())
-        while not ending.done():
+        while not process.ended.done():
             # None that would end it: what counts is that it is sent while the process ends.
             process.send(0)
             await asyncio.sleep(0)
-        return await ending
+        return process.ended.result()
 
     async def statuses() -> list[int]:
         return [await status() for _ in range(40)]

@@ -102,11 +102,8 @@ async def _start(
     reason = ""
     if backend is None and settings.backend == "cuda":
         # In a thread of its own: a driver may hang.
-        opener = ThreadPoolExecutor(1)
-        done, opened = submit(opener, settings.choose_backend)
-        chosen = await device.result(done, opened)
-        backend, reason = chosen
-        opener.shutdown()
+        opening = submit(ThreadPoolExecutor(1), settings.choose_backend)
+        backend, reason = await device.result(*opening)
     server = Server(settings, backend=backend, reason=reason, cells=cells, device=device)
     await server.start()
     return server

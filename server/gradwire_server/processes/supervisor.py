@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gradwire_server import exporters
 from gradwire_server.config import addresses
@@ -27,7 +28,6 @@ from gradwire_server.config.settings import Settings
 from gradwire_server.observability import Ledger, logs
 from gradwire_server.processes import startup
 from gradwire_server.processes.supervised import SupervisedWorker
-from gradwire_server.processes.worker_config import share
 from gradwire_server.scheduling import tasks
 from gradwire_server.security.authorization import warn_if_open
 
@@ -35,6 +35,24 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 # Time for a worker to stop, beyond its drain delay and grace period.
 _STOP_S = 20.0
+
+
+def share(settings: Settings, address: str, *, devices: int = 0) -> Settings:
+    """Return the settings of one worker.
+
+    Limits of the machine are divided among all workers.
+
+    devices  number of GPUs; limits of a GPU are divided among its workers
+    """
+    workers = settings.workers
+    limits = {
+        "max_memory_bytes": workers,
+        "max_streams": workers,
+        "max_queue": workers,
+        "cuda_memory_bytes": workers // devices if devices else 1,
+    }
+    shares = {name: max(1, getattr(settings, name) // among) for name, among in limits.items()}
+    return replace(settings, address=address, compute_threads=settings.threads, **shares)
 
 
 async def supervise(settings: Settings, devices: Sequence[str] = ()) -> None:
@@ -102,58 +120,41 @@ class Crew:
         # A pending interrupt is raised here, before anything has started: asyncio waits forever for
         # a process whose start is cancelled.
         await asyncio.sleep(0)
-        keeping = await self._start()
-        renewing = asyncio.create_task(self._renew_when_asked())
-        if not self._stopping.is_set():
-            # Parents that start a server on port 0 read this line.
-            startup.tell(f"gradwire-server listening on {self._address}")
-            await tasks.first(*keeping)
+        keeping = [asyncio.create_task(worker.keep()) for worker in self.workers]
+        leading = asyncio.create_task(self._lead())
+        await tasks.first(*keeping)
         self._stop()
-        await asyncio.wait([renewing, *keeping])
+        await asyncio.wait([leading, *keeping])
         for number in (*_STOP_SIGNALS, signal.SIGUSR2):
             loop.remove_signal_handler(number)
         if len(self._signals) > 1:
             signal.raise_signal(self._signals[-1])
-        errors = [error for task in (*keeping, renewing) if (error := task.exception()) is not None]
+        errors = [error for task in (*keeping, leading) if (error := task.exception()) is not None]
         for error in errors[1:]:
             logs.error(str(error))
         if errors:
             raise errors[0]
         logs.info("all workers stopped")
 
-    async def _start(self) -> list[asyncio.Task[None]]:
-        """Start all workers.
-
-        Waits until all were tried and one serves, or until one ends for good.
-        """
+    async def _lead(self) -> None:
+        """Start all workers, and renew them whenever asked, until the server stops."""
         # The others, already prepared, wait for the first: its failure to start would be theirs
         # too, and they load the code that it compiles.
-        keeping = [asyncio.create_task(worker.keep()) for worker in self.workers]
-        self.workers[0].turn.set()
-        for reached in (self.workers[0].tried.wait, self._all_tried, self._any_ready):
-            reaching = asyncio.ensure_future(reached())
-            await tasks.first(reaching, *keeping)
-            for worker in self.workers:
+        for leaders in (self.workers[:1], self.workers):
+            for worker in leaders:
                 worker.turn.set()
-            if not reaching.done():
-                reaching.cancel()
-                self._stop()
-                break
-        return keeping
-
-    async def _all_tried(self) -> None:
-        for place in self.workers:
-            await place.tried.wait()
-
-    async def _any_ready(self) -> None:
-        await tasks.first(*(place.ready for place in self.workers))
-
-    async def _renew_when_asked(self) -> None:
-        while not self._stopping.is_set():
-            await self._renewal_wanted.wait()
+            for worker in leaders:
+                await tasks.first(worker.tried, self._stopping)
+        await tasks.first(self._stopping, *(worker.ready for worker in self.workers))
+        if not self._stopping.is_set():
+            # Parents that start a server on port 0 read this line.
+            startup.tell(f"gradwire-server listening on {self._address}")
+        while True:
+            await tasks.first(self._stopping, self._renewal_wanted)
+            if self._stopping.is_set():
+                return
             self._renewal_wanted.clear()
-            if not self._stopping.is_set():
-                await self._renew()
+            await self._renew()
 
     async def _renew(self) -> None:
         logs.info("rolling restart")
@@ -168,16 +169,14 @@ class Crew:
 
     def _signal(self, number: int) -> None:
         self._signals.append(number)
-        if len(self._signals) == 1:
-            self._stop()
-        else:
+        if len(self._signals) > 1:
             self._send(signal.SIGKILL)
+        self._stop()
 
     def _stop(self) -> None:
         if self._stopping.is_set():
             return
         self._stopping.set()
-        self._renewal_wanted.set()
         self._send(signal.SIGTERM)
         asyncio.get_running_loop().call_later(self._stop_s, self._send, signal.SIGKILL)
 
