@@ -42,7 +42,8 @@ class AccessCheck:
         This prevents DNS rebinding: an attacker's page whose name resolves to this server could
         have the browser send requests to it.
         """
-        if not request.host or self._is_ours(_name(request.host)):
+        host = request.headers.get("host", "")
+        if not host or self._is_ours(_name(host)):
             return None
         return Answer.text(
             HTTPStatus.MISDIRECTED_REQUEST,
