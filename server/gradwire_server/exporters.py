@@ -34,7 +34,6 @@ from gradwire_server.observability.definitions import (
     Metric,
 )
 from gradwire_server.rpc.service_context import ServiceContext
-from gradwire_server.security.certificates import Certificates
 
 if TYPE_CHECKING:
     from gradwire_server.admin_http import Site
@@ -55,8 +54,7 @@ def open_site(settings: Settings, ledgers: Sequence[Ledger], *, served: str) -> 
         return None
     from gradwire_server.admin_http import Site  # noqa: PLC0415
 
-    certificates = Certificates.of(settings)
-    site = Site(settings, ledgers, served=served, certificates=certificates)
+    site = Site(settings, ledgers, served=served)
     logs.info("http", address=site.address, tls=bool(settings.tls_certificate))
     return site
 
@@ -174,12 +172,9 @@ class Instruments:
             (self._settings.max_streams, STREAMS_LIMIT),
             (self.serves, READY),
             (bool(in_use.to_come), KERNELS_PENDING),
+            (1.0, BUILD, VERSION, NUMERICS_VERSION, backend.name),
         ]
-        names = BUILD.labels[-1]
-        readings += [
-            (number == names.index(backend.name), BUILD, VERSION, NUMERICS_VERSION, name)
-            for number, name in enumerate(names.values)
-        ]
+        cells.array[span(BUILD)] = 0.0
         if isinstance(backend, TakesDeviceMemory):
             readings.append((backend.memory_taken, DEVICE_MEMORY))
         if isinstance(backend, LeavesToCpu):

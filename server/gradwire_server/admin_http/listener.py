@@ -107,7 +107,7 @@ class Request:
 
 
 class Listener(socketserver.ThreadingTCPServer):
-    """Listens on an address from construction until close(); answers after start().
+    """Answers on an address from construction until close().
 
     tls      returns the current context; None for plain HTTP
     address  HOST:PORT with the port bound
@@ -138,16 +138,12 @@ class Listener(socketserver.ThreadingTCPServer):
         self._thread = threading.Thread(
             target=self.serve_forever, args=(_POLL_S,), name="gradwire-http", daemon=True
         )
-
-    def start(self) -> None:
-        """Start answering, including connections that already wait."""
         self._thread.start()
 
     def close(self) -> None:
         """Stop answering."""
-        if self._thread.ident is not None:
-            self.shutdown()
-            self._thread.join()
+        self.shutdown()
+        self._thread.join()
         self.server_close()
         self._cut(down_to=0)
 

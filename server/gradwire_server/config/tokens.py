@@ -126,9 +126,6 @@ def add_token(
     token = secrets.token_urlsafe(_TOKEN_BYTES)
     line = Token(name, digest_of(token), frozenset(scopes), expires).line
     with _changing(path) as lines:
-        for number, known in enumerate(lines, 1):
-            if known.partition("#")[0].split()[:1] == [name]:
-                raise ValueError(f"line {number}: the name {name} is there already")
         lines.append(line)
         read_tokens("\n".join(lines).encode())
     return token

@@ -103,7 +103,8 @@ async def _start(
     if backend is None and settings.backend == "cuda":
         # In a thread of its own: a driver may hang.
         opening = submit(ThreadPoolExecutor(1), settings.choose_backend)
-        backend, reason = await device.result(*opening)
+        chosen = await device.result(*opening)
+        backend, reason = chosen
     server = Server(settings, backend=backend, reason=reason, cells=cells, device=device)
     await server.start()
     return server

@@ -234,8 +234,7 @@ class Admission:
         free = self._max_queue - len(slots.queue)
         if wait_s > max(allowed_s, seconds * _WAIT_SHARE):
             limit, came = "max_queue_s", f"a call like this waits for some {wait_s:.3g} s now"
-            lasting = "" if slots.limit.is_burst(now) else " under a lasting load"
-            came = beyond(came, limit, f"{allowed_s:.3g} s{lasting}")
+            came = beyond(came, limit, f"{allowed_s:.3g} s")
         elif free < max(1, own):
             limit, came = "max_queue", f"{own} calls of this caller wait, and {free} more fit"
             came = beyond(came, limit, self._max_queue)

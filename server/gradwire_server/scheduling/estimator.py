@@ -140,10 +140,6 @@ class QueueLimit:
             self._began = now
         return max(self._standing_s, self._began + self._max_queue_s - now)
 
-    def is_burst(self, now: float) -> bool:
-        """Whether the wait allowed now is that of a burst."""
-        return self.allowed_s(now) > self._standing_s
-
     def note_refusal(self, now: float) -> None:
         """Note that a call was refused.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -49,6 +49,7 @@ class Slots:
     refusals  counts entries dropped because they are too late, as "late"
     pace      measured times of work
     taken     number of slots in use
+    admitted  the backlog
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Slots:
         self.taken = 0
         self._count, self._in_turns = threads + spare, in_turns
         self._refusals = refusals
-        self._admitted: dict[Hashable, set[Turns]] = {}
+        self.admitted: set[Turns] = set()
 
     @property
     def must_wait(self) -> bool:
@@ -82,22 +83,13 @@ class Slots:
         With turns, no other flow is served more than its own until it is done. Deadlines are not
         considered.
         """
-        left = {flow: _left_s(admitted) for flow, admitted in self._admitted.items()}
+        left: defaultdict[Hashable, float] = defaultdict(float)
+        for each in self.admitted:
+            left[each.flow] += each.left_s
         own_s = left.pop(turns.flow, 0.0)
         fair_s = own_s + turns.left_s if self._in_turns else math.inf
         others_s = sum(min(other_s, fair_s) for other_s in left.values())
         return (own_s + others_s) / self.threads
-
-    def enter(self, turns: Turns) -> None:
-        """Add an evaluation to the backlog."""
-        self._admitted.setdefault(turns.flow, set()).add(turns)
-
-    def leave(self, turns: Turns) -> None:
-        """Remove an evaluation from the backlog."""
-        flow = self._admitted[turns.flow]
-        flow.discard(turns)
-        if not flow:
-            del self._admitted[turns.flow]
 
     async def take(self, turns: Turns) -> None:
         """Wait for a slot.
@@ -178,11 +170,11 @@ class Turns:
         self._stand()
 
     def __enter__(self) -> Self:
-        self._slots.enter(self)
+        self._slots.admitted.add(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._slots.leave(self)
+        self._slots.admitted.discard(self)
         if self.seconds and kind is None:
             self._slots.pace.note(self.claim.work, self.seconds)
 
@@ -206,7 +198,3 @@ class Turns:
         self.seconds += seconds
         if not self.claim.paced:
             self.left_s = max(0.0, self.left_s - seconds)
-
-
-def _left_s(admitted: set[Turns]) -> float:
-    return sum(turns.left_s for turns in admitted)

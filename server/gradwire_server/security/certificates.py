@@ -7,15 +7,13 @@ incomplete ones or a key of another certificate, are logged, and the previous on
 from __future__ import annotations
 
 import contextlib
-import logging
 import ssl
 import time
 from dataclasses import dataclass
 
 from gradwire._wire.files import Reloaded
 from gradwire_server.config.settings import Settings, flag
-
-_log = logging.getLogger("gradwire_server")
+from gradwire_server.observability import logs
 
 # X509_V_FLAG_NO_CHECK_TIME of OpenSSL's x509_vfy.h.
 _NO_CHECK_TIME = 0x200000
@@ -51,8 +49,7 @@ class Certificates:
     """
 
     def __init__(self, settings: Settings) -> None:
-        given = {name: getattr(settings, name) for name in _NAMES}
-        self._paths = {name: path for name, path in given.items() if path}
+        self._paths = {name: path for name in _NAMES if (path := getattr(settings, name))}
         try:
             self._papers = Reloaded(tuple(self._paths.values()), self._made, on_error=self._keep)
         except OSError as error:
@@ -113,8 +110,7 @@ class Certificates:
 
     def _keep(self, error: Exception) -> None:
         words = self._words(error) if isinstance(error, OSError) else str(error)
-        facts = {"error": words, "kept": "the certificates as they were"}
-        _log.error("certificates cannot be used", extra={"facts": facts})
+        logs.error("certificates cannot be used", error=words, kept="the certificates as they were")
 
 
 def _expires_s(chain: bytes, shown: ssl.SSLContext) -> float | None:
