@@ -256,7 +256,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_lines_that_wait_come_in_order_with_tracebacks_and_before_the_end(form: str) -> None:
+def test_lines_come_in_order_with_tracebacks(form: str) -> None:
     lines = run_command(form, program=("-c", _TELLING)).stderr
     numbers = [int(number) for number in re.findall(r'(?:number=|"number": )(\d+)', lines)]
     assert numbers == list(range(102))
