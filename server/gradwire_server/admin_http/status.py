@@ -21,7 +21,7 @@ import numpy as np
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION
-from gradwire_server.observability.cells import Floats, Ledger, Worker, cells, place, span
+from gradwire_server.observability.cells import Floats, Ledger, Worker, cells, place
 from gradwire_server.observability.definitions import (
     DEVICE_MEMORY,
     IN_FLIGHT,
@@ -229,7 +229,7 @@ def _errors(errors: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _total(workers: Sequence[Worker], metric: Metric) -> int:
-    return int(sum(worker.values[span(metric)].sum() for worker in workers))
+    return int(sum(cells(metric, worker.values).sum() for worker in workers))
 
 
 def _changed(settings: Settings) -> dict[str, Any]:

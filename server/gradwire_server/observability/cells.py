@@ -12,7 +12,6 @@ error only increments its count, so that it does not displace others.
 from __future__ import annotations
 
 import json
-import math
 import mmap
 import os
 import threading
@@ -22,7 +21,6 @@ from bisect import bisect_left
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,38 +87,31 @@ class Notes:
         return told["description"], told["errors"]
 
 
-def width(metric: Metric) -> int:
-    """Return the number of cells of one time series."""
-    return metric.shape[-1]
-
-
 _STORED = (*COUNTS, *STATES)
 # Cell 0 identifies the layout of the others; the last one is the time of the latest heartbeat.
-_ENDS = tuple(accumulate((math.prod(metric.shape) for metric in _STORED), initial=1))
-_SPANS = {metric: slice(*ends) for metric, ends in zip(_STORED, pairwise(_ENDS), strict=True)}
-
-COUNTED = _ENDS[len(COUNTS)]
-_BEAT = _ENDS[-1]
+_CELLS = np.dtype([("", float), *((each.name, float, each.shape) for each in _STORED)])
+_BEAT = _CELLS.itemsize // 8
 TOTAL = _BEAT + 1
 _SIZE = 8 * TOTAL + NOTES_BYTES
 _LAYOUT = float(zlib.crc32(repr(_STORED).encode()))
 
 
-def span(metric: Metric) -> slice:
-    """Return the cells of a metric."""
-    return _SPANS[metric]
-
-
 def cells(metric: Metric, values: Floats) -> Floats:
     """Return the cells of a metric: [label, ..., cell]."""
-    return values[_SPANS[metric]].reshape(metric.shape)
+    found: Floats = values[:_BEAT].view(_CELLS)[metric.name][0]
+    return found
 
 
 @lru_cache(maxsize=1 << 14)
 def place(metric: Metric, *values: str) -> int:
     """Return the first cell of the series with these label values."""
     numbers = [label.index(value) for label, value in zip(metric.labels, values, strict=True)]
-    return int(_SPANS[metric].start + np.ravel_multi_index([*numbers, 0], metric.shape))
+    return int(cells(metric, _PLACES)[(*numbers, 0)])
+
+
+_PLACES = np.arange(TOTAL, dtype=float)
+# The first cell that is no count.
+COUNTED = int(cells(STATES[0], _PLACES).min())
 
 
 class Cells:
