@@ -35,16 +35,15 @@ class Listing(Listener):
         self._path = f"/{name}"
         self._addresses = addresses
         certificates = Certificates.of(settings)
-        tls = certificates.http_context if certificates else None
-        scheme = "replicas+https" if tls else "replicas+http"
         written = f"[{host}]" if ":" in host else host
         try:
-            super().__init__(written, port, self._respond, tls=tls)
+            super().__init__(written, port, self._respond, certificates=certificates)
         except OSError as error:
             raise RuntimeError(
                 f"port {port} of {host} cannot be had for the list: {error}; another --port would "
                 "do"
             ) from error
+        scheme = "replicas+https" if certificates else "replicas+http"
         self.url = f"{scheme}://{self.address}{self._path}"
 
     def _respond(self, request: Request) -> Answer:

@@ -188,7 +188,7 @@ WRONG: list[tuple[str, str]] = [
     ("--workers -1", "--workers is -1; at least 0"),
     ("--workers 50051", "--workers is 50051; at most 1024"),
     ("--backend cuda --address unix:/s", "--backend is cuda and --address unix:/s"),
-    ("--workers 2 --address unix:/s", "--workers is 2 and --address unix:/s"),
+    ("--workers 2 --address unix:/s", "--workers is 2 and --address is unix:/s"),
     ("--backend cuda --cuda-devices all", "--cuda-devices is all; numbers"),
     ("--backend cuda --cuda-devices 0,1,0", "--cuda-devices is 0,1,0, which names device 0 more"),
     ("--backend numpy_cpu --cuda-devices 0", "--cuda-devices is 0 and --backend numpy_cpu"),

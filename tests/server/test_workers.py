@@ -205,7 +205,7 @@ def test_workers_divide_what_may_wait_and_a_share_is_never_nothing() -> None:
     assert (shared.max_memory_bytes, shared.threads) == (1, 7)
 
 
-@pytest.mark.parametrize(("workers", "devices", "share_of"), [(2, 2, 1), (6, 2, 3), (4, 0, 1)])
+@pytest.mark.parametrize(("workers", "devices", "share_of"), [(2, 2, 1), (6, 2, 3)])
 def test_workers_of_a_device_divide_its_memory(workers: int, devices: int, share_of: int) -> None:
     settings = Settings(workers=workers, cuda_memory_bytes=12)
     assert share(settings, "127.0.0.1:7", devices=devices).cuda_memory_bytes == 12 // share_of

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import socketserver
-import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +19,8 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import h11
+
+from gradwire_server.security.certificates import Certificates
 
 # A request line and headers of browsers with many cookies have some 4 KiB.
 MOST_HEAD_BYTES = 16 << 10
@@ -109,8 +110,8 @@ class Request:
 class Listener(socketserver.ThreadingTCPServer):
     """Answers on an address from construction until close().
 
-    tls      returns the current context; None for plain HTTP
-    address  HOST:PORT with the port bound
+    certificates  for TLS; None for plain HTTP
+    address       HOST:PORT with the port bound
 
     Raises OSError if the address cannot be bound.
     """
@@ -125,11 +126,11 @@ class Listener(socketserver.ThreadingTCPServer):
         port: int,
         respond: Callable[[Request], Answer],
         *,
-        tls: Callable[[], ssl.SSLContext] | None = None,
+        certificates: Certificates | None,
     ) -> None:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
         self.address_family, _, _, _, place = found[0]
-        self.respond, self.tls = respond, tls
+        self.respond, self.certificates = respond, certificates
         # With the time at which each was accepted, the oldest first.
         self._open: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
@@ -188,16 +189,18 @@ class Listener(socketserver.ThreadingTCPServer):
 class _HttpConnection(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         """Answer one request; a connection has no other."""
-        tls, connection = cast("Listener", self.server).tls, cast("socket.socket", self.request)
+        certificates = cast("Listener", self.server).certificates
+        connection = cast("socket.socket", self.request)
         is_tls = connection.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE
-        if is_tls != (tls is not None):
-            told = "this port uses TLS; use https" if tls else "this port uses no TLS; use http"
+        if is_tls != (certificates is not None):
+            told = "this port uses no TLS; use http" if is_tls else "this port uses TLS; use https"
             _send(connection, h11.Connection(h11.SERVER), Answer.text(HTTPStatus.BAD_REQUEST, told))
-        elif tls is None:
+        elif certificates is None:
             self._answer(connection, certified=False)
         else:
             # Wrap a duplicate: the server closes the original socket itself.
-            with tls().wrap_socket(connection.dup(), server_side=True) as secured:
+            context = certificates.get().context
+            with context.wrap_socket(connection.dup(), server_side=True) as secured:
                 self._answer(secured, certified=bool(secured.getpeercert(binary_form=True)))
 
     def _answer(self, connection: socket.socket, *, certified: bool) -> None:

@@ -49,9 +49,8 @@ class Site:
         self._exposition = Exposition(
             ledgers, lambda: certificates.get().expires_s if certificates else None
         )
-        tls = certificates.http_context if certificates else None
         try:
-            self._listener = Listener(host, port, self.respond, tls=tls)
+            self._listener = Listener(host, port, self.respond, certificates=certificates)
         except OSError as error:
             reason = error.strerror or error
             raise OSError(f"--http-port {settings.http_port} cannot be had: {reason}") from error

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -234,12 +234,9 @@ def _total(workers: Sequence[Worker], metric: Metric) -> int:
 
 def _changed(settings: Settings) -> dict[str, Any]:
     """Return the settings that are not their defaults, secrets masked."""
+    usual = asdict(Settings())
     told = settings.described(paths=False)
-    return {
-        one.name: told[one.name]
-        for one in fields(settings)
-        if getattr(settings, one.name) != one.default
-    }
+    return {name: value for name, value in told.items() if value != usual[name]}
 
 
 def _utc(seconds: float) -> str:

@@ -11,7 +11,7 @@ import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -145,42 +145,35 @@ _LONGEST_PAUSE_S = 5.0
 _MOST_FAILED_STARTS = 5
 
 
+@dataclass(eq=False)
 class SupervisedWorker:
     """A worker whose process is replaced when it dies or is renewed.
-
-    turn      to be set when the first process may begin
-    ready     set once the first process serves
-    tried     set once the first process serves or has ended
 
     number    of the worker
     settings  of the worker
     device    name of its GPU; None if it has none
+    ledger    sums the metrics of its processes
     stopping  set once the server stops
     any_hope  returns whether any worker serves, or has not been tried yet
-    ledger    sums the metrics of its processes
+    turn      to be set when the first process may begin
+    ready     set once the first process serves
+    tried     set once the first process serves or has ended
     """
 
-    def __init__(
-        self,
-        number: int,
-        settings: Settings,
-        device: str | None,
-        *,
-        stopping: asyncio.Event,
-        any_hope: Callable[[], bool],
-        ledger: Ledger,
-    ) -> None:
-        self.name = f"worker {number}"
-        self._number, self._settings, self._device = number, settings, device
-        self._ledger = ledger
-        self._stopping = stopping
-        self._any_hope = any_hope
-        self._changing = asyncio.Lock()
+    number: int
+    settings: Settings
+    device: str | None
+    ledger: Ledger
+    stopping: asyncio.Event
+    any_hope: Callable[[], bool]
+
+    def __post_init__(self) -> None:
+        self.name = f"worker {self.number}"
+        self.turn, self.ready, self.tried = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._changing, self._renewed = asyncio.Lock(), asyncio.Event()
         self._process: WorkerProcess | None = None
         self._alive: dict[WorkerProcess, asyncio.Task[None]] = {}
         self._restarts = self._quick_deaths = self._failed_starts = 0
-        self._renewed = asyncio.Event()
-        self.turn, self.ready, self.tried = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     @property
     def serves(self) -> bool:
@@ -197,9 +190,9 @@ class SupervisedWorker:
 
         Raises RuntimeError if further replacements would be useless.
         """
-        process = self._process = await self._start(self._settings)
+        process = self._process = await self._start(self.settings)
         while True:
-            status = await process.ended_or_stuck(self._stopping, self._renewed)
+            status = await process.ended_or_stuck(self.stopping, self._renewed)
             self.tried.set()
             async with self._changing:
                 self._renewed.clear()
@@ -208,14 +201,14 @@ class SupervisedWorker:
                         raise RuntimeError(
                             f"{self.name} is left behind: SIGKILL has not ended {process.pid}"
                         )
-                    if not self._stopping.is_set():
+                    if not self.stopping.is_set():
                         await self._recover(process, status)
                     # A process that does not serve yet is ended by SIGTERM.
                     elif status not in {0, -signal.SIGTERM}:
                         raise RuntimeError(f"{self.name} ended with status {status}, told to stop")
-                    if self._stopping.is_set():
+                    if self.stopping.is_set():
                         return
-                    self._process = await self._start(self._settings)
+                    self._process = await self._start(self.settings)
                 process = self._process
 
     async def renew(self, patience_s: float) -> bool:
@@ -230,10 +223,10 @@ class SupervisedWorker:
         async with self._changing:
             old = self._process
             # It has time, since calls are served meanwhile.
-            new = await self._start(replace(self._settings, wait_for_kernels=True))
+            new = await self._start(replace(self.settings, wait_for_kernels=True))
             if not await new.came_to_serve():
                 status = await new.ended_or_stuck()
-                if not self._stopping.is_set():
+                if not self.stopping.is_set():
                     self._log(logs.error, "replacement failed", new, status=status)
                 return False
             self._process, self._quick_deaths = new, 0
@@ -254,7 +247,7 @@ class SupervisedWorker:
     async def _start(self, settings: Settings) -> WorkerProcess:
         """Start a process, which prepares and waits for its turn."""
         counting = contextlib.ExitStack()
-        cells = counting.enter_context(self._ledger.process())
+        cells = counting.enter_context(self.ledger.process())
         # In a new session, so that Ctrl-C reaches only the parent, which stops all in order.
         started = await asyncio.create_subprocess_exec(
             *(sys.executable, *module_arguments(_WORKER)),
@@ -262,16 +255,16 @@ class SupervisedWorker:
             stdout=PIPE,
             start_new_session=True,
             pass_fds=(cells.fd,),
-            env=None if self._device is None else {**os.environ, VISIBLE_DEVICES: self._device},
+            env=None if self.device is None else {**os.environ, VISIBLE_DEVICES: self.device},
         )
         cells.pid = started.pid
-        job = {"number": self._number, "parent": os.getpid(), "settings": asdict(settings)}
+        job = {"number": self.number, "parent": os.getpid(), "settings": asdict(settings)}
         job |= {"cells": cells.fd, "devices": backends.DEVICES}
         line = json.dumps(job).encode() + b"\n"
         cast("asyncio.StreamWriter", started.stdin).write(line)
         process = WorkerProcess(started, stall_timeout_s=settings.stall_timeout_s)
         self._alive[process] = asyncio.create_task(self._watch(process, counting))
-        if self._stopping.is_set():
+        if self.stopping.is_set():
             process.send(signal.SIGTERM)
         return process
 
@@ -300,11 +293,11 @@ class SupervisedWorker:
         deaths = self._quick_deaths = self._quick_deaths + 1 if is_quick else 0
         pause_s = min(_FIRST_PAUSE_S * 2 ** (deaths - 1), _LONGEST_PAUSE_S) if deaths else 0.0
         self._restarts += 1
-        self._ledger.note_restart()
+        self.ledger.note_restart()
         facts = {"status": status, "restarts": self._restarts, "pause_s": pause_s}
         self._log(logs.warning, "worker ended", process, **facts)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), pause_s)
+            await asyncio.wait_for(self.stopping.wait(), pause_s)
 
     def _check_hope(self, status: int) -> None:
         is_lost = status == LOST_STATUS
@@ -312,7 +305,7 @@ class SupervisedWorker:
         # A lost device may come back, and a killed process may serve the next time.
         if status > 0 and not is_lost and not self.ready.is_set():
             raise RuntimeError(f"{self.name} could not start: {why}")
-        if self._failed_starts >= _MOST_FAILED_STARTS and not self._any_hope():
+        if self._failed_starts >= _MOST_FAILED_STARTS and not self.any_hope():
             raise RuntimeError(
                 f"{self.name} could not start {self._failed_starts} times in a row and no other "
                 f"one serves; {why}"
@@ -321,5 +314,5 @@ class SupervisedWorker:
     def _log(
         self, log: Callable[..., None], event: str, process: WorkerProcess, **facts: object
     ) -> None:
-        device = {} if self._device is None else {"device": self._device}
-        log(event, worker=self._number, pid=process.pid, **device, **facts)
+        device = {} if self.device is None else {"device": self.device}
+        log(event, worker=self.number, pid=process.pid, **device, **facts)

@@ -37,30 +37,31 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _STOP_S = 20.0
 
 
-def share(settings: Settings, address: str, *, devices: int = 0) -> Settings:
+def share(settings: Settings, address: str, *, devices: int = 1) -> Settings:
     """Return the settings of one worker.
 
     Limits of the machine are divided among all workers.
 
-    devices  number of GPUs; limits of a GPU are divided among its workers
+    devices  number of GPUs, whose limits are divided among their workers
     """
     workers = settings.workers
     limits = {
         "max_memory_bytes": workers,
         "max_streams": workers,
         "max_queue": workers,
-        "cuda_memory_bytes": workers // devices if devices else 1,
+        "cuda_memory_bytes": workers // devices,
     }
     shares = {name: max(1, getattr(settings, name) // among) for name, among in limits.items()}
     return replace(settings, address=address, compute_threads=settings.threads, **shares)
 
 
-async def supervise(settings: Settings, devices: Sequence[str] = ()) -> None:
+async def supervise(settings: Settings, devices: Sequence[str | None] = (None,)) -> None:
     """Serve with several workers until SIGTERM or SIGINT.
 
     A second signal ends them at once. SIGUSR2 renews the workers.
 
-    devices  GPUs, named as in CUDA_VISIBLE_DEVICES; worker i gets number i modulo their count
+    devices  GPUs, named as in CUDA_VISIBLE_DEVICES, or None; worker i gets number i modulo their
+             count
 
     Raises RuntimeError if workers do not start, or can no longer be replaced.
     """
@@ -87,7 +88,7 @@ class Crew:
         settings: Settings,
         address: str,
         ledgers: Sequence[Ledger],
-        devices: Sequence[str] = (),
+        devices: Sequence[str | None],
     ) -> None:
         self._address = address
         self._stop_s = settings.drain_delay_s + settings.grace_s + _STOP_S
@@ -99,12 +100,12 @@ class Crew:
             SupervisedWorker(
                 number,
                 shared,
-                devices[number % len(devices)] if devices else None,
-                stopping=self._stopping,
+                devices[number % len(devices)],
+                ledger,
+                self._stopping,
                 any_hope=lambda: any(one.serves or not one.tried.is_set() for one in self.workers),
-                ledger=ledgers[number],
             )
-            for number in range(settings.workers)
+            for number, ledger in enumerate(ledgers)
         ]
 
     async def run(self) -> None:

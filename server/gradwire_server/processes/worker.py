@@ -23,16 +23,15 @@ def main() -> None:
     run when it arrives, the others when the parent closes its end.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    told = sys.stdin.buffer.readline()
-    job = json.loads(told or "{}")
-    settings = Settings(**job.get("settings", {}))
-    if job:
-        backends.DEVICES = job["devices"]
-        if settings.wait_for_kernels or backends.meanwhile(settings.backend) is None:
-            backends.preload(settings.backend)
-        sys.stdin.buffer.read()
-    if os.getppid() != job.get("parent"):
+    job = json.loads(sys.stdin.buffer.readline() or '{"parent": 0}')
+    if os.getppid() != job["parent"]:
+        # It has ended before prctl(2).
         sys.exit("gradwire-server: the process that watches the workers has ended")
+    settings = Settings(**job["settings"])
+    backends.DEVICES = job["devices"]
+    if settings.wait_for_kernels or backends.meanwhile(settings.backend) is None:
+        backends.preload(settings.backend)
+    sys.stdin.buffer.read()
     try:
         serve.run(serve.serve(settings, worker=job["number"], cells=job["cells"]))
     except (ValueError, OSError, RuntimeError, MemoryError) as error:

@@ -132,7 +132,8 @@ class Authorizer:
 
 def warn_if_open(settings: Settings) -> None:
     """Warn if callers on other machines need no token and no certificate."""
-    if settings.is_open:
+    asks = settings.is_local or settings.tokens or settings.tls_client_ca
+    if settings.scopes_of_strangers and not asks:
         logs.warning(
             "no tokens: every client that reaches the server may call it",
             address=settings.address,

@@ -64,10 +64,6 @@ class Certificates:
         """Return the current key and certificates."""
         return self._papers.get()
 
-    def http_context(self) -> ssl.SSLContext:
-        """Return the current context for HTTP."""
-        return self.get().context
-
     def _made(self, contents: tuple[bytes, ...]) -> LoadedCertificates:
         found = dict(zip(self._paths, contents, strict=True))
         for name, content in found.items():
