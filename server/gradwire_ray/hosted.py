@@ -28,16 +28,10 @@ _LINE_S = 0.5
 def main() -> None:
     """Serve until SIGTERM."""
     startup.hold()
-    writing: set[asyncio.Task[None]] = set()
     try:
         # One process per replica: more workers are more replicas. The variable does not apply.
         settings = replace(read_settings(sys.argv[1:]), workers=1)
-        serve.run(
-            serve.serve(
-                settings,
-                on_serving=lambda server: writing.add(asyncio.ensure_future(_write_load(server))),
-            )
-        )
+        serve.run(serve.serve(settings, beside=_write_load))
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         # The actor passes it on; the log of its process has it too.
         sys.stdout.write(f"{REFUSAL}{' '.join(str(error).split())}\n")

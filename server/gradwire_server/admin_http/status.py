@@ -178,16 +178,12 @@ def quantile(bounds: Sequence[float], counts: Floats, share: float) -> float | N
     Values are assumed to be evenly spread within a bucket, as in Prometheus' histogram_quantile; a
     quantile beyond the last bound is returned as that bound.
     """
-    below: Floats = np.cumsum(counts)
-    rank = share * float(below[-1])
-    if not rank:
+    below = np.cumsum([0.0, *counts])
+    if not below[-1]:
         return None
-    bucket = int(np.searchsorted(below, rank))
-    if bucket == len(bounds):
-        return bounds[-1]
-    lower = bounds[bucket - 1] if bucket else 0.0
-    part = 1.0 - (below[bucket] - rank) / counts[bucket]
-    return float(lower + (bounds[bucket] - lower) * part)
+    # From the last bucket on, since several may end at the same rank: the first one has it.
+    edges = [0.0, *bounds, bounds[-1]]
+    return float(np.interp(-share * below[-1], -below[::-1], edges[::-1]))
 
 
 def _workers(workers: Sequence[Worker]) -> list[dict[str, Any]]:
