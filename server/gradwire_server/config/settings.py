@@ -7,7 +7,7 @@ import tomllib
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 from gradwire_server import backends
@@ -95,7 +95,7 @@ class Settings:
         "Ids of users whose processes may share memory, separated by commas, beside the server's "
         "own user.",
     )
-    open_inference: Literal["auto", "on", "off"] = _setting(
+    open_inference: str = _setting(
         "auto",
         "Serve the Open Inference Protocol (KServe V2, as Triton's clients call it) on the same "
         "port; auto means on loopback addresses and unix sockets.",
@@ -229,7 +229,7 @@ class Settings:
         "Seconds after which a connection accepts no new calls, so that clients find new servers; "
         "varies by a tenth. Running calls may finish within an hour. 0 means never.",
     )
-    log_format: Literal["text", "json"] = _setting(
+    log_format: str = _setting(
         "text", "Format of the log lines on stderr.", choices=("text", "json")
     )
     log_level: str = _setting(

@@ -64,11 +64,9 @@ def families(workers: Sequence[Worker], certificate_expires_s: float | None = No
         Sample(WORKER_REQUESTS.name, labels, float(cells(REQUEST_DURATION, values)[..., 1:].sum()))
         for labels, values in apart
     ]
-    found[CERTIFICATE_EXPIRES] = [
-        Sample(CERTIFICATE_EXPIRES.name, {}, each)
-        for each in (certificate_expires_s,)
-        if each is not None
-    ]
+    found[CERTIFICATE_EXPIRES] = []
+    if certificate_expires_s is not None:
+        found[CERTIFICATE_EXPIRES] = [Sample(CERTIFICATE_EXPIRES.name, {}, certificate_expires_s)]
     return found
 
 
