@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from dataclasses import replace
+from statistics import fmean
 
 from gradwire_ray.replica import REFUSAL
 from gradwire_server.command import read_settings
@@ -48,17 +49,16 @@ async def _write_load(server: Server) -> None:
     os.set_blocking(output, False)
     admission, threads = server.service.admission, server.settings.threads
     while True:
-        waiting = computing = samples = 0
+        seen = list[int]()
         began, used = time.monotonic(), time.thread_time()
         while (passed := time.monotonic() - began) < _LINE_S:
-            # There is one slot more than threads, for the next evaluation.
-            waiting += admission.queue_depth + max(0, admission.computing - threads)
-            computing += min(admission.computing, threads)
-            samples += 1
+            seen.append(admission.queue_depth + admission.computing)
             await asyncio.sleep(_SAMPLE_S)
+        # There is one slot more than threads, for the next evaluation.
+        at_work = fmean(min(each, threads) for each in seen)
         load = {
-            "waiting": round(waiting / samples, 2),
-            "busy": round(computing / samples / threads, 2),
+            "waiting": round(fmean(seen) - at_work, 2),
+            "busy": round(at_work / threads, 2),
             "loop": round(min(1.0, (time.thread_time() - used) / passed), 2),
             "refused": sum(admission.refusals.values()),
             "streams": admission.streams,

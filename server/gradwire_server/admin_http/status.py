@@ -188,10 +188,6 @@ def quantile(bounds: Sequence[float], counts: Floats, share: float) -> float | N
 
 def _workers(workers: Sequence[Worker]) -> list[dict[str, Any]]:
     figures = of_processes(workers)
-    resident, processor = (
-        {sample.labels["worker"]: sample.value for sample in figures[metric]}
-        for metric in (RESIDENT, PROCESSOR)
-    )
     totals = {
         "restarts": RESTARTS,
         "in_flight": IN_FLIGHT,
@@ -205,8 +201,8 @@ def _workers(workers: Sequence[Worker]) -> list[dict[str, Any]]:
             "worker": worker.name,
             "state": state_of(worker),
             "pids": list(worker.pids),
-            "resident_bytes": int(resident.get(worker.name, 0)),
-            "processor_s": round(processor.get(worker.name, 0.0), 2),
+            "resident_bytes": int(figures[RESIDENT.name][worker.name]),
+            "processor_s": round(figures[PROCESSOR.name][worker.name], 2),
             "silent_s": round(worker.silent_s, 1),
             **{name: _total([worker], metric) for name, metric in totals.items()},
         }

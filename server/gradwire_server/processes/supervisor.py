@@ -17,7 +17,6 @@ SERVING. If a new process fails to start, the restart stops.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -66,13 +65,10 @@ async def supervise(settings: Settings, devices: Sequence[str | None] = (None,))
     Raises RuntimeError if workers do not start, or can no longer be replaced.
     """
     logs.configure(settings.log_format, settings.log_level)
-    with (
-        addresses.held(settings.address) as address,
-        contextlib.ExitStack() as stack,
-    ):
+    with addresses.held(settings.address) as address:
         ledgers = [Ledger(number) for number in range(settings.workers)]
-        if site := exporters.open_site(settings, ledgers, served=address):
-            stack.callback(site.close)
+        # Threads of the HTTP port end with the process.
+        exporters.open_site(settings, ledgers, served=address)
         warn_if_open(settings)
         await Crew(settings, address, ledgers, devices).run()
 
