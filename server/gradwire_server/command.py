@@ -124,7 +124,8 @@ def gradwire_server(
         settings = _settings(context, values)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    _warn_of_unknown_variables()
+    for words in unknown_variables([f"{PREFIX}{one.name.upper()}" for one in fields(Settings)]):
+        click.echo(f"Warning: {words}", err=True)
     _warn_of_memory(settings)
     if print_config:
         click.echo(json.dumps(settings.described(paths=True), indent=2))
@@ -193,11 +194,6 @@ def _address(context: click.Context, address: str, port: int) -> str:
     if not is_host_and_port(address):
         raise ValueError(f"--port is {port} and --address {address}; --port needs HOST:PORT there")
     return f"{address.rpartition(':')[0]}:{port}"
-
-
-def _warn_of_unknown_variables() -> None:
-    for words in unknown_variables([f"{PREFIX}{one.name.upper()}" for one in fields(Settings)]):
-        click.echo(f"Warning: {words}", err=True)
 
 
 def _warn_of_memory(settings: Settings) -> None:

@@ -20,6 +20,7 @@ from gradwire._wire.files import Reloaded
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import Scope, Token, digest_of, read_tokens
 from gradwire_server.observability import logs
+from gradwire_server.security.certificates import reason
 
 __all__ = ["Authorizer", "Refusal", "Scope"]
 
@@ -49,14 +50,13 @@ class Authorizer:
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
         self._anonymous = settings.scopes_of_strangers
-        self._takes_certificates = bool(settings.tls_client_ca)
         self._clock = clock
         self._tokens: Reloaded[dict[bytes, Token]] | None = None
         if settings.tokens:
             try:
                 self._tokens = Reloaded((settings.tokens,), _by_digest, on_error=_keep)
             except (OSError, ValueError) as error:
-                raise ValueError(f"--tokens is {settings.tokens}: {_plain(error)}") from error
+                raise ValueError(f"--tokens is {settings.tokens}: {reason(error)}") from error
 
     @property
     def wants_tokens(self) -> bool:
@@ -88,17 +88,11 @@ class Authorizer:
             return self._of_token(self._tokens, scope, authorization)
         if scope in self._anonymous or certified or is_local(peer):
             return None
-        would_do = (
-            "use a client certificate signed by one of its --tls-client-ca, or call from the "
-            "server's own machine"
-            if self._takes_certificates
-            else "call from the server's own machine, or set --tokens, --tls-client-ca or "
-            "--anonymous-scopes on the server"
-        )
         return Refusal(
             authenticated=True,
             message=f"this call needs the scope {scope.value}, which callers of other machines do "
-            f"not have: {would_do}",
+            "not have: call from the server's own machine, use a client certificate signed by one "
+            "of its --tls-client-ca, or set --tokens or --anonymous-scopes on the server",
         )
 
     def _of_token(
@@ -168,8 +162,4 @@ def is_local(peer: str) -> bool:
 
 
 def _keep(error: Exception) -> None:
-    logs.error("tokens cannot be read", error=_plain(error), kept="the tokens as they were")
-
-
-def _plain(error: Exception) -> str:
-    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+    logs.error("tokens cannot be read", error=reason(error), kept="the tokens as they were")

@@ -90,13 +90,13 @@ class Certificates:
             )
         except OSError as error:  # ssl.SSLError is one
             raise ValueError(
-                f"--tls-certificate and --tls-key cannot be used together: {_reason(error)}"
+                f"--tls-certificate and --tls-key cannot be used together: {reason(error)}"
             ) from error
         if authorities is not None:
             try:
                 context.load_verify_locations(cadata=authorities.decode("ascii", "replace"))
             except OSError as error:
-                raise ValueError(f"--tls-client-ca cannot be used: {_reason(error)}") from error
+                raise ValueError(f"--tls-client-ca cannot be used: {reason(error)}") from error
             context.verify_mode = ssl.CERT_OPTIONAL
         return context
 
@@ -133,5 +133,7 @@ def _expires_s(chain: bytes, shown: ssl.SSLContext) -> float | None:
     return ssl.cert_time_to_seconds(until) if isinstance(until, str) else None
 
 
-def _reason(error: OSError) -> str:
-    return getattr(error, "reason", None) or error.strerror or str(error)
+def reason(error: Exception) -> str:
+    """Return the reason that OpenSSL or the system gives, or else the whole text."""
+    named = getattr(error, "reason", None) or getattr(error, "strerror", None)
+    return str(named or error)
