@@ -70,8 +70,7 @@ def status(
     uptime_s = time.monotonic() - started
     rows = _workers(workers)
     serving = sum(row["state"] == "serving" for row in rows)
-    notes = [ledger.notes() for ledger in ledgers]
-    told = next((told for told, _ in notes if told), dict[str, str]())
+    told = next((worker.facts for worker in workers if worker.facts), {})
     return {
         "state": "serving" if serving == len(rows) else "partly" if serving else "away",
         "workers_serving": serving,
@@ -94,7 +93,7 @@ def status(
         },
         "streams": {"now": _total(workers, STREAMS), "limit": _total(workers, STREAMS_LIMIT)},
         "workers": rows,
-        "errors": _errors([error for _, errors in notes for error in errors]),
+        "errors": _errors([error for worker in workers for error in worker.errors]),
     }
 
 

@@ -18,9 +18,10 @@ import threading
 import time
 import zlib
 from bisect import bisect_left
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -171,12 +172,16 @@ class Worker(NamedTuple):
     values    [TOTAL]; counts of all its processes so far, states of the running ones
     pids      of the running processes: none while it is down, two during a replacement
     silent_s  seconds since the latest heartbeat of a running process
+    facts     description of the latest process that has one
+    errors    latest errors of all processes
     """
 
     name: str
     values: Floats
     pids: tuple[int, ...]
     silent_s: float = 0.0
+    facts: Mapping[str, str] = MappingProxyType({})
+    errors: Sequence[dict[str, Any]] = ()
 
 
 class Ledger:
@@ -224,12 +229,8 @@ class Ledger:
             pids = tuple(cells.pid for cells in self._running if cells.pid)
             now = time.monotonic()
             silent_s = min((now - cells.array[_BEAT] for cells in self._running), default=0.0)
-            return Worker(self._name, values, pids, silent_s)
-
-    def notes(self) -> tuple[dict[str, str], list[dict[str, Any]]]:
-        """Return the latest description, and the errors of all processes."""
-        with self._lock:
-            notes = [cells.notes.read() for cells in self._running]
-            errors = [*self._errors_of_ended, *(error for _, told in notes for error in told)]
-        latest = next((facts for facts, _ in reversed(notes) if facts), dict[str, str]())
-        return latest, errors
+            latest, errors = dict[str, str](), self._errors_of_ended
+            for cells in self._running:
+                facts, told = cells.notes.read()
+                latest, errors = facts or latest, errors + told
+            return Worker(self._name, values, pids, silent_s, latest, errors)
