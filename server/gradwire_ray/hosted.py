@@ -2,8 +2,8 @@
 
     python -m gradwire.cli.tethered gradwire_ray.hosted FLAG ...
 
-Its standard output has the line with the address, then a line of load twice a second; or a line
-with the reason why it cannot serve.
+Its standard output has a line of its report twice a second, or one with the reason why it cannot
+serve.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import time
 from dataclasses import replace
 from statistics import fmean
 
-from gradwire_ray.replica import REFUSAL
 from gradwire_server.command import read_settings
 from gradwire_server.processes import serve, startup
 from gradwire_server.server import Server
@@ -35,8 +34,7 @@ def main() -> None:
         serve.run(serve.serve(settings, beside=_write_load))
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         # The actor passes it on; the log of its process has it too.
-        sys.stdout.write(f"{REFUSAL}{' '.join(str(error).split())}\n")
-        sys.stdout.flush()
+        startup.tell(json.dumps({"failure": str(error)}))
         sys.exit(f"Error: {error}")
 
 
@@ -57,6 +55,7 @@ async def _write_load(server: Server) -> None:
         # There is one slot more than threads, for the next evaluation.
         at_work = fmean(min(each, threads) for each in seen)
         load = {
+            "address": server.bound,
             "waiting": round(fmean(seen) - at_work, 2),
             "busy": round(at_work / threads, 2),
             "loop": round(min(1.0, (time.thread_time() - used) / passed), 2),
