@@ -160,15 +160,15 @@ def traceparent_of(metadata: Metadata) -> str:
     return f"00-{digits[:32]}-{digits[32:]}-00"
 
 
+@dataclass(eq=False)
 class Observer:
     """Counter of calls, which passes them to a tracer if present.
 
     Used from one event loop.
     """
 
-    def __init__(self, cells: Cells | None = None, tracer: Tracer | None = None) -> None:
-        self.cells = cells
-        self.tracer = tracer
+    cells: Cells | None = None
+    tracer: Tracer | None = None
 
     def begin(self, call: CallRecord) -> None:
         """Record the start of a call."""

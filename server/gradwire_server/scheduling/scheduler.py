@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from gradwire_server.scheduling.estimator import QueueLimit, WorkPace
@@ -37,45 +37,40 @@ class Claim:
     paced: bool = False
 
 
+@dataclass(eq=False, slots=True)
 class Slots:
     """A fixed number of slots, and what was admitted to them.
 
     Used from one event loop only.
 
     threads   number of threads that work in them
-    spare     further slots, so that no thread waits for the event loop
-    in_turns  whether evaluations are done in short turns; otherwise in one
     limit     longest wait of newcomers
     refusals  counts entries dropped because they are too late, as "late"
+    in_turns  whether evaluations are done in short turns, with one slot more, so that no thread
+              waits for the event loop; otherwise in one
     pace      measured times of work
     taken     number of slots in use
     admitted  the backlog
     """
 
-    def __init__(
-        self,
-        threads: int,
-        *,
-        spare: int = 0,
-        in_turns: bool = True,
-        limit: QueueLimit,
-        clock: Callable[[], float],
-        refusals: Counter[str],
-    ) -> None:
-        self.threads = threads
-        self.limit = limit
-        self.clock = clock
-        self.pace = WorkPace()
-        self.queue: FairQueue[Turns] = FairQueue()
-        self.taken = 0
-        self._count, self._in_turns = threads + spare, in_turns
-        self._refusals = refusals
-        self.admitted: set[Turns] = set()
+    threads: int
+    limit: QueueLimit
+    clock: Callable[[], float]
+    refusals: Counter[str]
+    in_turns: bool
+    pace: WorkPace = field(default_factory=WorkPace)
+    queue: FairQueue[Turns] = field(default_factory=FairQueue)
+    admitted: set[Turns] = field(default_factory=set)
+    taken: int = 0
+
+    @property
+    def _is_full(self) -> bool:
+        return self.taken >= self.threads + self.in_turns
 
     @property
     def must_wait(self) -> bool:
         """Whether a newcomer has to wait for a slot."""
-        return len(self.queue) > 0 or self.taken >= self._count
+        return len(self.queue) > 0 or self._is_full
 
     def wait_s(self, turns: Turns) -> float:
         """Return the estimated seconds that a newcomer waits.
@@ -87,7 +82,7 @@ class Slots:
         for each in self.admitted:
             left[each.flow] += each.left_s
         own_s = left.pop(turns.flow, 0.0)
-        fair_s = own_s + turns.left_s if self._in_turns else math.inf
+        fair_s = own_s + turns.left_s if self.in_turns else math.inf
         others_s = sum(min(other_s, fair_s) for other_s in left.values())
         return (own_s + others_s) / self.threads
 
@@ -97,7 +92,7 @@ class Slots:
         Raises TimeoutError if the deadline can no longer be met.
         """
         if turns.claim.deadline <= self.clock():
-            self._refusals["late"] += 1
+            self.refusals["late"] += 1
             raise TimeoutError
         if not self.must_wait:
             self.taken += 1
@@ -116,12 +111,12 @@ class Slots:
         """Free a slot; the next entry gets it."""
         self.taken -= 1
         now = self.clock()
-        while self.queue and self.taken < self._count:
+        while self.queue and not self._is_full:
             turns = self.queue.pop()
             if turns.grant.done():
                 continue
             if turns.claim.deadline - turns.left_s < now:
-                self._refusals["late"] += 1
+                self.refusals["late"] += 1
                 turns.grant.set_exception(TimeoutError())
                 continue
             self.taken += 1
