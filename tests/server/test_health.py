@@ -241,13 +241,13 @@ from gradwire_server.observability import logs
 
 async def main():
     for number in range(100):
-        logs.tell(logging.INFO, "call", {"number": number, "name": "two words"})
+        logs.info("call", number=number, name="two words")
     try:
         raise ValueError("bad")
     except ValueError:
         log.exception("failed", extra={"facts": {"number": 100}})
     log.debug("hidden")
-    logs.tell(logging.INFO, "call", {"number": 101})
+    logs.info("call", number=101)
 
 log = logging.getLogger("gradwire_server")
 logs.configure(sys.argv[1], "info", worker=3)

@@ -50,7 +50,6 @@ class Notes:
         self._memory = memory
         self.description: dict[str, str] = {}
         self._errors: dict[tuple[str, ...], dict[str, Any]] = {}
-        self._written = b""
 
     def error(self, *, alike: str = "", **told: str) -> None:
         """Record an error.
@@ -65,18 +64,14 @@ class Notes:
             del self._errors[next(iter(self._errors))]
         texts = {name: text[:_LONGEST] for name, text in told.items()}
         self._errors[key] = {"latest": time.time(), "count": count + 1, **texts}
-        if not count:  # others are written with the next samples
-            self.write()
 
     def write(self) -> None:
         """Write the notes for others to read."""
         told = {"description": self.description, "errors": list(self._errors.values())}
         text = json.dumps(told).encode()
-        if text != self._written:
-            # A reader that sees a partial write finds a checksum mismatch.
-            head = np.array([len(text), zlib.crc32(text)], np.uint64).tobytes()
-            self._memory[: len(head) + len(text)] = head + text
-            self._written = text
+        # A reader that sees a partial write finds a checksum mismatch.
+        head = np.array([len(text), zlib.crc32(text)], np.uint64).tobytes()
+        self._memory[: len(head) + len(text)] = head + text
 
     def read(self) -> tuple[dict[str, str], list[dict[str, Any]]]:
         """Return the written description and errors, the latest one last."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Generator, Iterable, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
-from gradwire.tensors import DTYPES
 from gradwire_server.observability.cells import Cells, place
 from gradwire_server.observability.definitions import (
     ERRORS,
@@ -30,8 +30,6 @@ from gradwire_server.observability.definitions import (
 if TYPE_CHECKING:
     from gradwire_server.observability.otlp import Tracer
 
-# The property `name` of a dtype takes longer than a look-up.
-_DTYPES: dict[Any, str] = {None: "", **{dtype: dtype.name for dtype in DTYPES.values()}}
 # The invocation metadata of a call.
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 # W3C Trace Context, version 00; a malformed header starts a new trace.
@@ -68,32 +66,16 @@ class Phases:
             began = self.bounds[phase][0]
         self.bounds[phase] = began, ended
 
-    def spending(self, phase: Phase) -> _Spending:
+    @contextmanager
+    def spending(self, phase: Phase) -> Generator[None]:
         """Add the duration of the block to a phase."""
-        return _Spending(self, phase)
-
-
-class _Spending:
-    """One interval of a phase.
-
-    A class, since a generator takes several times as long.
-    """
-
-    __slots__ = ("_began", "_phase", "_phases")
-
-    def __init__(self, phases: Phases, phase: Phase) -> None:
-        self._phases = phases
-        self._phase: Phase = phase
-
-    def __enter__(self) -> None:
-        self._phases.at_once[self._phase] += 1
-        self._began = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        ended = time.perf_counter()
-        phases, phase = self._phases, self._phase
-        phases.note(phase, self._began, ended)
-        phases.at_once[phase] -= 1
+        self.at_once[phase] += 1
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.note(phase, began, time.perf_counter())
+            self.at_once[phase] -= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +164,7 @@ class Observer:
     ) -> None:
         """Record a call's status, and its error if it has one."""
         if (cells := self.cells) is not None:
-            method, operator, dtype = call.method, call.operator, _DTYPES[call.dtype]
+            method, operator, dtype = call.method, call.operator, getattr(call.dtype, "name", "")
             cells.values[place(IN_FLIGHT, method)] -= 1.0
             cells.observe(REQUEST_DURATION, duration_s, method, operator, dtype, status)
             for phase, seconds in call.phases.seconds.items():
@@ -209,7 +191,7 @@ class Observer:
     ) -> None:
         """Record answers to equal items, and their error if any."""
         if self.cells is not None:
-            self.cells.values[place(ITEMS, operator, _DTYPES[dtype], status)] += count
+            self.cells.values[place(ITEMS, operator, getattr(dtype, "name", ""), status)] += count
             self._count_error(call, failed)
 
     def step(self, nbytes: int) -> None:
