@@ -13,15 +13,14 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
-_GROUPS: Final = Path("/sys/fs/cgroup")
-_OWN: Final = Path("/proc/self/cgroup")
+_GROUPS = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
 # Without a limit, version 1 reports a larger number.
-UNLIMITED: Final = 1 << 60
+UNLIMITED = 1 << 60
 
 # Memory of each worker beside that charged to calls; docs/sizing.md has the figures.
-_WORKER_BYTES: Final = 512 << 20
+_WORKER_BYTES = 512 << 20
 
 
 def memory_bytes(groups: Path = _GROUPS, own: Path = _OWN) -> int:

@@ -32,14 +32,11 @@ class WorkPace:
 
         They come from the nearest measured size.
         """
+        if not self._seconds_each:
+            return 0.0
         size = work.bit_length()
-        each = self._seconds_each.get(size)
-        if each is None:
-            if not self._seconds_each:
-                return 0.0
-            nearest = min(self._seconds_each, key=lambda known: abs(known - size))
-            each = self._seconds_each[nearest]
-        return each * work
+        nearest = min(self._seconds_each, key=lambda known: abs(known - size))
+        return self._seconds_each[nearest] * work
 
 
 class Drain:

@@ -51,9 +51,9 @@ class Certificates:
     def __init__(self, settings: Settings) -> None:
         self._paths = {name: path for name in _NAMES if (path := getattr(settings, name))}
         try:
-            self._papers = Reloaded(tuple(self._paths.values()), self._made, on_error=self._keep)
+            self._papers = Reloaded(tuple(self._paths.values()), self._made, on_error=_keep)
         except OSError as error:
-            raise ValueError(self._words(error)) from error
+            raise ValueError(f"{', '.join(map(flag, self._paths))}: {error}") from error
 
     @classmethod
     def of(cls, settings: Settings) -> Certificates | None:
@@ -100,14 +100,6 @@ class Certificates:
             context.verify_mode = ssl.CERT_OPTIONAL
         return context
 
-    def _words(self, error: OSError) -> str:
-        named = (flag(name) for name, path in self._paths.items() if path == str(error.filename))
-        return f"{next(named, 'a file')} cannot be read: {error}"
-
-    def _keep(self, error: Exception) -> None:
-        words = self._words(error) if isinstance(error, OSError) else str(error)
-        logs.error("certificates cannot be used", error=words, kept="the certificates as they were")
-
 
 def _expires_s(chain: bytes, shown: ssl.SSLContext) -> float | None:
     """Return the certificate's expiry.
@@ -131,6 +123,11 @@ def _expires_s(chain: bytes, shown: ssl.SSLContext) -> float | None:
         return None
     until = seen.get("notAfter")
     return ssl.cert_time_to_seconds(until) if isinstance(until, str) else None
+
+
+def _keep(error: Exception) -> None:
+    kept = "the certificates as they were"
+    logs.error("certificates cannot be used", error=str(error), kept=kept)
 
 
 def reason(error: Exception) -> str:
