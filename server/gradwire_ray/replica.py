@@ -144,7 +144,7 @@ class Replica:
             self._on_end()
 
     def _read(self, line: str) -> None:
-        """Take the fields of a report in a line of JSON; ignore other lines."""
+        """Take a report's fields from a line of JSON; ignore others."""
         if line.startswith("{"):
             stopping = self._stopping.is_set()
             self._report = replace(self._report, stopping=stopping, **json.loads(line))

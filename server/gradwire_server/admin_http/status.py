@@ -70,7 +70,7 @@ def status(
     uptime_s = time.monotonic() - started
     rows = _workers(workers)
     serving = sum(row["state"] == "serving" for row in rows)
-    told = next((worker.facts for worker in workers if worker.facts), {})
+    told = next((worker.facts for worker in workers if worker.facts), dict[str, str]())
     return {
         "state": "serving" if serving == len(rows) else "partly" if serving else "away",
         "workers_serving": serving,

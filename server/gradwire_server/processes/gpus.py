@@ -82,7 +82,7 @@ def _count() -> int:
 
 
 def _tell(module: str) -> None:
-    """Write the number of GPUs, or the reason for its absence, to standard output."""
+    """Write the number of GPUs, or the reason for its absence."""
     try:
         told = str(import_module(module).check())
     except (ImportError, RuntimeError, OSError) as error:

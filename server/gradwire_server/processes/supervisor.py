@@ -141,7 +141,7 @@ class Crew:
             await worker.keep()
 
     async def _lead(self) -> None:
-        """Wait for all workers, and renew them whenever asked, until the server stops."""
+        """Wait for all workers; renew them when asked."""
         for worker in self.workers:
             await tasks.first(worker.tried, self._stopping)
         await tasks.first(self._stopping, *(worker.ready for worker in self.workers))

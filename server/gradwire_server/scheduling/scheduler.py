@@ -59,8 +59,8 @@ class Slots:
     refusals: Counter[str]
     in_turns: bool
     pace: WorkPace = field(default_factory=WorkPace)
-    queue: FairQueue[Turns] = field(default_factory=FairQueue)
-    admitted: set[Turns] = field(default_factory=set)
+    queue: FairQueue[Turns] = field(default_factory=lambda: FairQueue[Turns]())
+    admitted: set[Turns] = field(default_factory=lambda: set[Turns]())
     taken: int = 0
 
     @property

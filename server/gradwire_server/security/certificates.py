@@ -131,6 +131,6 @@ def _keep(error: Exception) -> None:
 
 
 def reason(error: Exception) -> str:
-    """Return the reason that OpenSSL or the system gives, or else the whole text."""
+    """Return the reason of OpenSSL or the system, or else the text."""
     named = getattr(error, "reason", None) or getattr(error, "strerror", None)
     return str(named or error)
