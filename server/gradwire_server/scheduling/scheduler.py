@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 from gradwire_server.scheduling.estimator import QueueLimit, WorkPace
@@ -37,7 +37,7 @@ class Claim:
     paced: bool = False
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class Slots:
     """A fixed number of slots, and what was admitted to them.
 
@@ -58,10 +58,12 @@ class Slots:
     clock: Callable[[], float]
     refusals: Counter[str]
     in_turns: bool
-    pace: WorkPace = field(default_factory=WorkPace)
-    queue: FairQueue[Turns] = field(default_factory=lambda: FairQueue[Turns]())
-    admitted: set[Turns] = field(default_factory=lambda: set[Turns]())
-    taken: int = 0
+
+    def __post_init__(self) -> None:
+        self.pace = WorkPace()
+        self.queue: FairQueue[Turns] = FairQueue()
+        self.admitted: set[Turns] = set()
+        self.taken = 0
 
     @property
     def _is_full(self) -> bool:
