@@ -177,7 +177,7 @@ def quantile(bounds: Sequence[float], counts: Floats, share: float) -> float | N
     Values are assumed to be evenly spread within a bucket, as in Prometheus' histogram_quantile; a
     quantile beyond the last bound is returned as that bound.
     """
-    below = np.cumsum([0.0, *counts])
+    below: Floats = np.cumsum([0.0, *counts])
     if not below[-1]:
         return None
     # From the last bucket on, since several may end at the same rank: the first one has it.
