@@ -181,8 +181,9 @@ def quantile(bounds: Sequence[float], counts: Floats, share: float) -> float | N
     if not below[-1]:
         return None
     # From the last bucket on, since several may end at the same rank: the first one has it.
-    edges = [0.0, *bounds, bounds[-1]]
-    return float(np.interp(-share * below[-1], -below[::-1], edges[::-1]))
+    edges = np.array([0.0, *bounds, bounds[-1]])
+    rank = share * float(below[-1])
+    return float(np.interp(-rank, -below[::-1], edges[::-1]))
 
 
 def _workers(workers: Sequence[Worker]) -> list[dict[str, Any]]:
