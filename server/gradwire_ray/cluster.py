@@ -58,6 +58,23 @@ def host() -> str:
     return str(_ray().util.get_node_ip_address())
 
 
+def _place(kind: type[Any], name: str, **options: Any) -> Any:
+    """Return an actor to start, which Ray starts anew wherever it ends."""
+    return (
+        _ray()
+        .remote(kind)
+        .options(
+            name=name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            max_restarts=-1,
+            # While one thread stops the server, another one may wait for its end.
+            max_concurrency=4,
+            **options,
+        )
+    )
+
+
 def place_controller(kind: type[Any], deployment: Deployment) -> Any:
     """Start the controller of a deployment on the node of Ray's head.
 
@@ -65,49 +82,27 @@ def place_controller(kind: type[Any], deployment: Deployment) -> Any:
 
     Raises RuntimeError where the name is taken, or there is no head.
     """
-    ray = _ray()
-    heads = [node["NodeID"] for node in ray.nodes() if node["Alive"] and _HEAD in node["Resources"]]
+    nodes = _ray().nodes()
+    heads = [node["NodeID"] for node in nodes if node["Alive"] and _HEAD in node["Resources"]]
     if not heads:
         raise RuntimeError("the cluster has no head")
     affinity = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+    where = affinity(heads[0], soft=False)
+    controller = _place(kind, deployment.controller, num_cpus=0, scheduling_strategy=where)
     try:
-        return (
-            ray.remote(kind)
-            .options(
-                name=deployment.controller,
-                namespace=NAMESPACE,
-                lifetime="detached",
-                num_cpus=0,
-                max_restarts=-1,
-                max_concurrency=4,
-                scheduling_strategy=affinity(heads[0], soft=False),
-            )
-            .remote(deployment)
-        )
+        return controller.remote(deployment)
     except ValueError as error:
         raise RuntimeError(f"{deployment.name} is up already; take it down first") from error
-
-
-def controller(name: str) -> Any:
-    """Return a deployment's controller; LookupError where there is none."""
-    try:
-        return _actor(f"{name}/controller")
-    except LookupError as error:
-        raise LookupError(f"no {name} is up on this cluster") from error
 
 
 def place_replica(deployment: Deployment) -> None:
     """Start one replica wherever there is room."""
     name = f"{deployment.name}/replica-{time.time_ns():x}"
-    _ray().remote(_ReplicaActor).options(
-        name=name,
-        namespace=NAMESPACE,
-        lifetime="detached",
+    _place(
+        _ReplicaActor,
+        name,
         num_cpus=deployment.num_cpus,
         num_gpus=deployment.num_gpus,
-        max_restarts=-1,
-        # While one thread stops the server, another one may wait for its end.
-        max_concurrency=4,
         scheduling_strategy="SPREAD",
     ).remote(name, deployment)
 
@@ -121,13 +116,13 @@ def replica_names(name: str) -> list[str]:
 def stop_replica(name: str, drain_s: float) -> None:
     """Have a replica finish its calls, if it can be reached."""
     with suppress(LookupError, RuntimeError):
-        result(_actor(name).stop.remote(drain_s), timeout_s=drain_s + 2 * STOP_S)
+        result(actor(name).stop.remote(drain_s), timeout_s=drain_s + 2 * STOP_S)
 
 
 def remove(name: str) -> None:
     """End an actor for good."""
     with suppress(LookupError):
-        _ray().kill(_actor(name), no_restart=True)
+        _ray().kill(actor(name), no_restart=True)
 
 
 def result(asked: Any, *, timeout_s: float | None = None) -> Any:
@@ -140,7 +135,8 @@ def result(asked: Any, *, timeout_s: float | None = None) -> Any:
         ) from error
 
 
-def _actor(name: str) -> Any:
+def actor(name: str) -> Any:
+    """Return the actor of a name; LookupError where there is none."""
     try:
         return _ray().get_actor(name, namespace=NAMESPACE)
     except ValueError as error:
@@ -155,7 +151,7 @@ class _ReplicaActor:
 
     def __init__(self, name: str, deployment: Deployment) -> None:
         log()
-        tell = _actor(deployment.controller).tell.options(num_returns=0)
+        tell = actor(deployment.controller).tell.options(num_returns=0)
         self._replica = Replica(
             deployment.flags,
             host=host(),

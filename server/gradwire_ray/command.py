@@ -105,13 +105,17 @@ def up(address: str, *, most: int | None, least: int, wait_s: float, **values: A
 def _check_nothing_is_left(name: str) -> None:
     """Raise RuntimeError where replicas serve that no controller of this name lists."""
     with suppress(LookupError):
-        cluster.controller(name)
+        _controller(name)
         return
     if cluster.replica_names(name):
         raise RuntimeError(
             f"replicas of an earlier {name} are left, whose controller has ended; "
             f"gradwire-ray down --name {name} ends them"
         )
+
+
+def _controller(name: str) -> Any:
+    return cluster.actor(f"{name}/controller")
 
 
 def _ask(actor: Any) -> dict[str, Any]:
@@ -144,7 +148,7 @@ def status(address: str, name: str, *, as_json: bool) -> None:
     """Show the address, the state and the load of each replica."""
     with _errors_shown():
         cluster.connect(address)
-        told = _ask(cluster.controller(name))
+        told = _ask(_controller(name))
     if as_json:
         click.echo(json.dumps(told, indent=2))
         return
@@ -166,10 +170,10 @@ def down(address: str, name: str) -> None:
     """Have all replicas finish their calls, and end."""
     with _errors_shown():
         cluster.connect(address)
-        left = cluster.replica_names(name)
         try:
             _take_down(name)
         except LookupError:
+            left = cluster.replica_names(name)
             if not left:
                 raise
             # Their controller is gone, so nothing else lists them.
@@ -178,7 +182,7 @@ def down(address: str, name: str) -> None:
 
 
 def _take_down(name: str) -> None:
-    cluster.result(cluster.controller(name).stop.remote())
+    cluster.result(_controller(name).stop.remote())
     cluster.remove(f"{name}/controller")
 
 

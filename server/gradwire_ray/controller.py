@@ -52,6 +52,14 @@ class Member:
             return "starting"
         return "silent" if time.monotonic() - self.heard_at > _SILENCE_S else "serving"
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """State of the replica, and its last report unless it failed."""
+        told: dict[str, Any] = {"state": self.state}
+        if self.report is not None and not self.report.failure:
+            told |= asdict(self.report)
+        return told
+
     def take(self, report: Report) -> None:
         """Take note of a report."""
         self.report, self.heard_at = report, time.monotonic()
@@ -78,7 +86,13 @@ class Controller:
         self._scaling = Scaling(deployment)
         self._scaling.wanted = min(max(len(self._members), deployment.least), deployment.most)
         try:
-            self._listing = self._list(cluster.host())
+            self._listing = Listing(
+                deployment.name,
+                host=cluster.host(),
+                port=deployment.port,
+                settings=deployment.settings,
+                addresses=lambda: [report.address for report in self._serving()],
+            )
         except (ValueError, RuntimeError) as error:
             if not self._members:
                 raise
@@ -105,7 +119,7 @@ class Controller:
             "least": deployment.least,
             "most": deployment.most,
             "failure": next((one.failure for one in reports if one.failure), self._failure),
-            "replicas": [_told(name, member) for name, member in members.items()],
+            "replicas": [{"name": name, **member.told} for name, member in members.items()],
         }
 
     def stop(self) -> None:
@@ -120,25 +134,10 @@ class Controller:
             if member.stopping is not None:
                 member.stopping.join()
 
-    def _list(self, host: str) -> Listing:
-        deployment = self._deployment
-        try:
-            return Listing(
-                deployment.name,
-                host=host,
-                port=deployment.port,
-                settings=deployment.settings,
-                addresses=self._addresses,
-            )
-        except OSError as error:
-            raise RuntimeError(
-                f"port {deployment.port} of {host} cannot be had for the list: {error}; another "
-                "--port would do"
-            ) from error
-
-    def _addresses(self) -> list[str]:
+    def _serving(self) -> list[Report]:
+        """Return the reports of the replicas that serve."""
         members = self._members.values()
-        return [one.report.address for one in members if one.report and one.state == "serving"]
+        return [one.report for one in members if one.report and one.state == "serving"]
 
     def _run(self) -> None:
         while not self._stopping.wait(_LOOK_S):
@@ -159,9 +158,8 @@ class Controller:
     def _look(self) -> None:
         self._find()
         members = self._members
-        reports = [one.report for one in members.values() if one.report and one.state == "serving"]
         before = self._scaling.wanted
-        wanted = self._scaling.look(reports)
+        wanted = self._scaling.look(self._serving())
         if wanted != before:
             _log.info("scaling from=%d to=%d", before, wanted)
         staying = [name for name, member in members.items() if member.state != "leaving"]
@@ -187,10 +185,3 @@ class Controller:
             time.sleep(_NOTICE_S)
             cluster.stop_replica(name, self._deployment.drain_s)
         cluster.remove(name)
-
-
-def _told(name: str, member: Member) -> dict[str, Any]:
-    told: dict[str, Any] = {"name": name, "state": member.state}
-    if member.report is not None and not member.report.failure:
-        told |= asdict(member.report)
-    return told

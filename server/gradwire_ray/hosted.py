@@ -2,8 +2,8 @@
 
     python -m gradwire.cli.tethered gradwire_ray.hosted FLAG ...
 
-Its standard output has the line with the address, then a line of load twice a second; or a line
-with the reason why it cannot serve.
+Its standard output has a line of its report twice a second, or one with the reason why it cannot
+serve.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import os
 import sys
 import time
 from dataclasses import replace
+from statistics import fmean
 
-from gradwire_ray.replica import REFUSAL
 from gradwire_server.command import read_settings
 from gradwire_server.processes import serve, startup
 from gradwire_server.server import Server
@@ -28,20 +28,13 @@ _LINE_S = 0.5
 def main() -> None:
     """Serve until SIGTERM."""
     startup.hold()
-    writing: set[asyncio.Task[None]] = set()
     try:
         # One process per replica: more workers are more replicas. The variable does not apply.
         settings = replace(read_settings(sys.argv[1:]), workers=1)
-        serve.run(
-            serve.serve(
-                settings,
-                on_serving=lambda server: writing.add(asyncio.ensure_future(_write_load(server))),
-            )
-        )
+        serve.run(serve.serve(settings, beside=_write_load))
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         # The actor passes it on; the log of its process has it too.
-        sys.stdout.write(f"{REFUSAL}{' '.join(str(error).split())}\n")
-        sys.stdout.flush()
+        startup.tell(json.dumps({"failure": str(error)}))
         sys.exit(f"Error: {error}")
 
 
@@ -54,17 +47,17 @@ async def _write_load(server: Server) -> None:
     os.set_blocking(output, False)
     admission, threads = server.service.admission, server.settings.threads
     while True:
-        waiting = computing = samples = 0
+        seen = list[int]()
         began, used = time.monotonic(), time.thread_time()
         while (passed := time.monotonic() - began) < _LINE_S:
-            # There is one slot more than threads, for the next evaluation.
-            waiting += admission.queue_depth + max(0, admission.computing - threads)
-            computing += min(admission.computing, threads)
-            samples += 1
+            seen.append(admission.queue_depth + admission.computing)
             await asyncio.sleep(_SAMPLE_S)
+        # There is one slot more than threads, for the next evaluation.
+        at_work = fmean(min(each, threads) for each in seen)
         load = {
-            "waiting": round(waiting / samples, 2),
-            "busy": round(computing / samples / threads, 2),
+            "address": server.bound,
+            "waiting": round(fmean(seen) - at_work, 2),
+            "busy": round(at_work / threads, 2),
             "loop": round(min(1.0, (time.thread_time() - used) / passed), 2),
             "refused": sum(admission.refusals.values()),
             "streams": admission.streams,

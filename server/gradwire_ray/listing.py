@@ -15,12 +15,12 @@ from gradwire_server.config.settings import Settings
 from gradwire_server.security.certificates import Certificates
 
 
-class Listing:
-    """HTTP server of the list, which answers from its construction on.
+class Listing(Listener):
+    """HTTP server of the list.
 
     url  the target for clients
 
-    Raises OSError where the port cannot be had, ValueError where the TLS files cannot be used.
+    Raises RuntimeError where the port cannot be had, ValueError where the TLS files cannot be used.
     """
 
     def __init__(
@@ -35,16 +35,16 @@ class Listing:
         self._path = f"/{name}"
         self._addresses = addresses
         certificates = Certificates.of(settings)
-        tls = None if certificates is None else certificates.http_context
         written = f"[{host}]" if ":" in host else host
-        self._listener = Listener(written, port, self._respond, tls=tls)
-        scheme = "replicas+http" if tls is None else "replicas+https"
-        self.url = f"{scheme}://{self._listener.address}{self._path}"
-        self._listener.start()
-
-    def close(self) -> None:
-        """Stop answering."""
-        self._listener.close()
+        try:
+            super().__init__(written, port, self._respond, certificates=certificates)
+        except OSError as error:
+            raise RuntimeError(
+                f"port {port} of {host} cannot be had for the list: {error}; another --port would "
+                "do"
+            ) from error
+        scheme = "replicas+https" if certificates else "replicas+http"
+        self.url = f"{scheme}://{self.address}{self._path}"
 
     def _respond(self, request: Request) -> Answer:
         if request.path != self._path:

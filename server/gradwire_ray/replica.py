@@ -20,9 +20,6 @@ from gradwire._wire.environment import GRPC_VARIABLES
 
 _log = logging.getLogger("gradwire_ray")
 
-_GREETING = "gradwire-server listening on "
-# Beginning of the line with the reason why a server cannot serve.
-REFUSAL = "gradwire-server cannot serve: "
 # Time to stop that a server gets beyond its drain delay and grace period.
 STOP_S = 25.0
 # A server writes its load twice a second; a server silent for this long hangs.
@@ -99,7 +96,6 @@ class Replica:
             start_new_session=True,
         )
         self._report = Report(host=host, pid=self._server.pid)
-        self._failure = "its worker's log, in the folder logs of Ray's session, tells more"
         self._listening = threading.Thread(target=self._listen, daemon=True)
         self._listening.start()
 
@@ -140,17 +136,17 @@ class Replica:
         if self._stopping.is_set():
             return
         _log.error("server ended pid=%d status=%d", self._server.pid, status)
-        why = f"on {self._report.host} the server ended with status {status}: {self._failure}"
+        known = self._report.failure or "the log of its worker, in Ray's session, tells more"
+        why = f"on {self._report.host} the server ended with status {status}: {known}"
         self._send(replace(self._report, failure=why))
         # A server that never served would most likely fail again.
         if self._report.address or not self._stopping.wait(_PAUSE_S):
             self._on_end()
 
     def _read(self, line: str) -> None:
-        if line.startswith(_GREETING):
-            self._report = replace(self._report, address=line.removeprefix(_GREETING).strip())
-        elif line.startswith(REFUSAL):
-            self._failure = line.removeprefix(REFUSAL).strip()
-        elif line.startswith("{"):
-            load = json.loads(line)
-            self._send(replace(self._report, stopping=self._stopping.is_set(), **load))
+        """Take a report's fields from a line of JSON; ignore others."""
+        if line.startswith("{"):
+            stopping = self._stopping.is_set()
+            self._report = replace(self._report, stopping=stopping, **json.loads(line))
+            if not self._report.failure:
+                self._send(self._report)

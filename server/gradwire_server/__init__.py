@@ -11,14 +11,11 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceLostError", "LocalClient"]
 
-_MODULES = {
-    "DeviceLostError": "gradwire_server.errors",
-    "LocalClient": "gradwire_server.local_client",
-}
+_MODULES = {"DeviceLostError": "errors", "LocalClient": "local_client"}
 
 
 def __getattr__(name: str) -> object:
     """Import a name on first use, so that the command starts sooner."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

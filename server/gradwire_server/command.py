@@ -124,7 +124,8 @@ def gradwire_server(
         settings = _settings(context, values)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    _warn_of_unknown_variables()
+    for words in unknown_variables([f"{PREFIX}{one.name.upper()}" for one in fields(Settings)]):
+        click.echo(f"Warning: {words}", err=True)
     _warn_of_memory(settings)
     if print_config:
         click.echo(json.dumps(settings.described(paths=True), indent=2))
@@ -164,40 +165,23 @@ def read_settings(flags: Sequence[str]) -> Settings:
 def _settings(context: click.Context, values: dict[str, Any]) -> Settings:
     """Return the settings, with memory limits.
 
-    Limits that are not given are fitted to the container and RLIMIT_AS.
+    Limits that are not given are fitted to the container.
 
-    Raises ValueError if they are invalid.
+    Raises ValueError if they are invalid, or memory for calls does not hold a message for each
+    worker.
     """
     settings = Settings(**values)
-    if context.get_parameter_source("max_memory_bytes") is not ParameterSource.DEFAULT:
-        _check_memory(settings)
-    limit = container_limits.memory_bytes()
-    workers = max(1, settings.workers)
-    rooms = [container_limits.address_space_room_bytes(workers)]
-    rooms += [] if limit is None else [container_limits.room_bytes(limit, workers)]
-    room = min((one for one in rooms if one is not None), default=None)
-    if room is None:
-        return settings
-    fitting = {
-        name: min(values[name], room)
-        for name in ("max_memory_bytes", "max_request_memory_bytes")
-        if context.get_parameter_source(name) is ParameterSource.DEFAULT
-    }
-    return replace(settings, **fitting)
-
-
-def _check_memory(settings: Settings) -> None:
-    """Check memory given for calls against the number of workers.
-
-    Raises ValueError if it does not hold a message for each worker.
-    """
+    names = ("max_memory_bytes", "max_request_memory_bytes")
+    free = [name for name in names if context.get_parameter_source(name) is ParameterSource.DEFAULT]
     workers = max(1, settings.workers)
     least = workers * settings.max_message_bytes
-    if settings.max_memory_bytes < least:
+    if "max_memory_bytes" not in free and settings.max_memory_bytes < least:
         raise ValueError(
             f"--max-memory-bytes is {settings.max_memory_bytes}; at least {least} is needed, "
             f"--max-message-bytes for each of {counted(workers, 'worker')}"
         )
+    room = container_limits.room_bytes(workers)
+    return replace(settings, **{name: min(values[name], room) for name in free})
 
 
 def _address(context: click.Context, address: str, port: int) -> str:
@@ -212,15 +196,10 @@ def _address(context: click.Context, address: str, port: int) -> str:
     return f"{address.rpartition(':')[0]}:{port}"
 
 
-def _warn_of_unknown_variables() -> None:
-    for words in unknown_variables([f"{PREFIX}{one.name.upper()}" for one in fields(Settings)]):
-        click.echo(f"Warning: {words}", err=True)
-
-
 def _warn_of_memory(settings: Settings) -> None:
     limit = container_limits.memory_bytes()
-    if limit is not None and settings.max_memory_bytes >= limit:
-        room = container_limits.room_bytes(limit, max(1, settings.workers))
+    if settings.max_memory_bytes >= limit:
+        room = container_limits.room_bytes(max(1, settings.workers))
         click.echo(
             f"Warning: --max-memory-bytes is {settings.max_memory_bytes} and this container's "
             f"limit {limit}; {room} would fit it, which is the default here",

@@ -16,7 +16,7 @@ from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION
 from gradwire_server.observability import Cells, Ledger, Observer, logs
-from gradwire_server.observability.cells import place, span
+from gradwire_server.observability.cells import cells, place
 from gradwire_server.observability.definitions import (
     BUILD,
     COMPUTED,
@@ -34,7 +34,6 @@ from gradwire_server.observability.definitions import (
     Metric,
 )
 from gradwire_server.rpc.service_context import ServiceContext
-from gradwire_server.security.certificates import Certificates
 
 if TYPE_CHECKING:
     from gradwire_server.admin_http import Site
@@ -55,8 +54,7 @@ def open_site(settings: Settings, ledgers: Sequence[Ledger], *, served: str) -> 
         return None
     from gradwire_server.admin_http import Site  # noqa: PLC0415
 
-    certificates = Certificates.of(settings)
-    site = Site(settings, ledgers, served=served, certificates=certificates)
+    site = Site(settings, ledgers, served=served)
     logs.info("http", address=site.address, tls=bool(settings.tls_certificate))
     return site
 
@@ -144,27 +142,25 @@ class Instruments:
         """
         if self._sampling is not None:
             self._sampling.cancel()
-            await asyncio.wait({self._sampling})
         self.sample()
         parts = (self.observer.tracer, self._site)
         await asyncio.gather(*(asyncio.to_thread(one.close) for one in parts if one is not None))
 
-    async def _sample_often(self, cells: Cells) -> None:
+    async def _sample_often(self, own: Cells) -> None:
         """Sample four times a second, and measure the delay of that."""
         loop = asyncio.get_running_loop()
         while True:
             self.sample()
             due = loop.time() + _SAMPLE_EVERY_S
             await asyncio.sleep(_SAMPLE_EVERY_S)
-            cells.observe(LAG, max(0.0, loop.time() - due))
+            own.observe(LAG, max(0.0, loop.time() - due))
 
     def sample(self) -> None:
         """Write the values of the server's parts, and the notes."""
-        cells, service = self._cells, self._service
-        if cells is None or service is None:
+        own, service = self._cells, self._service
+        if own is None or service is None:
             return
         backend, admission, preparer = service.backend, service.admission, service.preparer
-        values = cells.values
         readings: list[tuple[float, Metric, *tuple[str, ...]]] = [
             (service.active.in_phase["queue"], QUEUE_DEPTH),
             (admission.memory_bytes, MEMORY),
@@ -174,20 +170,18 @@ class Instruments:
             (self._settings.max_streams, STREAMS_LIMIT),
             (self.serves, READY),
             (bool(service.to_come), KERNELS_PENDING),
+            (1.0, BUILD, VERSION, NUMERICS_VERSION, backend.name),
         ]
-        names = BUILD.labels[-1]
-        readings += [
-            (number == names.index(backend.name), BUILD, VERSION, NUMERICS_VERSION, name)
-            for number, name in enumerate(names.values)
-        ]
+        cells(BUILD, own.array)[...] = 0.0
         if isinstance(backend, TakesDeviceMemory):
             readings.append((backend.memory_taken, DEVICE_MEMORY))
         if isinstance(backend, LeavesToCpu):
             readings += [(count, COMPUTED, name) for name, count in backend.computed_by.items()]
         for value, metric, *labels in readings:
-            values[place(metric, *labels)] = value
-        cells.array[span(LOOKUPS)] = preparer.lookups
+            own.values[place(metric, *labels)] = value
+        hits_and_misses = preparer.lookups
+        cells(LOOKUPS, own.array)[..., 0] = hits_and_misses[:2], hits_and_misses[2:]
         told = {"backend": backend.name, "backend_reason": service.reason}
-        cells.notes.description = told | {"backend_to_come": service.to_come}
-        cells.notes.write()
-        cells.beat()
+        own.notes.description = told | {"backend_to_come": service.to_come}
+        own.notes.write()
+        own.beat()

@@ -245,7 +245,7 @@ async def test_a_standing_queue_refuses_newcomers_that_a_burst_lets_in() -> None
     hall.now += 4.5
     refused = hall.refused()
     assert refused.facts["limit"] == "max_queue_s"
-    assert "0.5 s under a lasting load (its setting GRADWIRE_MAX_QUEUE_S)" in refused.message
+    assert "0.5 s (its setting GRADWIRE_MAX_QUEUE_S)" in refused.message
 
 
 def test_a_caller_has_three_quarters_of_the_streams() -> None:

@@ -241,13 +241,13 @@ from gradwire_server.observability import logs
 
 async def main():
     for number in range(100):
-        logs.tell(logging.INFO, "call", {"number": number, "name": "two words"})
+        logs.info("call", number=number, name="two words")
     try:
         raise ValueError("bad")
     except ValueError:
         log.exception("failed", extra={"facts": {"number": 100}})
     log.debug("hidden")
-    logs.tell(logging.INFO, "call", {"number": 101})
+    logs.info("call", number=101)
 
 log = logging.getLogger("gradwire_server")
 logs.configure(sys.argv[1], "info", worker=3)
@@ -256,7 +256,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_lines_that_wait_come_in_order_with_tracebacks_and_before_the_end(form: str) -> None:
+def test_lines_come_in_order_with_tracebacks(form: str) -> None:
     lines = run_command(form, program=("-c", _TELLING)).stderr
     numbers = [int(number) for number in re.findall(r'(?:number=|"number": )(\d+)', lines)]
     assert numbers == list(range(102))

@@ -182,23 +182,6 @@ def test_compile_only_compiles_and_serves_nothing() -> None:
     assert done.stdout.startswith("numpy_cpu is ready after ")
 
 
-LIMITED = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv.pop(1)),) * 2)
-from gradwire_server.__main__ import main
-main()
-"""
-
-
-@pytest.mark.parametrize(("limit", "lines"), [(900 << 20, 1), (1 << 30, 0)])
-def test_little_address_space_is_told_before_anything_can_crash(limit: int, lines: int) -> None:
-    done = run_command(str(limit), "--print-config", program=("-c", LIMITED))
-    assert done.returncode == 0, done.stderr
-    told = [line for line in done.stderr.splitlines() if "RLIMIT_AS" in line]
-    assert len(told) == lines
-    assert all(f"is allowed {limit} bytes of address space" in line for line in told)
-
-
 # Tells what it has imported since it serves, once all that came was answered.
 SERVE = """
 import asyncio, sys

@@ -35,9 +35,8 @@ from gradwire_server.observability.cells import (
     Cells,
     Ledger,
     Notes,
+    cells,
     place,
-    span,
-    width,
 )
 from gradwire_server.observability.definitions import COUNTS, ERRORS, METHOD, METRICS, STATES, STEP
 from support.load import Callers, repeated
@@ -340,13 +339,14 @@ STORED = (*COUNTS, *STATES)
 
 
 def test_every_time_series_has_cells_of_its_own_and_a_name_of_its_kind() -> None:
-    cells: list[int] = []
+    numbers = np.arange(TOTAL, dtype=float)
+    found: list[float] = []
     for metric in STORED:
         for values in product(*(label.values for label in metric.labels)):
             first = place(metric, *values)
-            cells += range(first, first + width(metric))
-    assert sorted(cells) == list(range(1, TOTAL - 1))
-    assert max(span(metric).stop for metric in COUNTS) == COUNTED
+            found += range(first, first + metric.shape[-1])
+    assert sorted(found) == list(range(1, TOTAL - 1))
+    assert max(cells(metric, numbers).max() for metric in COUNTS) == COUNTED - 1
     assert len({metric.name for metric in METRICS}) == len(METRICS)
     for metric in METRICS:
         assert metric.name.endswith("_total") == (metric.kind == "counter")
@@ -366,11 +366,11 @@ def test_values_fall_into_the_buckets_that_prometheus_client_puts_them_in(
 ) -> None:
     registry = CollectorRegistry()
     oracle = Histogram("oracle", "oracle", buckets=STEP.buckets, registry=registry)
-    cells = Cells()
+    own = Cells()
     for value in (*values, *STEP.buckets):
         oracle.observe(value)
-        cells.observe(STEP, value)
-    ours = cells.array[span(STEP)]
+        own.observe(STEP, value)
+    ours = cells(STEP, own.array)
     assert registry.get_sample_value("oracle_sum") == pytest.approx(ours[0])
     samples = [sample for metric in oracle.collect() for sample in metric.samples]
     counts = [sample.value for sample in samples if sample.name == "oracle_bucket"]
@@ -399,9 +399,9 @@ def test_counts_never_fall_and_none_is_lost_when_processes_come_and_go(
         elif running and event == "end":
             running.pop(0)[0].close()
         elif running:
-            cells = running[-1][1]
-            cells.values[cell] += amount
-            cells.values[TOTAL - 2] = 1
+            own = running[-1][1]
+            own.values[cell] += amount
+            own.values[TOTAL - 2] = 1
             counted += amount
         now = ledger.read().values
         assert (now[:COUNTED] >= before).all()

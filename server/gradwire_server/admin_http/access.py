@@ -42,7 +42,8 @@ class AccessCheck:
         This prevents DNS rebinding: an attacker's page whose name resolves to this server could
         have the browser send requests to it.
         """
-        if not request.host or self._is_ours(_name(request.host)):
+        host = request.headers.get("host", "")
+        if not host or self._is_ours(host):
             return None
         return Answer.text(
             HTTPStatus.MISDIRECTED_REQUEST,
@@ -61,29 +62,21 @@ class AccessCheck:
         )
         if refused is None:
             return None
-        self._refusals.note(
-            "permission_denied" if refused.authenticated else "unauthenticated",
-            peer=request.peer,
-            port="http",
-        )
+        why, status, headers = "unauthenticated", HTTPStatus.UNAUTHORIZED, _CHALLENGE
         if refused.authenticated:
-            return Answer.text(HTTPStatus.FORBIDDEN, refused.message)
-        return Answer.text(HTTPStatus.UNAUTHORIZED, refused.message, **_CHALLENGE)
+            why, status, headers = "permission_denied", HTTPStatus.FORBIDDEN, {}
+        self._refusals.note(why, peer=request.peer, port="http")
+        return Answer.text(status, refused.message, **headers)
 
-    def _is_ours(self, name: str) -> bool:
+    def _is_ours(self, host: str) -> bool:
+        found = _HOST.fullmatch(host)
+        if found is None:
+            return False
+        name = (found[1] or found[2]).lower()
         with suppress(ValueError):
             # An IP address cannot be rebound.
             return bool(ipaddress.ip_address(name))
         return name in self._names or name == "localhost" or name.endswith(".localhost")
-
-
-def _name(host: str) -> str:
-    """Return the host of HOST[:PORT] in lower case.
-
-    Text of another form gives an empty string.
-    """
-    found = _HOST.fullmatch(host)
-    return (found[1] or found[2]).lower() if found else ""
 
 
 def _as_bearer(authorization: str | None) -> str | None:

@@ -8,10 +8,8 @@ has one request, read in bounded memory and time, and one answer.
 from __future__ import annotations
 
 import contextlib
-import re
 import socket
 import socketserver
-import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +20,8 @@ from typing import Any, cast
 
 import h11
 
+from gradwire_server.security.certificates import Certificates
+
 # A request line and headers of browsers with many cookies have some 4 KiB.
 MOST_HEAD_BYTES = 16 << 10
 _MOST_OPEN = 32
@@ -29,13 +29,14 @@ _MOST_OPEN = 32
 _MOST_OPEN_S = 10.0
 _READ_BYTES = 4096
 _VERSIONS = (b"1.0", b"1.1")
-_METHODS = ("GET", "HEAD")
+_METHODS = (b"GET", b"HEAD")
 _TLS_HANDSHAKE = b"\x16"
 # Delay after a failed accept, for example for lack of file descriptors.
 _NEXT_TRY_S = 0.1
 _POLL_S = 0.1
 # Forbid framing, caching, content sniffing, and reading by other sites.
 _ALWAYS = {
+    "Allow": "GET, HEAD",
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -62,63 +63,29 @@ class Answer:
         """Return a response of plain text; `more` are headers."""
         return cls(status, "text/plain; charset=utf-8", f"{text}\n".encode(), more)
 
-    def encode(self, *, with_body: bool = True) -> bytes:
-        """Write it as HTTP/1.1."""
-        headers = {
-            "Date": formatdate(usegmt=True),
-            "Content-Type": self.content_type,
-            "Content-Length": str(len(self.body)),
-            "Connection": "close",
-            **_ALWAYS,
-            **self.more,
-        }
-        lines = [f"HTTP/1.1 {self.status.value} {self.status.phrase}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-        return head + self.body if with_body else head
-
-
-class BadRequestError(Exception):
-    """Invalid or too large request; `answer` is the error to send."""
-
-    def __init__(self, status: HTTPStatus, text: str, **more: str) -> None:
-        super().__init__(text)
-        self.answer = Answer.text(status, text, **more)
-
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """Parsed request.
 
     path       without its query
-    host       of the header Host, with its port; empty if HTTP/1.0 sends none
     headers    last value of each, by name in lower case
     peer       address of the caller, in grpc's form
     certified  whether TLS has checked a certificate of the caller
     """
 
-    method: str
     path: str
-    host: str
     headers: Mapping[str, str]
     peer: str
     certified: bool
 
     @classmethod
-    def of(cls, head: bytes, *, peer: str, certified: bool) -> Request | None:
-        """Parse a request; None if it is not complete.
+    def of(cls, event: h11.Request, *, peer: str, certified: bool) -> Request:
+        """Return a request that h11 has read.
 
-        Raises BadRequestError if it is invalid or unsupported here.
+        Raises h11.RemoteProtocolError if it is unsupported here.
         """
-        http = h11.Connection(h11.SERVER)
-        try:
-            http.receive_data(head)
-            event = http.next_event()
-        except h11.RemoteProtocolError as error:
-            raise BadRequestError(HTTPStatus(error.error_status_hint), str(error)) from error
-        if not isinstance(event, h11.Request):
-            return None
-        path, method = event.target.decode("ascii").partition("?")[0], event.method.decode("ascii")
+        path = event.target.decode("ascii").partition("?")[0]
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
         told = ""
         if not path.startswith("/") or event.http_version not in _VERSIONS:
@@ -129,22 +96,22 @@ class Request:
         elif [name for name, _ in event.headers].count(b"authorization") > 1:
             # A proxy may have checked another one of them.
             told = "more than one header Authorization"
-        elif method not in _METHODS:
-            raise BadRequestError(
-                HTTPStatus.METHOD_NOT_ALLOWED, "GET and HEAD are supported", Allow="GET, HEAD"
+        elif event.method not in _METHODS:
+            raise h11.RemoteProtocolError(
+                "GET and HEAD are supported", error_status_hint=HTTPStatus.METHOD_NOT_ALLOWED
             )
         elif "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
             told = "a request here has no body"
         if told:
-            raise BadRequestError(HTTPStatus.BAD_REQUEST, told)
-        return cls(method, path, headers.get("host", ""), headers, peer, certified)
+            raise h11.RemoteProtocolError(told)
+        return cls(path, headers, peer, certified)
 
 
 class Listener(socketserver.ThreadingTCPServer):
-    """Listens on an address from construction until close(); answers after start().
+    """Answers on an address from construction until close().
 
-    tls      returns the current context; None for plain HTTP
-    address  HOST:PORT with the port bound
+    certificates  for TLS; None for plain HTTP
+    address       HOST:PORT with the port bound
 
     Raises OSError if the address cannot be bound.
     """
@@ -159,11 +126,11 @@ class Listener(socketserver.ThreadingTCPServer):
         port: int,
         respond: Callable[[Request], Answer],
         *,
-        tls: Callable[[], ssl.SSLContext] | None = None,
+        certificates: Certificates | None,
     ) -> None:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
         self.address_family, _, _, _, place = found[0]
-        self.respond, self.tls = respond, tls
+        self.respond, self.certificates = respond, certificates
         # With the time at which each was accepted, the oldest first.
         self._open: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
@@ -172,16 +139,12 @@ class Listener(socketserver.ThreadingTCPServer):
         self._thread = threading.Thread(
             target=self.serve_forever, args=(_POLL_S,), name="gradwire-http", daemon=True
         )
-
-    def start(self) -> None:
-        """Start answering, including connections that already wait."""
         self._thread.start()
 
     def close(self) -> None:
         """Stop answering."""
-        if self._thread.ident is not None:
-            self.shutdown()
-            self._thread.join()
+        self.shutdown()
+        self._thread.join()
         self.server_close()
         self._cut(down_to=0)
 
@@ -226,48 +189,52 @@ class Listener(socketserver.ThreadingTCPServer):
 class _HttpConnection(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         """Answer one request; a connection has no other."""
-        tls, connection = cast("Listener", self.server).tls, cast("socket.socket", self.request)
+        certificates = cast("Listener", self.server).certificates
+        connection = cast("socket.socket", self.request)
         is_tls = connection.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE
-        if is_tls != (tls is not None):
-            told = "this port uses TLS; use https" if tls else "this port uses no TLS; use http"
-            connection.sendall(Answer.text(HTTPStatus.BAD_REQUEST, told).encode())
-        elif tls is None:
+        if is_tls != (certificates is not None):
+            told = "this port uses no TLS; use http" if is_tls else "this port uses TLS; use https"
+            _send(connection, h11.Connection(h11.SERVER), Answer.text(HTTPStatus.BAD_REQUEST, told))
+        elif certificates is None:
             self._answer(connection, certified=False)
         else:
             # Wrap a duplicate: the server closes the original socket itself.
-            with tls().wrap_socket(connection.dup(), server_side=True) as secured:
+            context = certificates.get().context
+            with context.wrap_socket(connection.dup(), server_side=True) as secured:
                 self._answer(secured, certified=bool(secured.getpeercert(binary_form=True)))
 
     def _answer(self, connection: socket.socket, *, certified: bool) -> None:
-        head, peer = b"", _peer(self.client_address)
+        http = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEAD_BYTES)
+        host, port, *_ = self.client_address
+        peer = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+        is_head = False
         try:
-            head = _read_head(connection)
-            request = Request.of(head, peer=peer, certified=certified)
-            if request is None:
+            while (event := http.next_event()) is h11.NEED_DATA:
+                http.receive_data(connection.recv(_READ_BYTES))
+            if not isinstance(event, h11.Request):
                 return
+            is_head = event.method == b"HEAD"
+            request = Request.of(event, peer=peer, certified=certified)
             answer = cast("Listener", self.server).respond(request)
-        except BadRequestError as error:
-            answer = error.answer
-        connection.sendall(answer.encode(with_body=not head.startswith(b"HEAD ")))
+        except h11.RemoteProtocolError as error:
+            answer = Answer.text(HTTPStatus(error.error_status_hint), str(error))
+        _send(connection, http, answer, with_body=not is_head)
 
 
-_END = re.compile(rb"\n\r?\n")
-
-
-def _read_head(connection: socket.socket) -> bytes:
-    head = b""
-    # h11 takes bare line feeds too.
-    while not _END.search(head) and (data := connection.recv(_READ_BYTES)):
-        head += data
-        if len(head) > MOST_HEAD_BYTES:
-            raise BadRequestError(
-                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                f"expected a request of at most {MOST_HEAD_BYTES} bytes",
-            )
-    return head
-
-
-def _peer(address: tuple[Any, ...]) -> str:
-    """Return the address of a connection in grpc's form."""
-    host, port = str(address[0]), address[1]
-    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+def _send(
+    connection: socket.socket, http: h11.Connection, answer: Answer, *, with_body: bool = True
+) -> None:
+    headers = {
+        "Date": formatdate(usegmt=True),
+        "Content-Type": answer.content_type,
+        "Content-Length": str(len(answer.body)),
+        "Connection": "close",
+        **_ALWAYS,
+        **answer.more,
+    }
+    status = answer.status
+    response = h11.Response(
+        status_code=status, reason=status.phrase.encode(), headers=list(headers.items())
+    )
+    head = http.send(response) or b""
+    connection.sendall(head + answer.body if with_body else head)

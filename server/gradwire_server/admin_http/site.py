@@ -22,44 +22,39 @@ from gradwire_server.observability.exposition import Exposition
 from gradwire_server.security.authorization import Authorizer
 from gradwire_server.security.certificates import Certificates
 
+_PROBES = {
+    "/healthz": (is_alive, "alive", "the event loop hangs"),
+    "/readyz": (is_ready, "serving", "not serving"),
+}
+
 
 class Site:
     """Serves the HTTP port, from construction until close().
 
     address  HOST:PORT with the port bound
 
-    certificates  for TLS; None for plain HTTP
-    served        gRPC address of the server
+    served  gRPC address of the server
 
-    Raises OSError if the address cannot be bound, ValueError if the tokens file is invalid.
+    Raises OSError if the address cannot be bound, ValueError if a setting names files that cannot
+    be used.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        ledgers: Sequence[Ledger],
-        *,
-        served: str,
-        certificates: Certificates | None = None,
-    ) -> None:
-
-        def expires_s() -> float | None:
-            return None if certificates is None else certificates.get().expires_s
-
+    def __init__(self, settings: Settings, ledgers: Sequence[Ledger], *, served: str) -> None:
+        certificates = Certificates.of(settings)
         host, port = split(settings.http_address)
         self._ledgers = ledgers
         self._status = partial(status, settings, ledgers, address=served, started=time.monotonic())
         names = (host, *settings.http_hosts.replace(" ", "").split(","))
         self._guard = AccessCheck(Authorizer(settings), names, is_open=settings.http_open)
-        self._exposition = Exposition(ledgers, expires_s)
-        tls = None if certificates is None else certificates.http_context
+        self._exposition = Exposition(
+            ledgers, lambda: certificates.get().expires_s if certificates else None
+        )
         try:
-            self._listener = Listener(host, port, self.respond, tls=tls)
+            self._listener = Listener(host, port, self.respond, certificates=certificates)
         except OSError as error:
             reason = error.strerror or error
             raise OSError(f"--http-port {settings.http_port} cannot be had: {reason}") from error
         self.address = self._listener.address
-        self._listener.start()
 
     def close(self) -> None:
         """Stop answering."""
@@ -70,12 +65,11 @@ class Site:
         refused = self._guard.wrong_host(request)
         if refused is not None:
             return refused
-        if request.path == "/healthz":
-            alive = is_alive([ledger.read() for ledger in self._ledgers])
-            return _probe("alive" if alive else "the event loop hangs", passes=alive)
-        if request.path == "/readyz":
-            ready = is_ready([ledger.read() for ledger in self._ledgers])
-            return _probe("serving" if ready else "not serving", passes=ready)
+        if request.path in _PROBES:
+            passes, well, ill = _PROBES[request.path]
+            if passes([ledger.read() for ledger in self._ledgers]):
+                return Answer.text(HTTPStatus.OK, well)
+            return Answer.text(HTTPStatus.SERVICE_UNAVAILABLE, ill)
         return self._guard.refusal(request) or self._content(request)
 
     def _content(self, request: Request) -> Answer:
@@ -95,7 +89,3 @@ class Site:
                     "not found; the paths are /, /status.json, /metrics, /healthz and /readyz",
                 )
         return Answer(HTTPStatus.OK, kind, body, policy)
-
-
-def _probe(text: str, *, passes: bool) -> Answer:
-    return Answer.text(HTTPStatus.OK if passes else HTTPStatus.SERVICE_UNAVAILABLE, text)

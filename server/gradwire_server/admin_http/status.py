@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import numpy as np
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION
-from gradwire_server.observability.cells import Floats, Ledger, Worker, cells, place, span
+from gradwire_server.observability.cells import Floats, Ledger, Worker, cells, place
 from gradwire_server.observability.definitions import (
     DEVICE_MEMORY,
     IN_FLIGHT,
@@ -70,8 +70,7 @@ def status(
     uptime_s = time.monotonic() - started
     rows = _workers(workers)
     serving = sum(row["state"] == "serving" for row in rows)
-    notes = [ledger.notes() for ledger in ledgers]
-    told = next((told for told, _ in notes if told), dict[str, str]())
+    told = next((worker.facts for worker in workers if worker.facts), dict[str, str]())
     return {
         "state": "serving" if serving == len(rows) else "partly" if serving else "away",
         "workers_serving": serving,
@@ -94,7 +93,7 @@ def status(
         },
         "streams": {"now": _total(workers, STREAMS), "limit": _total(workers, STREAMS_LIMIT)},
         "workers": rows,
-        "errors": _errors([error for _, errors in notes for error in errors]),
+        "errors": _errors([error for worker in workers for error in worker.errors]),
     }
 
 
@@ -178,24 +177,17 @@ def quantile(bounds: Sequence[float], counts: Floats, share: float) -> float | N
     Values are assumed to be evenly spread within a bucket, as in Prometheus' histogram_quantile; a
     quantile beyond the last bound is returned as that bound.
     """
-    below: Floats = np.cumsum(counts)
-    rank = share * float(below[-1])
-    if not rank:
+    below: Floats = np.cumsum([0.0, *counts])
+    if not below[-1]:
         return None
-    bucket = int(np.searchsorted(below, rank))
-    if bucket == len(bounds):
-        return bounds[-1]
-    lower = bounds[bucket - 1] if bucket else 0.0
-    part = 1.0 - (below[bucket] - rank) / counts[bucket]
-    return float(lower + (bounds[bucket] - lower) * part)
+    # From the last bucket on, since several may end at the same rank: the first one has it.
+    edges = np.array([0.0, *bounds, bounds[-1]])
+    rank = share * float(below[-1])
+    return float(np.interp(-rank, -below[::-1], edges[::-1]))
 
 
 def _workers(workers: Sequence[Worker]) -> list[dict[str, Any]]:
     figures = of_processes(workers)
-    resident, processor = (
-        {sample.labels["worker"]: sample.value for sample in figures[metric]}
-        for metric in (RESIDENT, PROCESSOR)
-    )
     totals = {
         "restarts": RESTARTS,
         "in_flight": IN_FLIGHT,
@@ -209,8 +201,8 @@ def _workers(workers: Sequence[Worker]) -> list[dict[str, Any]]:
             "worker": worker.name,
             "state": state_of(worker),
             "pids": list(worker.pids),
-            "resident_bytes": int(resident.get(worker.name, 0)),
-            "processor_s": round(processor.get(worker.name, 0.0), 2),
+            "resident_bytes": int(figures[RESIDENT.name][worker.name]),
+            "processor_s": round(figures[PROCESSOR.name][worker.name], 2),
             "silent_s": round(worker.silent_s, 1),
             **{name: _total([worker], metric) for name, metric in totals.items()},
         }
@@ -229,17 +221,14 @@ def _errors(errors: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _total(workers: Sequence[Worker], metric: Metric) -> int:
-    return int(sum(worker.values[span(metric)].sum() for worker in workers))
+    return int(sum(cells(metric, worker.values).sum() for worker in workers))
 
 
 def _changed(settings: Settings) -> dict[str, Any]:
     """Return the settings that are not their defaults, secrets masked."""
+    usual = asdict(Settings())
     told = settings.described(paths=False)
-    return {
-        one.name: told[one.name]
-        for one in fields(settings)
-        if getattr(settings, one.name) != one.default
-    }
+    return {name: value for name, value in told.items() if value != usual[name]}
 
 
 def _utc(seconds: float) -> str:

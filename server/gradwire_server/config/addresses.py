@@ -68,12 +68,9 @@ def _hold(host: str, port: int, sockets: ExitStack) -> int:
 
     The first address chooses it if the port is 0.
     """
-    places = _places(host, port)
-    if not places:
-        raise OSError(errno.EADDRNOTAVAIL, "there is no such host")
-    missing: OSError | None = None
+    missing = OSError(errno.EADDRNOTAVAIL, "there is no such host")
     bound = 0
-    for family, place in places:
+    for family, place in _places(host, port):
         spot = (place[0], bound or port, *place[2:])
         try:
             if spot[1]:
@@ -95,7 +92,7 @@ def _hold(host: str, port: int, sockets: ExitStack) -> int:
             missing = error
         else:
             bound = holder.getsockname()[1]
-    if missing is not None and not bound:
+    if not bound:
         raise missing
     return bound
 

@@ -7,7 +7,7 @@ import tomllib
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 from gradwire_server import backends
@@ -95,7 +95,7 @@ class Settings:
         "Ids of users whose processes may share memory, separated by commas, beside the server's "
         "own user.",
     )
-    open_inference: Literal["auto", "on", "off"] = _setting(
+    open_inference: str = _setting(
         "auto",
         "Serve the Open Inference Protocol (KServe V2, as Triton's clients call it) on the same "
         "port; auto means on loopback addresses and unix sockets.",
@@ -229,7 +229,7 @@ class Settings:
         "Seconds after which a connection accepts no new calls, so that clients find new servers; "
         "varies by a tenth. Running calls may finish within an hour. 0 means never.",
     )
-    log_format: Literal["text", "json"] = _setting(
+    log_format: str = _setting(
         "text", "Format of the log lines on stderr.", choices=("text", "json")
     )
     log_level: str = _setting(
@@ -267,12 +267,6 @@ class Settings:
                 f"--backend is cuda and --address {self.address}: a worker that loses its GPU is "
                 "replaced, which a unix socket does not allow; give HOST:PORT"
             )
-        if self.workers > 1 and self.socket_path:
-            socket = f"local-socket {self.local_socket}" if self.local_socket else ""
-            raise ValueError(
-                f"--workers is {self.workers} and --{socket or f'address {self.address}'}: a unix "
-                "socket takes one worker; give HOST:PORT alone, or --workers 1"
-            )
         self._check_socket()
         _ = self.users_sharing_memory
         _ = self.scopes_of_strangers
@@ -303,6 +297,11 @@ class Settings:
         """Raise ValueError if there can be no unix socket at its path."""
         path, unix = Path(self.socket_path), self.address.startswith("unix:")
         came = f"address is {self.address}" if unix else f"local-socket is {self.local_socket}"
+        if self.workers > 1 and self.socket_path:
+            raise ValueError(
+                f"--workers is {self.workers} and --{came}: a unix socket takes one worker; give "
+                "HOST:PORT alone, or --workers 1"
+            )
         if self.socket_path and not path.parent.is_dir():
             raise ValueError(f"--{came}: there is no folder {path.parent}; make it")
         if len(os.fsencode(path)) > _MOST_PATH_BYTES:
@@ -425,12 +424,6 @@ class Settings:
     def threads(self) -> int:
         """Threads that compute in each worker."""
         return self.compute_threads or max(1, container_limits.processors() // max(1, self.workers))
-
-    @property
-    def is_open(self) -> bool:
-        """Whether callers on other machines need neither a token nor a certificate."""
-        asks = self.is_local or self.tokens or self.tls_client_ca
-        return bool(not asks and self.scopes_of_strangers)
 
     def choose_backend(self) -> tuple[backends.Backend, str]:
         """Return the backend that computes, and why; raises as backends.choose() does."""

@@ -54,8 +54,8 @@ class Token:
     @property
     def line(self) -> str:
         """The token as a line of the file."""
-        words = [self.name, self.digest.hex(), ",".join(sorted(self.scopes))]
-        return " ".join([*words, *([] if self.expires is None else [self.expires.isoformat()])])
+        scopes = ",".join(sorted(self.scopes))
+        return f"{self.name} {self.digest.hex()} {scopes} {self.expires or ''}".rstrip()
 
 
 def digest_of(token: str) -> bytes:
@@ -69,11 +69,10 @@ def read_scopes(text: str) -> frozenset[Scope]:
     Empty text is no scope. Raises ValueError for an unknown one.
     """
     words = [word.strip() for word in text.split(",")] if text else []
-    known = {scope.value: scope for scope in Scope}
     for word in words:
-        if word not in known:
-            raise ValueError(f"{word!r} is not a scope; give some of {', '.join(known)}")
-    return frozenset(known[word] for word in words)
+        if word not in set(Scope):
+            raise ValueError(f"{word!r} is not a scope; give some of {', '.join(Scope)}")
+    return frozenset(map(Scope, words))
 
 
 def read_tokens(content: bytes) -> tuple[Token, ...]:
@@ -126,9 +125,6 @@ def add_token(
     token = secrets.token_urlsafe(_TOKEN_BYTES)
     line = Token(name, digest_of(token), frozenset(scopes), expires).line
     with _changing(path) as lines:
-        for number, known in enumerate(lines, 1):
-            if known.partition("#")[0].split()[:1] == [name]:
-                raise ValueError(f"line {number}: the name {name} is there already")
         lines.append(line)
         read_tokens("\n".join(lines).encode())
     return token

@@ -12,17 +12,16 @@ error only increments its count, so that it does not displace others.
 from __future__ import annotations
 
 import json
-import math
 import mmap
 import os
 import threading
 import time
 import zlib
 from bisect import bisect_left
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,7 +50,6 @@ class Notes:
         self._memory = memory
         self.description: dict[str, str] = {}
         self._errors: dict[tuple[str, ...], dict[str, Any]] = {}
-        self._written = b""
 
     def error(self, *, alike: str = "", **told: str) -> None:
         """Record an error.
@@ -66,18 +64,14 @@ class Notes:
             del self._errors[next(iter(self._errors))]
         texts = {name: text[:_LONGEST] for name, text in told.items()}
         self._errors[key] = {"latest": time.time(), "count": count + 1, **texts}
-        if not count:  # others are written with the next samples
-            self.write()
 
     def write(self) -> None:
         """Write the notes for others to read."""
         told = {"description": self.description, "errors": list(self._errors.values())}
         text = json.dumps(told).encode()
-        if text != self._written:
-            # A reader that sees a partial write finds a checksum mismatch.
-            head = np.array([len(text), zlib.crc32(text)], np.uint64).tobytes()
-            self._memory[: len(head) + len(text)] = head + text
-            self._written = text
+        # A reader that sees a partial write finds a checksum mismatch.
+        head = np.array([len(text), zlib.crc32(text)], np.uint64).tobytes()
+        self._memory[: len(head) + len(text)] = head + text
 
     def read(self) -> tuple[dict[str, str], list[dict[str, Any]]]:
         """Return the written description and errors, the latest one last."""
@@ -89,38 +83,31 @@ class Notes:
         return told["description"], told["errors"]
 
 
-def width(metric: Metric) -> int:
-    """Return the number of cells of one time series."""
-    return metric.shape[-1]
-
-
 _STORED = (*COUNTS, *STATES)
 # Cell 0 identifies the layout of the others; the last one is the time of the latest heartbeat.
-_ENDS = tuple(accumulate((math.prod(metric.shape) for metric in _STORED), initial=1))
-_SPANS = {metric: slice(*ends) for metric, ends in zip(_STORED, pairwise(_ENDS), strict=True)}
-
-COUNTED = _ENDS[len(COUNTS)]
-_BEAT = _ENDS[-1]
+_CELLS = np.dtype([("", float), *((each.name, float, each.shape) for each in _STORED)])
+_BEAT = _CELLS.itemsize // 8
 TOTAL = _BEAT + 1
 _SIZE = 8 * TOTAL + NOTES_BYTES
 _LAYOUT = float(zlib.crc32(repr(_STORED).encode()))
 
 
-def span(metric: Metric) -> slice:
-    """Return the cells of a metric."""
-    return _SPANS[metric]
-
-
 def cells(metric: Metric, values: Floats) -> Floats:
     """Return the cells of a metric: [label, ..., cell]."""
-    return values[_SPANS[metric]].reshape(metric.shape)
+    found: Floats = values[:_BEAT].view(_CELLS)[metric.name][0]
+    return found
 
 
 @lru_cache(maxsize=1 << 14)
 def place(metric: Metric, *values: str) -> int:
     """Return the first cell of the series with these label values."""
     numbers = [label.index(value) for label, value in zip(metric.labels, values, strict=True)]
-    return int(_SPANS[metric].start + np.ravel_multi_index([*numbers, 0], metric.shape))
+    return int(cells(metric, _PLACES)[(*numbers, 0)])
+
+
+_PLACES = np.arange(TOTAL, dtype=float)
+# The first cell that is no count.
+COUNTED = int(cells(STATES[0], _PLACES).min())
 
 
 class Cells:
@@ -180,12 +167,16 @@ class Worker(NamedTuple):
     values    [TOTAL]; counts of all its processes so far, states of the running ones
     pids      of the running processes: none while it is down, two during a replacement
     silent_s  seconds since the latest heartbeat of a running process
+    facts     description of the latest process that has one
+    errors    latest errors of all processes
     """
 
     name: str
     values: Floats
     pids: tuple[int, ...]
     silent_s: float = 0.0
+    facts: Mapping[str, str] = MappingProxyType({})
+    errors: Sequence[dict[str, Any]] = ()
 
 
 class Ledger:
@@ -233,12 +224,8 @@ class Ledger:
             pids = tuple(cells.pid for cells in self._running if cells.pid)
             now = time.monotonic()
             silent_s = min((now - cells.array[_BEAT] for cells in self._running), default=0.0)
-            return Worker(self._name, values, pids, silent_s)
-
-    def notes(self) -> tuple[dict[str, str], list[dict[str, Any]]]:
-        """Return the latest description, and the errors of all processes."""
-        with self._lock:
-            notes = [cells.notes.read() for cells in self._running]
-            errors = [*self._errors_of_ended, *(error for _, told in notes for error in told)]
-        latest = next((facts for facts, _ in reversed(notes) if facts), dict[str, str]())
-        return latest, errors
+            latest, errors = dict[str, str](), self._errors_of_ended
+            for cells in self._running:
+                facts, told = cells.notes.read()
+                latest, errors = facts or latest, errors + told
+            return Worker(self._name, values, pids, silent_s, latest, errors)

@@ -64,11 +64,9 @@ def families(workers: Sequence[Worker], certificate_expires_s: float | None = No
         Sample(WORKER_REQUESTS.name, labels, float(cells(REQUEST_DURATION, values)[..., 1:].sum()))
         for labels, values in apart
     ]
-    found[CERTIFICATE_EXPIRES] = [
-        Sample(CERTIFICATE_EXPIRES.name, {}, each)
-        for each in (certificate_expires_s,)
-        if each is not None
-    ]
+    found[CERTIFICATE_EXPIRES] = []
+    if certificate_expires_s is not None:
+        found[CERTIFICATE_EXPIRES] = [Sample(CERTIFICATE_EXPIRES.name, {}, certificate_expires_s)]
     return found
 
 
@@ -90,8 +88,8 @@ def _samples(metric: Metric, first: dict[str, str], values: Floats) -> Iterator[
         yield Sample(f"{name}_sum", labels, value)
 
 
-def of_processes(workers: Sequence[Worker]) -> Families:
-    """Return the metrics of the workers' processes.
+def of_processes(workers: Sequence[Worker]) -> dict[str, Counter[str]]:
+    """Return the metrics of the workers' processes, by name and worker.
 
     Metrics of this process are included if it is not a worker.
     """
@@ -105,13 +103,7 @@ def of_processes(workers: Sequence[Worker]) -> Families:
             # Two processes during a replacement: the later start, and sums of the rest.
             earlier = 0 if each.name == PROCESS_START.name else found[each.name][name]
             found[each.name][name] = earlier + each.value  # type: ignore[assignment]
-    return {
-        metric: [
-            Sample(metric.name, {"worker": name}, value)
-            for name, value in found[metric.name].items()
-        ]
-        for metric in PROCESSES
-    }
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +124,10 @@ class Exposition(Collector):
     def collect(self) -> Iterator[PrometheusMetric]:
         """Return all metrics."""
         workers = [ledger.read() for ledger in self.ledgers]
-        told = families(workers, self.expires_s()) | of_processes(workers)
+        told, figures = families(workers, self.expires_s()), of_processes(workers)
+        for metric in PROCESSES:
+            each = figures[metric.name].items()
+            told[metric] = [Sample(metric.name, {"worker": name}, value) for name, value in each]
         for metric, samples in told.items():
             found = PrometheusMetric(metric.name.removesuffix("_total"), metric.help, metric.kind)
             found.samples = samples

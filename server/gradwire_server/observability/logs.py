@@ -5,26 +5,19 @@ They are key=value text or JSON.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import math
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping
-from contextlib import nullcontext
 from datetime import UTC, datetime
-
-Facts = Mapping[str, object]
 
 _log = logging.getLogger("gradwire_server")
 
 _REFUSALS_S = 1.0
-# Lines of successful calls that wait at most, and the longest delay of the first.
-_MOST_WAITING = 64
-_MOMENT_S = 0.1
 
 
 class Refusals:
@@ -70,18 +63,6 @@ def error(event: str, **facts: object) -> None:
     _log.error(event, extra={"facts": facts})
 
 
-def tell(level: int, event: str, facts: Facts) -> None:
-    """Log a frequent event; its line may wait for others.
-
-    Passing a record through loggers and writing it would cost a small call a fifth of its rate.
-    """
-    handler = _log.handlers[0] if _log.handlers else None
-    if isinstance(handler, _Lines):
-        handler.put_off(logging.getLevelName(level), event, facts)
-    else:
-        _log.log(level, event, extra={"facts": facts})
-
-
 def configure(log_format: str, log_level: str, **always: object) -> None:
     """Send the server's log lines to stderr; `always` is added to each."""
     lines = _Lines(always, is_json=log_format == "json")
@@ -101,61 +82,40 @@ class _Lines(logging.Handler):
     always  facts added to every line
     """
 
-    def __init__(self, always: Facts, *, is_json: bool) -> None:
+    def __init__(self, always: Mapping[str, object], *, is_json: bool) -> None:
         super().__init__()
         self._stream = sys.stderr
         self._always = always
         self._is_json = is_json
-        # Time, level, event, facts and traceback of lines to be written.
-        self._waiting = deque[tuple[float, str, str, Facts, str]]()
         # Lines lost since the last successful write.
         self._lost = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the line of a record, after the waiting ones."""
+        """Write the line of a record, and the number of lost ones."""
+        text = self.format(record)
+        if self._lost:
+            facts = {"levelname": "WARNING", "msg": "lines lost", "facts": {"lines": self._lost}}
+            text += self.format(logging.makeLogRecord(facts))
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            self._lost += 1
+        else:
+            self._lost = 0
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        level, event = record.levelname.lower(), record.getMessage()
+        facts = {**self._always, **getattr(record, "facts", {})}
         traceback = logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
-        facts: Facts = getattr(record, "facts", {})
-        told = (record.created, record.levelname, record.getMessage(), facts, traceback)
-        self._waiting.append(told)
-        self.flush()
-
-    def put_off(self, level: str, event: str, facts: Facts) -> None:
-        """Write a line a moment later, together with others."""
-        self._waiting.append((time.time(), level, event, facts, ""))
-        if len(self._waiting) == 1:
-            asyncio.get_running_loop().call_later(_MOMENT_S, self.flush)
-        elif len(self._waiting) >= _MOST_WAITING:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the lines that wait."""
-        with self.lock or nullcontext():
-            lines: list[str] = []
-            while self._waiting:
-                lines.append(self._line(*self._waiting.popleft()))
-            count = len(lines)
-            if count and self._lost:
-                lost = {"lines": self._lost}
-                lines.append(self._line(time.time(), "WARNING", "lines lost", lost))
-            try:
-                self._stream.write("".join(lines))
-                self._stream.flush()
-            except OSError:
-                self._lost += count
-            else:
-                self._lost = 0
-
-    def _line(
-        self, seconds: float, level: str, event: str, facts: Facts, traceback: str = ""
-    ) -> str:
-        at = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
-        told = {**self._always, **facts}
         if self._is_json:
-            told = {"time": at, "level": level.lower(), "event": event, **told}
+            told = {"time": at, "level": level, "event": event, **facts}
             told |= {"traceback": traceback} if traceback else {}
             return json.dumps(told, default=str) + "\n"
-        words = [f" {name}={_word(value)}" for name, value in told.items()]
-        line = f"{at} {level.lower():7} {event}{''.join(words)}\n"
+        words = [f" {name}={_word(value)}" for name, value in facts.items()]
+        line = f"{at} {level:7} {event}{''.join(words)}\n"
         return f"{line}{traceback}\n" if traceback else line
 
 

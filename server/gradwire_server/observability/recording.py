@@ -5,20 +5,19 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Generator, Iterable, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
-from gradwire.tensors import DTYPES
 from gradwire_server.observability.cells import Cells, place
 from gradwire_server.observability.definitions import (
     ERRORS,
     IN_FLIGHT,
     ITEMS,
-    METHOD,
     PHASE_DURATION,
     PHASES,
     RECEIVED,
@@ -31,8 +30,6 @@ from gradwire_server.observability.definitions import (
 if TYPE_CHECKING:
     from gradwire_server.observability.otlp import Tracer
 
-# The property `name` of a dtype takes longer than a look-up.
-_DTYPES: dict[Any, str] = {None: "", **{dtype: dtype.name for dtype in DTYPES.values()}}
 # The invocation metadata of a call.
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 # W3C Trace Context, version 00; a malformed header starts a new trace.
@@ -60,11 +57,7 @@ class Phases:
 
     def told(self) -> str:
         """Format them as the header Server-Timing, in ms: "receive;dur=0.042, ..."."""
-        receive, queue, compute, send = self.seconds.values()
-        return (
-            f"receive;dur={1e3 * receive:.3f}, queue;dur={1e3 * queue:.3f}, "
-            f"compute;dur={1e3 * compute:.3f}, send;dur={1e3 * send:.3f}"
-        )
+        return ", ".join(f"{phase};dur={1e3 * each:.3f}" for phase, each in self.seconds.items())
 
     def note(self, phase: Phase, began: float, ended: float) -> None:
         """Add a past interval of a phase, by time.perf_counter; leaving `at_once` unchanged."""
@@ -73,32 +66,16 @@ class Phases:
             began = self.bounds[phase][0]
         self.bounds[phase] = began, ended
 
-    def spending(self, phase: Phase) -> _Spending:
+    @contextmanager
+    def spending(self, phase: Phase) -> Generator[None]:
         """Add the duration of the block to a phase."""
-        return _Spending(self, phase)
-
-
-class _Spending:
-    """One interval of a phase.
-
-    A class, since a generator takes several times as long.
-    """
-
-    __slots__ = ("_began", "_phase", "_phases")
-
-    def __init__(self, phases: Phases, phase: Phase) -> None:
-        self._phases = phases
-        self._phase: Phase = phase
-
-    def __enter__(self) -> None:
-        self._phases.at_once[self._phase] += 1
-        self._began = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        ended = time.perf_counter()
-        phases, phase = self._phases, self._phase
-        phases.note(phase, self._began, ended)
-        phases.at_once[phase] -= 1
+        self.at_once[phase] += 1
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.note(phase, began, time.perf_counter())
+            self.at_once[phase] -= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,20 +142,20 @@ def traceparent_of(metadata: Metadata) -> str:
     return f"00-{digits[:32]}-{digits[32:]}-00"
 
 
+@dataclass(eq=False)
 class Observer:
     """Counter of calls, which passes them to a tracer if present.
 
     Used from one event loop.
     """
 
-    def __init__(self, cells: Cells | None = None, tracer: Tracer | None = None) -> None:
-        self.cells = cells
-        self.tracer = tracer
+    cells: Cells | None = None
+    tracer: Tracer | None = None
 
     def begin(self, call: CallRecord) -> None:
         """Record the start of a call."""
         if self.cells is not None:
-            self.cells.values[place(IN_FLIGHT, _known(call.method))] += 1.0
+            self.cells.values[place(IN_FLIGHT, call.method)] += 1.0
         if self.tracer is not None:
             call.span = self.tracer.begin(call)
 
@@ -187,7 +164,7 @@ class Observer:
     ) -> None:
         """Record a call's status, and its error if it has one."""
         if (cells := self.cells) is not None:
-            method, operator, dtype = _known(call.method), call.operator, _DTYPES[call.dtype]
+            method, operator, dtype = call.method, call.operator, getattr(call.dtype, "name", "")
             cells.values[place(IN_FLIGHT, method)] -= 1.0
             cells.observe(REQUEST_DURATION, duration_s, method, operator, dtype, status)
             for phase, seconds in call.phases.seconds.items():
@@ -214,7 +191,7 @@ class Observer:
     ) -> None:
         """Record answers to equal items, and their error if any."""
         if self.cells is not None:
-            self.cells.values[place(ITEMS, operator, _DTYPES[dtype], status)] += count
+            self.cells.values[place(ITEMS, operator, getattr(dtype, "name", ""), status)] += count
             self._count_error(call, failed)
 
     def step(self, nbytes: int) -> None:
@@ -227,7 +204,7 @@ class Observer:
         if self.cells is None or failed is None:
             return
         reason, limit = failed.reason_name, failed.facts.get("limit", "")
-        self.cells.values[place(ERRORS, _known(call.method), reason, limit)] += 1.0
+        self.cells.values[place(ERRORS, call.method, reason, limit)] += 1.0
         self.cells.notes.error(
             method=call.method,
             operator=call.operator,
@@ -238,8 +215,3 @@ class Observer:
             # Retry delays differ per caller, so such errors are grouped by limit.
             alike="" if failed.retry_after_s is None else limit or reason,
         )
-
-
-def _known(method: str) -> str:
-    """Return the name of a method; empty for a caller's own text."""
-    return method if method in METHOD.values else ""

@@ -7,7 +7,6 @@ CUDA_VISIBLE_DEVICES.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -27,16 +26,15 @@ def chosen(settings: Settings) -> tuple[str, ...]:
 
     Raises ValueError, with the reason, if one is missing.
     """
-    count = _count()
+    count, outer = _count(), os.environ.get(VISIBLE_DEVICES)
     numbers = settings.cuda_numbers or range(count)
     if max(numbers) >= count:
-        named = os.environ.get(VISIBLE_DEVICES)
-        limit = "" if named is None else f" ({VISIBLE_DEVICES} is {named})"
+        limit = "" if outer is None else f" ({VISIBLE_DEVICES} is {outer})"
         raise ValueError(
             f"--cuda-devices is {settings.cuda_devices}, and CUDA sees {count}{limit}; "
             f"give numbers from 0 to {count - 1}"
         )
-    return tuple(visible(number, os.environ.get(VISIBLE_DEVICES)) for number in numbers)
+    return tuple(visible(number, outer) for number in numbers)
 
 
 def visible(number: int, outer: str | None) -> str:
@@ -67,35 +65,29 @@ def _count() -> int:
     Raises ValueError, with the reason, if CUDA cannot run.
     """
     child = subprocess.Popen(  # noqa: S603 - this module
-        [sys.executable, *module_arguments(__name__), backends.DEVICES], stdout=subprocess.PIPE
+        [sys.executable, *module_arguments(__name__), backends.DEVICES],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         told, _ = child.communicate(timeout=_COUNT_S)
     except subprocess.TimeoutExpired:
         child.kill()  # not waited for: nothing ends a process that hangs in a driver
-        raise _cannot_run(f"the NVIDIA driver has not answered for {_COUNT_S:.0f} s") from None
+        told = f"the NVIDIA driver has not answered for {_COUNT_S:.0f} s"
     if child.returncode:
-        raise _cannot_run(f"the process that counts GPUs ended with status {child.returncode}")
-    said = json.loads(told)
-    if "count" not in said:
-        raise _cannot_run(said["why"])
-    return int(said["count"])
-
-
-def _cannot_run(why: str) -> ValueError:
-    return ValueError(backends.cannot_run_cuda(why))
+        told = f"the process that counts GPUs ended with status {child.returncode}"
+    if not told.isdecimal():
+        raise ValueError(backends.cannot_run_cuda(told))
+    return int(told)
 
 
 def _tell(module: str) -> None:
-    """Write the number of GPUs, or the reason for its absence.
-
-    They go to standard output.
-    """
+    """Write the number of GPUs, or the reason for its absence."""
     try:
-        said = {"count": import_module(module).check()}
+        told = str(import_module(module).check())
     except (ImportError, RuntimeError, OSError) as error:
-        said = {"why": " ".join(str(error).split())}  # CuPy's messages may have many lines
-    sys.stdout.write(json.dumps(said))
+        told = " ".join(str(error).split())  # CuPy's messages may have many lines
+    sys.stdout.write(told)
 
 
 if __name__ == "__main__":

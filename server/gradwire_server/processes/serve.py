@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
@@ -31,8 +30,6 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Switch interval of Python's lock, which computing threads need a few times in each call. With the
 # default of 5 ms a busy event loop that refuses calls nearly stops them.
 _SWITCH_INTERVAL_S = 5e-5
-# Heartbeats sent within the stall timeout, in which at least one has to arrive.
-_BEATS = 8
 
 
 def run(serving: Coroutine[Any, Any, None]) -> None:
@@ -47,18 +44,18 @@ async def serve(
     worker: int | None = None,
     backend: Backend | None = None,
     cells: int | None = None,
-    on_serving: Callable[[Server], object] | None = None,
+    beside: Callable[[Server], Coroutine[None, None, None]] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then stop gracefully.
 
     If the device is lost the process exits with LOST_STATUS, once calls have their status.
 
-    worker      number among the processes that serve the address together, which stop on SIGUSR2
-                without being NOT_SERVING first; None for a single process, which ignores SIGUSR2
-                and which a second signal ends at once
-    backend     None selects the one in the settings
-    cells       file descriptor of the memory for a worker's metrics
-    on_serving  called in the event loop once the server serves
+    worker   number among the processes that serve the address together, which stop on SIGUSR2
+             without being NOT_SERVING first; None for a single process, which ignores SIGUSR2 and
+             which a second signal ends at once
+    backend  None selects the one in the settings
+    cells    file descriptor of the memory for a worker's metrics
+    beside   runs beside the server once it serves, and is cancelled at its end
 
     Raises ValueError if the backend cannot run.
     """
@@ -77,9 +74,7 @@ async def serve(
     server = await _started(start, asked, device)
     if worker is None:
         warn_if_open(settings)
-    beating = None if worker is None else asyncio.create_task(_beat(settings.stall_timeout_s))
-    if on_serving is not None:
-        on_serving(server)
+    reporting = asyncio.create_task(beside(server)) if beside else None
     await tasks.first(asked, server.over)
     if worker is None:
         for number in _SIGNALS:
@@ -90,10 +85,8 @@ async def serve(
         await server.stop(settings.grace_s)
     if device.lost.is_set():
         _end_without_device()
-    if beating is not None:
-        beating.cancel()
-        # The supervisor expects no more heartbeats: to exit may take longer than the stall timeout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if reporting is not None:
+        reporting.cancel()
 
 
 async def _start(
@@ -102,11 +95,9 @@ async def _start(
     reason = ""
     if backend is None and settings.backend == "cuda":
         # In a thread of its own: a driver may hang.
-        opener = ThreadPoolExecutor(1)
-        done, opened = submit(opener, settings.choose_backend)
-        chosen = await device.result(done, opened)
+        opening = submit(ThreadPoolExecutor(1), settings.choose_backend)
+        chosen = await device.result(*opening)
         backend, reason = chosen
-        opener.shutdown()
     server = Server(settings, backend=backend, reason=reason, cells=cells, device=device)
     await server.start()
     return server
@@ -143,17 +134,6 @@ def _end_without_device() -> Never:
     """Exit without waiting for threads: one may hang in a driver forever."""
     logging.shutdown()
     os._exit(LOST_STATUS)
-
-
-async def _beat(patience_s: float) -> None:
-    """Send heartbeats to the supervisor, _BEATS within its stall timeout."""
-    pipe = sys.stdout.fileno()
-    os.set_blocking(pipe, False)
-    while True:
-        # A stopped supervisor does not read, and the pipe fills.
-        with contextlib.suppress(BlockingIOError):
-            os.write(pipe, b".")
-        await asyncio.sleep(patience_s / _BEATS)
 
 
 def _leave(worker: int | None, asked: asyncio.Event, relieved: asyncio.Event) -> None:

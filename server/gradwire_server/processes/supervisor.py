@@ -17,9 +17,9 @@ SERVING. If a new process fails to start, the restart stops.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gradwire_server import exporters
 from gradwire_server.config import addresses
@@ -27,7 +27,6 @@ from gradwire_server.config.settings import Settings
 from gradwire_server.observability import Ledger, logs
 from gradwire_server.processes import startup
 from gradwire_server.processes.supervised import SupervisedWorker
-from gradwire_server.processes.worker_config import share
 from gradwire_server.scheduling import tasks
 from gradwire_server.security.authorization import warn_if_open
 
@@ -37,23 +36,39 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _STOP_S = 20.0
 
 
-async def supervise(settings: Settings, devices: Sequence[str] = ()) -> None:
+def share(settings: Settings, address: str, *, devices: int = 1) -> Settings:
+    """Return the settings of one worker.
+
+    Limits of the machine are divided among all workers.
+
+    devices  number of GPUs, whose limits are divided among their workers
+    """
+    workers = settings.workers
+    limits = {
+        "max_memory_bytes": workers,
+        "max_streams": workers,
+        "max_queue": workers,
+        "cuda_memory_bytes": workers // devices,
+    }
+    shares = {name: max(1, getattr(settings, name) // among) for name, among in limits.items()}
+    return replace(settings, address=address, compute_threads=settings.threads, **shares)
+
+
+async def supervise(settings: Settings, devices: Sequence[str | None] = (None,)) -> None:
     """Serve with several workers until SIGTERM or SIGINT.
 
     A second signal ends them at once. SIGUSR2 renews the workers.
 
-    devices  GPUs, named as in CUDA_VISIBLE_DEVICES; worker i gets number i modulo their count
+    devices  GPUs, named as in CUDA_VISIBLE_DEVICES, or None; worker i gets number i modulo their
+             count
 
     Raises RuntimeError if workers do not start, or can no longer be replaced.
     """
     logs.configure(settings.log_format, settings.log_level)
-    with (
-        addresses.held(settings.address) as address,
-        contextlib.ExitStack() as stack,
-    ):
+    with addresses.held(settings.address) as address:
         ledgers = [Ledger(number) for number in range(settings.workers)]
-        if site := exporters.open_site(settings, ledgers, served=address):
-            stack.callback(site.close)
+        # Threads of the HTTP port end with the process.
+        exporters.open_site(settings, ledgers, served=address)
         warn_if_open(settings)
         await Crew(settings, address, ledgers, devices).run()
 
@@ -69,7 +84,7 @@ class Crew:
         settings: Settings,
         address: str,
         ledgers: Sequence[Ledger],
-        devices: Sequence[str] = (),
+        devices: Sequence[str | None],
     ) -> None:
         self._address = address
         self._stop_s = settings.drain_delay_s + settings.grace_s + _STOP_S
@@ -81,12 +96,12 @@ class Crew:
             SupervisedWorker(
                 number,
                 shared,
-                devices[number % len(devices)] if devices else None,
-                stopping=self._stopping,
+                devices[number % len(devices)],
+                ledger,
+                self._stopping,
                 any_hope=lambda: any(one.serves or not one.tried.is_set() for one in self.workers),
-                ledger=ledgers[number],
             )
-            for number in range(settings.workers)
+            for number, ledger in enumerate(ledgers)
         ]
 
     async def run(self) -> None:
@@ -102,58 +117,43 @@ class Crew:
         # A pending interrupt is raised here, before anything has started: asyncio waits forever for
         # a process whose start is cancelled.
         await asyncio.sleep(0)
-        keeping = await self._start()
-        renewing = asyncio.create_task(self._renew_when_asked())
-        if not self._stopping.is_set():
-            # Parents that start a server on port 0 read this line.
-            startup.tell(f"gradwire-server listening on {self._address}")
-            await tasks.first(*keeping)
+        keeping = [asyncio.create_task(self._keep(worker)) for worker in self.workers]
+        leading = asyncio.create_task(self._lead())
+        await tasks.first(*keeping)
         self._stop()
-        await asyncio.wait([renewing, *keeping])
+        await asyncio.wait([leading, *keeping])
         for number in (*_STOP_SIGNALS, signal.SIGUSR2):
             loop.remove_signal_handler(number)
         if len(self._signals) > 1:
             signal.raise_signal(self._signals[-1])
-        errors = [error for task in (*keeping, renewing) if (error := task.exception()) is not None]
+        errors = [error for task in (*keeping, leading) if (error := task.exception()) is not None]
         for error in errors[1:]:
             logs.error(str(error))
         if errors:
             raise errors[0]
         logs.info("all workers stopped")
 
-    async def _start(self) -> list[asyncio.Task[None]]:
-        """Start all workers.
+    async def _keep(self, worker: SupervisedWorker) -> None:
+        if worker is not self.workers[0]:
+            # Its failure to start would be theirs too, and they load the code that it compiles.
+            await tasks.first(self.workers[0].tried, self._stopping)
+        if not self._stopping.is_set():
+            await worker.keep()
 
-        Waits until all were tried and one serves, or until one ends for good.
-        """
-        # The others, already prepared, wait for the first: its failure to start would be theirs
-        # too, and they load the code that it compiles.
-        keeping = [asyncio.create_task(worker.keep()) for worker in self.workers]
-        self.workers[0].turn.set()
-        for reached in (self.workers[0].tried.wait, self._all_tried, self._any_ready):
-            reaching = asyncio.ensure_future(reached())
-            await tasks.first(reaching, *keeping)
-            for worker in self.workers:
-                worker.turn.set()
-            if not reaching.done():
-                reaching.cancel()
-                self._stop()
-                break
-        return keeping
-
-    async def _all_tried(self) -> None:
-        for place in self.workers:
-            await place.tried.wait()
-
-    async def _any_ready(self) -> None:
-        await tasks.first(*(place.ready for place in self.workers))
-
-    async def _renew_when_asked(self) -> None:
-        while not self._stopping.is_set():
-            await self._renewal_wanted.wait()
+    async def _lead(self) -> None:
+        """Wait for all workers; renew them when asked."""
+        for worker in self.workers:
+            await tasks.first(worker.tried, self._stopping)
+        await tasks.first(self._stopping, *(worker.ready for worker in self.workers))
+        if not self._stopping.is_set():
+            # Parents that start a server on port 0 read this line.
+            startup.tell(f"gradwire-server listening on {self._address}")
+        while True:
+            await tasks.first(self._stopping, self._renewal_wanted)
+            if self._stopping.is_set():
+                return
             self._renewal_wanted.clear()
-            if not self._stopping.is_set():
-                await self._renew()
+            await self._renew()
 
     async def _renew(self) -> None:
         logs.info("rolling restart")
@@ -168,16 +168,14 @@ class Crew:
 
     def _signal(self, number: int) -> None:
         self._signals.append(number)
-        if len(self._signals) == 1:
-            self._stop()
-        else:
+        if len(self._signals) > 1:
             self._send(signal.SIGKILL)
+        self._stop()
 
     def _stop(self) -> None:
         if self._stopping.is_set():
             return
         self._stopping.set()
-        self._renewal_wanted.set()
         self._send(signal.SIGTERM)
         asyncio.get_running_loop().call_later(self._stop_s, self._send, signal.SIGKILL)
 

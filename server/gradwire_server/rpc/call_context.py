@@ -265,10 +265,7 @@ class ActiveCall(CallRecord):
         if self.operator:
             facts |= {"operator": self.operator, "sizes": self._sizes}
         facts |= self.facts
-        if status == "OK":
-            logs.tell(level, "call", facts)
-        else:
-            _log.log(level, "call", extra={"facts": facts}, exc_info=error)
+        _log.log(level, "call", extra={"facts": facts}, exc_info=error)
 
 
 def caller_of(context: Context) -> Hashable:

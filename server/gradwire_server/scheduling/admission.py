@@ -33,7 +33,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
-from typing import Any
 
 from gradwire_server.backends import (
     Backend,
@@ -92,13 +91,16 @@ class Admission:
         self._max_queue = max_queue
         self._clock = clock
         self.refusals: Counter[str] = Counter()
-
-        def slots(threads: int, **options: Any) -> Slots:
-            limit = QueueLimit(max_queue_s=max_queue_s, standing_s=standing_queue_s)
-            return Slots(threads, limit=limit, clock=clock, refusals=self.refusals, **options)
-
-        self._slots = slots(threads, spare=1)
-        self._table_slots = slots(TABLE_THREADS, in_turns=False)
+        self._slots, self._table_slots = (
+            Slots(
+                count,
+                QueueLimit(max_queue_s=max_queue_s, standing_s=standing_queue_s),
+                clock,
+                self.refusals,
+                in_turns=in_turns,
+            )
+            for count, in_turns in ((threads, True), (TABLE_THREADS, False))
+        )
         # Long tables are rare: the estimate for the first ones must not be zero.
         self._table_slots.pace.note(*_TABLE_WORK)
         self._memory_drain, self._stream_drain = Drain(), Drain()
@@ -234,8 +236,7 @@ class Admission:
         free = self._max_queue - len(slots.queue)
         if wait_s > max(allowed_s, seconds * _WAIT_SHARE):
             limit, came = "max_queue_s", f"a call like this waits for some {wait_s:.3g} s now"
-            lasting = "" if slots.limit.is_burst(now) else " under a lasting load"
-            came = beyond(came, limit, f"{allowed_s:.3g} s{lasting}")
+            came = beyond(came, limit, f"{allowed_s:.3g} s")
         elif free < max(1, own):
             limit, came = "max_queue", f"{own} calls of this caller wait, and {free} more fit"
             came = beyond(came, limit, self._max_queue)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from gradwire_server.errors import RETRY_AFTER_S, DeviceLostError
+from gradwire_server.observability import logs
 
 T = TypeVar("T")
-
-_log = logging.getLogger("gradwire_server")
 
 # Exit status of a process whose device is lost.
 LOST_STATUS = 3
@@ -65,17 +63,14 @@ class DeviceWatch:
                 f"retry after {RETRY_AFTER_S} s"
             )
             self.lost.set()
-            _log.error("device lost", extra={"facts": {"error": why, "status": LOST_STATUS}})
+            logs.error("device lost", error=why, status=LOST_STATUS)
         return self.error
 
     def _watch(self, done: Future[Any]) -> None:
         self._at_work[done] = 0
-        done.add_done_callback(self._forget)
+        done.add_done_callback(lambda ended: self._at_work.pop(ended, None))
         if self._timer is None:
             self._wait_on()
-
-    def _forget(self, done: Future[Any]) -> None:
-        self._at_work.pop(done, None)
 
     def _wait_on(self) -> None:
         loop = asyncio.get_running_loop()
@@ -84,9 +79,7 @@ class DeviceWatch:
     def _look(self) -> None:
         self._timer = None
         for done, parts in list(self._at_work.items()):
-            if done.done():
-                self._forget(done)
-            elif done.running():
+            if done.running():
                 self._at_work[done] = parts + 1
                 if parts == _PARTS:
                     self.lose(

@@ -32,14 +32,11 @@ class WorkPace:
 
         They come from the nearest measured size.
         """
+        if not self._seconds_each:
+            return 0.0
         size = work.bit_length()
-        each = self._seconds_each.get(size)
-        if each is None:
-            if not self._seconds_each:
-                return 0.0
-            nearest = min(self._seconds_each, key=lambda known: abs(known - size))
-            each = self._seconds_each[nearest]
-        return each * work
+        nearest = min(self._seconds_each, key=lambda known: abs(known - size))
+        return self._seconds_each[nearest] * work
 
 
 class Drain:
@@ -139,10 +136,6 @@ class QueueLimit:
         if self._began is None:
             self._began = now
         return max(self._standing_s, self._began + self._max_queue_s - now)
-
-    def is_burst(self, now: float) -> bool:
-        """Whether the wait allowed now is that of a burst."""
-        return self.allowed_s(now) > self._standing_s
 
     def note_refusal(self, now: float) -> None:
         """Note that a call was refused.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -37,44 +37,42 @@ class Claim:
     paced: bool = False
 
 
+@dataclass(eq=False)
 class Slots:
     """A fixed number of slots, and what was admitted to them.
 
     Used from one event loop only.
 
     threads   number of threads that work in them
-    spare     further slots, so that no thread waits for the event loop
-    in_turns  whether evaluations are done in short turns; otherwise in one
     limit     longest wait of newcomers
     refusals  counts entries dropped because they are too late, as "late"
+    in_turns  whether evaluations are done in short turns, with one slot more, so that no thread
+              waits for the event loop; otherwise in one
     pace      measured times of work
     taken     number of slots in use
+    admitted  the backlog
     """
 
-    def __init__(
-        self,
-        threads: int,
-        *,
-        spare: int = 0,
-        in_turns: bool = True,
-        limit: QueueLimit,
-        clock: Callable[[], float],
-        refusals: Counter[str],
-    ) -> None:
-        self.threads = threads
-        self.limit = limit
-        self.clock = clock
+    threads: int
+    limit: QueueLimit
+    clock: Callable[[], float]
+    refusals: Counter[str]
+    in_turns: bool
+
+    def __post_init__(self) -> None:
         self.pace = WorkPace()
         self.queue: FairQueue[Turns] = FairQueue()
+        self.admitted: set[Turns] = set()
         self.taken = 0
-        self._count, self._in_turns = threads + spare, in_turns
-        self._refusals = refusals
-        self._admitted: dict[Hashable, set[Turns]] = {}
+
+    @property
+    def _is_full(self) -> bool:
+        return self.taken >= self.threads + self.in_turns
 
     @property
     def must_wait(self) -> bool:
         """Whether a newcomer has to wait for a slot."""
-        return len(self.queue) > 0 or self.taken >= self._count
+        return len(self.queue) > 0 or self._is_full
 
     def wait_s(self, turns: Turns) -> float:
         """Return the estimated seconds that a newcomer waits.
@@ -82,22 +80,13 @@ class Slots:
         With turns, no other flow is served more than its own until it is done. Deadlines are not
         considered.
         """
-        left = {flow: _left_s(admitted) for flow, admitted in self._admitted.items()}
+        left: defaultdict[Hashable, float] = defaultdict(float)
+        for each in self.admitted:
+            left[each.flow] += each.left_s
         own_s = left.pop(turns.flow, 0.0)
-        fair_s = own_s + turns.left_s if self._in_turns else math.inf
+        fair_s = own_s + turns.left_s if self.in_turns else math.inf
         others_s = sum(min(other_s, fair_s) for other_s in left.values())
         return (own_s + others_s) / self.threads
-
-    def enter(self, turns: Turns) -> None:
-        """Add an evaluation to the backlog."""
-        self._admitted.setdefault(turns.flow, set()).add(turns)
-
-    def leave(self, turns: Turns) -> None:
-        """Remove an evaluation from the backlog."""
-        flow = self._admitted[turns.flow]
-        flow.discard(turns)
-        if not flow:
-            del self._admitted[turns.flow]
 
     async def take(self, turns: Turns) -> None:
         """Wait for a slot.
@@ -105,7 +94,7 @@ class Slots:
         Raises TimeoutError if the deadline can no longer be met.
         """
         if turns.claim.deadline <= self.clock():
-            self._refusals["late"] += 1
+            self.refusals["late"] += 1
             raise TimeoutError
         if not self.must_wait:
             self.taken += 1
@@ -124,12 +113,12 @@ class Slots:
         """Free a slot; the next entry gets it."""
         self.taken -= 1
         now = self.clock()
-        while self.queue and self.taken < self._count:
+        while self.queue and not self._is_full:
             turns = self.queue.pop()
             if turns.grant.done():
                 continue
             if turns.claim.deadline - turns.left_s < now:
-                self._refusals["late"] += 1
+                self.refusals["late"] += 1
                 turns.grant.set_exception(TimeoutError())
                 continue
             self.taken += 1
@@ -178,11 +167,11 @@ class Turns:
         self._stand()
 
     def __enter__(self) -> Self:
-        self._slots.enter(self)
+        self._slots.admitted.add(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._slots.leave(self)
+        self._slots.admitted.discard(self)
         if self.seconds and kind is None:
             self._slots.pace.note(self.claim.work, self.seconds)
 
@@ -206,7 +195,3 @@ class Turns:
         self.seconds += seconds
         if not self.claim.paced:
             self.left_s = max(0.0, self.left_s - seconds)
-
-
-def _left_s(admitted: set[Turns]) -> float:
-    return sum(turns.left_s for turns in admitted)

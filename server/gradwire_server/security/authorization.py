@@ -8,9 +8,7 @@ The module is independent of protocols: its caller passes the header and the pee
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,10 +19,10 @@ from urllib.parse import unquote
 from gradwire._wire.files import Reloaded
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import Scope, Token, digest_of, read_tokens
+from gradwire_server.observability import logs
+from gradwire_server.security.certificates import reason
 
 __all__ = ["Authorizer", "Refusal", "Scope"]
-
-_log = logging.getLogger("gradwire_server")
 
 _SCHEME = "bearer"
 
@@ -52,16 +50,13 @@ class Authorizer:
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
         self._anonymous = settings.scopes_of_strangers
-        self._takes_certificates = bool(settings.tls_client_ca)
         self._clock = clock
-        self._tokens: Reloaded[tuple[Token, ...]] | None = None
+        self._tokens: Reloaded[dict[bytes, Token]] | None = None
         if settings.tokens:
             try:
-                self._tokens = Reloaded(
-                    (settings.tokens,), lambda contents: read_tokens(contents[0]), on_error=_keep
-                )
+                self._tokens = Reloaded((settings.tokens,), _by_digest, on_error=_keep)
             except (OSError, ValueError) as error:
-                raise ValueError(f"--tokens is {settings.tokens}: {_plain(error)}") from error
+                raise ValueError(f"--tokens is {settings.tokens}: {reason(error)}") from error
 
     def is_open(self, scope: Scope) -> bool:
         """Return whether a scope needs no authentication."""
@@ -85,21 +80,15 @@ class Authorizer:
             return self._of_token(self._tokens, scope, authorization)
         if scope in self._anonymous or certified or is_local(peer):
             return None
-        would_do = (
-            "use a client certificate signed by one of its --tls-client-ca, or call from the "
-            "server's own machine"
-            if self._takes_certificates
-            else "call from the server's own machine, or set --tokens, --tls-client-ca or "
-            "--anonymous-scopes on the server"
-        )
         return Refusal(
             authenticated=True,
             message=f"this call needs the scope {scope.value}, which callers of other machines do "
-            f"not have: {would_do}",
+            "not have: call from the server's own machine, use a client certificate signed by one "
+            "of its --tls-client-ca, or set --tokens or --anonymous-scopes on the server",
         )
 
     def _of_token(
-        self, tokens: Reloaded[tuple[Token, ...]], scope: Scope, authorization: str | bytes | None
+        self, tokens: Reloaded[dict[bytes, Token]], scope: Scope, authorization: str | bytes | None
     ) -> Refusal | None:
         if authorization is None:
             return _unknown("a token is needed: send it as authorization: Bearer TOKEN")
@@ -107,14 +96,16 @@ class Authorizer:
         scheme, _, shown = text.partition(" ")
         if scheme.lower() != _SCHEME or not shown:
             return _unknown("authorization is not of the form Bearer TOKEN")
+        # Of a hash of 32 random bytes, the time of a look-up reveals nothing.
         digest = digest_of(shown.strip())
-        found = _find(tokens.get(), digest)
+        found = tokens.get().get(digest)
         if found is None and tokens.look():
             # It was added a moment ago.
-            found = _find(tokens.get(), digest)
+            found = tokens.get().get(digest)
         if found is None:
             return _unknown("the server does not know this token")
-        if found.expires is not None and self._today() > found.expires.isoformat():
+        today = datetime.fromtimestamp(self._clock(), UTC).date()
+        if found.expires is not None and today > found.expires:
             return _unknown(f"the token {found.name} expired on {found.expires}; use another one")
         if scope not in found.scopes:
             return Refusal(
@@ -124,29 +115,20 @@ class Authorizer:
             )
         return None
 
-    def _today(self) -> str:
-        return datetime.fromtimestamp(self._clock(), UTC).date().isoformat()
-
 
 def warn_if_open(settings: Settings) -> None:
     """Warn if callers on other machines need no token and no certificate."""
-    if settings.is_open:
-        facts = {"address": settings.address, "anonymous_scopes": settings.anonymous_scopes}
-        _log.warning(
-            "no tokens: every client that reaches the server may call it", extra={"facts": facts}
+    asks = settings.is_local or settings.tokens or settings.tls_client_ca
+    if settings.scopes_of_strangers and not asks:
+        logs.warning(
+            "no tokens: every client that reaches the server may call it",
+            address=settings.address,
+            anonymous_scopes=settings.anonymous_scopes,
         )
 
 
-def _find(tokens: tuple[Token, ...], digest: bytes) -> Token | None:
-    """Return the token of a digest.
-
-    Compares with every token, in constant time.
-    """
-    found = None
-    for token in tokens:
-        if hmac.compare_digest(token.digest, digest):
-            found = token
-    return found
+def _by_digest(contents: tuple[bytes, ...]) -> dict[bytes, Token]:
+    return {token.digest: token for token in read_tokens(contents[0])}
 
 
 def _unknown(message: str) -> Refusal:
@@ -172,9 +154,4 @@ def is_local(peer: str) -> bool:
 
 
 def _keep(error: Exception) -> None:
-    facts = {"error": _plain(error), "kept": "the tokens as they were"}
-    _log.error("tokens cannot be read", extra={"facts": facts})
-
-
-def _plain(error: Exception) -> str:
-    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+    logs.error("tokens cannot be read", error=reason(error), kept="the tokens as they were")

@@ -7,15 +7,13 @@ incomplete ones or a key of another certificate, are logged, and the previous on
 from __future__ import annotations
 
 import contextlib
-import logging
 import ssl
 import time
 from dataclasses import dataclass
 
 from gradwire._wire.files import Reloaded
 from gradwire_server.config.settings import Settings, flag
-
-_log = logging.getLogger("gradwire_server")
+from gradwire_server.observability import logs
 
 # X509_V_FLAG_NO_CHECK_TIME of OpenSSL's x509_vfy.h.
 _NO_CHECK_TIME = 0x200000
@@ -51,12 +49,11 @@ class Certificates:
     """
 
     def __init__(self, settings: Settings) -> None:
-        given = {name: getattr(settings, name) for name in _NAMES}
-        self._paths = {name: path for name, path in given.items() if path}
+        self._paths = {name: path for name in _NAMES if (path := getattr(settings, name))}
         try:
-            self._papers = Reloaded(tuple(self._paths.values()), self._made, on_error=self._keep)
+            self._papers = Reloaded(tuple(self._paths.values()), self._made, on_error=_keep)
         except OSError as error:
-            raise ValueError(self._words(error)) from error
+            raise ValueError(f"{', '.join(map(flag, self._paths))}: {error}") from error
 
     @classmethod
     def of(cls, settings: Settings) -> Certificates | None:
@@ -66,10 +63,6 @@ class Certificates:
     def get(self) -> LoadedCertificates:
         """Return the current key and certificates."""
         return self._papers.get()
-
-    def http_context(self) -> ssl.SSLContext:
-        """Return the current context for HTTP."""
-        return self.get().context
 
     def _made(self, contents: tuple[bytes, ...]) -> LoadedCertificates:
         found = dict(zip(self._paths, contents, strict=True))
@@ -97,24 +90,15 @@ class Certificates:
             )
         except OSError as error:  # ssl.SSLError is one
             raise ValueError(
-                f"--tls-certificate and --tls-key cannot be used together: {_reason(error)}"
+                f"--tls-certificate and --tls-key cannot be used together: {reason(error)}"
             ) from error
         if authorities is not None:
             try:
                 context.load_verify_locations(cadata=authorities.decode("ascii", "replace"))
             except OSError as error:
-                raise ValueError(f"--tls-client-ca cannot be used: {_reason(error)}") from error
+                raise ValueError(f"--tls-client-ca cannot be used: {reason(error)}") from error
             context.verify_mode = ssl.CERT_OPTIONAL
         return context
-
-    def _words(self, error: OSError) -> str:
-        named = (flag(name) for name, path in self._paths.items() if path == str(error.filename))
-        return f"{next(named, 'a file')} cannot be read: {error}"
-
-    def _keep(self, error: Exception) -> None:
-        words = self._words(error) if isinstance(error, OSError) else str(error)
-        facts = {"error": words, "kept": "the certificates as they were"}
-        _log.error("certificates cannot be used", extra={"facts": facts})
 
 
 def _expires_s(chain: bytes, shown: ssl.SSLContext) -> float | None:
@@ -141,5 +125,12 @@ def _expires_s(chain: bytes, shown: ssl.SSLContext) -> float | None:
     return ssl.cert_time_to_seconds(until) if isinstance(until, str) else None
 
 
-def _reason(error: OSError) -> str:
-    return getattr(error, "reason", None) or error.strerror or str(error)
+def _keep(error: Exception) -> None:
+    kept = "the certificates as they were"
+    logs.error("certificates cannot be used", error=str(error), kept=kept)
+
+
+def reason(error: Exception) -> str:
+    """Return the reason of OpenSSL or the system, or else the text."""
+    named = getattr(error, "reason", None) or getattr(error, "strerror", None)
+    return str(named or error)

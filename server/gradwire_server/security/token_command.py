@@ -14,23 +14,21 @@ from gradwire._wire.files import read_small
 from gradwire_server.config.tokens import Scope, add_token, read_scopes, read_tokens, revoke_token
 
 
-def _scopes(context: click.Context, parameter: click.Parameter, value: str) -> frozenset[Scope]:
+def _scopes(_context: click.Context, _: click.Parameter, value: str) -> frozenset[Scope]:
     try:
         scopes = read_scopes(value)
     except ValueError as error:
-        raise click.BadParameter(str(error), context, parameter) from error
+        raise click.BadParameter(str(error)) from error
     if not scopes:
-        raise click.BadParameter("a token without a scope opens nothing", context, parameter)
+        raise click.BadParameter("a token without a scope opens nothing")
     return scopes
 
 
-def _last_day(
-    context: click.Context, parameter: click.Parameter, value: datetime | None
-) -> date | None:
+def _last_day(_context: click.Context, _: click.Parameter, value: datetime | None) -> date | None:
     if value is None:
         return None
     if value.date() < datetime.now(UTC).date():
-        raise click.BadParameter(f"{value.date()} is over", context, parameter)
+        raise click.BadParameter(f"{value.date()} is over")
     return value.date()
 
 
