@@ -9,7 +9,6 @@
 namespace sim {
 
 // The first thing that went wrong in a launch; empty where nothing did.
-void begin_report();
 bool failed();
 void report(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
