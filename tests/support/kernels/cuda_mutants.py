@@ -189,7 +189,7 @@ class Mutant(NamedTuple):
 
     def run(self) -> None:
         """Raise what the mistake leads to, or let a sanitizer end the process."""
-        formats = (_TYPES[self.dtype],) * 2
+        formats = _TYPES[self.dtype], _TYPES[self.dtype]
         cases = [one for one in cuda_table.cases() if one.name == self.case]
         rows = [Row(one, formats, how) for one in cases for how in cuda_table.NUMBERS]
         huge = [one for one in cuda_huge.huge() if not rows and one.name == self.case]

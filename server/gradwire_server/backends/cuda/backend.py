@@ -55,7 +55,7 @@ _WAIT_S = 30.0
 class _Loaded:
     """A program for some outer slices.
 
-    tables  those that are on the device, once a call has copied them
+    tables  tables on the device, once a call has copied them
     """
 
     program: Program
@@ -63,7 +63,7 @@ class _Loaded:
     tables: Memory = field(default_factory=Memory)
 
     def run(self, staged: StagedStream, memory: Memory, x: Array, y: Array) -> None:
-        """Compute y[outer, ...] from x[outer, ...] part by part; wait for the device."""
+        """Compute y[outer, ...] from x[outer, ...], part by part."""
         at = {place: block.ptr for place, block in memory.items()}
         try:
             for place, table in self.program.tables.items():
@@ -173,9 +173,9 @@ class Cuda:
         return partial(self._on_cpu, self._cpu.bound(plan, x, y))
 
     def accumulate(self, bands: BandedMap, x: Array, y: Array, *, axis: int, carried: int) -> None:
-        """Add every output's taps on x to y on the CPU, as `Backend` specifies.
+        """Add every output's taps on x to y, as `Backend` specifies.
 
-        The sums would have to be copied to the device and back for every piece of the input.
+        The CPU does: sums would have to be copied to the device and back for each piece of input.
         """
         self._on_cpu(partial(self._cpu.accumulate, bands, x, y, axis=axis, carried=carried))
 
@@ -190,7 +190,7 @@ class Cuda:
         return bool(y.size and plan.passes) and plan.work >= light
 
     def _loaded(self, plan: Plan, x: Array, y: Array) -> _Loaded:
-        """Return a plan's program for equal parts of x[outer, ...] and y[outer, ...]."""
+        """Return a plan's program for equal parts along the outer axis."""
         count = len(x)
         most = max(1, self._part_bytes // (max(x.nbytes, y.nbytes) // count))
         slices = -(-count // -(-count // most))
@@ -205,7 +205,10 @@ class Cuda:
         return found
 
     def _allocate(self, loaded: _Loaded, x: Array, y: Array) -> Memory:
-        """Allocate all memory of a call; forget other programs if there is not enough."""
+        """Allocate all memory of a call.
+
+        Other programs are forgotten if there is not enough.
+        """
         sizes = {place: one.nbytes // len(one) * loaded.slices for place, one in ((X, x), (Y, y))}
         tables = {place: one.nbytes for place, one in loaded.program.tables.items()}
         sizes |= {**loaded.program.scratch, **tables}

@@ -144,7 +144,10 @@ class Stage:
         per_block: int = THREADS,
         block: Dim3 = _THREADS,
     ) -> Launch:
-        """Return a launch from source to result; no integer without a type is negative."""
+        """Return a launch from source to result.
+
+        Python's integers become unsigned numbers of 32 bits.
+        """
         grid = blocks(jobs, per_block=per_block)
         sized = (np.uint32(one) if isinstance(one, int) else one for one in arguments)
         return Launch(kernel, grid, block, (self.result, self.source, *sized))
@@ -233,9 +236,9 @@ def march(stage: Stage, maps: Maps, outer: int, channels: int) -> Launch | None:
 
 
 def _march_steps(stage: Stage, maps: Maps, outer: int, _: int) -> Launch | None:
-    """March over bands of equal even steps, in rows of whole vectors of one channel.
+    """March over bands of equal even steps, in rows of whole vectors.
 
-    The step must be the same on both axes.
+    The step must be the same on both axes, and there is one channel.
     """
     rows, columns = maps
     found = (one for one in programs.STEPS if all(has_steps(bands, *one) for bands in maps))
@@ -469,7 +472,7 @@ def _most_taps(bands: BandedMap) -> int:
 
 
 def _least(sizes: Sequence[int], needed: int) -> int | None:
-    """Return the first size that is large enough; None if there is none."""
+    """Return the first size that is large enough, if any."""
     return next((one for one in sizes if needed <= one), None)
 
 

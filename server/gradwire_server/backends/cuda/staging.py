@@ -65,7 +65,7 @@ class StagedStream:
             pinned.wait = self._mark(piece)
 
     def down(self, array: Array, address: int) -> None:
-        """Begin to copy from the device to a contiguous array, which drain() completes."""
+        """Begin to copy to a contiguous array; drain() completes that."""
         for place, piece, pinned in self._pieces(address, array):
             self.stream.down(pinned.memory[: piece.nbytes], place)
             pinned.wait, pinned.target = self._mark(piece), piece
@@ -85,7 +85,7 @@ class StagedStream:
         self.stream.mark(blocking=True)()
 
     def _pieces(self, address: int, array: Array) -> Iterator[tuple[int, Bytes, _PinnedBuffer]]:
-        """Cut an array; yield addresses, pieces, and the buffers whose last copy is oldest."""
+        """Yield addresses, pieces of an array, and free buffers."""
         whole: Bytes = array.reshape(-1).view(np.uint8)
         most = self._ring[0].memory.nbytes
         for first in range(0, whole.nbytes, most):
