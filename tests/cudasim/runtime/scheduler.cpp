@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <vector>
 
-#include "fiber.h"
 #include "internal.h"
 
 namespace sim {
