@@ -51,7 +51,7 @@ test: $(VENV)/.installed  ## Run the tests
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m "$(MARKS)" $(ARGS)
 
 gpu-test: $(if $(GPU_PYTHON),,$(VENV)/.gpu$(CUDA))  ## Compare this machine's GPU with NumPy, bit for bit (CUDA=12 for older drivers)
-	$(ON_GPU) -m support.kernels.gpu_rows
+	$(ON_GPU) -m support.kernels.cuda_table
 	$(ON_GPU) -m pytest -p no:cacheprovider tests/gpu $(ARGS)
 
 gpu-bench: $(if $(GPU_PYTHON),,$(VENV)/.gpu$(CUDA))  ## Measure this machine's GPU: a copy, PyTorch where it is installed, whole calls

@@ -7,6 +7,7 @@ that the marks around a run give its time on the device.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +31,7 @@ from benchmarks.gpu.cases import GpuRow, additions, ends
 from benchmarks.gpu.streams import Block, DeviceStream, put
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cuda import dispatch
-from gradwire_server.backends.cuda.programs import Buffer
+from gradwire_server.backends.cuda.programs import Buffer, X, Y
 from gradwire_server.plans import Plan
 
 
@@ -52,14 +53,18 @@ class GpuContestant:
 
 def ours(stream: DeviceStream, row: GpuRow, plan: Plan, x: Array) -> GpuContestant:
     """Return the launches that the backend would make of the plan."""
-    program = dispatch.program(plan, x.dtype, x.dtype, multiprocessors=stream.multiprocessors)
+    program = dispatch.program(
+        plan,
+        x.dtype,
+        x.dtype,
+        outer=math.prod(plan.input_shape[: dispatch.outer_axes(plan)]),
+        multiprocessors=stream.multiprocessors,
+    )
     shape = plan.output_shape
     y = stream.empty(int(np.prod(shape)) * x.dtype.itemsize)
-    blocks: dict[Buffer, Block] = {Buffer("x"): put(stream, [x])[0], Buffer("y"): y}
-    for number, block in enumerate(put(stream, program.tables)):
-        blocks[Buffer("table", number)] = block
-    for number, nbytes in enumerate(program.scratch):
-        blocks[Buffer("scratch", number)] = stream.empty(nbytes)
+    blocks: dict[Buffer, Block] = {X: put(stream, [x])[0], Y: y}
+    blocks |= zip(program.tables, put(stream, list(program.tables.values())), strict=True)
+    blocks |= {place: stream.empty(nbytes) for place, nbytes in program.scratch.items()}
     addresses = {buffer: block.address for buffer, block in blocks.items()}
 
     def run() -> object:
@@ -72,7 +77,7 @@ def ours(stream: DeviceStream, row: GpuRow, plan: Plan, x: Array) -> GpuContesta
         stream.read(y, array, offset=part.start * array[0].nbytes)
         return logical(array, row.layout)
 
-    kernels = [launch.kernel.expression for launch in program.launches]
+    kernels = [launch.kernel for launch in program.launches]
     return GpuContestant("ours", run, result, " + ".join(kernels))
 
 

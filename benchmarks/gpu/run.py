@@ -48,7 +48,6 @@ from benchmarks.gpu.costs import Cost, lines
 from benchmarks.gpu.machines import Machine, RealMachine, SimulatedMachine
 from benchmarks.gpu.report import GpuRecord
 from benchmarks.gpu.streams import DeviceStream
-from gradwire_server.backends.cuda.programs import every_kernel
 from gradwire_server.plans import Plan
 
 # Share of the time that is reserved for measurements after the kernels.
@@ -152,7 +151,7 @@ class Run:
 
     def kernels(self) -> Iterator[GpuRecord]:
         """Measure all rows while time is left."""
-        self.stream.load(every_kernel())
+        self.stream.load()
         rows = [row for row in self.machine.rows() if fnmatch.fnmatch(row.case.name, self.case)]
         numbers = Numbers()
         for number, row in enumerate(rows):

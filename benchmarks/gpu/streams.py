@@ -9,10 +9,8 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,8 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmarks.compute.cases import Array
-from gradwire_server.backends.cuda import build, cupy_device
-from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
+from gradwire_server.backends.cuda import cupy_device
+from gradwire_server.backends.cuda.programs import Buffer, Launch, every_kernel
 
 _CLOCKS = ("clocks.sm", "clocks.mem")
 _NUMBERS_ONLY = ("--format=csv,noheader,nounits", "--id=0")
@@ -62,8 +60,8 @@ class DeviceStream(Protocol):
     @property
     def facts(self) -> dict[str, Any]: ...  # noqa: D102
 
-    def load(self, kernels: Collection[Kernel]) -> None:
-        """Compile kernels and make them ready."""
+    def load(self) -> None:
+        """Compile all kernels and make them ready."""
         ...
 
     def empty(self, nbytes: int) -> Block:
@@ -79,7 +77,7 @@ class DeviceStream(Protocol):
         ...
 
     def launch(self, launch: Launch, addresses: Mapping[Buffer, int]) -> None:
-        """Run a kernel that was loaded."""
+        """Run a kernel."""
         ...
 
     def copy(self, target: Block, source: Block) -> None:
@@ -129,7 +127,7 @@ class CudaStream:
     def __init__(self, cache: Path) -> None:
         cupy: Any = import_module("cupy")
         self._cuda, self._cache = cupy.cuda, cache
-        self._functions = dict[Kernel, Any]()
+        self._functions = dict[str, Any]()
         runtime = self._cuda.runtime
         self._cuda.Device(0).use()
         runtime.deviceSynchronize()  # a context exists from now on
@@ -149,13 +147,9 @@ class CudaStream:
             "cupy": str(cupy.__version__),
         }
 
-    def load(self, kernels: Collection[Kernel]) -> None:
+    def load(self) -> None:
         """Compile kernels as the server does, or load earlier results."""
-        grouped = build.by_source(kernels)
-        compiled = partial(build.cubin, architecture=self._architecture, folder=self._cache)
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(compiled, grouped.keys(), grouped.values()))
-        self._functions |= cupy_device.functions(kernels, self._architecture, self._cache)
+        self._functions = cupy_device.functions(every_kernel(), self._architecture, self._cache)
 
     def empty(self, nbytes: int) -> Block:
         """Return memory, bypassing CuPy's pool."""
@@ -232,7 +226,7 @@ class SimulatedStream:
         self._module = module
         self.facts: dict[str, Any] = {"device": "simulated: times say nothing of a GPU"}
 
-    def load(self, kernels: Collection[Kernel]) -> None:
+    def load(self) -> None:
         """Do nothing: the module is compiled."""
 
     def empty(self, nbytes: int) -> Block:
@@ -251,7 +245,7 @@ class SimulatedStream:
     def launch(self, launch: Launch, addresses: Mapping[Buffer, int]) -> None:
         """Run a kernel."""
         self._module.launch(
-            launch.kernel.expression,
+            launch.kernel,
             launch.grid,
             launch.block,
             launch.resolved(addresses),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,10 +10,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gradwire_server.backends import compute_dtype
-from gradwire_server.backends.cuda import dispatch, launches, programs
+from gradwire_server.backends.cuda import launches, programs
 from gradwire_server.backends.cuda.launches import Stage
-from gradwire_server.backends.cuda.programs import Buffer, Launch, X, Y, every_kernel, packed
+from gradwire_server.backends.cuda.programs import Buffer, Launch, X, Y, every_kernel
 from gradwire_server.plans import BandedMap, Plan
+from support.kernels import cuda_device
 from support.kernels import kernel_maps as maps
 from support.oracles import oracles
 
@@ -64,8 +64,8 @@ def test_each_kind_of_plan_has_its_kernels(
     """Along some axes there are maps, and nothing along others, given by length."""
     bands = [None if isinstance(one, int) else one for one in axes]
     shape = tuple(one if isinstance(one, int) else one.inputs for one in axes)
-    program = dispatch.program(Plan.build(bands, shape), SINGLE, SINGLE)
-    assert [launch.kernel.expression for launch in program.launches] == expected
+    program = cuda_device.program(Plan.build(bands, shape), SINGLE, SINGLE)
+    assert [launch.kernel for launch in program.launches] == expected
 
 
 STAGE = Stage(132, (SINGLE, SINGLE))
@@ -76,17 +76,15 @@ FORMATS = [one for dtype in oracles.STORAGE_TYPES for one in programs.formats(dt
 @given(
     plan=oracles.plans(),
     formats=st.sampled_from(FORMATS),
-    outer=st.integers(1, 3),
     multiprocessors=st.sampled_from([1, 132]),
 )
 def test_launches_read_what_is_there_and_write_it_all(
-    plan: Plan, formats: programs.Format, outer: int, multiprocessors: int
+    plan: Plan, formats: programs.Format, multiprocessors: int
 ) -> None:
     assume(plan.passes)
     assume(math.prod(plan.output_shape))
-    program = dispatch.program(plan, *formats, outer=outer, multiprocessors=multiprocessors)
-    tables = {Buffer("table", number) for number in range(len(program.tables))}
-    scratch = {Buffer("scratch", number) for number in range(len(program.scratch))}
+    program = cuda_device.program(plan, *formats, multiprocessors=multiprocessors)
+    tables, scratch = set(program.tables), set(program.scratch)
     written, used = {X}, set[Buffer]()
     for launch in program.launches:
         _keeps_the_limits(launch)
@@ -99,10 +97,8 @@ def test_launches_read_what_is_there_and_write_it_all(
     assert Y in written
     assert used - {X, Y} == tables | scratch
     assert len(scratch) <= 2
-    between = dispatch.program(plan, *formats).scratch
-    assert 0 not in between
     room = plan.largest_intermediate * compute_dtype(formats[0]).itemsize
-    assert max(between, default=0) <= room
+    assert all(0 < nbytes <= room for nbytes in program.scratch.values())
 
 
 def _keeps_the_limits(launch: Launch) -> None:
@@ -114,8 +110,8 @@ def _keeps_the_limits(launch: Launch) -> None:
 
 
 def test_equal_maps_share_their_tables() -> None:
-    once = dispatch.program(Plan.build([None, X2, None], (2, 128, 5)), SINGLE, SINGLE)
-    twice = dispatch.program(Plan.build([X2, None, X2, None], (128, 3, 128, 5)), SINGLE, SINGLE)
+    once = cuda_device.program(Plan.build([None, X2, None], (2, 128, 5)), SINGLE, SINGLE)
+    twice = cuda_device.program(Plan.build([X2, None, X2, None], (128, 3, 128, 5)), SINGLE, SINGLE)
     assert len(once.tables) == len(twice.tables) == 3
 
 
@@ -123,7 +119,7 @@ def test_equal_maps_share_their_tables() -> None:
 def test_a_tensor_of_very_many_rows_is_one_launch_or_refused(rows: int) -> None:
     plan = Plan.build([None, X2, None], (rows, 128, 64))
     try:
-        program = dispatch.program(plan, SINGLE, SINGLE)
+        program = cuda_device.program(plan, SINGLE, SINGLE)
     except ValueError as error:
         assert "too many for one launch" in str(error)  # noqa: PT017 - either will do
     else:
@@ -134,14 +130,14 @@ def test_a_tensor_of_very_many_rows_is_one_launch_or_refused(rows: int) -> None:
 def test_more_channels_than_32_bits_count_take_one_axis_at_a_time() -> None:
     small = maps.linear(2, 4).adjoint()
     plan = Plan.build([small, small, None], (4, 4, 2**31 + 16))
-    program = dispatch.program(plan, SINGLE, SINGLE)
-    assert [one.kernel.expression for one in program.launches] == ["axis_pass<float, float, 4>"] * 2
+    program = cuda_device.program(plan, SINGLE, SINGLE)
+    assert [one.kernel for one in program.launches] == ["axis_pass<float, float, 4>"] * 2
 
 
 def test_a_map_beyond_32_bits_is_refused() -> None:
     huge = BandedMap(1, 2**31, np.array([2**31 - 1]), np.array([0, 1]), np.array([0.5]))
     with pytest.raises(ValueError, match="2147483648 inputs"):
-        dispatch.program(Plan.build([huge], (2**31,)), SINGLE, SINGLE)
+        cuda_device.program(Plan.build([huge], (2**31,)), SINGLE, SINGLE)
 
 
 @given(jobs=LENGTHS, per_block=st.sampled_from([1, 8, 16, 256]))
@@ -158,22 +154,9 @@ def test_a_grid_holds_every_job_and_no_idle_block(jobs: int, per_block: int) -> 
     assert x * per_block <= 2**32
 
 
-@given(sizes=st.lists(st.integers(0, 1000), max_size=6))
-def test_packed_buffers_are_aligned_and_apart(sizes: list[int]) -> None:
-    offsets, total = packed(sizes)
-    assert all(offset % 128 == 0 for offset in offsets)
-    for size, (begin, following) in zip(sizes, pairwise([*offsets, total]), strict=True):
-        assert begin + size <= following
-
-
 @given(numbers=st.integers(1, 2**40))
 def test_threads_that_loop_have_a_grid_of_any_device(numbers: int) -> None:
     gaps = BandedMap(2, 1, np.array([0, 0]), np.array([0, 1, 1]), np.array([1.0]))
-    x, y, z = launches.fill_bands(STAGE, gaps, outer=numbers, inner=1).grid
+    x, y, z = launches.fill_bands(STAGE, gaps, numbers, 1).grid
     assert (y, z) == (1, 1)
     assert 1 <= x <= min(-(-numbers // launches.THREADS), 2**31 - 1)
-
-
-@given(outputs=LENGTHS, threads=st.integers(1, 2**31))
-def test_strips_are_long_enough_to_be_numbered_in_32_bits(outputs: int, threads: int) -> None:
-    assert STAGE.strips(outputs, threads=threads)[1] <= 2**32 - 256

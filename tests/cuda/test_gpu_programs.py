@@ -13,11 +13,10 @@ from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.backends.cuda.programs import every_kernel
 from gradwire_server.plans import Plan
-from support.kernels import cuda_table, faulty_device, gpu_rows, service_load
+from support.kernels import cuda_table, simulated_device
 from support.kernels.cuda_backends import needs_simulator, simulated
 from support.oracles import oracles
 from support.processes import environment
-from support.servers import serving
 
 pytestmark = needs_simulator
 
@@ -25,9 +24,9 @@ ENVIRONMENT = environment({"PYTHONPATH": os.pathsep.join(filter(None, sys.path))
 
 
 def test_the_few_rows_for_the_sanitizer_launch_every_kernel_and_print_the_hash_of_numpy() -> None:
-    rows = gpu_rows.few_rows()
+    rows = cuda_table.few_rows()
     assert {kernel for row in rows for kernel in row.kernels} == set(every_kernel())
-    command = [sys.executable, gpu_rows.__file__, "sim"]
+    command = [sys.executable, cuda_table.__file__, "sim"]
     told = subprocess.check_output(command, text=True, env=ENVIRONMENT)  # noqa: S603
     assert told.split() == [cuda_table.digest(NumpyCpu(), rows)]
 
@@ -48,16 +47,10 @@ def test_a_column_that_is_taken_for_another_is_found() -> None:
         cuda_table.check_rows(Shifted(), columns=64, period=13)
 
 
-@pytest.mark.slow
-def test_a_server_under_load_gives_numpys_bits() -> None:
-    with serving(backend=Cuda(simulated(), memory_bytes=256 << 20)) as server:
-        assert service_load.check_load(server.address, threads=3, turns=1) == 3 * 7
-
-
 def test_a_lost_device_stays_lost_for_its_process(tmp_path: Path) -> None:
-    faulty_device.check_loss(tmp_path, kind="sim", env=ENVIRONMENT)
+    simulated_device.check_loss(tmp_path, {})
 
 
 @pytest.mark.slow
 def test_a_server_replaces_a_lost_device_and_loses_no_call(tmp_path: Path) -> None:
-    faulty_device.check_replacement(tmp_path, kind="sim")
+    simulated_device.check_replacement(tmp_path, {})

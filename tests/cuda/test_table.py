@@ -1,7 +1,7 @@
 """The CUDA kernels have NumPy's bits in every row of the table, and mistakes in them are caught.
 
-They run compiled for the CPU from their sources, within the whole backend or launch by launch, and
-from the PTX that NVRTC makes of them.
+They run within the whole backend, compiled for the CPU from their sources and from the PTX that
+NVRTC makes of them.
 """
 
 from __future__ import annotations
@@ -14,25 +14,23 @@ from functools import cache
 import pytest
 
 from cudasim.compiler import Mode, finding, watched
-from cudasim.module import FORWARD, REVERSE, SimError
+from cudasim.module import FORWARD, REVERSE, Module
 from gradwire_server.backends.cuda import launches
 from gradwire_server.backends.cuda.backend import Cuda
-from gradwire_server.backends.cuda.programs import Kernel, every_kernel
+from gradwire_server.backends.cuda.programs import every_kernel
+from gradwire_server.errors import DeviceLostError
 from support.kernels import cuda_device, cuda_huge, cuda_programs, cuda_table
 from support.kernels.cuda_backends import needs_cuda_packages, needs_simulator
-from support.kernels.cuda_device import SOURCES, SimulatedDevice
+from support.kernels.cuda_device import SOURCES, simulated_cuda
 from support.kernels.cuda_huge import Huge
 from support.kernels.cuda_mutants import MUTANTS, Mutant
-from support.kernels.cuda_programs import SimulatedCuda
 from support.kernels.cuda_table import Row
 from support.kernels.kernel_table import Case
 
 pytestmark = needs_simulator
 
-_EVERY_CASE = pytest.mark.parametrize("case", cuda_table.cases(), ids=lambda case: case.name)
 
-
-def _kernels(rows: Iterable[Row]) -> frozenset[Kernel]:
+def _kernels(rows: Iterable[Row]) -> frozenset[str]:
     return frozenset(kernel for row in rows for kernel in row.kernels)
 
 
@@ -40,38 +38,50 @@ def test_the_table_launches_every_kernel_there_is_and_no_other() -> None:
     assert _kernels(cuda_table.rows()) == set(every_kernel())
 
 
-@_EVERY_CASE
+@cache
+def _backend(module: Module, number: int) -> Cuda:
+    """Return one of three for all rows, so that each finds what others left in memory.
+
+    With no multiprocessors each thread does as much as it ever does.
+    """
+    order, count = [(FORWARD, 132), (REVERSE, 1), (11, 0)][number % 3]
+    return simulated_cuda(module, order=order, multiprocessors=count)
+
+
+@pytest.mark.parametrize("case", cuda_table.cases(), ids=lambda case: case.name)
 def test_every_row_has_the_bits_of_numpy_on_some_device(case: Case) -> None:
-    """With no multiprocessors each thread does as much as it ever does."""
     for row in cuda_table.rows_of(case):
-        order, count = [(FORWARD, 132), (REVERSE, 1), (11, 0)][zlib.crc32(row.name.encode()) % 3]
-        row.check(SimulatedCuda(cuda_device.compiled(), order=order, multiprocessors=count))
+        row.check(_backend(cuda_device.compiled(), zlib.crc32(row.name.encode())))
 
 
 def test_threads_that_loop_over_several_numbers_have_the_bits_of_numpy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(launches, "_MOST_LOOPED", 2)
-    filled = {kernel for kernel in every_kernel() if kernel.source == "fill_bands.cu"}
-    looping = [row for row in cuda_table.rows() if not filled.isdisjoint(row.kernels)]
-    looping = [row for row in looping if math.prod(row.case.plan.output_shape) > 512]
+    looping = [
+        row
+        for row in cuda_table.rows()
+        if any(kernel.startswith("fill_bands<") for kernel in row.kernels)
+        and math.prod(row.case.plan.output_shape) > 512
+    ]
     assert looping
+    backend = simulated_cuda(cuda_device.compiled())
     for row in looping:
-        row.check(SimulatedCuda(cuda_device.compiled()))
+        row.check(backend)
 
 
 _WATCHED = """
 import sys
 from support.kernels import cuda_device, cuda_table
-from support.kernels.cuda_programs import SimulatedCuda
 from cudasim.compiler import Mode
 
 rows = cuda_table.watched_rows()
 kernels = frozenset(kernel for row in rows for kernel in row.kernels)
 module = cuda_device.compiled(Mode[sys.argv[1]], kernels)
+backends = [cuda_device.simulated_cuda(module, multiprocessors=count) for count in (132, 0)]
 for number, row in enumerate(rows):
     print(row.name, flush=True)
-    row.check(SimulatedCuda(module, multiprocessors=(132, 0)[number % 2]))
+    row.check(backends[number % 2])
 print(len(rows), "rows")
 """
 
@@ -84,21 +94,9 @@ def test_no_sanitizer_finds_anything_in_small_rows(mode: Mode) -> None:
     assert f"{len(cuda_table.watched_rows())} rows" in text
 
 
-@cache
-def _backend() -> Cuda:
-    """Return one for all rows, so that each finds what others left in memory."""
-    return Cuda(SimulatedDevice(cuda_device.compiled()), memory_bytes=64 << 20, streams=2)
-
-
-@_EVERY_CASE
-def test_every_row_has_the_bits_of_numpy_on_some_device_through_the_backend(case: Case) -> None:
-    for row in cuda_table.rows_of(case):
-        row.check(_backend())
-
-
 def _first_rows() -> list[Row]:
     """Return a row for each kernel, and every fourth of the others."""
-    seen, first = set[Kernel](), list[Row]()
+    seen, first = set[str](), list[Row]()
     for number, row in enumerate(cuda_table.rows()):
         if not number % 4 or not seen.issuperset(row.kernels):
             first.append(row)
@@ -114,26 +112,27 @@ def test_rows_have_the_bits_of_numpy_as_nvrtc_compiles_them(
     rows: Callable[[], Iterable[Row]],
 ) -> None:
     for number, row in enumerate(rows()):
-        row.check(SimulatedCuda(cuda_programs.ptx(90), multiprocessors=(132, 1, 0)[number % 3]))
+        row.check(_backend(cuda_programs.ptx(90), number))
 
 
-@needs_cuda_packages
-def test_small_rows_have_the_bits_of_numpy_on_newer_devices() -> None:
-    rows = cuda_table.watched_rows()
-    device = SimulatedCuda(cuda_programs.ptx(120, _kernels(rows)))
-    for row in rows:
-        row.check(device)
-
-
-@needs_cuda_packages
-def test_conversions_of_older_devices_have_the_bits_of_numpy() -> None:
+def _conversions() -> list[Row]:
     """For 7.5 they are integer arithmetic of CUDA's own headers, which cudasim replaces."""
     own = [row for case in cuda_table.own_cases() for row in cuda_table.rows_of(case)]
     rows = [row for row in own if row.formats[0] != row.formats[1]][::21]
     assert {one.name for row in rows for one in row.formats} >= {"bfloat16", "float16"}
-    device = SimulatedCuda(cuda_programs.ptx(75, _kernels(rows)))
-    for row in rows:
-        row.check(device)
+    return rows
+
+
+@needs_cuda_packages
+@pytest.mark.parametrize(
+    ("architecture", "rows"), [(120, cuda_table.watched_rows), (75, _conversions)]
+)
+def test_some_rows_have_the_bits_of_numpy_on_newer_and_older_devices(
+    architecture: int, rows: Callable[[], list[Row]]
+) -> None:
+    backend = simulated_cuda(cuda_programs.ptx(architecture, _kernels(rows())))
+    for row in rows():
+        row.check(backend)
 
 
 @needs_cuda_packages
@@ -163,7 +162,7 @@ def test_every_mutant_still_changes_one_place(mutant: Mutant) -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_every_mutant_is_caught(mutant: Mutant) -> None:
     if mutant.mode is Mode.PLAIN:
-        with pytest.raises((AssertionError, SimError)) as caught:
+        with pytest.raises((AssertionError, DeviceLostError)) as caught:
             mutant.run()
         found = finding(text := str(caught.value))
     else:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _HERE = Path(__file__).parent
-_CACHE = _HERE.parents[1] / ".cudasim_cache"
+CACHE = _HERE.parents[1] / ".cudasim_cache"
 
 # No product is contracted with a sum, no operation reordered, and addresses may alias.
 _COMMON = ("-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-w")
@@ -119,7 +119,7 @@ def library(units: Sequence[str], mode: Mode, *, headers: Mapping[str, str] | No
     instrumented, plain = (*_FLAGS, *mode.value.kernels), (*_FLAGS, *mode.value.runtime)
     jobs = [("kernels.cpp", {**(headers or {}), "kernels.cpp": one}, instrumented) for one in units]
     jobs += [(name, runtime, plain) for name in runtime if name.endswith(".cpp")]
-    _CACHE.mkdir(exist_ok=True)
+    CACHE.mkdir(exist_ok=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = [str(one) for one in pool.map(_object, *zip(*jobs, strict=True))]
     return _built("-shared", *mode.value.kernels, *objects, name=f"{_hash(sorted(objects))}.so")
@@ -132,9 +132,9 @@ def _object(source: str, files: Mapping[str, str], flags: Sequence[str]) -> Path
 
 def _built(*arguments: str, name: str, files: Mapping[str, str] | None = None) -> Path:
     """Return what g++ makes beside some files, from the cache where it is kept there."""
-    made = _CACHE / name
+    made = CACHE / name
     if not made.exists():
-        with tempfile.TemporaryDirectory(dir=_CACHE) as folder:
+        with tempfile.TemporaryDirectory(dir=CACHE) as folder:
             for one, text in (files or {}).items():
                 Path(folder, one).write_text(text)
             _gxx(*arguments, "-o", name, folder=folder)

@@ -53,8 +53,8 @@ class Buffer:
         memory = (ctypes.c_char * (count * size)).from_address(self.address + first * size)
         return np.frombuffer(memoryview(memory).cast("B"), np.uint8).view(dtype)
 
-    def protect(self) -> None:
-        self._module.api.sim_protect(self.address)
+    def protect(self, *, writable: bool = False) -> None:
+        self._module.api.sim_protect(self.address, writable)
 
     def __del__(self) -> None:
         if getattr(self, "address", 0):
@@ -83,7 +83,8 @@ class Module:
         self.api = ctypes.CDLL(str(path))
         self.api.sim_malloc.restype = ctypes.c_void_p
         self.api.sim_malloc.argtypes = (ctypes.c_size_t, ctypes.c_int, ctypes.c_size_t)
-        self.api.sim_free.argtypes = self.api.sim_protect.argtypes = (ctypes.c_void_p,)
+        self.api.sim_free.argtypes = (ctypes.c_void_p,)
+        self.api.sim_protect.argtypes = (ctypes.c_void_p, ctypes.c_int)
         self.api.sim_error.restype = ctypes.c_char_p
 
     def buffer(self, nbytes: int, *, order: int = FORWARD) -> Buffer:

@@ -23,9 +23,9 @@ from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cuda import cupy_device
 from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.plans import Plan
-from support.kernels import cuda_table, gpu_rows
+from support.kernels import cuda_table
 from support.kernels import kernel_maps as maps
-from support.kernels.backend_calls import applied, in_pieces
+from support.kernels.backend_calls import applied
 from support.kernels.cuda_table import Row, check_rows
 from support.oracles import oracles
 
@@ -36,7 +36,7 @@ GIB = 1 << 30
 def cuda() -> Cuda:
     """Return the backend, ready to compute."""
     try:
-        backend = Cuda(cupy_device.CupyDevice(), memory_bytes=GIB, cpu_work=0)
+        backend = Cuda(cupy_device.CupyDevice(), memory_bytes=GIB).on_device()
     except ImportError as error:
         pytest.skip(f"cuda cannot run here: {error}")
     backend.warm_up()
@@ -62,13 +62,6 @@ def test_threads_at_once_have_the_bits_of_numpy(cuda: Cuda) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(check, cuda_table.rows()))
-
-
-@pytest.mark.parametrize("inner", [1, 3, 16])
-def test_inputs_added_in_pieces_have_the_bits_of_numpy(cuda: Cuda, inner: int) -> None:
-    x = np.random.default_rng(3).normal(size=(2, 97, 2 * inner)).astype(np.float32)[:, :, ::2]
-    bands = maps.cubic(29, 97).adjoint()
-    oracles.same_bits(*(in_pieces(one, bands, x, [0, 13, 50, 97]) for one in (cuda, NumpyCpu())))
 
 
 def _halving(outer: int) -> tuple[Plan, oracles.Tensor]:
@@ -164,7 +157,7 @@ def test_compute_sanitizer_finds_nothing_and_the_bits_are_those_of_numpy(tool: s
         )
     flags = [f"--tool={tool}", "--error-exitcode=86", *QUIET[tool]]
     done = subprocess.run(  # noqa: S603 - NVIDIA's tool on our own program
-        [found, *flags, sys.executable, "-m", gpu_rows.__name__],
+        [found, *flags, sys.executable, "-m", cuda_table.__name__],
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
@@ -176,7 +169,7 @@ def test_compute_sanitizer_finds_nothing_and_the_bits_are_those_of_numpy(tool: s
         pytest.skip(f"compute-sanitizer cannot watch this device: {' '.join(said.split())[:300]}")
     assert done.returncode == 0, said[-4000:]
     assert re.search(r"(ERROR|RACECHECK) SUMMARY: 0 ", said), said[-4000:]
-    assert cuda_table.digest(NumpyCpu(), gpu_rows.few_rows()) in done.stdout.split()
+    assert cuda_table.digest(NumpyCpu(), cuda_table.few_rows()) in done.stdout.split()
 
 
 def _of_service(name: str) -> Any:
@@ -188,17 +181,21 @@ def _of_service(name: str) -> Any:
 @needs_gpu
 def test_threads_at_once_get_the_bits_of_numpy_from_a_server(tmp_path: Path) -> None:
     flags = ("--backend", "cuda", "--log-level", "info")
-    check_load = _of_service("kernels.service_load").check_load
+    callers_of = _of_service("load").Callers
     with _of_service("processes").running_command(*flags, log=tmp_path / "log") as command:
-        assert check_load(command.address, threads=8, turns=4) == 8 * 4 * 7
+        kinds = ("unary", "stream", "many", "large")
+        with callers_of(command.address, *kinds, *kinds) as callers:
+            for _ in range(4):
+                callers.wait_for_more()
+        callers.check()
         assert "device lost" not in command.log
 
 
 @needs_gpu
 def test_a_lost_device_is_replaced_and_calls_in_flight_succeed(tmp_path: Path) -> None:
-    _of_service("kernels.faulty_device").check_replacement(tmp_path, kind="cuda")
+    _of_service("kernels.simulated_device").check_replacement(tmp_path, {"REAL_DEVICE": "1"})
 
 
 @needs_gpu
 def test_a_stray_write_loses_the_device_for_the_process_that_made_it(tmp_path: Path) -> None:
-    _of_service("kernels.faulty_device").check_loss(tmp_path, kind="cuda", env=dict(os.environ))
+    _of_service("kernels.simulated_device").check_loss(tmp_path, {"REAL_DEVICE": "1"})

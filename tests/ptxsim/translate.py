@@ -218,7 +218,7 @@ def _convert(one: Instruction, scope: Scope) -> str:
     narrow = {"f16", "bf16"}
     if source in narrow and to == "f32":
         value = f"ptx::widened({value})"
-    elif to in narrow and source in _FLOATS and one.has("rn"):
+    elif to in narrow and source == "f32" and one.has("rn"):
         value = f"ptx::to_{to}({value})"
     elif {to, source} & narrow or source in _FLOATS:
         raise PtxError(f"unknown form of cvt: {one}")

@@ -86,9 +86,10 @@ extern "C" void sim_free(unsigned char* start) {
   else munmap(block.first - kPage, block.pages_bytes + 2 * kPage);
 }
 
-extern "C" void sim_protect(unsigned char* start) {
+extern "C" void sim_protect(unsigned char* start, int writable) {
   const Allocation& block = allocations().at(start);
-  if (!block.on_heap) mprotect(block.first, block.pages_bytes, PROT_READ);
+  const int how = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  if (!block.on_heap) mprotect(block.first, block.pages_bytes, how);
 }
 
 FaultCatcher::FaultCatcher() {

@@ -1,4 +1,4 @@
-#include "fiber.h"
+#include "internal.h"
 
 #include <cstdint>
 #include <sys/mman.h>

@@ -5,11 +5,11 @@
 #include <cstdlib>
 #include <vector>
 
-#include "fiber.h"
 #include "internal.h"
 
 namespace sim {
 namespace {
+char message[1024];
 constexpr int kWarp = 32;
 enum State { kReady, kAtBlockBarrier, kAtWarpBarrier, kReturned };
 enum Order { kForward = 0, kReverse = 1 };  // others seed a permutation, as module.py has them
@@ -192,15 +192,35 @@ bool is_launchable(const unsigned* grid, const unsigned* block, size_t shared, u
   if (shared > 227 * 1024) report("%zu bytes of shared memory", shared);
   return !failed();
 }
+
+void report_values(const char* format, va_list values) {
+  if (failed()) return;
+  char what[700];
+  vsnprintf(what, sizeof what, format, values);
+  snprintf(message, sizeof message, "%s [block (%u,%u,%u) thread (%u,%u,%u)]", what,
+           place.block.x, place.block.y, place.block.z, place.thread.x, place.thread.y,
+           place.thread.z);
+}
 }  // namespace
 
-void fail(const char* format, ...) {
-  char what[700];
+Place place;
+
+bool failed() { return message[0] != 0; }
+
+void report(const char* format, ...) {
   va_list values;
   va_start(values, format);
-  vsnprintf(what, sizeof what, format, values);
+  report_values(format, values);
   va_end(values);
-  report("%s", what);
+}
+
+extern "C" const char* sim_error() { return message; }
+
+void fail(const char* format, ...) {
+  va_list values;
+  va_start(values, format);
+  report_values(format, values);
+  va_end(values);
   threads[current].state = kReturned;
   leave(threads[current].fiber, true);
   abort();
@@ -235,7 +255,7 @@ uint64_t exchange(uint64_t value, unsigned mask, int from, Site site) {
 extern "C" int sim_launch(Kernel entry, void** arguments, const unsigned* grid,
                           const unsigned* block, size_t shared, unsigned order,
                           unsigned most_threads, size_t first_block, size_t stop_block) {
-  begin_report();
+  message[0] = 0;
   place = {};
   current = -1;
   if (!is_launchable(grid, block, shared, most_threads)) return 1;

@@ -41,7 +41,6 @@ template <class T> static inline void store(void* address, T value) {
 static inline float widened(f16_bits h) { return __half2float({h.bits}); }
 static inline float widened(bf16_bits b) { return __bfloat162float({b.bits}); }
 static inline f16_bits to_f16(float v) { return {__float2half_rn(v).bits}; }
-static inline f16_bits to_f16(double v) { return {__double2half(v).bits}; }
 static inline bf16_bits to_bf16(float v) { return {__float2bfloat16_rn(v).bits}; }
 
 template <class T> static inline T shl(T a, uint32_t by) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,8 +31,8 @@ MIB = 1 << 20
 ILLEGAL = "an illegal memory access was encountered"
 
 
-def simulated(*, capacity: int = 1 << 40, eager: bool = False) -> SimulatedDevice:
-    return SimulatedDevice(cuda_device.compiled(), capacity=capacity, eager=eager)
+def simulated(**more: Any) -> SimulatedDevice:
+    return SimulatedDevice(cuda_device.compiled(), **more)
 
 
 def sliced_plan(outer: int, side: int) -> Plan:

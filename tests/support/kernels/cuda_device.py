@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections import deque
-from collections.abc import Callable, Collection, Mapping
+import math
+from bisect import bisect
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
@@ -17,23 +19,48 @@ import numpy.typing as npt
 
 from cudasim import module
 from cudasim.compiler import Mode
+from cudasim.module import FORWARD, Module, SimError
 from cudasim.module import Buffer as SimulatorBuffer
-from cudasim.module import Module, SimError
-from gradwire_server.backends.cuda import dispatch
+from gradwire_server.backends.cuda import dispatch, programs
+from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.backends.cuda.device import Bytes, DeviceError
-from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch, every_kernel
+from gradwire_server.backends.cuda.programs import Buffer, Launch, Program
 from gradwire_server.errors import DeviceLostError
+from gradwire_server.plans import Plan
 
 SOURCES = Path(str(files("gradwire_server.backends.cuda")))
+# Of an H200, the device that the kernels were designed for.
+MULTIPROCESSORS = 132
 
 Array = npt.NDArray[Any]
 
 
 @cache
 def compiled(
-    mode: Mode = Mode.PLAIN, some: frozenset[Kernel] | None = None, folder: Path = SOURCES
+    mode: Mode = Mode.PLAIN, some: frozenset[str] | None = None, folder: Path = SOURCES
 ) -> Module:
-    return module.compiled(folder, some or every_kernel(), mode)
+    kernels = some or programs.every_kernel()
+    return module.compiled(folder, [(programs.source(one), one) for one in kernels], mode)
+
+
+def program(
+    plan: Plan,
+    source: np.dtype[Any],
+    result: np.dtype[Any],
+    *,
+    multiprocessors: int = MULTIPROCESSORS,
+) -> Program:
+    """Return the program for all outer slices of a plan."""
+    outer = math.prod(plan.input_shape[: dispatch.outer_axes(plan)])
+    return dispatch.program(plan, source, result, outer=outer, multiprocessors=multiprocessors)
+
+
+def simulated_cuda(
+    module: Module, *, order: int = FORWARD, multiprocessors: int = MULTIPROCESSORS
+) -> Cuda:
+    """Return a backend that runs the program of a whole plan where its tensors are small."""
+    device = SimulatedDevice(module, order=order, multiprocessors=multiprocessors)
+    return Cuda(device, memory_bytes=128 << 20, streams=1, buffer_bytes=8 << 20)
 
 
 class SimulatedMemory:
@@ -46,15 +73,16 @@ class SimulatedMemory:
 class SimulatedDevice:
     """What the CUDA backend asks of a device, on the CPU.
 
-    Its pool poisons released blocks and lends them again. Streams refuse tasks whose memory was
-    released meanwhile.
+    Its pool guards every block, poisons released ones and lends them again. Streams refuse tasks
+    whose memory was released meanwhile. Kernels can write to their result only.
 
     multiprocessors  that it says it has
+    order            in which the threads of a block run, as `cudasim.module` has it
     capacity         bytes of memory
     eager            whether streams do everything at once instead of at the last moment
     lent             bytes of blocks that are in use
-    most_taken       most bytes that the pool ever had, in use or cached
-    sizes            bytes of each block that the pool ever took from the device
+    memory_taken     bytes of blocks that are in use or cached
+    most_taken       most bytes that the pool ever had
     broken           why everything fails from now on; empty where it does not
     refused          why a task is refused, once; likewise
     accepted         tasks that are accepted before that one
@@ -70,14 +98,14 @@ class SimulatedDevice:
         self,
         module: Module,
         *,
-        multiprocessors: int = dispatch.MULTIPROCESSORS,
+        multiprocessors: int = MULTIPROCESSORS,
+        order: int = FORWARD,
         capacity: int = 1 << 40,
         eager: bool = False,
     ) -> None:
-        self.module, self.multiprocessors, self.capacity = module, multiprocessors, capacity
-        self.eager = eager
-        self.lent = self.most_taken = 0
-        self.sizes = list[int]()
+        self.module, self.multiprocessors, self.order = module, multiprocessors, order
+        self.capacity, self.eager = capacity, eager
+        self.lent = self.memory_taken = self.most_taken = 0
         self.broken = self.refused = ""
         self.accepted = 0
         self.lock = RLock()
@@ -86,53 +114,56 @@ class SimulatedDevice:
         self.streams = 0
         self._memory_lock = RLock()
         self._limit = 0
-        self._cached = list[SimulatorBuffer]()
-        self._in_use = dict[int, tuple[int, int]]()
+        self._cached = defaultdict[int, list[SimulatorBuffer]](list)
+        # Blocks in use in the order of their addresses, each with the number of its loan.
+        self._in_use = list[tuple[int, int, SimulatorBuffer]]()
         self._loans = 0
         self._pinned = dict[int, int]()
 
-    @property
-    def memory_taken(self) -> int:
-        return self.lent + sum(one.nbytes for one in self._cached)
-
-    def load(self, kernels: Collection[Kernel]) -> None: ...
+    def load(self) -> None: ...
 
     def limit_memory(self, nbytes: int) -> None:
         self._limit = nbytes
 
     def allocate(self, nbytes: int) -> SimulatedMemory:
         with self._memory_lock:
-            buffer = next((one for one in self._cached if one.nbytes == nbytes), None)
-            if buffer is None:
-                most = min(self._limit, self.capacity)
-                if self.memory_taken + nbytes > most:
-                    self._cached.clear()
-                if self.lent + nbytes > most:
-                    raise MemoryError(f"{nbytes} bytes of a simulated device beside {self.lent}")
-                buffer = self.module.buffer(nbytes)
-                self.sizes.append(nbytes)
-            else:
-                self._cached.remove(buffer)
+            cached = self._cached[nbytes]
+            buffer = cached.pop() if cached else self._taken(nbytes)
             self.lent += nbytes
-            self.most_taken = max(self.most_taken, self.memory_taken)
             self._loans += 1
-            self._in_use[buffer.address] = nbytes, self._loans
+            place = bisect(self._in_use, (buffer.address,))
+            self._in_use.insert(place, (buffer.address, self._loans, buffer))
             made = SimulatedMemory(buffer)
-            finalize(made, self._take_back, buffer)
+            finalize(made, self._take_back, self._in_use[place])
             return made
 
-    def _take_back(self, buffer: SimulatorBuffer) -> None:
+    def _taken(self, nbytes: int) -> SimulatorBuffer:
+        most = min(self._limit, self.capacity)
+        if self.memory_taken + nbytes > most:
+            self._cached.clear()
+            self.memory_taken = self.lent
+        if self.lent + nbytes > most:
+            raise MemoryError(f"{nbytes} bytes of a simulated device beside {self.lent}")
+        self.memory_taken += nbytes
+        self.most_taken = max(self.most_taken, self.memory_taken)
+        return self.module.buffer(nbytes, order=self.order)
+
+    def _take_back(self, loan: tuple[int, int, SimulatorBuffer]) -> None:
         with self._memory_lock:
-            del self._in_use[buffer.address]
+            self._in_use.remove(loan)
+            buffer = loan[-1]
             self.lent -= buffer.nbytes
             ctypes.memset(buffer.address, 0xFF, buffer.nbytes)
-            self._cached.append(buffer)
+            self._cached[buffer.nbytes].append(buffer)
 
-    def loan(self, address: int, nbytes: int) -> int:
-        """Return the number of the loan that memory belongs to; AssertionError where it is none."""
-        for first, (size, number) in list(self._in_use.items()):
-            if first <= address and address + nbytes <= first + size:
-                return number
+    def loan(self, address: int, nbytes: int = 0) -> tuple[int, int, SimulatorBuffer]:
+        """Return the loan that memory belongs to; AssertionError where it is none."""
+        with self._memory_lock:
+            place = bisect(self._in_use, (address + 1,)) - 1
+            if place >= 0:
+                found = self._in_use[place]
+                if address + nbytes <= found[0] + found[-1].nbytes:
+                    return found
         raise AssertionError("memory is used that no call holds")
 
     def pinned(self, nbytes: int) -> Bytes:
@@ -173,18 +204,30 @@ class SimulatedStream:
     def up(self, address: int, source: Bytes) -> None:
         self._device.check_pinned(source)
         places = (address, source.ctypes.data, source.nbytes)
-        self._give("up", [(address, source.nbytes)], ctypes.memmove, *places)
+        self._give("up", [(address, source.nbytes)], partial(ctypes.memmove, *places))
 
     def down(self, target: Bytes, address: int) -> None:
         self._device.check_pinned(target)
         places = (target.ctypes.data, address, target.nbytes)
-        self._give("down", [(address, target.nbytes)], ctypes.memmove, *places)
+        self._give("down", [(address, target.nbytes)], partial(ctypes.memmove, *places))
 
     def launch(self, launch: Launch, addresses: Mapping[Buffer, int]) -> None:
-        given, run = launch.resolved(addresses), self._device.module.launch
         used = [(addresses[one], 0) for one in launch.arguments if isinstance(one, Buffer)]
-        what = (launch.kernel.expression, launch.grid, launch.block, given)
-        self._give("launch", used, run, *what)
+        run = partial(self._launch, launch, launch.resolved(addresses), used[1:])
+        self._give("launch", used, run)
+
+    def _launch(
+        self, launch: Launch, given: tuple[np.generic, ...], read: list[tuple[int, int]]
+    ) -> None:
+        device, where = self._device, (launch.kernel, launch.grid, launch.block)
+        only_read = [device.loan(*one)[-1] for one in read]
+        for one in only_read:
+            one.protect()
+        try:
+            device.module.launch(*where, given, order=device.order)
+        finally:
+            for one in only_read:
+                one.protect(writable=True)
 
     def mark(self, *, blocking: bool) -> Callable[[], None]:
         """Return a function that does all tasks so far, and nothing else."""
@@ -196,19 +239,13 @@ class SimulatedStream:
             self._device.trace.append(("wait", self._number))
             self._do(until)
 
-    def _give(
-        self,
-        what: str,
-        used: Collection[tuple[int, int]],
-        task: Callable[..., object],
-        *arguments: object,
-    ) -> None:
+    def _give(self, what: str, used: list[tuple[int, int]], task: Callable[[], object]) -> None:
         """Take a task; used are the addresses and sizes of the memory that it uses."""
         loans = [self._device.loan(*one) for one in used]
 
         def run() -> None:
             assert [self._device.loan(*one) for one in used] == loans, "memory was lent again"
-            task(*arguments)
+            task()
 
         self._device.entered.set()
         with self._device.lock:

@@ -13,8 +13,10 @@ import numpy as np
 
 from cudasim.module import Buffer, Module
 from gradwire_server.backends import NumpyCpu
-from gradwire_server.backends.cuda import dispatch, programs
+from gradwire_server.backends.cuda.programs import Buffer as Place
+from gradwire_server.backends.cuda.programs import Program, X, Y
 from gradwire_server.plans import BandedMap, Plan
+from support.kernels import cuda_device
 from support.kernels import kernel_maps as maps
 from support.kernels.backend_calls import applied
 from support.oracles import oracles
@@ -42,8 +44,8 @@ class Huge(NamedTuple):
         return _plan(self.shape, self.moving)
 
     @property
-    def program(self) -> programs.Program:
-        return dispatch.program(self.plan, _HALF, _HALF)
+    def program(self) -> Program:
+        return cuda_device.program(self.plan, _HALF, _HALF)
 
     def check(self, module: Module) -> None:
         """Assert that the end of the result has NumPy's bits."""
@@ -109,26 +111,18 @@ def _plan(shape: tuple[int, ...], moving: Mapping[int, BandedMap]) -> Plan:
 def _check_last_blocks(
     module: Module, plan: Plan, x: Buffer, expected: oracles.Tensor, *, share: float
 ) -> None:
-    """Run the share of each launch's blocks that comes last, in the last slice of the program."""
-    size, program = math.prod(plan.output_shape), dispatch.program(plan, _HALF, _HALF)
+    """Run the share of each launch's blocks that comes last."""
+    size, program = math.prod(plan.output_shape), cuda_device.program(plan, _HALF, _HALF)
     y = module.sparse(size * _HALF.itemsize)
-    buffers = {programs.Buffer("x"): x, programs.Buffer("y"): y}
-    tables = map(module.holding, program.tables)
-    buffers.update({programs.Buffer("table", i): one for i, one in enumerate(tables)})
-    scratch = map(module.sparse, program.scratch)
-    buffers.update({programs.Buffer("scratch", i): one for i, one in enumerate(scratch)})
+    buffers: dict[Place, Buffer] = {X: x, Y: y}
+    buffers |= {place: module.holding(one) for place, one in program.tables.items()}
+    buffers |= {place: module.sparse(nbytes) for place, nbytes in program.scratch.items()}
     addresses = {place: buffer.address for place, buffer in buffers.items()}
-    # The first launch of each slice is the one that reads x.
-    reads = [
-        {one for one in launch.arguments if isinstance(one, programs.Buffer)}
-        for launch in program.launches
-    ]
-    slices = [number for number, one in enumerate(reads) if programs.X in one]
-    for launch in program.launches[slices[-1] :]:
+    for launch in program.launches:
         blocks = math.prod(launch.grid)
-        count = min(blocks, math.ceil(blocks * share * len(slices)) + 2)
+        count = min(blocks, math.ceil(blocks * share) + 2)
         module.launch(
-            launch.kernel.expression,
+            launch.kernel,
             launch.grid,
             launch.block,
             launch.resolved(addresses),

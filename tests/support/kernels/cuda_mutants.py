@@ -7,11 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from cudasim import module
 from cudasim.compiler import Mode
 from support.kernels import cuda_huge, cuda_table
-from support.kernels.cuda_device import SOURCES
-from support.kernels.cuda_programs import SimulatedCuda
+from support.kernels.cuda_device import SOURCES, compiled, simulated_cuda
 from support.kernels.cuda_table import Row
 from support.oracles import oracles
 
@@ -33,9 +31,9 @@ staged numbers are overwritten without a barrier | contiguous_pass.cu | a band w
 
 threads without a result leave before a barrier | contiguous_pass.cu | a band wider than 4096
 | barrier divergence
--  C sum = mine &&
+-  C sum = nothing<C>();
 +  if (!mine) return;
-+  C sum = mine &&
++  C sum = nothing<C>();
 
 shared memory is too short | contiguous_pass.cu | a band wider than 4096 | out of bounds
 -[STAGED + STAGED / WARP]
@@ -104,8 +102,8 @@ taps of weight 0 are skipped | numbers.cuh | awkward weights, several taps, insi
 +  return __fadd_rn(
 
 outputs without taps are not filled | axis_pass.cu | pixels of rows with gaps, fill -1.5
--if (o < carried || begin < end)
-+if (o < carried || begin <= end)
+-if (begin < end)
++if (begin <= end)
 
 results are cut off instead of rounded | numbers.cuh | columns of an image | bfloat16
 -__float2bfloat16_rn(number)
@@ -191,21 +189,21 @@ class Mutant(NamedTuple):
 
     def run(self) -> None:
         """Raise what the mistake leads to, or let a sanitizer end the process."""
-        formats = (_TYPES[self.dtype],) * 2
+        formats = _TYPES[self.dtype], _TYPES[self.dtype]
         cases = [one for one in cuda_table.cases() if one.name == self.case]
         rows = [Row(one, formats, how) for one in cases for how in cuda_table.NUMBERS]
         huge = [one for one in cuda_huge.huge() if not rows and one.name == self.case]
         programs = [*(row.program for row in rows), *(one.program for one in huge)]
         assert programs, f"{self.case} is in no table"
-        kernels = {launch.kernel for program in programs for launch in program.launches}
+        kernels = frozenset(launch.kernel for one in programs for launch in one.launches)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name, "cuda")
             shutil.copytree(SOURCES, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
             source = folder / self.source
             source.write_text(self.changed(source.read_text()))
-            made = module.compiled(folder, kernels, self.mode)
+            made = compiled(self.mode, kernels, folder)
         for row in rows:
-            row.check(SimulatedCuda(made, multiprocessors=0))
+            row.check(simulated_cuda(made, multiprocessors=0))
         for one in huge:
             one.check(made)
 

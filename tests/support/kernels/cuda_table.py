@@ -1,12 +1,18 @@
 """What every device that runs the CUDA kernels must compute with NumPy's bits, row by row.
 
 A device is anything with a backend's apply(): the simulated ones of cuda_device.py and a real GPU.
+
+    PYTHONPATH=server:client:tests python tests/support/kernels/cuda_table.py [sim]
+
+computes few_rows() on a device, for a tool that watches the process, and prints one hash of all
+results, which is NumPy's where the bits are.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import sys
 import zlib
 from collections.abc import Collection, Iterator
 from functools import cache
@@ -16,11 +22,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from gradwire_server.backends import NumpyCpu
-from gradwire_server.backends.cuda import dispatch
-from gradwire_server.backends.cuda.programs import Kernel, Program
+from gradwire_server.backends.cuda import cupy_device
+from gradwire_server.backends.cuda.backend import Cuda
+from gradwire_server.backends.cuda.programs import Program
 from gradwire_server.plans import BandedMap, Plan
+from support.kernels import cuda_device, kernel_table
 from support.kernels import kernel_maps as maps
-from support.kernels import kernel_table
 from support.kernels.backend_calls import Applies, applied
 from support.kernels.kernel_table import FORMATS, Case, Formats
 from support.oracles import oracles
@@ -46,10 +53,10 @@ class Row(NamedTuple):
 
     @property
     def program(self) -> Program:
-        return dispatch.program(self.case.plan, *self.formats)
+        return cuda_device.program(self.case.plan, *self.formats)
 
     @property
-    def kernels(self) -> frozenset[Kernel]:
+    def kernels(self) -> frozenset[str]:
         return frozenset(launch.kernel for launch in self.program.launches)
 
     @property
@@ -58,10 +65,14 @@ class Row(NamedTuple):
         return math.prod(self.case.plan.input_shape) + math.prod(self.case.plan.output_shape)
 
     def check(self, device: Applies) -> None:
-        oracles.same_bits(self.result(device), self.result(NumpyCpu()))
+        x = self._x()
+        oracles.same_bits(*(self._applied(one, x) for one in (device, NumpyCpu())))
 
     def result(self, device: Applies) -> oracles.Tensor:
-        return applied(device, self.case.plan, self._x(), self.formats[1])
+        return self._applied(device, self._x())
+
+    def _applied(self, device: Applies, x: oracles.Tensor) -> oracles.Tensor:
+        return applied(device, self.case.plan, x, self.formats[1])
 
     def _x(self) -> oracles.Tensor:
         if self.numbers != "special":
@@ -92,6 +103,16 @@ def watched_rows() -> list[Row]:
     """Return rows for the sanitizers, which take long: small tensors, one type of each size."""
     formats = [(np.dtype(one),) * 2 for one in (np.float16, np.float32, np.float64)]
     return [row for row in rows() if row.formats in formats and row.size <= 20_000]
+
+
+def few_rows() -> list[Row]:
+    """Return rows that launch every kernel that any row does, on as few numbers as that takes."""
+    found, seen = list[Row](), set[str]()
+    for row in sorted(rows(), key=lambda row: row.size):
+        if not row.kernels <= seen:
+            seen |= row.kernels
+            found.append(row)
+    return found
 
 
 def digest(device: Applies, some: Collection[Row]) -> str:
@@ -258,3 +279,14 @@ def check_rows(backend: Applies, *, columns: int, period: int = 1_000_003) -> No
     for first in range(0, columns, period):
         part = y[:, first : first + period]
         oracles.same_bits(part.copy(), expected[:, : part.shape[1]].copy())
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        backend = cuda_device.simulated_cuda(cuda_device.compiled())
+    else:
+        try:
+            backend = Cuda(cupy_device.CupyDevice(), memory_bytes=256 << 20).on_device()
+        except ImportError as error:
+            sys.exit(f"cuda cannot run here: {error}")
+    sys.stdout.write(digest(backend, few_rows()) + "\n")

@@ -1,6 +1,10 @@
 """Simulated GPUs for real servers, which tests tell to fail through files in a folder.
 
     python -m support.kernels.simulated_device FLAGS    is gradwire-server, but for its devices
+    python -m support.kernels.simulated_device          computes, loses its GPU, and computes again
+
+With REAL_DEVICE=1 it is this machine's GPU, whose failures stay with the process that made them:
+broken-0 has it write to an address that is nobody's.
 
 Files, N being the number of a GPU; those of one failure are taken away by the first process that
 meets them:
@@ -21,22 +25,33 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from gradwire import RetryPolicy
 from gradwire_server import __main__ as server
 from gradwire_server import backends
+from gradwire_server.backends.cuda.backend import Cuda
+from gradwire_server.backends.cuda.cupy_device import CupyDevice, CupyStream
+from gradwire_server.backends.cuda.device import Device
+from gradwire_server.backends.cuda.programs import Buffer, Launch
 from gradwire_server.errors import DeviceLostError
 from gradwire_server.processes import supervised
 from support.kernels import cuda_device
 from support.kernels.cuda_device import SimulatedDevice, SimulatedMemory
-from support.processes import Command, running_command
+from support.processes import Command, environment, running_command
 
-# The variable that names the folder.
-FOLDER = "SIMULATED_DEVICES"
+# The variables that name the folder, and that ask for the real device.
+FOLDER, REAL = "SIMULATED_DEVICES", "REAL_DEVICE"
 NONE = "the NVIDIA driver sees no device"
 ILLEGAL = "an illegal memory access was encountered"
 AWAY = "all CUDA-capable devices are busy or unavailable"
@@ -52,8 +67,9 @@ def check() -> int:
     return there if named is None else len(named.split(","))
 
 
-def open_device(*, cache_dir: str) -> SimulatedDevice:
-    del cache_dir  # g++ keeps its own
+def open_device(*, cache_dir: str) -> Device:
+    if os.environ.get(REAL):
+        return _RealDevice(cache_dir=cache_dir)
     folder, (number,) = Path(os.environ[FOLDER]), os.environ["CUDA_VISIBLE_DEVICES"].split(",")
     while (folder / f"waits-{number}").exists():
         time.sleep(0.01)
@@ -84,6 +100,34 @@ class _Device(SimulatedDevice):
         if (self._folder / f"full-{self._number}").exists():
             raise MemoryError(f"{nbytes} bytes of a simulated device")
         return super().allocate(nbytes)
+
+
+class _RealStream(CupyStream):
+    def launch(self, launch: Launch, addresses: Mapping[Buffer, int]) -> None:
+        if _takes(Path(os.environ[FOLDER], "broken-0")):
+            _write_astray()
+        super().launch(launch, addresses)
+
+
+class _RealDevice(CupyDevice):
+    cpu_work = 0
+
+    def stream(self) -> CupyStream:
+        return _RealStream(self)
+
+
+_STRAY = 'extern "C" __global__ void stray(int* nobodys) { *nobodys = 1; }'
+
+
+def _write_astray() -> None:
+    """Have the driver find the write; what CUDA is asked for after that fails too."""
+    cupy: Any = import_module("cupy")
+    cupy.RawKernel(_STRAY, "stray")((1,), (1,), (np.uint64(8),))
+    try:
+        cupy.cuda.runtime.deviceSynchronize()
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return
+    raise AssertionError("a write to address 8 went unnoticed")
 
 
 def _takes(file: Path) -> bool:
@@ -123,6 +167,48 @@ def serving(
         yield command
 
 
+def check_loss(folder: Path, env: Mapping[str, str]) -> None:
+    """Assert that a process that loses its device says so from then on, and gives no bits."""
+    every = environment({"CUDA_VISIBLE_DEVICES": "0", **variables(folder), **env})
+    told = subprocess.check_output([sys.executable, *PROGRAM], env=every, text=True)  # noqa: S603
+    assert told.split() == ["computed", "lost", "lost"]
+
+
+def check_replacement(folder: Path, env: Mapping[str, str]) -> None:
+    """Assert that a server whose device is lost under load loses no call and serves again."""
+    # Here, since each server imports this module.
+    load: Any = import_module("support.load")
+    retry = RetryPolicy(max_attempts=60, max_backoff_s=0.5)
+    with (
+        serving(folder, env=env) as command,
+        load.Callers(command.address, "unary", "stream", "many", "sums", retry=retry) as callers,
+    ):
+        callers.wait_for_more()
+        (folder / "broken-0").touch()
+        command.wait_for_log(" device lost ")
+        command.wait_for_log(" worker serves ", times=2)
+        callers.wait_for_more()
+    callers.check()
+
+
+def _lose(folder: Path) -> None:
+    backend = Cuda(open_device(cache_dir=""), memory_bytes=256 << 20)
+    cuda_table: Any = import_module("support.kernels.cuda_table")
+    row, other = cuda_table.watched_rows()[:2]
+    row.check(backend)
+    said = ["computed"]
+    (folder / "broken-0").touch()
+    for one in (row, other):
+        try:
+            one.result(backend)
+        except DeviceLostError:
+            said.append("lost")
+    sys.stdout.write(" ".join(said) + "\n")
+    sys.stdout.flush()
+    # What CuPy gives back as the interpreter ends would complain of the lost device.
+    os._exit(0)
+
+
 _kill = os.kill
 _spared = set[int]()
 
@@ -136,6 +222,8 @@ def _kill_in_vain(pid: int, number: int) -> None:
 
 
 if __name__ == "__main__":
+    if not sys.argv[1:]:
+        _lose(Path(os.environ[FOLDER]))
     if (Path(os.environ[FOLDER]) / "unkillable").exists():
         os.kill = _kill_in_vain
         # After which a process that SIGKILL has not ended counts as held.

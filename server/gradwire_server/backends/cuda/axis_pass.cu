@@ -13,8 +13,7 @@ __global__ void __launch_bounds__(THREADS) axis_pass(
     const typename Compute<In>::type* __restrict__ weight,
     unsigned jobs, int64 inner,  // inner % V == 0
     int inputs, int outputs, int strip,
-    int carried,  // outputs below add to what is in y
-    Out fill) {   // of the others without taps
+    Out fill) {  // of outputs without taps
   typedef typename Compute<In>::type C;
   const unsigned job = blockIdx.x * THREADS + threadIdx.x;
   if (job >= jobs) return;
@@ -27,12 +26,11 @@ __global__ void __launch_bounds__(THREADS) axis_pass(
   for (int o = first; o < stop; o++, to += inner) {
     const int begin = offset[o], end = offset[o + 1];
     C sum[V];
-#pragma unroll
-    for (int v = 0; v < V; v++) sum[v] = o < carried ? C(widened(to[v])) : nothing<C>();
+    begin_sums(sum);
     const In* tap = from + start[o] * inner;
 #pragma unroll 4
     for (int t = begin; t < end; t++, tap += inner) add_vector(sum, weight[t], loaded<V>(tap));
-    if (o < carried || begin < end) {
+    if (begin < end) {
       store(to, rounded_vector<Out>(sum));
     } else {
       store(to, filled<Out, V>(fill));

@@ -15,22 +15,19 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
-from functools import cache, partial
+from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
-from typing import Any
-
-import numpy as np
 
 from gradwire_server.backends import Backend, BindsArrays, instead_of_compiled
 from gradwire_server.backends.call_deadline import wait_s
 from gradwire_server.backends.cuda import dispatch
-from gradwire_server.backends.cuda.device import Array, Device, DeviceBlock, DeviceError
-from gradwire_server.backends.cuda.programs import Buffer, Program, X, Y, every_kernel, packed
-from gradwire_server.backends.cuda.staging import CallQueue, StagedStream
+from gradwire_server.backends.cuda.device import Array, Device, DeviceError
+from gradwire_server.backends.cuda.programs import Program, X, Y
+from gradwire_server.backends.cuda.staging import CallQueue, Memory, StagedStream
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.errors import DeviceLostError
 from gradwire_server.lru import Recent
@@ -43,8 +40,10 @@ _STREAMS = 4
 _BUFFER_BYTES = 4 << 20
 # Copied bytes for which a call needs as many multiplications again as `cpu_work`.
 _CPU_WORK_BYTES = 800 << 10
-# Most cached programs, most bytes of their tables on the host, and the fraction of the limit (its
-# divisor) for tables on the device.
+# Fraction of the limit, as its divisor, that a part's input or result takes at most.
+_PARTS = 16
+# Most cached programs, most bytes of their tables, and the fraction of the limit (its divisor) for
+# tables on the device.
 _MOST_PROGRAMS = 512
 _TABLE_BYTES = 64 << 20
 _TABLES_SHARE = 8
@@ -52,65 +51,47 @@ _TABLES_SHARE = 8
 _WAIT_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class _DeviceCall:
-    """Arrays x[outer, ...] and y[outer, ...] with the program for outer slices.
+@dataclass(eq=False, slots=True)
+class _Loaded:
+    """A program for some outer slices.
 
-    program  returns the program for a number of slices
-    recurs   whether other calls use the same program
-    carried  whether y is read too
-    """
-
-    x: Array
-    y: Array
-    program: Callable[[int], Program]
-    recurs: bool = True
-    carried: bool = False
-
-    @property
-    def slice_bytes(self) -> tuple[int, int]:
-        """Bytes of x and of y for one outer slice."""
-        return self.x.nbytes // len(self.x), self.y.nbytes // len(self.y)
-
-    def slices(self, part_bytes: int) -> int:
-        """Return the slices of a part of at most part_bytes.
-
-        Parts are equal, and have one slice at least.
-        """
-        most = max(1, part_bytes // max(self.slice_bytes))
-        parts = -(-len(self.x) // most)
-        return -(-len(self.x) // parts)
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """The program and the device memory of a call.
-
-    program    program of a part
-    slices     slices that the program is made for; the last part may have fewer
-    addresses  addresses of the program's buffers
-    memory     the block of x, y and scratch, then that of the tables; empty after release()
-    uploads    bytes of the tables if they are not on the device yet, else 0
+    tables  tables on the device, once a call has copied them
     """
 
     program: Program
     slices: int
-    addresses: Mapping[Buffer, int]
-    memory: list[DeviceBlock]
-    uploads: int
+    tables: Memory = field(default_factory=Memory)
 
-    def release(self) -> None:
-        """Release the memory."""
-        self.memory.clear()
+    def run(self, staged: StagedStream, memory: Memory, x: Array, y: Array) -> None:
+        """Compute y[outer, ...] from x[outer, ...], part by part."""
+        at = {place: block.ptr for place, block in memory.items()}
+        try:
+            for place, table in self.program.tables.items():
+                if memory[place] is not self.tables.get(place):
+                    staged.up(at[place], table)
+            for first in range(0, len(x), self.slices):
+                part = slice(first, first + self.slices)
+                staged.up(at[X], x[part])
+                for launch in self.program.launches:
+                    staged.stream.launch(launch, at)
+                staged.down(y[part], at[Y])
+            staged.drain()
+        except BaseException:
+            with contextlib.suppress(DeviceError, DeviceLostError, MemoryError):
+                staged.abandon()
+            raise
+        # Of calls at once, the first one's stay.
+        for place in self.program.tables:
+            self.tables.setdefault(place, memory[place])
 
 
 class Cuda:
     """Applies plans on a device. Thread-safe.
 
     memory_bytes  most device memory of the pool
-    cpu           computes calls of few multiplications, and plans without passes
+    cpu           computes calls of few multiplications, sums, and plans without passes
     cpu_work      multiplications below which cpu computes a call, and as many more for each 800 KiB
-                  that it would copy; None for the device's own
+                  that it would copy
     streams       concurrent calls; others wait in order of arrival
     buffer_bytes  bytes of a pinned buffer; each stream has a few
     """
@@ -125,18 +106,17 @@ class Cuda:
         *,
         memory_bytes: int,
         cpu: Backend | None = None,
-        cpu_work: int | None = None,
         streams: int = _STREAMS,
         buffer_bytes: int = _BUFFER_BYTES,
     ) -> None:
         device.limit_memory(memory_bytes)
-        self._device, self._limit, self._buffer_bytes = device, memory_bytes, buffer_bytes
+        self._device, self._limit = device, memory_bytes
+        self._part_bytes = min(buffer_bytes, memory_bytes // _PARTS)
         self._cpu = cpu or NumpyCpu()
-        self.cpu_work = device.cpu_work if cpu_work is None else cpu_work
-        self._streams = [StagedStream(device, buffer_bytes=buffer_bytes) for _ in range(streams)]
-        self.queue = CallQueue(self._streams)
-        self._programs = Recent[Program](most=_MOST_PROGRAMS, max_weight=_TABLE_BYTES)
-        self._forget_tables()
+        self.cpu_work = device.cpu_work
+        self.queue = CallQueue([StagedStream(device, buffer_bytes) for _ in range(streams)])
+        table_bytes = min(_TABLE_BYTES, memory_bytes // _TABLES_SHARE)
+        self._programs = Recent[_Loaded](most=_MOST_PROGRAMS, max_weight=table_bytes)
         # Approximate when threads count concurrently.
         self.computed_by = Counter[str]()
         self._lock = Lock()
@@ -168,138 +148,84 @@ class Cuda:
             except Exception as error:  # noqa: BLE001 - another version of numba may raise anything
                 self._cpu, _ = instead_of_compiled("auto", error)
             with self._noting_loss():
-                self._device.load(every_kernel())
+                self._device.load()
             self._is_loaded = True
 
     def apply(self, plan: Plan, x: Array, y: Array) -> None:
         """Write the plan's result for x to y, as `Backend` specifies."""
-        self._check()
-        if not y.size:
+        if not self._is_for_device(plan, x, y):
+            self._on_cpu(partial(self._cpu.apply, plan, x, y))
             return
-        if self._is_for_device(plan, x, y):
-            self._compute(self._call(plan, x, y))
-        else:
-            self.computed_by[self._cpu.name] += 1
-            self._cpu.apply(plan, x, y)
+        first = dispatch.outer_axes(plan)
+        x, y = (one.reshape(math.prod(one.shape[:first]), *one.shape[first:]) for one in (x, y))
+        loaded = self._loaded(plan, x, y)
+        self.warm_up()
+        self.computed_by[self.name] += 1
+        turn = self.queue.turn(partial(self._allocate, loaded, x, y), wait_s=wait_s(_WAIT_S))
+        # A loss is noted before the next call gets the stream.
+        with turn as (staged, memory), self._noting_loss():
+            loaded.run(staged, memory, x, y)
 
     def bound(self, plan: Plan, x: Array, y: Array) -> Callable[[], None]:
         """Return apply(plan, x, y) for arrays that stay, as `BindsArrays` specifies."""
         if self._is_for_device(plan, x, y) or not isinstance(self._cpu, BindsArrays):
             return partial(self.apply, plan, x, y)
-        run = self._cpu.bound(plan, x, y)
-
-        def run_on_cpu() -> None:
-            self._check()
-            self.computed_by[self._cpu.name] += 1
-            run()
-
-        return run_on_cpu
+        return partial(self._on_cpu, self._cpu.bound(plan, x, y))
 
     def accumulate(self, bands: BandedMap, x: Array, y: Array, *, axis: int, carried: int) -> None:
-        """Add every output's taps on x to y, as `Backend` specifies."""
+        """Add every output's taps on x to y, as `Backend` specifies.
+
+        The CPU does: sums would have to be copied to the device and back for each piece of input.
+        """
+        self._on_cpu(partial(self._cpu.accumulate, bands, x, y, axis=axis, carried=carried))
+
+    def _on_cpu(self, run: Callable[[], None]) -> None:
         self._check()
-        if not y.size:
-            return
-        if not self._pays(bands.nnz * (y.size // bands.outputs), x, y):
-            self.computed_by[self._cpu.name] += 1
-            self._cpu.accumulate(bands, x, y, axis=axis, carried=carried)
-            return
-        if axis == 0:
-            x, y, axis = x[None], y[None], 1
-
-        @cache
-        def program(slices: int) -> Program:
-            return dispatch.accumulation(
-                bands,
-                (slices, *x.shape[1:]),
-                x.dtype,
-                axis=axis,
-                carried=carried,
-                multiprocessors=self._device.multiprocessors,
-            )
-
-        self._compute(_DeviceCall(x, y, program, recurs=False, carried=carried > 0))
+        self.computed_by[self._cpu.name] += 1
+        run()
 
     def _is_for_device(self, plan: Plan, x: Array, y: Array) -> bool:
-        return bool(plan.passes) and self._pays(plan.work, x, y)
+        """Whether there is work for passes, and the device is faster."""
+        light = self.cpu_work + self.cpu_work * (x.nbytes + y.nbytes) // _CPU_WORK_BYTES
+        return bool(y.size and plan.passes) and plan.work >= light
 
-    def _pays(self, work: int, x: Array, y: Array) -> bool:
-        """Whether the device is faster at a call of `work` multiplications."""
-        return work >= self.cpu_work + self.cpu_work * (x.nbytes + y.nbytes) // _CPU_WORK_BYTES
-
-    def _call(self, plan: Plan, x: Array, y: Array) -> _DeviceCall:
-        """Return the call that applies a plan."""
-        first = dispatch.outer_axes(plan)
-        # Cached per call too: some programs are too large for the shared cache.
-        program = cache(partial(self._program, plan, x.dtype, y.dtype))
-        x, y = (one.reshape(math.prod(one.shape[:first]), *one.shape[first:]) for one in (x, y))
-        return _DeviceCall(x, y, program)
-
-    def _compute(self, call: _DeviceCall) -> None:
-        self.warm_up()
-        self.computed_by[self.name] += 1
-        slices = call.slices(self._buffer_bytes)
-        call.program(slices)  # before the queue, so that other calls do not wait for it
-        turn = self.queue.turn(partial(self._hold, call, slices), wait_s=wait_s(_WAIT_S))
-        # A loss is noted before the next call gets the stream.
-        with turn as (staged, held), self._noting_loss():
-            _run(staged, call, held)
-            if held.uploads and call.recurs:
-                self._tables.keep(held.program, held.memory[-1], weight=held.uploads)
-
-    def _hold(self, call: _DeviceCall, slices: int) -> _Held:
-        """Allocate all memory of a call.
-
-        Parts are smaller if there is not enough.
-        """
-        is_short = False
-        while True:
-            self._check()
-            try:
-                with self._noting_loss():
-                    return self._held(call, slices)
-            except MemoryError as error:
-                why = str(error)
-            # Not inside `except`, whose traceback refers to memory.
-            if is_short and slices == 1:
-                raise MemoryError(f"{why}; cuda_memory_bytes is {self._limit}")
-            self._forget_tables()
-            is_short, slices = True, -(-slices // 2)
-
-    def _held(self, call: _DeviceCall, slices: int) -> _Held:
-        program = call.program(slices)
-        sizes = [*(slices * one for one in call.slice_bytes), *program.scratch]
-        offsets, work_bytes = packed(sizes)
-        table_offsets, table_bytes = packed([one.nbytes for one in program.tables])
-        memory, kept = [self._device.allocate(work_bytes)], self._tables.get(program)
-        uploads = table_bytes if kept is None else 0
-        if kept is not None:
-            memory.append(kept)
-        elif uploads:
-            memory.append(self._device.allocate(uploads))
-        at_x, at_y, *scratch = (memory[0].ptr + one for one in offsets)
-        tables = [memory[-1].ptr + one for one in table_offsets]
-        addresses = {X: at_x, Y: at_y}
-        addresses |= {Buffer("scratch", number): at for number, at in enumerate(scratch)}
-        addresses |= {Buffer("table", number): at for number, at in enumerate(tables)}
-        return _Held(program, slices, addresses, memory, uploads)
-
-    def _program(
-        self, plan: Plan, source: np.dtype[Any], result: np.dtype[Any], slices: int
-    ) -> Program:
-        """Return a plan's program for a number of slices."""
-        key = plan, source, result, slices
+    def _loaded(self, plan: Plan, x: Array, y: Array) -> _Loaded:
+        """Return a plan's program for equal parts along the outer axis."""
+        count = len(x)
+        most = max(1, self._part_bytes // (max(x.nbytes, y.nbytes) // count))
+        slices = -(-count // -(-count // most))
+        key = plan, x.dtype, y.dtype, slices
         found = self._programs.get(key)
         if found is None:
             many = self._device.multiprocessors
-            found = dispatch.program(plan, source, result, outer=slices, multiprocessors=many)
-            self._programs.keep(key, found, weight=sum(one.nbytes for one in found.tables))
+            made = dispatch.program(plan, x.dtype, y.dtype, outer=slices, multiprocessors=many)
+            found = _Loaded(made, slices)
+            weight = sum(one.nbytes for one in made.tables.values())
+            self._programs.keep(key, found, weight=weight)
         return found
 
-    def _forget_tables(self) -> None:
-        """Release the tables on the device that no call uses."""
-        most = self._limit // _TABLES_SHARE
-        self._tables = Recent[DeviceBlock](most=_MOST_PROGRAMS, max_weight=most)
+    def _allocate(self, loaded: _Loaded, x: Array, y: Array) -> Memory:
+        """Allocate all memory of a call.
+
+        Other programs are forgotten if there is not enough.
+        """
+        sizes = {place: one.nbytes // len(one) * loaded.slices for place, one in ((X, x), (Y, y))}
+        tables = {place: one.nbytes for place, one in loaded.program.tables.items()}
+        sizes |= {**loaded.program.scratch, **tables}
+        why = ""
+        for _ in range(2):
+            self._check()
+            try:
+                with self._noting_loss():
+                    return {
+                        place: loaded.tables.get(place) or self._device.allocate(nbytes)
+                        for place, nbytes in sizes.items()
+                    }
+            except MemoryError as error:
+                why = str(error)
+            # Not inside `except`, whose traceback refers to memory.
+            self._programs.clear()
+        raise MemoryError(f"{why}; cuda_memory_bytes is {self._limit}")
 
     def _check(self) -> None:
         if self._lost:
@@ -313,25 +239,3 @@ class Cuda:
         except DeviceLostError as error:
             self._lost = self._lost or str(error)
             raise
-
-
-def _run(staged: StagedStream, call: _DeviceCall, held: _Held) -> None:
-    """Compute a call part by part, and wait for the device."""
-    program, at = held.program, held.addresses
-    try:
-        if held.uploads:
-            for number, table in enumerate(program.tables):
-                staged.up(at[Buffer("table", number)], table)
-        for first in range(0, len(call.x), held.slices):
-            part = slice(first, first + held.slices)
-            staged.up(at[X], call.x[part])
-            if call.carried:
-                staged.up(at[Y], call.y[part])
-            for launch in program.launches:
-                staged.stream.launch(launch, at)
-            staged.down(call.y[part], at[Y])
-        staged.drain()
-    except BaseException:
-        with contextlib.suppress(DeviceError, DeviceLostError, MemoryError):
-            staged.abandon()
-        raise

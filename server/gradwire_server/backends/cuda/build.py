@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
 from gradwire_server.backends import cache_files
-from gradwire_server.backends.cuda.programs import Kernel
+from gradwire_server.backends.cuda.programs import source
 
 _log = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent
-_HEADER = "numbers.cuh"
 
 # The numerics contract, spelled out although the kernels' arithmetic leaves nothing to fuse.
-_OPTIONS = ("-std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--ptxas-options=-v")
+_OPTIONS = ("-std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true")
 
 _PACKAGES = ("cupy-cuda12x", "cupy-cuda13x")
 
@@ -34,16 +33,14 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Compiled kernels of one file.
+    """Compiled kernels.
 
     code     cubin or PTX
     lowered  name expression of each kernel -> its name in the code
-    log      the compiler's report: registers, shared memory, spills
     """
 
     code: bytes
     lowered: dict[str, str]
-    log: str
 
 
 def check() -> None:
@@ -62,57 +59,54 @@ def check() -> None:
     _headers()
 
 
-def cubin(source: str, expressions: Iterable[str], architecture: int, folder: Path) -> Compiled:
-    """Return compiled kernels of one file for one architecture.
+def cubin(kernels: Iterable[str], architecture: int, folder: Path) -> Compiled:
+    """Return compiled kernels for one architecture.
 
     They are read from the cache, or compiled and stored there.
 
-    source        name of the file
-    expressions   name expressions of its kernels
+    kernels       their name expressions
     architecture  compute capability: 90 is 9.0
     folder        cache of cubins, which processes may share; if it is not writable, each process
                   compiles
 
     Raises BuildError if compilation fails; ImportError without CuPy or NVRTC.
     """
-    names = sorted(expressions)
-    stem = f"{Path(source).stem}-sm_{architecture}-{_hash(names)}"
-    path = folder / version() / f"{stem}.kernels"
+    names = sorted(kernels)
+    path = folder / version() / f"sm_{architecture}-{_hash(names)}.kernels"
     kept = cache_files.read(path)
     if kept is not None:
         described, _, code = kept.partition(b"\n")
-        return Compiled(code, *json.loads(described))
-    made = compiled(source, names, f"sm_{architecture}")
+        return Compiled(code, json.loads(described))
+    made = compiled(names, f"sm_{architecture}")
     try:
-        described = json.dumps((made.lowered, made.log)).encode()
-        cache_files.write(path, described + b"\n" + made.code)
+        cache_files.write(path, json.dumps(made.lowered).encode() + b"\n" + made.code)
     except OSError as error:
         _log.warning("compiled kernels cannot be cached: %s", error)
     return made
 
 
-def compiled(source: str, names: Iterable[str], target: str) -> Compiled:
-    """Compile kernels of one file to a cubin or to PTX.
+def compiled(kernels: Collection[str], target: str) -> Compiled:
+    """Compile kernels to a cubin or to PTX.
 
     The target is sm_90 for a cubin, compute_90 for PTX, and the like.
     """
     nvrtc = _nvrtc()
-    text = (_FOLDER / source).read_text(encoding="utf-8")
-    header = (_FOLDER / _HEADER).read_text(encoding="utf-8")
-    program = nvrtc.createProgram(text, source, [header.encode()], [_HEADER.encode()])
+    text = "".join(f'#include "{one}"\n' for one in sorted(set(map(source, kernels))))
+    files = _files()
+    program = nvrtc.createProgram(text, "kernels.cu", list(files.values()), list(files))
     try:
-        for name in names:
+        for name in kernels:
             nvrtc.addNameExpression(program, name)
         try:
             nvrtc.compileProgram(program, [*_OPTIONS, f"-arch={target}", f"-I{_headers()}"])
         except nvrtc.NVRTCError as error:
-            raise BuildError(f"{source}: {error}: {nvrtc.getProgramLog(program)}") from error
+            raise BuildError(f"{error}: {nvrtc.getProgramLog(program)}") from error
         is_cubin = target.startswith("sm_")
         # CuPy drops the last byte of a cubin, as if it ended a string. Tools reject such a file,
         # which ends before its last table.
         code = nvrtc.getCUBIN(program) + b"\0" if is_cubin else nvrtc.getPTX(program)
-        lowered = {name: nvrtc.getLoweredName(program, name) for name in names}
-        return Compiled(code, lowered, nvrtc.getProgramLog(program))
+        lowered = {name: nvrtc.getLoweredName(program, name) for name in kernels}
+        return Compiled(code, lowered)
     finally:
         nvrtc.destroyProgram(program)
 
@@ -122,17 +116,13 @@ def version() -> str:
 
     It is a hash of sources, options and compiler version.
     """
-    texts = [one.read_text(encoding="utf-8") for one in sorted(_FOLDER.glob("*.cu*"))]
     # Not the headers' folder: the version identifies them.
-    return _hash([*texts, *_OPTIONS, repr(_nvrtc().getVersion())])[:16]
+    return _hash([repr(_files()), *_OPTIONS, repr(_nvrtc().getVersion())])[:16]
 
 
-def by_source(kernels: Iterable[Kernel]) -> dict[str, list[str]]:
-    """Group kernels by source file."""
-    grouped = dict[str, list[str]]()
-    for source, expression in sorted(set(kernels)):
-        grouped.setdefault(source, []).append(expression)
-    return grouped
+def _files() -> dict[bytes, bytes]:
+    """Return the sources and their header by name."""
+    return {one.name.encode(): one.read_bytes() for one in sorted(_FOLDER.glob("*.cu*"))}
 
 
 def _headers() -> str:

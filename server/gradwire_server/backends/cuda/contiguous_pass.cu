@@ -19,8 +19,7 @@ __global__ void __launch_bounds__(THREADS, 4) contiguous_pass(
     const typename Compute<In>::type* __restrict__ weight,
     int64 outer, int inputs, int outputs,
     int rows, int tile,  // of a block; rows * tile <= THREADS
-    int carried,         // outputs below add to what is in y
-    Out fill) {          // of the others without taps
+    Out fill) {          // of outputs without taps
   typedef typename Compute<In>::type C;
   SMEM(C, staged, [STAGED + STAGED / WARP]);
   const unsigned tiles = (outputs + tile - 1) / tile;
@@ -36,8 +35,7 @@ __global__ void __launch_bounds__(THREADS, 4) contiguous_pass(
   const bool mine = row < height && o <= last;
   const int begin = mine ? offset[o] : 0, end = mine ? offset[o + 1] : 0;
   const int from = mine ? start[o] : 0;
-  Out* to = y + (a + row) * outputs + o;
-  C sum = mine && o < carried ? C(widened(*to)) : nothing<C>();
+  C sum = nothing<C>();
   const int low = min(start[first], start[last]);
   const int high = max(start[first] + offset[first + 1] - offset[first],
                        start[last] + offset[last + 1] - offset[last]);
@@ -56,5 +54,5 @@ __global__ void __launch_bounds__(THREADS, 4) contiguous_pass(
     }
     __syncthreads();
   }
-  if (mine) *to = o < carried || begin < end ? rounded<Out>(sum) : fill;
+  if (mine) y[(a + row) * outputs + o] = begin < end ? rounded<Out>(sum) : fill;
 }

@@ -7,8 +7,7 @@ takes half a second to import, so it is imported only when a device is opened.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,18 +19,17 @@ import numpy as np
 from gradwire_server.backends.cache_files import forget_others, user_folder
 from gradwire_server.backends.cuda import build
 from gradwire_server.backends.cuda.device import Bytes, DeviceBlock, DeviceError
-from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
+from gradwire_server.backends.cuda.programs import Buffer, Launch, every_kernel
 from gradwire_server.errors import DeviceLostError
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
-_NO_DEVICE = 100  # cudaErrorNoDevice
 
 # Errors after which, by CUDA's documentation, every later call fails until the process ends, or
 # which report lost hardware or a lost server. The driver's errors have the runtime's numbers.
 _LASTING = frozenset(
     (
         *(3, 4, 46),  # no initialization, unloading, devices unavailable
-        *(_NO_DEVICE, 101, 201),  # no device, invalid device, invalid context
+        *(100, 101, 201),  # no device, invalid device, invalid context
         *(214, 220, 226),  # uncorrectable ECC, uncorrectable NVLink, contained
         *(700, 702, 709, 710),  # illegal address, launch timeout, context destroyed, assert
         *(714, 715, 716),  # hardware stack error, illegal instruction, misaligned address
@@ -56,14 +54,9 @@ def check() -> int:
     if not runtime.driverGetVersion():
         raise ImportError("there is no NVIDIA driver (libcuda.so.1)")
     try:
-        count = runtime.getDeviceCount()
+        return int(runtime.getDeviceCount())
     except runtime.CUDARuntimeError as error:
-        if error.status != _NO_DEVICE:
-            raise ImportError(str(error)) from error
-        count = 0
-    if not count:
-        raise ImportError("the NVIDIA driver sees no device")
-    return int(count)
+        raise ImportError(str(error)) from error
 
 
 def cubins(cache_dir: str) -> Path:
@@ -77,39 +70,25 @@ def cubins(cache_dir: str) -> Path:
     return user_folder("cuda") or Path(os.devnull)
 
 
-def functions(kernels: Collection[Kernel], architecture: int, cache: Path) -> dict[Kernel, Any]:
+def functions(kernels: Iterable[str], architecture: int, cache: Path) -> dict[str, Any]:
     """Load kernels onto the current device.
 
-    Kernels that the cache lacks are compiled.
+    They are compiled unless they are in the cache.
     """
-    found = dict[Kernel, Any]()
-    for source, expressions in build.by_source(kernels).items():
-        cubin = build.cubin(source, expressions, architecture, cache)
-        with NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(cubin.code)
-            file.flush()
-            module = import_module("cupy").RawModule(path=file.name)
-            for expression in expressions:
-                # RawKernel takes no stream, but its function does.
-                function = module.get_function(cubin.lowered[expression]).kernel
-                found[Kernel(source, expression)] = function
+    cubin = build.cubin(kernels, architecture, cache)
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin.code)
+        file.flush()
+        module = import_module("cupy").RawModule(path=file.name)
+        # RawKernel takes no stream, but its function does.
+        lowered = cubin.lowered.items()
+        found = {kernel: module.get_function(name).kernel for kernel, name in lowered}
     forget_others(cache / build.version())
     return found
 
 
-def translated(error: Any, *, fails: Callable[[], bool]) -> Exception:
-    """Return an error of CUDA as DeviceLostError, MemoryError or DeviceError.
-
-    fails  waits for all work of the device and returns whether it fails; called after transient
-           errors, because the caller then releases memory
-    """
-    if error.status in _LASTING or fails():
-        return DeviceLostError(str(error))
-    return (MemoryError if error.status == _OUT_OF_MEMORY else DeviceError)(str(error))
-
-
-class _Translating:
-    """Context that translates CUDA's errors to those of the protocol.
+class Translating:
+    """Context that raises CUDA's errors as DeviceLostError, MemoryError or DeviceError.
 
     runtime, errors  CuPy's runtime and its classes of errors
     """
@@ -122,15 +101,17 @@ class _Translating:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, self._errors):
-            raise translated(error, fails=self._fails) from error
+            raise self._translated(error) from error
 
-    def _fails(self) -> bool:
-        """Wait for all work of the device; return whether it fails."""
+    def _translated(self, error: Any) -> Exception:
+        if error.status in _LASTING:
+            return DeviceLostError(str(error))
         try:
+            # The caller releases memory, so the device must have completed all its work.
             self._runtime.deviceSynchronize()
         except self._errors:
-            return True
-        return False
+            return DeviceLostError(str(error))
+        return (MemoryError if error.status == _OUT_OF_MEMORY else DeviceError)(str(error))
 
 
 class CupyDevice:
@@ -145,12 +126,11 @@ class CupyDevice:
 
     def __init__(self, *, cache_dir: str = "") -> None:
         check()
-        self._cupy: Any = import_module("cupy")
-        cuda = self._cupy.cuda
+        self.cuda = cuda = import_module("cupy.cuda")
         errors = cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError
-        self.translating = _Translating(cuda.runtime, errors)
+        self.translating = Translating(cuda.runtime, errors)
         self._cache = cubins(cache_dir)
-        self._functions = dict[Kernel, Any]()
+        self.functions = dict[str, Any]()
         with self.translating:
             self._pool = cuda.MemoryPool()
             properties = cuda.runtime.getDeviceProperties(cuda.runtime.getDevice())
@@ -163,10 +143,10 @@ class CupyDevice:
         """Bytes that CuPy's pool has."""
         return int(self._pool.total_bytes())
 
-    def load(self, kernels: Collection[Kernel]) -> None:
-        """Compile kernels, or find them in the cache, and load them."""
+    def load(self) -> None:
+        """Compile all kernels, or find them in the cache, and load them."""
         with self.translating:
-            self._functions |= functions(kernels, self._architecture, self._cache)
+            self.functions = functions(every_kernel(), self._architecture, self._cache)
 
     def limit_memory(self, nbytes: int) -> None:
         """Set the limit of CuPy's pool."""
@@ -174,14 +154,19 @@ class CupyDevice:
             self._pool.set_limit(size=nbytes)
 
     def allocate(self, nbytes: int) -> DeviceBlock:
-        """Return a block of CuPy's pool."""
+        """Return a block of CuPy's pool, whose limit counts free blocks too."""
+        found: DeviceBlock
         with self.translating:
-            found: DeviceBlock = self._pool.malloc(nbytes)
+            try:
+                found = self._pool.malloc(nbytes)
+            except MemoryError:
+                self._pool.free_all_blocks()
+                found = self._pool.malloc(nbytes)
         return found
 
     def pinned(self, nbytes: int) -> Bytes:
         """Return page-locked host memory, which no pool holds."""
-        memory = self._cupy.cuda.pinned_memory
+        memory = self.cuda.pinned_memory
         with self.translating:
             pointer = memory.PinnedMemoryPointer(memory.PinnedMemory(nbytes), 0)
         return np.frombuffer(pointer, np.uint8, nbytes)
@@ -189,17 +174,16 @@ class CupyDevice:
     def stream(self) -> CupyStream:
         """Return a stream that does not wait for the default stream."""
         with self.translating:
-            return CupyStream(self, self._cupy.cuda, self._functions)
+            return CupyStream(self)
 
 
 class CupyStream:
     """A stream of the current device."""
 
-    def __init__(self, device: CupyDevice, cuda: Any, functions: Mapping[Kernel, Any]) -> None:
-        self._translating, self._functions = device.translating, functions
-        self._runtime = cuda.runtime
-        self._event = partial(cuda.Event, disable_timing=True)
-        self._stream = cuda.Stream(non_blocking=True)
+    def __init__(self, device: CupyDevice) -> None:
+        self._device, self._translating = device, device.translating
+        self._runtime = device.cuda.runtime
+        self._stream = device.cuda.Stream(non_blocking=True)
 
     def up(self, address: int, source: Bytes) -> None:
         """Copy pinned memory to the device."""
@@ -211,14 +195,14 @@ class CupyStream:
 
     def launch(self, launch: Launch, addresses: Mapping[Buffer, int]) -> None:
         """Launch a loaded kernel."""
-        function, arguments = self._functions[launch.kernel], launch.resolved(addresses)
+        function, arguments = self._device.functions[launch.kernel], launch.resolved(addresses)
         with self._translating:
             function(launch.grid, launch.block, arguments, 0, self._stream)
 
     def mark(self, *, blocking: bool) -> Callable[[], None]:
         """Record an event; return a function that waits for it."""
         with self._translating:
-            event = self._event(block=blocking)
+            event = self._device.cuda.Event(block=blocking, disable_timing=True)
             event.record(self._stream)
 
         def wait() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from gradwire_server.backends.cuda.programs import Buffer, Kernel, Launch
+from gradwire_server.backends.cuda.programs import Buffer, Launch
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -26,7 +26,7 @@ class DeviceBlock(Protocol):
 
     @property
     def ptr(self) -> int:
-        """First address, a multiple of 128."""
+        """First address, a multiple of 16."""
         ...
 
 
@@ -77,8 +77,8 @@ class Device(Protocol):
         """Bytes of device memory that the pool has, in use or cached."""
         ...
 
-    def load(self, kernels: Collection[Kernel]) -> None:
-        """Compile kernels, or find them in the cache, and load them."""
+    def load(self) -> None:
+        """Compile all kernels, or find them in the cache, and load them."""
         ...
 
     def limit_memory(self, nbytes: int) -> None:

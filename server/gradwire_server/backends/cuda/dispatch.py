@@ -24,9 +24,6 @@ _SELECTED = 3
 # Longest axis without a map in such a launch: it needs a table too.
 _LONGEST_UNMOVED = 1 << 20
 
-# Multiprocessors of an H200, the device that the kernels were designed for.
-MULTIPROCESSORS = 132
-
 
 def outer_axes(plan: Plan) -> int:
     """Return the number of axes before that of the first pass.
@@ -41,51 +38,32 @@ def program(
     source: np.dtype[Any],
     result: np.dtype[Any],
     *,
-    outer: int | None = None,
-    multiprocessors: int = MULTIPROCESSORS,
+    outer: int,
+    multiprocessors: int,
 ) -> Program:
     """Return the program that applies a plan, which has passes.
 
     source           type of x, row-major: a storage type or its compute type
     result           type of y, row-major and not empty, likewise
-    outer            number of slices along the outer axes of x and y, in place of the plan's
+    outer            number of slices along the outer axes of x and y
     multiprocessors  of the device
 
     Raises ValueError if indices of a map take more than 32 bits.
     """
     first = outer_axes(plan)
-    if outer is None:
-        outer = math.prod(plan.input_shape[:first])
     shape, out_shape = (outer, *plan.input_shape[first:]), plan.output_shape[first:]
     passes = [Pass(one.axis - first + 1, one.map) for one in plan.passes]
+    for one in passes:
+        launches.check_indices(one.map)
     whole = Stage(multiprocessors, (source, result), fill=plan.fill)
+    scratch = dict[Buffer, int]()
     if not math.prod(shape):
-        return whole.program([_filled(whole, passes, (outer, *out_shape))])
-    selection = _selection(whole, passes, shape)
-    if selection is not None:
-        return whole.program([selection])
-    return whole.program(*_chain(whole, passes, shape))
-
-
-def accumulation(
-    bands: BandedMap,
-    shape: Sequence[int],
-    compute: np.dtype[Any],
-    *,
-    axis: int,
-    carried: int,
-    multiprocessors: int = MULTIPROCESSORS,
-) -> Program:
-    """Return the program of a backend's accumulate().
-
-    shape    of x, in the compute type; y is bands.outputs long on the axis, otherwise as x, and
-             not empty
-    carried  number of outputs, from the first, that hold a partial sum already
-    """
-    outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    stage = Stage(multiprocessors, (compute, compute))
-    launch = launches.axis_pass(stage, bands, outer=outer, inner=inner, carried=carried)
-    return stage.program([launch])
+        made = [_filled(whole, passes, (outer, *out_shape))]
+    elif selection := _selection(whole, passes, shape):
+        made = [selection]
+    else:
+        made = _chain(whole, passes, shape, scratch)
+    return Program(tuple(made), dict(whole.tables.values()), scratch)
 
 
 def _selection(stage: Stage, passes: Sequence[Pass], shape: Sequence[int]) -> Launch | None:
@@ -108,20 +86,25 @@ def _selection(stage: Stage, passes: Sequence[Pass], shape: Sequence[int]) -> La
     has_gaps = any(not one.map.counts.all() for one in passes)
     if has_gaps and stage.vector(inner) == 1 and len(passes) == len(span) == 2:  # noqa: PLR2004
         return None  # gather_taps writes whole vectors, and reads nothing for rows without taps
-    missing: list[launches.Axis] = [(None, 1)] * (_SELECTED - len(span))
-    selected = [*missing, *((maps.get(axis), shape[axis]) for axis in span)]
-    return launches.select(stage, selected, outer=math.prod(shape[: span.start]), inner=inner)
+    missing = [_unmoved(1)] * (_SELECTED - len(span))
+    selected = [*missing, *(maps.get(axis) or _unmoved(shape[axis]) for axis in span)]
+    return launches.select(stage, selected, math.prod(shape[: span.start]), inner)
+
+
+def _unmoved(length: int) -> BandedMap:
+    place = np.arange(length + 1)
+    return BandedMap(length, length, place[:-1], place, np.ones(length))
 
 
 def _chain(
-    whole: Stage, passes: Sequence[Pass], shape: Sequence[int]
-) -> tuple[list[Launch], list[int]]:
+    whole: Stage, passes: Sequence[Pass], shape: Sequence[int], scratch: dict[Buffer, int]
+) -> list[Launch]:
     """Apply passes in pairs or one by one.
 
-    Results alternate between two scratch buffers.
+    Results alternate between two scratch buffers, whose bytes are noted.
     """
-    made, scratch, early = list[Launch](), [0, 0], list[Pass]()
-    rest, current, source = list(passes), list(shape), X
+    made, count = list[Launch](), 0
+    rest, current, source = passes, list(shape), X
     while rest:
         between = Buffer("scratch", len(made) % 2)
         launch, count = _next(whole, rest, current, (source, between))
@@ -130,37 +113,35 @@ def _chain(
             current[one.axis] = one.map.outputs
         if count < len(rest):
             size = math.prod(current) * whole.compute.itemsize
-            scratch[between.number] = max(scratch[between.number], size)
-            early += rest[:count]
+            scratch[between] = max(scratch.get(between, 0), size)
         rest, source = rest[count:], between
     # The last launch knows only its own outputs without taps.
-    made += [_filled(whole, [one], current) for one in early if not one.map.counts.all()]
-    return made, [size for size in scratch if size]
+    early = [one for one in passes[:-count] if not one.map.counts.all()]
+    made += [_filled(whole, [one], current) for one in early]
+    return made
 
 
 def _next(
     whole: Stage, rest: Sequence[Pass], shape: Sequence[int], places: tuple[Buffer, Buffer]
 ) -> tuple[Launch, int]:
     """Return the launch of the next passes, and their number."""
-    source, between = places
-    if len(rest) % 2 == 0 and _are_adjacent(rest[0], rest[1], shape):
-        lower, higher = rest[:2]
-        launch = launches.march(
-            _stage(whole, source, between, last=len(rest) == 2),  # noqa: PLR2004 - both
-            (lower.map, higher.map),
-            outer=math.prod(shape[: lower.axis]),
-            channels=math.prod(shape[higher.axis + 1 :]),
-        )
-        if launch is not None:
-            return launch, 2
-    stage = _stage(whole, source, between, last=len(rest) == 1)
     axis, bands = rest[0].axis, rest[0].map
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    return launches.axis_pass(stage, bands, outer=outer, inner=inner), 1
+    if len(rest) % 2 == 0:
+        higher = rest[1]
+        if axis < higher.axis and math.prod(shape[axis + 1 : higher.axis]) == 1:
+            stage = _stage(whole, places, last=len(rest) == 2)  # noqa: PLR2004 - both
+            channels = math.prod(shape[higher.axis + 1 :])
+            launch = launches.march(stage, (bands, higher.map), outer, channels)
+            if launch:
+                return launch, 2
+    stage = _stage(whole, places, last=len(rest) == 1)
+    return launches.axis_pass(stage, bands, outer, inner), 1
 
 
-def _stage(whole: Stage, source: Buffer, between: Buffer, *, last: bool) -> Stage:
+def _stage(whole: Stage, places: tuple[Buffer, Buffer], *, last: bool) -> Stage:
     """Return input and output of one launch of several."""
+    source, between = places
     arriving = whole.formats[0] if source == X else whole.compute
     if last:
         return replace(whole, source=source, formats=(arriving, whole.formats[1]))
@@ -168,12 +149,8 @@ def _stage(whole: Stage, source: Buffer, between: Buffer, *, last: bool) -> Stag
     return replace(whole, source=source, formats=formats, result=between, fill=0.0)
 
 
-def _are_adjacent(lower: Pass, higher: Pass, shape: Sequence[int]) -> bool:
-    return lower.axis < higher.axis and math.prod(shape[lower.axis + 1 : higher.axis]) == 1
-
-
 def _filled(whole: Stage, passes: Sequence[Pass], shape: Sequence[int]) -> Launch:
     """Fill the outputs of the first pass that has empty bands."""
     one = next(one for one in passes if not one.map.counts.all())
     outer, inner = math.prod(shape[: one.axis]), math.prod(shape[one.axis + 1 :])
-    return launches.fill_bands(whole, one.map, outer=outer, inner=inner)
+    return launches.fill_bands(whole, one.map, outer, inner)

@@ -6,9 +6,8 @@ Kernels along one axis see tensors as [outer, axis, inner], kernels along two ax
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,7 @@ from gradwire_server.backends.cuda.programs import (
     Buffer,
     Dim3,
     Format,
-    Kernel,
     Launch,
-    Program,
     X,
     Y,
 )
@@ -31,8 +28,6 @@ from gradwire_server.plans import BandedMap
 
 Array = npt.NDArray[Any]
 Maps = tuple[BandedMap, BandedMap]
-# A map, None for an axis that stays as it is, and the length of the input.
-Axis = tuple[BandedMap | None, int]
 
 THREADS = 256
 WARP = 32
@@ -70,7 +65,7 @@ _SHORT_STRIP = 8
 class Stage:
     """Input and output of one launch, and its program's tables.
 
-    Equal tables are shared.
+    Tables with the same bytes are shared.
 
     multiprocessors  of the device
     formats          types of source and result
@@ -82,38 +77,32 @@ class Stage:
     source: Buffer = X
     result: Buffer = Y
     fill: float = 0.0
-    tables: dict[object, Array] = field(default_factory=dict[object, Array])
+    tables: dict[bytes, tuple[Buffer, Array]] = field(
+        default_factory=dict[bytes, tuple[Buffer, Array]]
+    )
 
     @property
     def compute(self) -> np.dtype[Any]:
         """Type of sums."""
         return compute_dtype(self.formats[0])
 
-    def program(self, made: Iterable[Launch], scratch: Iterable[int] = ()) -> Program:
-        """Return the program of launches and scratch buffers."""
-        return Program(tuple(made), tuple(self.tables.values()), tuple(scratch))
+    def table(self, array: Array) -> Buffer:
+        """Return the buffer of an array.
 
-    def table(self, key: tuple[object, ...], make: Callable[[], Array]) -> Buffer:
-        """Return the buffer of the array with this key.
-
-        The array is made at most once.
+        Integers become 32 bits wide, and weights have the compute type.
         """
-        if key not in self.tables:
-            self.tables[key] = make()
-        return Buffer("table", list(self.tables).index(key))
+        narrow = {"i": np.dtype(np.int32), "f": self.compute}
+        held = array.astype(narrow.get(array.dtype.kind, array.dtype))
+        made = Buffer("table", len(self.tables)), held
+        return self.tables.setdefault(held.tobytes(), made)[0]
 
     def spans(self, bands: BandedMap) -> tuple[Buffer, Buffer]:
         """Return a map's start and offset."""
-        _check_indices(bands)
-        return (
-            self.table((bands, "start"), partial(bands.start.astype, np.int32)),
-            self.table((bands, "offset"), partial(bands.offset.astype, np.int32)),
-        )
+        return self.table(bands.start), self.table(bands.offset)
 
     def bands(self, bands: BandedMap) -> tuple[Buffer, Buffer, Buffer]:
         """Return a map's start, offset and weight."""
-        weight = partial(bands.weight.astype, self.compute)
-        return *self.spans(bands), self.table((bands, "weight"), weight)
+        return *self.spans(bands), self.table(bands.weight)
 
     @property
     def fill_bits(self) -> np.generic:
@@ -131,126 +120,102 @@ class Stage:
         lanes = programs.lanes(self.formats[0])
         return lanes if inner % lanes == 0 else 1
 
-    def strips(self, outputs: int, *, threads: int, most: int = LONGEST_STRIP) -> tuple[int, int]:
+    def strips(self, outputs: int, threads: int, most: int = LONGEST_STRIP) -> tuple[int, int]:
         """Return the outputs per thread along an axis, and the jobs.
 
         threads  number of threads that would compute one output each
+        most     the longest strip
 
-        The strip is about as long as possible with enough threads to fill the device, and longer if
-        one launch could not index its threads otherwise. All strips have about the same length.
+        The strip is about as long as possible with enough threads to fill the device. All strips
+        have about the same length.
         """
         wanted, length = self.multiprocessors * _THREADS_WANTED, most
         while length > 1 and threads * -(-outputs // length) < wanted:
             length //= 2
-        while length < outputs and threads * -(-outputs // length) > _MOST_JOBS:
-            length *= 2
         strips = -(-outputs // length)
         strip = -(-outputs // strips)
         return strip, threads * -(-outputs // strip)
 
     def launch(
         self,
-        kernel: Kernel,
+        kernel: str,
         jobs: int,
-        tables: Iterable[Buffer | np.uint64],
-        *numbers: int | np.generic,
+        *arguments: Argument | int,
         per_block: int = THREADS,
         block: Dim3 = _THREADS,
     ) -> Launch:
-        """Return a launch; the kernel's job count comes between tables and numbers."""
+        """Return a launch from source to result.
+
+        Python's integers become unsigned numbers of 32 bits.
+        """
         grid = blocks(jobs, per_block=per_block)
-        arguments = (self.result, self.source, *tables, np.uint32(jobs), *numbers)
-        return _launch(kernel, grid, *arguments, block=block)
+        sized = (np.uint32(one) if isinstance(one, int) else one for one in arguments)
+        return Launch(kernel, grid, block, (self.result, self.source, *sized))
 
 
-def _launch(
-    kernel: Kernel, grid: Dim3, *arguments: Argument | int, block: Dim3 = _THREADS
-) -> Launch:
-    """Return a launch; numbers without a type have 32 bits."""
-    sized = (np.int32(one) if isinstance(one, int) else one for one in arguments)
-    return Launch(kernel, grid, block, tuple(sized))
-
-
-def axis_pass(
-    stage: Stage, bands: BandedMap, *, outer: int, inner: int, carried: int | None = None
-) -> Launch:
-    """Apply a map along the axis.
-
-    carried  number of outputs, from the first, that are added to the result's own values; None if
-             outputs without taps are to be filled
-    """
+def axis_pass(stage: Stage, bands: BandedMap, outer: int, inner: int) -> Launch:
+    """Apply a map along the axis."""
     if inner == 1:
-        marched = None
-        if carried is None and outer <= MOST:
-            marched = _march_rows(stage, (None, bands), outer=outer, channels=1)
-        return marched or _contiguous_pass(stage, bands, outer=outer, carried=carried)
+        marched = _march_rows(stage, (None, bands), outer, 1) if outer <= MOST else None
+        return marched or _contiguous_pass(stage, bands, outer)
     vector = stage.vector(inner)
     threads = outer * (inner // vector)
-    strip, jobs = stage.strips(bands.outputs, threads=threads, most=_SHORT_STRIP)
+    strip, jobs = stage.strips(bands.outputs, threads, _SHORT_STRIP)
     return stage.launch(
         programs.kernel("axis_pass", stage.formats, vector),
         jobs,
-        stage.bands(bands),
-        np.int64(inner),
-        *(bands.inputs, bands.outputs, strip, carried or 0),
+        *stage.bands(bands),
+        *(jobs, np.int64(inner), bands.inputs, bands.outputs, strip),
         stage.fill_bits,
     )
 
 
-def _contiguous_pass(stage: Stage, bands: BandedMap, *, outer: int, carried: int | None) -> Launch:
+def _contiguous_pass(stage: Stage, bands: BandedMap, outer: int) -> Launch:
     tile = min(bands.outputs, THREADS)
     rows = max(1, min(THREADS // tile, outer, _MOST_ROWS))
     jobs = -(-outer // rows) * -(-bands.outputs // tile)
-    return _launch(
+    return stage.launch(
         programs.kernel("contiguous_pass", stage.formats),
-        blocks(jobs, per_block=1),
-        *(stage.result, stage.source, *stage.bands(bands), np.int64(outer)),
-        *(bands.inputs, bands.outputs, rows, tile, carried or 0),
+        jobs,
+        *(*stage.bands(bands), np.int64(outer), bands.inputs, bands.outputs, rows, tile),
         stage.fill_bits,
+        per_block=1,
     )
 
 
-def select(stage: Stage, axes: Sequence[Axis], *, outer: int, inner: int) -> Launch:
+def select(stage: Stage, maps: Sequence[BandedMap], outer: int, inner: int) -> Launch:
     """Copy one number, or the fill, to each output.
 
     The outputs have the form [outer, three axes, inner].
     """
     vector = stage.vector(inner)
-    outputs = [length if bands is None else bands.outputs for bands, length in axes]
+    inputs, outputs = [one.inputs for one in maps], [one.outputs for one in maps]
     threads = outer * outputs[0] * outputs[2] * (inner // vector)
-    strip, jobs = stage.strips(outputs[1], threads=threads, most=_SHORT_STRIP)
+    strip, jobs = stage.strips(outputs[1], threads, _SHORT_STRIP)
     return stage.launch(
         programs.kernel("select_inputs", [programs.bits(stage.formats[0])], vector),
         jobs,
-        [stage.table(("selected", *one), partial(_selected, *one)) for one in axes],
-        np.int64(inner),
-        *(*(length for _, length in axes), *outputs, strip),
+        *(stage.table(np.where(one.counts == 0, -1, one.start)) for one in maps),
+        *(jobs, np.int64(inner)),
+        *(*inputs, *outputs, strip),
         stage.fill_bits,
     )
 
 
-def _selected(bands: BandedMap | None, length: int) -> Array:
-    """Return the one input of each output, -1 without taps: int32[outputs]."""
-    if bands is None:
-        return np.arange(length, dtype=np.int32)
-    _check_indices(bands)
-    return np.where(bands.counts == 0, -1, bands.start).astype(np.int32)
-
-
-def fill_bands(stage: Stage, bands: BandedMap, *, outer: int, inner: int) -> Launch:
+def fill_bands(stage: Stage, bands: BandedMap, outer: int, inner: int) -> Launch:
     """Write the fill to all outputs without taps."""
-    empty = np.flatnonzero(bands.counts == 0).astype(np.int32)
+    empty = np.flatnonzero(bands.counts == 0)
     wanted = -(-outer * len(empty) * inner // THREADS)
-    return _launch(
+    numbers = np.int64(outer), np.int64(inner), np.int32(bands.outputs), np.int32(len(empty))
+    return Launch(
         programs.kernel("fill_bands", [programs.bits(stage.formats[1])]),
         (min(wanted, _MOST_LOOPED), 1, 1),
-        *(stage.result, stage.table((bands, "empty"), lambda: empty)),
-        *(np.int64(outer), np.int64(inner), bands.outputs, len(empty)),
-        stage.fill_bits,
+        _THREADS,
+        (stage.result, stage.table(empty), *numbers, stage.fill_bits),
     )
 
 
-def march(stage: Stage, maps: Maps, *, outer: int, channels: int) -> Launch | None:
+def march(stage: Stage, maps: Maps, outer: int, channels: int) -> Launch | None:
     """Apply maps of rows and columns in one launch.
 
     Returns None if no kernel can.
@@ -266,19 +231,19 @@ def march(stage: Stage, maps: Maps, *, outer: int, channels: int) -> Launch | No
         kinds = [_march_channels, _gather_taps, _march_rows]
     else:
         kinds = [_gather_taps, _march_rows, _march_channels]
-    found = (kind(stage, maps, outer=outer, channels=channels) for kind in kinds)
-    return next((one for one in found if one is not None), None)
+    found = (kind(stage, maps, outer, channels) for kind in kinds)
+    return next(filter(None, found), None)
 
 
-def _march_steps(stage: Stage, maps: Maps, *, outer: int, channels: int) -> Launch | None:
+def _march_steps(stage: Stage, maps: Maps, outer: int, _: int) -> Launch | None:
     """March over bands of equal even steps, in rows of whole vectors.
 
-    The step must be the same on both axes.
+    The step must be the same on both axes, and there is one channel.
     """
     rows, columns = maps
-    found = (one for one in programs.STEPS if all(has_steps(m, *one) for m in maps))
+    found = (one for one in programs.STEPS if all(has_steps(bands, *one) for bands in maps))
     step, halo = next(found, (0, 0))
-    if not step or channels > 1:
+    if not step:
         return None
     # A lane reads a vector and a step at least, a power of 2, and no less than the halo.
     widest = 1 << (halo - 1).bit_length() if halo else 0
@@ -286,20 +251,20 @@ def _march_steps(stage: Stage, maps: Maps, *, outer: int, channels: int) -> Laun
     if columns.inputs % vector:
         return None
     lanes, margin, tiles = step_tiles(columns.inputs // vector, overlap=halo > 0)
-    strip, threads = stage.strips(rows.outputs, threads=outer * tiles * lanes)
-    padded = partial(_padded_weights, compute=stage.compute, step=step, halo=halo)
+    strip, threads = stage.strips(rows.outputs, outer * tiles * lanes)
+    jobs = threads // lanes
     return stage.launch(
         programs.kernel("march_steps", stage.formats, step, halo),
-        threads // lanes,
-        [stage.table((m, "by step", step, halo), partial(padded, m)) for m in maps],
-        *(rows.outputs, columns.outputs, strip, lanes, margin, tiles),
+        jobs,
+        *(stage.table(_padded_weights(one, step, halo)) for one in maps),
+        *(jobs, rows.outputs, columns.outputs, strip, lanes, margin, tiles),
         per_block=WARPS * (WARP // lanes),
         block=_WARPS,
     )
 
 
 def _march_rows(
-    stage: Stage, maps: tuple[BandedMap | None, BandedMap], *, outer: int, channels: int
+    stage: Stage, maps: tuple[BandedMap | None, BandedMap], outer: int, channels: int
 ) -> Launch | None:
     """March over bands of any kind.
 
@@ -309,9 +274,9 @@ def _march_rows(
     rows, columns = maps
     images, lines = (1, outer) if rows is None else (outer, rows.outputs)
     longest = max(columns.inputs, columns.outputs) * channels
-    each = next((n for n in programs.EACH if longest <= n * WARP), programs.EACH[-1])
-    widest = int(columns.counts.max(initial=0))
-    taps = next((n for n in programs.TAPS if widest <= n), 0)
+    each = _least(programs.EACH, -(-longest // WARP)) or programs.EACH[-1]
+    widest = _most_taps(columns)
+    taps = _least(programs.TAPS, widest) or 0
     row, tile = columns.inputs * channels, each * WARP
     is_wide = 1 < each <= programs.lanes(stage.formats[0]) and row % each == 0
     # Lanes read from the start of a vector, which may lie before the tile.
@@ -325,19 +290,14 @@ def _march_rows(
     if begins is None:
         return None
     tiles = len(begins) - 1
-    strip, threads = stage.strips(lines, threads=images * tiles * WARP)
-    weights = partial(_weights_by_tap, columns, stage.compute)
-    tables = (
-        *((np.uint64(0),) * 3 if rows is None else stage.bands(rows)),
-        *stage.spans(columns),
-        stage.table((columns, "by tap"), weights),
-        stage.table((columns, "tiles", inputs, outputs), lambda: begins),
-    )
+    strip, threads = stage.strips(lines, images * tiles * WARP)
+    jobs = threads // WARP
     return stage.launch(
         programs.kernel("march_rows", stage.formats, each, taps),
-        threads // WARP,
-        tables,
-        *(lines if rows is None else rows.inputs, lines),
+        jobs,
+        *((np.uint64(0),) * 3 if rows is None else stage.bands(rows)),
+        *(*stage.spans(columns), stage.table(_weights_by_tap(columns)), stage.table(begins)),
+        *(jobs, lines if rows is None else rows.inputs, lines),
         *(columns.inputs, columns.outputs, channels, tiles, strip, is_wide),
         stage.fill_bits,
         per_block=WARPS,
@@ -345,50 +305,47 @@ def _march_rows(
     )
 
 
-def _march_channels(stage: Stage, maps: Maps, *, outer: int, channels: int) -> Launch | None:
+def _march_channels(stage: Stage, maps: Maps, outer: int, channels: int) -> Launch | None:
     """March over ascending columns, each read by few outputs."""
     rows, columns = maps
     if not columns.is_increasing:
         return None
     by_input = columns.adjoint()
-    reach = int(by_input.counts.max(initial=0))
-    most = next((one for one in programs.OPEN if reach <= one), None)
+    most = _least(programs.OPEN, _most_taps(by_input))
     if most is None:
         return None
     vector = stage.vector(channels)
     threads = outer * rows.outputs * (channels // vector)
-    strip, jobs = stage.strips(columns.outputs, threads=threads)
-    made = partial(_records, by_input, stage.compute, most)
-    records = stage.table((columns, "records", most), made)
+    strip, jobs = stage.strips(columns.outputs, threads)
+    records = stage.table(_records(by_input, stage.compute, most))
     return stage.launch(
         programs.kernel("march_channels", stage.formats, vector, most),
         jobs,
-        (*stage.bands(rows), *stage.spans(columns), records),
+        *(*stage.bands(rows), *stage.spans(columns), records, jobs),
         *(rows.inputs, rows.outputs, columns.inputs, columns.outputs, channels, strip),
         stage.fill_bits,
     )
 
 
-def _gather_taps(stage: Stage, maps: Maps, *, outer: int, channels: int) -> Launch | None:
+def _gather_taps(stage: Stage, maps: Maps, outer: int, channels: int) -> Launch | None:
     """Gather the few taps of each output.
 
     It needs at least as many outputs as inputs.
     """
     rows, columns = maps
     in_row, out_row = columns.inputs * channels, columns.outputs * channels
-    most = max(int(one.counts.max(initial=0)) for one in maps)
-    taps = next((one for one in programs.FEW_TAPS if most <= one), None)
+    taps = _least(programs.FEW_TAPS, max(map(_most_taps, maps)))
     if taps is None or in_row > out_row or out_row > MOST:
         return None
     lanes = programs.lanes(stage.formats[1])
     vector = min(4, lanes) if taps > 1 else lanes
     if out_row % vector:
         return None
-    strip, jobs = stage.strips(rows.outputs, threads=outer * (out_row // vector))
+    strip, jobs = stage.strips(rows.outputs, outer * (out_row // vector))
     return stage.launch(
         programs.kernel("gather_taps", stage.formats, taps),
         jobs,
-        (*stage.bands(rows), *stage.bands(columns)),
+        *(*stage.bands(rows), *stage.bands(columns), jobs),
         *(rows.inputs, rows.outputs, in_row, out_row, channels, strip),
         stage.fill_bits,
     )
@@ -414,18 +371,18 @@ def step_tiles(vectors: int, *, overlap: bool) -> tuple[int, int, int]:
 
     lanes is the width of a tile. If tiles overlap, neighbors compute the margin on both sides.
     """
-    splits = list[tuple[int, int, int]]()
-    for lanes in range(1, WARP + 1):
-        margin = int(overlap and lanes < vectors)
-        if lanes > 2 * margin:
-            splits.append((lanes, margin, -(-vectors // (lanes - 2 * margin))))
+    splits = [
+        (lanes, margin, -(-vectors // (lanes - 2 * margin)))
+        for lanes in range(1, WARP + 1)
+        if lanes > 2 * (margin := int(overlap and lanes < vectors))
+    ]
     return min(splits, key=lambda one: (one[2] / (WARP // one[0]), one[2]))
 
 
 def tile_starts(bands: BandedMap, *, most_inputs: int, most_outputs: int) -> Array | None:
     """Split outputs into tiles that read few inputs together.
 
-    Returns int32[tiles + 1], the first output of each; None if one band alone reads too many.
+    Returns int64[tiles + 1], the first output of each; None if one band alone reads too many.
     """
     low, high = bands.start, bands.stop
     if not bands.is_increasing:
@@ -437,10 +394,10 @@ def tile_starts(bands: BandedMap, *, most_inputs: int, most_outputs: int) -> Arr
         first = begins[-1]
         stop = int(np.searchsorted(high, low.item(first) + most_inputs, "right"))
         begins.append(min(stop, first + most_outputs, bands.outputs))
-    return np.array(begins, np.int32)
+    return np.array(begins)
 
 
-def _check_indices(bands: BandedMap) -> None:
+def check_indices(bands: BandedMap) -> None:
     """Raise ValueError if indices of a map take more than 32 bits."""
     if max(bands.inputs, bands.outputs, bands.nnz) >= MOST:
         raise ValueError(
@@ -462,15 +419,9 @@ def _records(by_input: BandedMap, compute: np.dtype[Any], most: int) -> Array:
 
     Records are padded to multiples of 16 bytes.
     """
-    size = most * compute.itemsize + 8
-    kind = np.dtype(
-        {
-            "names": ["weight", "first", "count"],
-            "formats": [(compute, (most,)), np.int32, np.int32],
-            "itemsize": -(-size // _RECORD_BYTES) * _RECORD_BYTES,
-        }
-    )
-    made = np.zeros(by_input.outputs, kind)
+    padding = -(most * compute.itemsize + 8) % _RECORD_BYTES
+    numbers = ("weight", compute, most), ("first", np.int32), ("count", np.int32)
+    made = np.zeros(by_input.outputs, [*numbers, ("padding", np.uint8, padding)])
     made["first"], made["count"] = by_input.start, by_input.counts
     owner, tap = _owners(by_input)
     made["weight"][owner, tap] = by_input.weight
@@ -479,8 +430,7 @@ def _records(by_input: BandedMap, compute: np.dtype[Any], most: int) -> Array:
 
 def selects(bands: BandedMap, compute: np.dtype[Any]) -> bool:
     """Return whether every output is one input unchanged, or has no taps."""
-    most = int(bands.counts.max(initial=0))
-    return most <= 1 and bool((bands.weight.astype(compute) == 1).all())
+    return _most_taps(bands) <= 1 and bool((bands.weight.astype(compute) == 1).all())
 
 
 def has_steps(bands: BandedMap, step: int, halo: int) -> bool:
@@ -496,26 +446,34 @@ def has_steps(bands: BandedMap, step: int, halo: int) -> bool:
     return bool((bands.start == first.clip(0)).all() and (bands.stop == stop).all())
 
 
-def _padded_weights(bands: BandedMap, compute: np.dtype[Any], step: int, halo: int) -> Array:
+def _padded_weights(bands: BandedMap, step: int, halo: int) -> Array:
     """Return the padded weights of a map with equal steps.
 
     The array is [outputs, step + 2 * halo]. Weights beyond the axis are -0. A tap of weight -0 on a
     +0 gives -0, which changes no sum.
     """
-    _check_indices(bands)
-    made = np.full((bands.outputs, step + 2 * halo), -0.0, compute)
+    made = np.full((bands.outputs, step + 2 * halo), -0.0)
     owner, tap = _owners(bands)
     missing = (bands.start - (np.arange(bands.outputs) * step - halo))[owner]
     made[owner, tap + missing] = bands.weight
     return made
 
 
-def _weights_by_tap(bands: BandedMap, compute: np.dtype[Any]) -> Array:
+def _weights_by_tap(bands: BandedMap) -> Array:
     """Return [most taps, outputs] weights, 0 beyond counts: neighboring outputs are contiguous."""
-    made = np.zeros((int(bands.counts.max(initial=0)), bands.outputs), compute)
+    made = np.zeros((_most_taps(bands), bands.outputs))
     owner, tap = _owners(bands)
     made[tap, owner] = bands.weight
     return made
+
+
+def _most_taps(bands: BandedMap) -> int:
+    return int(bands.counts.max(initial=0))
+
+
+def _least(sizes: Sequence[int], needed: int) -> int | None:
+    """Return the first size that is large enough, if any."""
+    return next((one for one in sizes if needed <= one), None)
 
 
 def _owners(bands: BandedMap) -> tuple[Array, Array]:

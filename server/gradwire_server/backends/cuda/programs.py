@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal, NamedTuple
@@ -12,9 +12,6 @@ import numpy.typing as npt
 from ml_dtypes import bfloat16
 
 from gradwire_server.backends.numpy_cpu import compute_dtype
-
-# Alignment of buffers in one allocation: a line of the device's cache.
-_LINE_BYTES = 128
 
 Place = Literal["x", "y", "scratch", "table"]
 Dim3 = tuple[int, int, int]
@@ -46,13 +43,6 @@ FEW_TAPS = (1, 2)
 STEPS = ((2, 0), (2, 1), (2, 3), (4, 0), (4, 2))
 
 
-class Kernel(NamedTuple):
-    """A kernel: its source file and the name expression for NVRTC."""
-
-    source: str
-    expression: str
-
-
 class Buffer(NamedTuple):
     """Pointer argument: x, y, a table or a scratch buffer.
 
@@ -73,10 +63,11 @@ class Launch:
 
     Launches of a program run in order, on one stream.
 
+    kernel     its name expression, as kernel() returns it
     arguments  in the kernel's order; numbers have the width of its parameters
     """
 
-    kernel: Kernel
+    kernel: str
     grid: Dim3
     block: Dim3
     arguments: tuple[Argument, ...]
@@ -94,25 +85,13 @@ class Program:
 
     The arrays of a program must not be modified.
 
-    tables   constant arrays on the device; Buffer("table", i) is the i-th
-    scratch  bytes of each buffer for results between launches, uninitialized
+    tables   constant arrays on the device
+    scratch  bytes of the buffers for results between launches, uninitialized
     """
 
     launches: tuple[Launch, ...]
-    tables: tuple[npt.NDArray[Any], ...]
-    scratch: tuple[int, ...]
-
-
-def packed(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Return the offsets and the size of one allocation for buffers.
-
-    Offsets and size are in bytes.
-    """
-    offsets, end = list[int](), 0
-    for size in sizes:
-        offsets.append(end)
-        end += -(-size // _LINE_BYTES) * _LINE_BYTES
-    return offsets, end
+    tables: Mapping[Buffer, npt.NDArray[Any]]
+    scratch: Mapping[Buffer, int]
 
 
 def lanes(dtype: np.dtype[Any]) -> int:
@@ -125,39 +104,39 @@ def bits(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(f"u{dtype.itemsize}")
 
 
-def kernel(name: str, types: Iterable[np.dtype[Any]], *parameters: int) -> Kernel:
-    """Return the kernel with this name and these template arguments.
-
-    The file has the name of the kernel.
-    """
+def kernel(name: str, types: Iterable[np.dtype[Any]], *parameters: int) -> str:
+    """Return the name expression of a kernel with template arguments, for NVRTC."""
     arguments = (*(_TYPES[one.name] for one in types), *parameters)
-    return Kernel(f"{name}.cu", f"{name}<{', '.join(map(str, arguments))}>")
+    return f"{name}<{', '.join(map(str, arguments))}>"
+
+
+def source(kernel: str) -> str:
+    """Return the file of a kernel, which has its name."""
+    return f"{kernel.partition('<')[0]}.cu"
 
 
 def formats(storage: np.dtype[Any]) -> tuple[Format, ...]:
     """Return the source and result types of kernels for a storage type.
 
-    The pairs are of the storage type and its compute type.
+    The pairs are of the storage type and its compute type, which may be the same.
     """
     compute = compute_dtype(storage)
-    if storage == compute:
-        return ((storage, storage),)
     return (storage, storage), (storage, compute), (compute, storage)
 
 
 def marching(result: np.dtype[Any]) -> tuple[Format, ...]:
     """Return the formats, with this result, of march_steps, march_channels and gather_taps."""
-    return tuple(dict.fromkeys([(result, result), (compute_dtype(result), result)]))
+    return (result, result), (compute_dtype(result), result)
 
 
-def every_kernel() -> list[Kernel]:
+def every_kernel() -> list[str]:
     """Return all kernels that programs may launch."""
     return sorted({kernel for storage in STORAGE_TYPES for kernel in _of_storage(storage)})
 
 
-def _of_storage(storage: np.dtype[Any]) -> Iterator[Kernel]:
+def _of_storage(storage: np.dtype[Any]) -> Iterator[str]:
     compute, whole = compute_dtype(storage), (lanes(storage), 1)
-    for one in dict.fromkeys([*formats(storage), (compute, compute)]):
+    for one in (*formats(storage), (compute, compute)):
         for vector in (lanes(one[0]), 1):
             yield kernel("axis_pass", one, vector)
         yield kernel("contiguous_pass", one)
