@@ -154,8 +154,8 @@ def answers(data: bytes) -> None:
     """Read the bytes as the SDK reads an answer of EvaluateMany."""
 
     def read() -> None:
-        parts = read_many_result(data)
-        outcome = parse_answer(data)[1] if parts is None else parts[1:]
+        found = read_many_result(data, {}.get)
+        outcome = parse_answer(data)[1] if found is None else found[0][1:]
         if isinstance(outcome, GradwireError):
             raise outcome
         _job().template.result(*outcome, out=None)

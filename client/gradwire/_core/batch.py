@@ -20,8 +20,7 @@ from uuid import uuid4
 from gradwire import v1
 from gradwire._core.options import Options
 from gradwire._core.retries import Tries, is_retryable
-from gradwire._wire import checksums
-from gradwire._wire.framing import many_request_frame, parsed, read_many_request, read_many_result
+from gradwire._wire.framing import many_request_frame, parsed, read_many_result
 from gradwire._wire.requests import (
     Item,
     RequestTemplate,
@@ -76,25 +75,23 @@ class ItemBatch:
     One thread adds items and takes outcomes: it calls `wants`, `add`, `end`, `outcome`, `over`,
     `cancel` and `close`. The same thread or a second one does the rest; both use `lock`.
 
-    lock       held while items come into flight, until they are sent
-    alone      items that need calls of their own, with the evaluations
-    timeout_s  seconds that a stream may go without an answer
+    ordered     whether outcomes come in the order of their items
+    timeout_s   of each call of its own; None for the client's
+    lock        held while items come into flight, until they are sent
+    alone       items that need calls of their own, with the evaluations
+    patience_s  seconds that a stream may go without an answer
     """
 
     def __init__(
-        self,
-        *,
-        options: Options,
-        ordered: bool,
-        max_in_flight: int,
-        timeout_s: float | None,
+        self, options: Options, *, ordered: bool, max_in_flight: int, timeout_s: float | None
     ) -> None:
         self.alone: deque[tuple[PendingItem, Item]] = deque()
         # Garbage collection may run a finalizer that calls within its own locked sections.
         self.lock = threading.RLock()
-        self.timeout_s = check_timeout(timeout_s) or options.timeout_s
+        self.timeout_s = check_timeout(timeout_s)
+        self.patience_s = timeout_s or options.timeout_s
         self._options = options
-        self._ordered = ordered
+        self.ordered = ordered
         self._most = check_max_in_flight(max_in_flight)
         # Several items are taken at once: waking the sender costs more than taking one.
         self._few = max_in_flight - max(1, max_in_flight // 4)
@@ -204,21 +201,19 @@ class ItemBatch:
 
     def take(self, message: bytes) -> None:
         """Take a message of the stream; raise an error that ends it."""
-        checked = False
-        parts = read_many_result(message)
-        if parts is None:
-            parts = checksums.read_many_result(message, self._checksum_of)
-            checked = parts is not None
-        if parts is None:
+        found = read_many_result(message, self._checksum_of)
+        if found is not None:
+            (name, header, data), checksum = found
+        else:
+            checksum = None
             name, outcome = parse_answer(message)
             if isinstance(outcome, GradwireError):
                 if not name:
                     raise outcome
                 self._refuse(self._answered(name), outcome)
                 return
-            parts = name, *outcome
-        name, header, data = parts
-        pending = self._answered(name, checked=checked)
+            header, data = outcome
+        pending = self._answered(name, checked=checksum is not None)
         try:
             self.settle(pending, result=pending.template.result(header, data, out=pending.out))
         except Exception as error:  # noqa: BLE001 - it is raised in the item's place
@@ -245,7 +240,7 @@ class ItemBatch:
             error.add_note(f"item {pending.index} of evaluate_many")
         pending.frame, pending.result, pending.error = b"", result, error
         pending.settled = True
-        if not self._ordered:
+        if not self.ordered:
             self._queue.append(pending)
 
     def broke(self, error: GradwireError) -> float:
@@ -269,7 +264,7 @@ class ItemBatch:
             return 0.0
         # A caller that was slow to read is no fault of the request's.
         if is_retryable(error, streamed=True) or error.reason == "STALLED":
-            return self._tries.pause_s(error, progressed=self._progressed, left_s=self.timeout_s)
+            return self._tries.pause_s(error, progressed=self._progressed, left_s=self.patience_s)
         raise error
 
     @property
@@ -280,7 +275,7 @@ class ItemBatch:
     def stalled(self) -> DeadlineExceededError:
         """Return the error of a stream whose answers did not come."""
         return DeadlineExceededError(
-            f"no answer for {self.timeout_s} s, while {self.in_flight} items were in flight"
+            f"no answer for {self.patience_s} s, while {self.in_flight} items were in flight"
         )
 
     def give_up(self, error: GradwireError) -> None:
@@ -292,7 +287,7 @@ class ItemBatch:
         pending = PendingItem(self._taken, b"%b%d" % (self._prefix.encode(), self._taken))
         self._taken += 1
         self._open += 1
-        if self._ordered:
+        if self.ordered:
             self._queue.append(pending)
         return pending
 
@@ -314,11 +309,12 @@ class ItemBatch:
         self.alone.append((pending, item))
 
     def _encode(self, pending: PendingItem, data: memoryview) -> None:
-        name, header = pending.name, pending.template.header
-        if self._options.checking.is_on:
-            pending.frame, pending.checksum = checksums.many_request_frame(name, header, data)
-        else:
-            pending.frame, pending.checksum = many_request_frame(name, header, data), None
+        pending.frame, pending.checksum = many_request_frame(
+            pending.name,
+            pending.template.header,
+            data,
+            0 if self._options.checking.is_on else None,
+        )
 
     def _checksum_of(self, name: bytes) -> int | None:
         """Return the checksum of the request with a name; None without one."""
@@ -351,7 +347,7 @@ class ItemBatch:
                 self._encode(pending, _data_of(pending))
             elif is_retryable(error, streamed=False):
                 pending.tries = pending.tries or self._options.tries()
-                pause_s = pending.tries.pause_s(error, left_s=self.timeout_s)
+                pause_s = pending.tries.pause_s(error, left_s=self.patience_s)
             else:
                 raise error
         except GradwireError as last:
@@ -361,11 +357,8 @@ class ItemBatch:
 
 
 def _data_of(pending: PendingItem) -> memoryview:
-    """Return the data of an item's request."""
-    parts = read_many_request(pending.frame)
-    if parts is None:
-        parts, _ = checksums.read_many_request(pending.frame) or (None, 0)
-    return parts[2] if parts else memoryview(b"")
+    """Return the data of an item's request, which end it."""
+    return memoryview(pending.frame)[len(pending.frame) - pending.template.input_bytes :]
 
 
 def parse_answer(message: bytes) -> tuple[bytes, tuple[bytes, memoryview] | GradwireError]:

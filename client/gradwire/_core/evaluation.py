@@ -82,7 +82,7 @@ class Evaluation:
         self._shares: Shares | None = None
         self.eager = True
         self._result: Array | None = None
-        self.streams = self._request.bulk_bytes > options.stream_threshold_bytes
+        self.streams = self._request.template.bulk_bytes > options.stream_threshold_bytes
 
     @property
     def left_s(self) -> float:
@@ -108,8 +108,8 @@ class Evaluation:
     def unary_request(self) -> bytes:
         """Encode the message for a try of Evaluate."""
         self._begin_try()
-        checked = self.options.checking.is_on
-        request, self._checksum = self._request.unary_request(checked=checked)
+        first = 0 if self.options.checking.is_on else None
+        request, self._checksum = self._request.unary_request(first)
         return request
 
     def _keep_trailers(self, trailers: Metadata) -> None:
@@ -235,7 +235,7 @@ class Evaluation:
         result = self.shares.result if self.streams else self._result
         assert result is not None  # noqa: S101 - a try without a result fails
         self._tries.succeed()
-        self._progress.finish(self._request.input_bytes, result.nbytes)
+        self._progress.finish(self._request.template.input_bytes, result.nbytes)
         if self._on_timing is not None:
             total_s = time.monotonic() - self._started_at
             self._on_timing(read_timing(self._trailers, total_s=total_s, tries=self._tried))
@@ -248,7 +248,7 @@ class Evaluation:
             count = 1
             if self._splits:
                 count = share_count(
-                    self._request.bulk_bytes,
+                    self._request.template.bulk_bytes,
                     servers=self._servers(),
                     threshold_bytes=self.options.split_threshold_bytes,
                 )
@@ -275,7 +275,7 @@ def in_order(request: ArrayRequest) -> ArrayRequest:
     Otherwise each server needs the whole input. A broadcast input is returned unchanged: reordering
     would make it larger.
     """
-    if request.input_bytes < request.source.nbytes:
+    if request.template.input_bytes < request.source.nbytes:
         return request
     return request.reordered() or request
 
@@ -317,6 +317,7 @@ class Transfer:
     chunk_bytes  most bytes of one chunk
     first        byte of the result with which it begins
     sent         bytes of the input that the current try has handed to grpc
+    opened       whether the server has answered the current try
     read_before  end of the input bytes that the server wants
     too_large    whether the current try used larger chunks than the server accepts
     received     end of the consecutive bytes of the result that are stored
@@ -340,11 +341,11 @@ class Transfer:
         self.first, self._stop = part.start, part.stop
         self._buffer = buffer or ResultBuffer(request)
         self._read_from: int | None = None
-        self.source = tensors.WireView(request.source, request.input)
+        self.source = tensors.WireView(request.source, request.template.input)
         self.read_before = self.source.nbytes
         self._farthest = self._received_before = self.received = self.first
         self.sent = 0
-        self.too_large = False
+        self.opened = self.too_large = False
         self.moved_at = time.monotonic()
 
     @property
@@ -361,14 +362,15 @@ class Transfer:
     def begin(self) -> v1.EvaluateStreamRequest:
         """Start a try; return the message that opens it."""
         self.sent = 0
-        self.too_large = False
+        self.opened = self.too_large = False
         self._received_before = self._farthest
+        template = self._request.template
         return v1.EvaluateStreamRequest(
             open=v1.Open(
                 request_id=self.request_id,
-                operator=self._request.operator,
-                input=self._request.input,
-                output=self._request.output,
+                operator=template.operator,
+                input=template.input,
+                output=template.output,
                 resume_from=self.received,
                 evaluation_digest=self._buffer.digest,
                 stop_before=self._stop,
@@ -391,7 +393,7 @@ class Transfer:
                 f"wants chunks of {opened.max_chunk_bytes} bytes from byte {first} to byte {stop} "
                 f"of {total}"
             )
-        self.read_before = stop
+        self.read_before, self.opened = stop, True
         if self._stop and self._read_from is None:
             self._read_from = first
         self.moved_at = time.monotonic()
@@ -399,7 +401,7 @@ class Transfer:
     def store(self, offset: int, data: bytes | memoryview) -> None:
         """Take a chunk of the result."""
         view = self._buffer.view
-        if view is None:
+        if view is None or not self.opened:
             raise self._nonsense("sent a chunk before opened")
         stop = self._stop or view.nbytes
         if offset != self.received or not 1 <= len(data) <= stop - offset:
@@ -440,7 +442,7 @@ class Shares:
         self._buffer = ResultBuffer(request)
         self._first = self._transfer(range(0 if count == 1 else 1))
         self._parts: tuple[Transfer, ...] = (self._first,)
-        self.input_bytes = request.input_bytes
+        self.input_bytes = request.template.input_bytes
 
     @property
     def whole(self) -> Transfer | None:
@@ -492,7 +494,7 @@ class Shares:
     def _result_bytes(self) -> int | None:
         if self._buffer.view is not None:
             return self._buffer.view.nbytes
-        return self._request.output_bytes
+        return self._request.template.output_bytes
 
     def _transfer(self, part: range) -> Transfer:
         return Transfer(

@@ -27,7 +27,6 @@ from gradwire._transport.channels import (
     ClientChannels,
     PerProcess,
     PooledChannel,
-    ServiceChannel,
     from_rpc_error,
     next_pause_s,
     start_thread,
@@ -60,27 +59,12 @@ class BatchEngine:
     stopped  whether the client was closed
     closed   whether close() has ended
 
-    notify     called after each step that a thread makes
-    timeout_s  of each separate call; None for the client's
+    notify  called after each step that a thread makes
     """
 
-    def __init__(
-        self,
-        calls: UnaryCalls[ClientChannels],
-        notify: Callable[[], object],
-        *,
-        ordered: bool,
-        max_in_flight: int,
-        timeout_s: float | None,
-    ) -> None:
-        self.batch = ItemBatch(
-            options=calls.channels.options,
-            ordered=ordered,
-            max_in_flight=max_in_flight,
-            timeout_s=timeout_s,
-        )
+    def __init__(self, calls: UnaryCalls, batch: ItemBatch, notify: Callable[[], object]) -> None:
+        self.batch = batch
         self._calls = calls
-        self._timeout_s = timeout_s
         self._notify = notify
         self.closed = False
         self._run: StreamRun | None = None
@@ -173,9 +157,9 @@ class BatchEngine:
         with batch.lock:
             if self._stream is not None:
                 return
-            stream = self._stream = BatchStream(
-                self._calls.channels, batch.begin(), timeout_s=batch.timeout_s
-            )
+            stream = self._stream = BatchStream(self._calls.channels, batch.patience_s)
+            for request in batch.begin():
+                stream.send(request)
         self._in_stream(stream.start)
 
     def stop(self) -> None:
@@ -232,7 +216,7 @@ class BatchEngine:
 
     def _evaluate(self, item: Item) -> Array:
         channels = self._calls.channels
-        evaluation = channels.evaluation(**item._asdict(), timeout_s=self._timeout_s)
+        evaluation = channels.evaluation(**item._asdict(), timeout_s=self.batch.timeout_s)
         now(self._calls.evaluate(evaluation))
         if evaluation.streams:
             self._run = StreamRun(evaluation, channels, Runtime())
@@ -267,9 +251,11 @@ class Outcomes(Generic[T_co]):
     index  place of the item whose result or error came last; -1 before the first
     """
 
-    def __init__(self, *, ordered: bool) -> None:
+    def __init__(self, engine: BatchEngine, close: Callable[[], object]) -> None:
         self.index = -1
-        self._ordered = ordered
+        self._engine = engine
+        self._close = close
+        self._drop = _CLOSER.get().put
 
     def _deliver(self, pending: PendingItem) -> T_co:
         """Return an item's result, or raise its error.
@@ -279,8 +265,14 @@ class Outcomes(Generic[T_co]):
         self.index = pending.index
         if pending.error is not None:
             raise pending.error
-        result: Any = pending.result if self._ordered else (pending.index, pending.result)
+        ordered = self._engine.batch.ordered
+        result: Any = pending.result if ordered else (pending.index, pending.result)
         return cast("T_co", result)
+
+    def __del__(self) -> None:
+        engine: BatchEngine | None = getattr(self, "_engine", None)
+        if engine is not None and not engine.closed:
+            self._drop(self._close)
 
 
 class Results(Outcomes[T_co], Iterator[T_co]):
@@ -297,25 +289,15 @@ class Results(Outcomes[T_co], Iterator[T_co]):
     def __init__(
         self,
         items: Iterable[object],
-        calls: UnaryCalls[ClientChannels],
-        *,
-        ordered: bool,
-        max_in_flight: int,
-        timeout_s: float | None,
+        calls: UnaryCalls,
+        batch: ItemBatch,
     ) -> None:
-        super().__init__(ordered=ordered)
         self._items = iter(items)
-        self._drop = _CLOSER.get().put
         self._asked = threading.Lock()
         self._news = threading.Event()
         self._threaded = False
-        self._engine = BatchEngine(
-            calls,
-            self._news.set,
-            ordered=ordered,
-            max_in_flight=max_in_flight,
-            timeout_s=timeout_s,
-        )
+        engine = BatchEngine(calls, batch, self._news.set)
+        super().__init__(engine, engine.close)
 
     def __next__(self) -> T_co:
         self._engine.check_process()
@@ -382,24 +364,19 @@ class Results(Outcomes[T_co], Iterator[T_co]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        engine: BatchEngine | None = getattr(self, "_engine", None)
-        if engine is not None and not engine.closed:
-            self._drop(engine)
 
-
-def _start_closer() -> SimpleQueue[BatchEngine]:
-    """Start a thread that closes engines of dropped results; return its queue.
+def _start_closer() -> SimpleQueue[Callable[[], object]]:
+    """Start a thread that closes dropped results; return its queue.
 
     Garbage collection drops results in any thread, also within locked sections of grpc and of the
     client: closing them there could wait for a lock that the thread itself holds.
     """
-    dropped: SimpleQueue[BatchEngine] = SimpleQueue()
+    dropped: SimpleQueue[Callable[[], object]] = SimpleQueue()
 
     def close_all() -> None:
         while True:
             with contextlib.suppress(Exception):
-                dropped.get().close()
+                dropped.get()()
 
     start_thread("closer", close_all)
     return dropped
@@ -411,25 +388,20 @@ _CLOSER = PerProcess(_start_closer)
 class BatchStream:
     """Sends requests and receives answers, both serialized, from start() on.
 
-    stalled  whether receive() has waited for longer than timeout_s
+    stalled  whether receive() has waited for longer than patience_s
     """
 
-    def __init__(
-        self, channels: ClientChannels, requests: Iterable[bytes], *, timeout_s: float
-    ) -> None:
+    def __init__(self, channels: ClientChannels, patience_s: float) -> None:
         self._requests: SimpleQueue[bytes | None] = SimpleQueue()
-        for request in requests:
-            self._requests.put(request)
-        self._timeout_s = timeout_s
+        self._patience_s = patience_s
         self._waiting_since: float | None = None
         self._over = threading.Event()
-        self._ending = threading.Lock()  # another thread may cancel
-        self._pool, self._failed, self._ended = channels.unary, False, False
+        self._pool, self._failed = channels.unary, False
         self.stalled = False
-        self._taken: PooledChannel[ServiceChannel] | None = None
         self._call: Any = None
-        self._tracing = contextlib.ExitStack()
-        self._span = self._tracing.enter_context(call_span("EvaluateMany", channels.options))
+        # Done once, though another thread may cancel.
+        self._at_end = contextlib.ExitStack()
+        self._span = self._at_end.enter_context(call_span("EvaluateMany", channels.options))
 
     def start(self) -> None:
         """Begin the stream, once, in any thread.
@@ -440,8 +412,9 @@ class BatchStream:
         try:
             if self._over.is_set():
                 raise CallCancelledError("cancelled before it began")
-            self._taken, channel = self._pool.take()
-            stream = channel.channel.stream_stream(f"{SERVICE_PATH}EvaluateMany")
+            taken = self._pool.take()
+            self._at_end.callback(self._give_back, taken)
+            stream = taken.channel.stream_stream(f"{SERVICE_PATH}EvaluateMany")
             self._call = stream(iter(self._requests.get, None), metadata=self._span.metadata)
             start_thread("watch", self._watch)
         except GradwireError as error:
@@ -499,22 +472,20 @@ class BatchStream:
             self._end(None if ok else from_rpc_error(self._call))
 
     def _end(self, error: GradwireError | None) -> None:
-        with self._ending:
-            ended, self._ended = self._ended, True
-        if not ended:
-            if self._taken is not None:
-                self._pool.give_back(self._taken, failed=self._failed)
-            self._span.answer = error
-            self._tracing.close()
+        self._span.answer = error
+        self._at_end.close()
+
+    def _give_back(self, taken: PooledChannel) -> None:
+        self._pool.give_back(taken, failed=self._failed)
 
     def _watch(self) -> None:
         """Cancel the call if receive() waits too long.
 
         grpc itself waits without a limit.
         """
-        while not self._over.wait(self._timeout_s / _LOOKS):
+        while not self._over.wait(self._patience_s / _LOOKS):
             since = self._waiting_since
-            if since is not None and time.monotonic() > since + self._timeout_s:
+            if since is not None and time.monotonic() > since + self._patience_s:
                 self.stalled = True
                 self._call.cancel()
                 return

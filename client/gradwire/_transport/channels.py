@@ -129,58 +129,64 @@ AVOIDED_S = 1.5
 
 
 @dataclass(slots=True, eq=False)
-class PooledChannel(Generic[T]):
-    """A connection and its calls.
+class PooledChannel:
+    """A channel, blocking or asyncio, and its calls.
 
-    connection     None before its first call
+    channel        None before its first call
+    evaluate       Evaluate on serialized messages; stream: EvaluateStream
     calls          number of calls that use it
     avoided_until  on the clock of the pool
     """
 
     target: str
-    connection: T | None = None
+    channel: Any = None
+    evaluate: Any = None
+    stream: Any = None
     calls: int = 0
     avoided_until: float = 0.0
 
 
-class Pool(Generic[T]):
-    """Connections to targets, each opened on first use.
+class Pool:
+    """Channels to targets, each opened on first use.
 
     A call takes the one with the fewest calls. Among equals targets rotate, and within a target the
     first one is taken, so that sequential calls share a connection. One on which a call has just
     failed is avoided, and so are the others of its target.
 
-    close_one  closes a connection of a removed target, without waiting
+    targets    None for those of the options, where numeric addresses share channels
+    close_one  closes a channel to a removed target, without waiting
     replicas   source of changing targets, if any
+    api        grpc or grpc.aio
     """
 
     def __init__(
         self,
-        targets: Sequence[str],
-        open_one: Callable[[str], T],
+        options: Options,
+        targets: Sequence[str] | None = None,
         *,
-        connections: int,
-        close_one: Callable[[T], object] = lambda _: None,
+        close_one: Callable[[Any], object],
         replicas: Replicas | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        api: Any = grpc,
     ) -> None:
-        self._open_one = open_one
+        self._options = options
         self._close_one = close_one
         self._replicas = replicas
-        self._connections = connections
-        self._clock = clock
+        self._api = api
+        self._clock = time.monotonic
         # Garbage collection may run a finalizer that calls within its own locked sections.
         self._lock = threading.RLock()
         self._turn = 0
         self._closed = False
-        self._entries: dict[str, list[PooledChannel[T]]] = {}
-        self._retired: list[PooledChannel[T]] = []
-        self.renew(targets)
+        self._entries: dict[str, list[PooledChannel]] = {}
+        self._retired: list[PooledChannel] = []
         if replicas is not None:
             replicas.subscribe(self.renew)
+            return
+        secure = options.credentials is not None
+        self.renew(targets or channel_targets(options.target, secure=secure))
 
-    def take(self) -> tuple[PooledChannel[T], T]:
-        """Return a connection for a call, to be given back.
+    def take(self) -> PooledChannel:
+        """Return an open channel for a call, to be given back.
 
         Raises CallCancelledError after close(), UnavailableError without a known target.
         """
@@ -192,15 +198,26 @@ class Pool(Generic[T]):
             if not self._entries and self._replicas is not None:
                 raise self._replicas.failure
             entry = self._least_busy()
-            if entry.connection is None:
-                entry.connection = self._open_one(entry.target)
+            if entry.channel is None:
+                self._open(entry)
             entry.calls += 1
-            return entry, entry.connection
+            return entry
 
-    def give_back(self, entry: PooledChannel[T], *, failed: bool) -> None:
-        """End a call's use of a connection.
+    def _open(self, entry: PooledChannel) -> None:
+        options = self._options
+        channel = entry.channel = open_channel(
+            entry.target,
+            options.credentials,
+            connect_timeout_s=options.connect_timeout_s,
+            api=self._api,
+        )
+        entry.evaluate = channel.unary_unary(f"{SERVICE_PATH}Evaluate")
+        entry.stream = channel.stream_stream(f"{SERVICE_PATH}EvaluateStream")
 
-        failed  whether to avoid the connection for a while
+    def give_back(self, entry: PooledChannel, *, failed: bool) -> None:
+        """End a call's use of a channel.
+
+        failed  whether to avoid the channel for a while
         """
         with self._lock:
             entry.calls -= 1
@@ -222,7 +239,8 @@ class Pool(Generic[T]):
                 return
             before = self._entries
             self._entries = {
-                one: before.pop(one, []) or [PooledChannel(one) for _ in range(self._connections)]
+                one: before.pop(one, [])
+                or [PooledChannel(one) for _ in range(self._options.connections)]
                 for one in targets
             }
             self._turn = 0
@@ -235,8 +253,8 @@ class Pool(Generic[T]):
             unused = [entry for entry in self._retired if not entry.calls]
             self._retired = [entry for entry in self._retired if entry.calls]
         for entry in unused:
-            if entry.connection is not None:
-                self._close_one(entry.connection)
+            if entry.channel is not None:
+                self._close_one(entry.channel)
 
     def sound_targets(self) -> int:
         """Return the number of targets without a recent failure.
@@ -246,12 +264,12 @@ class Pool(Generic[T]):
         with self._lock:
             return len(self._entries.keys() - self._avoided()) or len(self._entries)
 
-    def close(self) -> list[T]:
-        """Return the connections for the caller to close; open no more."""
+    def close(self) -> list[Any]:
+        """Return the channels for the caller to close; open no more."""
         with self._lock:
             self._closed = True
             entries = itertools.chain(*self._entries.values(), self._retired)
-            return [entry.connection for entry in entries if entry.connection is not None]
+            return [entry.channel for entry in entries if entry.channel is not None]
 
     def _avoided(self) -> set[str]:
         """Return the targets with a recent failure."""
@@ -262,7 +280,7 @@ class Pool(Generic[T]):
             if any(entry.avoided_until > now for entry in entries)
         }
 
-    def _least_busy(self) -> PooledChannel[T]:
+    def _least_busy(self) -> PooledChannel:
         targets = list(self._entries)
         self._turn = (self._turn + 1) % len(targets)
         avoided, now = self._avoided(), self._clock()
@@ -275,45 +293,6 @@ class Pool(Generic[T]):
         return min(ranked, key=itemgetter(0))[1]
 
 
-class ServiceChannel:
-    """One channel, blocking or asyncio, and its callables on serialized messages.
-
-    evaluate  Evaluate
-    stream    EvaluateStream
-    """
-
-    def __init__(self, target: str, options: Options, api: Any) -> None:
-        timeout_s = options.connect_timeout_s
-        self.channel = open_channel(
-            target, options.credentials, connect_timeout_s=timeout_s, api=api
-        )
-        self.evaluate: Any = self.channel.unary_unary(f"{SERVICE_PATH}Evaluate")
-        self.stream: Any = self.channel.stream_stream(f"{SERVICE_PATH}EvaluateStream")
-
-
-ChannelPool = Pool[ServiceChannel]
-
-
-def channel_pool(
-    options: Options,
-    targets: Sequence[str] | None = None,
-    *,
-    close_one: Callable[[ServiceChannel], object],
-    replicas: Replicas | None,
-    api: Any = grpc,
-) -> ChannelPool:
-    """Return a pool; without targets, of channels that numeric addresses share."""
-    if targets is None:
-        targets = channel_targets(options.target, secure=options.credentials is not None)
-    return Pool(
-        targets if replicas is None else (),
-        lambda target: ServiceChannel(target, options, api),
-        connections=options.connections,
-        close_one=close_one,
-        replicas=replicas,
-    )
-
-
 def start_thread(name: str, target: Callable[..., object], *arguments: Any) -> threading.Thread:
     """Start a thread that does not keep the process alive."""
     name = f"gradwire-{name}"
@@ -322,8 +301,8 @@ def start_thread(name: str, target: Callable[..., object], *arguments: Any) -> t
     return thread
 
 
-def _start_closing(channel: ServiceChannel) -> threading.Thread:
-    return start_thread("closing", channel.channel.close)
+def _start_closing(channel: Any) -> threading.Thread:
+    return start_thread("closing", channel.close)
 
 
 class ClientChannels:
@@ -344,9 +323,7 @@ class ClientChannels:
         target = options.target[0]
         self.replicas = Replicas(target) if is_list(target) else None
 
-        def pool(targets: Sequence[str] | None = None) -> ChannelPool:
-            return channel_pool(options, targets, close_one=_start_closing, replicas=self.replicas)
-
+        pool = partial(Pool, options, close_one=_start_closing, replicas=self.replicas)
         self.unary = pool()
         self.streams = self.unary if options.connections == 1 else pool()
         self.shares = pool(options.target) if options.split else self.streams

@@ -268,7 +268,8 @@ class SharedTry:
         self._request = request
         self._output_bytes = output_bytes
         self._input: PooledSegment | None = None
-        view = tensors.WireView(request.source, request.input)
+        template = request.template
+        view = tensors.WireView(request.source, template.input)
         in_place = view.in_place(0, view.nbytes)
         source = None if in_place is None else pool.find(in_place)
         if source is None:
@@ -279,9 +280,9 @@ class SharedTry:
         self.message = v1.EvaluateSharedRequest(
             evaluation=v1.EvaluateRequest(
                 request_id=request.request_id,
-                operator=request.operator,
-                input=request.input,
-                output=request.output,
+                operator=template.operator,
+                input=template.input,
+                output=template.output,
             ),
             input=source,
             output=v1.SharedRange(handle=self._output.handle, length=output_bytes),
@@ -351,8 +352,8 @@ class SharedMemory:
 
     def begin(self, request: ArrayRequest, wait_s: float) -> SharedTry | None:
         """Begin a try of an evaluation; None if it needs messages."""
-        pool, output_bytes = self.pool(), request.output_bytes
-        if pool is None or not output_bytes or not request.input_bytes:
+        pool, output_bytes = self.pool(), request.template.output_bytes
+        if pool is None or not output_bytes or not request.template.input_bytes:
             return None
         try:
             return SharedTry(pool, request, output_bytes, wait_s)

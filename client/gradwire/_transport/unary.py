@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import grpc
 import numpy as np
@@ -21,7 +21,6 @@ from numpy.typing import DTypeLike
 
 from gradwire import v1
 from gradwire._core.evaluation import Evaluation
-from gradwire._core.options import Options
 from gradwire._core.reports import (
     Metadata,
     OperatorInfo,
@@ -33,12 +32,14 @@ from gradwire._core.retries import LASTING_ATTEMPTS, is_retryable
 from gradwire._transport.channels import (
     HEALTH_METHOD,
     SERVICE_PATH,
+    ClientChannels,
     Pool,
+    PooledChannel,
     explained,
     from_rpc_error,
     next_pause_s,
 )
-from gradwire._transport.shared_memory import SegmentRefusedError, SharedMemory
+from gradwire._transport.shared_memory import SegmentRefusedError
 from gradwire._transport.tracing import call_span
 from gradwire._wire.framing import parsed
 from gradwire.errors import (
@@ -52,17 +53,7 @@ from gradwire.tensors import Array
 
 T = TypeVar("T")
 Reply = TypeVar("Reply", bound=Message)
-Channels = TypeVar("Channels", bound="UnaryChannels")
 OnTrailers = Callable[[Metadata], None] | None
-
-
-class UnaryChannels(Protocol):
-    """Channels for unary calls, and what calls of a client share."""
-
-    options: Options
-    unary: Pool[Any]
-    shared_memory: SharedMemory
-    closed: bool
 
 
 class Runtime:
@@ -112,14 +103,19 @@ def now(coroutine: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("a blocking call was suspended")
 
 
-class UnaryCalls(Generic[Channels]):
+class UnaryCalls:
     """Unary calls of a client.
 
-    channels  the client's channels
+    channels  of the client
+
+    pool  for the calls; None for that of the channels
     """
 
-    def __init__(self, channels: Channels, runtime: Runtime) -> None:
+    def __init__(
+        self, channels: ClientChannels, runtime: Runtime, pool: Pool | None = None
+    ) -> None:
         self.channels = channels
+        self._pool = pool or channels.unary
         self._options = channels.options
         self._runtime = runtime
 
@@ -253,13 +249,13 @@ class UnaryCalls(Generic[Channels]):
         on_trailers  called with the trailing metadata of a reply
         """
         name = "" if method.startswith("/") else method
-        pool, taken, failed = self.channels.unary, None, False
+        taken, failed = None, False
         reply: bytes | GradwireError | None
         with call_span(name, self._options) as span:
             try:
-                taken, channel = pool.take()
+                taken = self._pool.take()
                 reply = await self._runtime.send(
-                    _callable(channel, method),
+                    _callable(taken, method),
                     request,
                     on_trailers,
                     timeout=timeout_s,
@@ -280,7 +276,7 @@ class UnaryCalls(Generic[Channels]):
                 reply = CallCancelledError("the client was closed")
             finally:
                 if taken is not None:
-                    pool.give_back(taken, failed=failed)
+                    self._pool.give_back(taken, failed=failed)
             if reply is None:
                 # A server of another kind may answer OK without a message.
                 reply = ServerError("the server answered OK without a message")
@@ -298,11 +294,11 @@ class UnaryCalls(Generic[Channels]):
         return self.channels.closed and task is not None and not task.cancelling()
 
 
-def _callable(channel: Any, method: str) -> Any:
+def _callable(taken: PooledChannel, method: str) -> Any:
     if method == "Evaluate":
-        return channel.evaluate
+        return taken.evaluate
     path = method if method.startswith("/") else f"{SERVICE_PATH}{method}"
-    return channel.channel.unary_unary(path)
+    return taken.channel.unary_unary(path)
 
 
 SERVING = "SERVING"

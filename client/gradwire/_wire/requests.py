@@ -16,7 +16,6 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from gradwire import ops, tensors, v1
-from gradwire._wire import checksums
 from gradwire._wire.framing import Parts, evaluation_frame, parsed, read_evaluation
 from gradwire.errors import DataLossError, InvalidRequestError, ServerError
 from gradwire.tensors import Array, Descriptor, DType, Shape, Sizes
@@ -136,36 +135,6 @@ class ArrayRequest:
     out: Array | None
     request_id: str
 
-    @property
-    def operator(self) -> v1.Operator:
-        """The operator."""
-        return self.template.operator
-
-    @property
-    def input(self) -> Descriptor:
-        """Layout of the input on the wire."""
-        return self.template.input
-
-    @property
-    def output(self) -> Descriptor | None:
-        """Layout of the result; None if the server infers it."""
-        return self.template.output
-
-    @property
-    def input_bytes(self) -> int:
-        """Bytes of the input on the wire."""
-        return self.template.input_bytes
-
-    @property
-    def output_bytes(self) -> int | None:
-        """Bytes of the result on the wire; None for an inferred shape."""
-        return None if self.output is None else tensors.wire_bytes(self.output)
-
-    @property
-    def bulk_bytes(self) -> int:
-        """Bytes on the wire of the larger of input and result."""
-        return self.template.bulk_bytes
-
     def reordered(self) -> ArrayRequest | None:
         """Return the request with axes nesting as in the result.
 
@@ -173,19 +142,20 @@ class ArrayRequest:
         gathered while they are sent, without a copy of the whole input.
         """
         # An inferred output is row-major.
-        nesting = self.output or Descriptor(data_type=self.input.data_type, sizes=self.input.sizes)
-        reordered = tensors.result_descriptor(nesting, self.input.sizes)
-        if reordered == self.input:
+        given = self.template.input
+        nesting = self.template.output or Descriptor(data_type=given.data_type, sizes=given.sizes)
+        reordered = tensors.result_descriptor(nesting, given.sizes)
+        if reordered == given:
             return None
         return replace(self, template=replace(self.template, input=reordered))
 
-    def unary_request(self, *, checked: bool = False) -> tuple[bytes, int | None]:
-        """Return the request as one message, and its checksum, if any."""
-        name, header = self.request_id.encode("ascii"), self.template.header
-        data = self.template.data(self.source)
-        if checked:
-            return checksums.evaluation_frame(name, header, data)
-        return evaluation_frame(name, header, data), None
+    def unary_request(self, after: int | None = None) -> tuple[bytes, int | None]:
+        """Return the request as one message, and its checksum.
+
+        after  0 for a checksum; None for none
+        """
+        name, data = self.request_id.encode("ascii"), self.template.data(self.source)
+        return evaluation_frame(name, self.template.header, data, after)
 
     def unary_result(self, response: bytes, *, after: int | None = None) -> Array:
         """Decode the response.
@@ -193,10 +163,7 @@ class ArrayRequest:
         after  checksum of the request; None if it has none
         """
         try:
-            if after is None:
-                _, header, data = read_evaluation(response) or _parse(response)
-            else:
-                _, header, data = _checked(response, after)
+            _, header, data = _read_response(response, after)
             return self.template.result(header, data, out=self.out)
         except (ServerError, DataLossError) as error:
             error.request_id = self.request_id
@@ -261,19 +228,18 @@ def find_template(
     return template, source
 
 
-def _checked(response: bytes, after: int) -> Parts:
-    found = checksums.read_evaluation(response, after=after)
+def _read_response(response: bytes, after: int | None) -> Parts:
+    found = read_evaluation(response, after)
     if found is None:
+        # Protobuf would encode it differently.
+        message = parsed(v1.EvaluateResponse, response)
+        data = memoryview(message.data)
+        message.ClearField("data")
+        found = (b"", message.SerializeToString(), data), None
+    parts, checksum = found
+    if after is not None and checksum is None:
         raise DataLossError("a response came without its checksum")
-    return found[0]
-
-
-def _parse(response: bytes) -> Parts:
-    """Read a response that protobuf would encode differently."""
-    message = parsed(v1.EvaluateResponse, response)
-    data = memoryview(message.data)
-    message.ClearField("data")
-    return b"", message.SerializeToString(), data
+    return parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,10 +268,14 @@ class RequestTemplate:
         return tensors.wire_bytes(self.input)
 
     @cached_property
+    def output_bytes(self) -> int | None:
+        """Bytes of the result on the wire; None for an inferred shape."""
+        return None if self.output is None else tensors.wire_bytes(self.output)
+
+    @cached_property
     def bulk_bytes(self) -> int:
         """Bytes on the wire of the larger of input and result."""
-        output_bytes = 0 if self.output is None else tensors.wire_bytes(self.output)
-        return max(self.input_bytes, output_bytes)
+        return max(self.input_bytes, self.output_bytes or 0)
 
     @cached_property
     def _in_wire_order(self) -> DType | None:

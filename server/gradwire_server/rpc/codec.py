@@ -11,8 +11,7 @@ bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from gradwire import ops, v1
 from gradwire._wire import checksums, framing
-from gradwire._wire.framing import Parts, read_varint
+from gradwire._wire.framing import CheckedParts, Parts, read_varint
 from gradwire.errors import DataLossError, InvalidRequestError
 from gradwire.tensors import DTYPES, MAX_RANK, data_type_of
 from gradwire_server.config.settings import MAX_HEADER_BYTES
@@ -247,6 +246,7 @@ Bytes = NDArray[np.uint8]
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
+A = TypeVar("A")
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,10 +263,6 @@ class Chunk:
             return
         for first in range(0, len(self.data), size):
             yield Chunk(self.offset + first, self.data[first : first + size])
-
-
-# Parts of a request, and its checksum if it has one.
-CheckedParts = tuple[Parts, int | None]
 
 
 class NoMessageError(InvalidDataError):
@@ -307,15 +303,12 @@ def read_open(message: bytes) -> v1.Open:
 
     Raises InvalidDataError, UnknownFieldError or ChecksumError.
     """
-    request, came = None, "chunk"
-    if framing.read_chunk(message) is None and not checksums.is_chunk(message):
-        request, came = _read_stream_request(message)
-    if request is None or came != "open":
+    request, came = _read_stream_request(message)
+    if came != "open":
         raise InvalidDataError("open", f"{came} came first; a stream starts with open")
     if request.open.HasField("checksum"):
         _refuse_unavailable(request.open)
-        with _checking():
-            checksums.verify_sealed(message, request.open.checksum)
+        _verified(framing.verify_sealed, message, request.open.checksum)
     return request.open
 
 
@@ -324,24 +317,22 @@ def read_chunk(message: bytes, after: int | None) -> Chunk:
 
     after  checksum of open, if it has one; each chunk has one then, and only then
     """
-    chunk = framing.read_chunk(message)
-    if chunk is None and not checksums.is_chunk(message):
-        chunk = _parse_chunk(message)
-    if (chunk is None) != (after is not None):
-        raise ChecksumError("chunk.checksum: each chunk has one if open has one, and only then")
-    if after is not None:
-        with _checking():
-            chunk = checksums.read_chunk(message, after=after)
-    assert chunk is not None  # noqa: S101 - else it has a checksum, and open has none
-    return Chunk(chunk[0], np.frombuffer(chunk[1], np.uint8))
+    chunk = _verified(framing.read_chunk, message, after)
+    offset, data = chunk or _parse_chunk(message, after)
+    return Chunk(offset, np.frombuffer(data, np.uint8))
 
 
-def _parse_chunk(message: bytes) -> tuple[int, memoryview]:
+def _parse_chunk(message: bytes, after: int | None) -> tuple[int, memoryview]:
     """Parse a chunk whose encoding differs from the usual one."""
     request, came = _read_stream_request(message)
     if came != "chunk":
         raise InvalidDataError("chunk", f"{came} came; only chunks follow open")
     refuse_unknown_fields(request.chunk, "chunk")
+    if request.chunk.HasField("checksum") or after is not None:
+        raise ChecksumError(
+            "chunk.checksum: each chunk has one, directly before its data, if open has one, and "
+            "only then"
+        )
     return request.chunk.offset, memoryview(request.chunk.data)
 
 
@@ -350,16 +341,13 @@ def _read_stream_request(message: bytes) -> tuple[v1.EvaluateStreamRequest, str]
     fields = {v1.EvaluateStreamRequest.CHUNK_FIELD_NUMBER: DATA}
     request = parse(v1.EvaluateStreamRequest, message, fields)
     refuse_unknown_fields(request, "")
-    if request.HasField("chunk") and request.chunk.HasField("checksum"):
-        raise _misplaced()
     return request, request.WhichOneof("message") or "an empty message"
 
 
-@contextmanager
-def _checking() -> Generator[None]:
-    """Turn the error for a wrong checksum into the server's."""
+def _verified(read: Callable[[bytes, A], T], message: bytes, argument: A) -> T:
+    """Read a message; turn the error for a wrong checksum into the server's."""
     try:
-        yield
+        return read(message, argument)
     except DataLossError as error:
         raise ChecksumError(str(error)) from error
 
@@ -375,10 +363,6 @@ def _refuse_unavailable(message: Message) -> None:
         )
 
 
-def _misplaced() -> ChecksumError:
-    return ChecksumError("checksum: not directly before data, where it is looked for")
-
-
 def well_formed(message: T | Exception) -> T:
     """Return the message, or raise the error in its place."""
     if isinstance(message, Exception):
@@ -392,26 +376,20 @@ def read_evaluate(message: bytes) -> CheckedParts:
     Raises InvalidDataError if the message is not an EvaluateRequest, ChecksumError if its checksum
     does not match.
     """
-    parts = framing.read_evaluation(message)
-    if parts is not None:
-        return parts, None
-    checked = read_checked(checksums.read_evaluation, message)
-    return checked or (parts_of(parse(v1.EvaluateRequest, message)), None)
+    framed = read_framed(framing.read_evaluation, message)
+    return framed or (parts_of(parse(v1.EvaluateRequest, message)), None)
 
 
-def read_checked(
-    read: Callable[[bytes], CheckedParts | None], message: bytes
+def read_framed(
+    read: Callable[[bytes, int | None], CheckedParts | None], message: bytes
 ) -> CheckedParts | None:
     """Read a request that may have a checksum.
 
-    None if it has none.
+    None if it is left to protobuf.
 
-    Raises ChecksumError if it does not match.
+    Raises ChecksumError if its checksum does not match.
     """
-    if not checksums.AVAILABLE:
-        return None
-    with _checking():
-        return read(message)
+    return _verified(read, message, 0 if checksums.AVAILABLE else None)
 
 
 def parts_of(request: v1.EvaluateRequest) -> Parts:
@@ -423,7 +401,7 @@ def parts_of(request: v1.EvaluateRequest) -> Parts:
     """
     if request.HasField("checksum"):
         _refuse_unavailable(request)
-        raise _misplaced()
+        raise ChecksumError("checksum: not directly before data, where it is looked for")
     request_id, data = request.request_id.encode(), memoryview(request.data)
     request.ClearField("request_id")
     request.ClearField("data")
@@ -450,9 +428,7 @@ def response(
 
     after  checksum of the request; None if it has none
     """
-    if after is not None:
-        return checksums.evaluation_frame(request_id.encode("ascii"), header, data, after=after)[0]
-    return framing.evaluation_frame(request_id.encode("ascii"), header, data)
+    return framing.evaluation_frame(request_id.encode("ascii"), header, data, after)[0]
 
 
 def chunk_response(chunk: Chunk, *, after: int | None = None) -> bytes:
@@ -460,9 +436,7 @@ def chunk_response(chunk: Chunk, *, after: int | None = None) -> bytes:
 
     after  checksum of opened; None if it has none
     """
-    if after is not None:
-        return checksums.chunk_frame(chunk.offset, chunk.data.data, after=after)
-    return framing.chunk_frame(chunk.offset, chunk.data.data)
+    return framing.chunk_frame(chunk.offset, chunk.data.data, after)
 
 
 def check_data_length(length: int, request: EvaluationRequest) -> None:
