@@ -22,7 +22,7 @@ from gradwire._wire.environment import (
     TOKEN_VARIABLE,
 )
 from gradwire._wire.files import Reloaded
-from gradwire._wire.requests import LEAST_CHUNK_BYTES, MAX_TIMEOUT_S, is_timeout
+from gradwire._wire.requests import LEAST_CHUNK_BYTES, check_timeout
 from gradwire.errors import GradwireError, InvalidRequestError
 
 CONNECTIONS = 2
@@ -42,12 +42,12 @@ DEFAULT = "127.0.0.1:50051"
 
 # Targets that may contain commas.
 _WHOLE = ("ipv4:", "ipv6:", "unix")
-# Schemes of a list of replicas; see gradwire._transport.replicas.
-_LISTS = ("replicas+http", "replicas+https")
 # Schemes of gRPC whose targets have no host and port.
 _OPAQUE = ("unix", "unix-abstract", "vsock", "xds", "google-c2p")
 # Schemes of numeric addresses, and their versions of IP.
 _NUMERIC = {"ipv4": 4, "ipv6": 6}
+# A list of replicas; see gradwire._transport.replicas.
+_LIST = re.compile(r"replicas\+https?://([^/?#@]+)(/[^?#]*)?")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Parts of a host's name between dots have at most 63 characters (RFC 1035).
 _LABEL = r"[^\[\]:\s/.\0-\x1f]{1,63}"
@@ -164,11 +164,8 @@ class Options:
             value = getattr(self, name)
             if not (isinstance(value, int) and least <= value <= most):
                 raise ValueError(f"{name} is {value!r}; give an integer from {least} to {most}")
-        for name, also in (("timeout_s", ""), ("connect_timeout_s", ", or None")):
-            value = getattr(self, name)
-            if not (is_timeout(value) or (also and value is None)):
-                wanted = f"give seconds above 0, at most {MAX_TIMEOUT_S}{also}"
-                raise ValueError(f"{name} is {value!r}; {wanted}")
+        check_timeout(self.timeout_s, or_none="")
+        check_timeout(self.connect_timeout_s, "connect_timeout_s", or_none=", or None")
         secure = self.credentials is not None
         self.bearer = read_bearer(self.token, self.token_file, target=self.target, secure=secure)
         self.one_server = len(self.target) == 1 and not is_list(self.target[0])
@@ -298,13 +295,8 @@ def is_host_port(text: str) -> bool:
 
 def is_list(address: str) -> bool:
     """Whether an address is the URL of a replica list."""
-    scheme, separator, _ = address.partition("://")
-    try:
-        url = urlsplit(address)
-        told = bool(url.hostname) and bool(url.port) and not (url.query or url.fragment)
-    except ValueError:
-        return False
-    return bool(separator) and scheme in _LISTS and told and "@" not in url.netloc
+    found = _LIST.fullmatch(address)
+    return found is not None and is_host_port(found[1])
 
 
 def channel_targets(addresses: Sequence[str], *, secure: bool) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from gradwire._core.options import (
     read_target,
 )
 from gradwire._core.retries import RetryPolicy
-from gradwire._transport.replicas import Replicas
+from gradwire._transport.replicas import SOON_S, Replicas
 from gradwire._transport.shared_memory import SharedMemory
 from gradwire._wire.environment import VERSION
 from gradwire._wire.statuses import STATUS_DETAILS_KEY, from_status, is_refused
@@ -226,7 +226,7 @@ class Pool:
         if self._retired:
             self._close_retired()
         if failed and self._replicas is not None:
-            self._replicas.refresh_soon()
+            self._replicas.refresh(age_s=SOON_S)
 
     def renew(self, targets: Sequence[str]) -> None:
         """Replace the targets.

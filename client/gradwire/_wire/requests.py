@@ -66,22 +66,23 @@ def check_max_in_flight(count: object) -> int:
     return count
 
 
-def check_timeout(timeout_s: float | None) -> float | None:
-    """Return timeout_s; raise InvalidRequestError unless it is a positive time or None."""
-    if timeout_s is None:
+def check_timeout(
+    timeout_s: float | None,
+    name: str = "timeout_s",
+    *,
+    or_none: str = ", or None for the default",
+) -> float | None:
+    """Return a timeout; raise InvalidRequestError unless it is a positive time or None.
+
+    or_none  meaning of None; empty where None is wrong
+    """
+    if timeout_s is None and or_none:
         return None
-    if not is_timeout(timeout_s):
+    if not (isinstance(timeout_s, int | float) and 0 < timeout_s <= MAX_TIMEOUT_S):
         raise InvalidRequestError.of(
-            "timeout_s",
-            f"is {timeout_s!r}; give seconds above 0, at most {MAX_TIMEOUT_S}, or None for the "
-            "default",
+            name, f"is {timeout_s!r}; give seconds above 0, at most {MAX_TIMEOUT_S}{or_none}"
         )
     return timeout_s
-
-
-def is_timeout(value: object) -> bool:
-    """Whether a value is a valid timeout of a call, in seconds."""
-    return isinstance(value, int | float) and 0 < value <= MAX_TIMEOUT_S
 
 
 class Progress:
