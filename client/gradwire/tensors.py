@@ -62,7 +62,8 @@ class WireView:
 
     It needs no copy of the whole array.
 
-    nbytes  on the wire
+    nbytes    on the wire
+    in_place  the array's own memory as bytes; None if it has another order
 
     array       any strides and either byte order; the wire's is little-endian
     descriptor  of the array's sizes; by default the array's own. Another one, such as a result's,
@@ -82,9 +83,9 @@ class WireView:
         first = walked[(slice(0, 1),) * len(rest)].squeeze(tuple(range(len(rest))))
         self._elements: Array = np.atleast_1d(first)
         self._wire = bits.newbyteorder("<")
-        self._bytes: Array | None = None
+        self.in_place: Array | None = None
         if self._elements.flags.c_contiguous and bits == self._wire:
-            self._bytes = self._elements.reshape(-1).view(np.uint8)
+            self.in_place = self._elements.reshape(-1).view(np.uint8)
         self.nbytes = self._elements.size * bits.itemsize
         sizes = reversed(self._elements.shape)
         # Bytes of an element, of a row, and so on to those of all.
@@ -105,37 +106,30 @@ class WireView:
         block = next(fits, 1)
         return most // block * block
 
-    def in_place(self, start: int, stop: int) -> Array | None:
-        """View bytes start..stop-1 of the array's own memory.
-
-        None if the memory has another order.
-        """
-        return None if self._bytes is None else self._bytes[start:stop]
-
     def read(self, start: int, stop: int) -> memoryview:
         """Return bytes start..stop-1, without a copy if possible.
 
         They are a view of the array's memory if that is in wire order; otherwise only these bytes
         are copied. The range may split elements.
         """
-        if self._bytes is not None:
-            return self._bytes[start:stop].data
+        if self.in_place is not None:
+            return self.in_place[start:stop].data
         first, last, skipped = self._covering(start, stop)
         gathered = self._gather(first, last).view(np.uint8)
         return gathered[skipped : skipped + stop - start].data
 
     def copy_to(self, memory: Array) -> None:
         """Copy all bytes to contiguous memory, as long as they are."""
-        if self._bytes is not None:
-            memory[...] = self._bytes
+        if self.in_place is not None:
+            memory[...] = self.in_place
         else:
             memory.view(self._wire).reshape(self._elements.shape)[...] = self._elements
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Store bytes offset..offset+len(data)-1; the range may split elements."""
         given = np.frombuffer(data, np.uint8)
-        if self._bytes is not None:
-            self._bytes[offset : offset + given.size] = given
+        if self.in_place is not None:
+            self.in_place[offset : offset + given.size] = given
         elif given.size:
             for part, values in self._parts(*self._whole_elements(offset, given)):
                 part[...] = values

@@ -114,9 +114,9 @@ class _LocalCall:
         for step in prepared.steps():
             data = np.frombuffer(given.read(*prepared.input_range(step)), np.uint8)
             first, stop = prepared.output_range(step)
-            own = taken.in_place(first, stop)
+            own = taken.in_place
             # The array may have another order than the wire.
-            part = np.empty(stop - first, np.uint8) if own is None else own
+            part = np.empty(stop - first, np.uint8) if own is None else own[first:stop]
             execution.step(step, data, part)
             if own is None:
                 taken.write(first, part.data)

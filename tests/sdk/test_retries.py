@@ -99,7 +99,7 @@ def test_a_client_whose_calls_mostly_fail_stops_repeating_them() -> None:
     assert len(pauses(Tries(patient, budget))) == 4
     assert len(pauses(Tries(patient, budget))) == 0
     for _ in range(20):
-        Tries(patient, budget).succeed()
+        budget.succeed()
     assert len(pauses(Tries(patient, budget))) == 4
     # Refusals by a server that is well count an eighth.
     for error, tries in (

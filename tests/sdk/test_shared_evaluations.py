@@ -245,5 +245,5 @@ def test_an_abandoned_try_writes_nothing_to_its_caller(pool: SegmentPool) -> Non
     request = prepare(LINEAR, source, output_shape=None, out=out)
     attempt = SharedTry(pool, request, out.nbytes, 1.0)
     attempt.abandon()
-    attempt.result(v1.EvaluateSharedResponse(output=request.output).SerializeToString())
+    attempt.result(v1.EvaluateSharedResponse(output=request.template.output).SerializeToString())
     assert (out == 7).all()

@@ -234,7 +234,7 @@ class Evaluation:
         """Return the result, once a try has succeeded."""
         result = self.shares.result if self.streams else self._result
         assert result is not None  # noqa: S101 - a try without a result fails
-        self._tries.succeed()
+        self.options.budget.succeed()
         self._progress.finish(self._request.template.input_bytes, result.nbytes)
         if self._on_timing is not None:
             total_s = time.monotonic() - self._started_at

@@ -16,7 +16,6 @@ import socket
 import struct
 import sys
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from gradwire import tensors, v1
+from gradwire._core.evaluation import Evaluation
 from gradwire._core.options import Options
 from gradwire._wire.framing import parsed
 from gradwire._wire.requests import ArrayRequest
@@ -43,8 +43,6 @@ _ANSWER_BYTES = 1 << 12
 _ANSWER_S = 10.0
 # A segment is at most an eighth larger than requested, so that few sizes serve many arrays.
 _STEPS = 8
-# Seconds without an attempt after a server has closed the connection.
-_PAUSE_S = 1.0
 # Unused segments that the pool keeps.
 _MOST_UNUSED = 16
 # Size of a block of a result that is copied while its caller may be cancelled.
@@ -270,8 +268,7 @@ class SharedTry:
         self._input: PooledSegment | None = None
         template = request.template
         view = tensors.WireView(request.source, template.input)
-        in_place = view.in_place(0, view.nbytes)
-        source = None if in_place is None else pool.find(in_place)
+        source = None if view.in_place is None else pool.find(view.in_place)
         if source is None:
             self._input = pool.take(view.nbytes, wait_s)
             view.copy_to(np.frombuffer(self._input.mapping, np.uint8)[: view.nbytes])
@@ -336,31 +333,32 @@ class SharedMemory:
         self.path = f"{path}.memory" if wanted and can else ""
         self._lock = threading.Lock()
         self._pool: SegmentPool | None = None
-        self._again_at = 0.0
 
     def pool(self) -> SegmentPool | None:
         """Return the pool of segments; None if the server takes none."""
         with self._lock:
             if self._pool is not None and self._pool.closed:
                 self._pool = None
-            if self._pool is None and self.path and time.monotonic() >= self._again_at:
+            if self._pool is None and self.path:
                 try:
                     self._pool = SegmentPool(self.path)
                 except SegmentRefusedError as error:
                     _log.debug("no shared memory: %s", error)
             return self._pool
 
-    def begin(self, request: ArrayRequest, wait_s: float) -> SharedTry | None:
+    def begin(self, evaluation: Evaluation) -> SharedTry | None:
         """Begin a try of an evaluation; None if it needs messages."""
-        pool, output_bytes = self.pool(), request.template.output_bytes
-        if pool is None or not output_bytes or not request.template.input_bytes:
+        pool = self.pool()
+        if pool is None:
+            return None
+        request = evaluation.begin_shared()
+        output_bytes = request.template.output_bytes
+        if not output_bytes or not request.template.input_bytes:
             return None
         try:
-            return SharedTry(pool, request, output_bytes, wait_s)
+            return SharedTry(pool, request, output_bytes, evaluation.left_s)
         except (SegmentRefusedError, MemoryError) as error:
             _log.debug("no shared memory: %s", error)
-            if pool.closed:
-                self._again_at = time.monotonic() + _PAUSE_S
             return None
 
     def renew(self) -> None:

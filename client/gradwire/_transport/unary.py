@@ -152,10 +152,9 @@ class UnaryCalls:
     async def _evaluate_shared(self, evaluation: Evaluation) -> None:
         """Try EvaluateShared once; after any failure the evaluation goes by a stream."""
         shared = self.channels.shared_memory
-        if not shared.path or await self._runtime.elsewhere(shared.pool) is None:
+        if not shared.path:
             return
-        begin = partial(shared.begin, evaluation.begin_shared(), evaluation.left_s)
-        attempt = await self._runtime.elsewhere(begin)
+        attempt = await self._runtime.elsewhere(partial(shared.begin, evaluation))
         if attempt is None:
             return
         with contextlib.ExitStack() as undo:
@@ -223,7 +222,7 @@ class UnaryCalls:
             left_s = max(0.0, until - time.monotonic())
             reply = await self._ask(method, b"", timeout_s=left_s)
             if not isinstance(reply, GradwireError):
-                tries.succeed()
+                self._options.budget.succeed()
                 return parsed(kind, reply)
             await self._pause(reply, recover)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sys
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -279,15 +278,14 @@ class RequestTemplate:
         return max(self.input_bytes, self.output_bytes or 0)
 
     @cached_property
-    def _in_wire_order(self) -> DType | None:
-        """Type of contiguous inputs in wire order; None without such inputs."""
-        row_major = not self.input.strides and sys.byteorder == "little"
-        return tensors.DTYPES[self.input.data_type] if row_major else None
+    def _on_wire(self) -> DType:
+        """Type of both tensors, in the byte order of the wire."""
+        return tensors.DTYPES[self.input.data_type].newbyteorder("<")
 
     def data(self, source: Array) -> memoryview:
         """Return an input's bytes, by reference if in wire order."""
-        wire = self._in_wire_order
-        if wire is not None and source.dtype == wire and source.flags.c_contiguous:
+        row_major = not self.input.strides and source.flags.c_contiguous
+        if row_major and source.dtype == self._on_wire:
             return source.reshape(-1).view(np.uint8).data
         return tensors.WireView(source, self.input).read(0, self.input_bytes)
 
@@ -312,8 +310,7 @@ class RequestTemplate:
         if len(data) != nbytes:
             raise ServerError(f"the server sent {len(data)} result bytes and announced {nbytes}")
         if out is None and shape is not None:
-            dtype = tensors.DTYPES[self.input.data_type]
-            return np.ndarray(shape, dtype.newbyteorder("<"), data).astype(dtype)
+            return np.ndarray(shape, self._on_wire, data).astype(self._on_wire.newbyteorder("="))
         result = tensors.empty_result(output) if out is None else out
         tensors.WireView(result, output).write(0, data)
         return result
