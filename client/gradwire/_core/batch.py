@@ -252,7 +252,7 @@ class ItemBatch:
             return 0.0
         sent = list(self._in_flight.values())
         error.checked = any(pending.checksum is not None for pending in sent)
-        if self._options.checking.refused(error):
+        if self._options.refused_checksum(error):
             for pending in sent:
                 self._encode(pending, _data_of(pending))
             return 0.0
@@ -313,7 +313,7 @@ class ItemBatch:
             pending.name,
             pending.template.header,
             data,
-            0 if self._options.checking.is_on else None,
+            self._options.first_checksum,
         )
 
     def _checksum_of(self, name: bytes) -> int | None:
@@ -343,7 +343,7 @@ class ItemBatch:
             return
         pause_s = 0.0
         try:
-            if self._options.checking.refused(error):
+            if self._options.refused_checksum(error):
                 self._encode(pending, _data_of(pending))
             elif is_retryable(error, streamed=False):
                 pending.tries = pending.tries or self._options.tries()

@@ -108,8 +108,7 @@ class Evaluation:
     def unary_request(self) -> bytes:
         """Encode the message for a try of Evaluate."""
         self._begin_try()
-        first = 0 if self.options.checking.is_on else None
-        request, self._checksum = self._request.unary_request(first)
+        request, self._checksum = self._request.unary_request(self.options.first_checksum)
         return request
 
     def _keep_trailers(self, trailers: Metadata) -> None:
@@ -168,7 +167,7 @@ class Evaluation:
         too_large = isinstance(error, LimitExceededError) and error.reason in {"USE_STREAM", ""}
         too_large &= not self.streams
         self.streams |= too_large
-        if too_large or self.options.checking.refused(error):
+        if too_large or self.options.refused_checksum(error):
             return 0.0
         if error.reason == "LAYOUT_NOT_STREAMABLE":
             request = self._request.reordered()
@@ -200,7 +199,7 @@ class Evaluation:
 
         Raise the error if there is no further try.
         """
-        if self.options.checking.refused(error):
+        if self.options.refused_checksum(error):
             return 0.0
         if isinstance(error, DeadlineExceededError) and error.reason != "STALLED":
             raise self.too_late() from error

@@ -61,7 +61,7 @@ Bearer = Callable[[], Sent]
 
 _log = logging.getLogger("gradwire")
 # Values of GRADWIRE_CHECKSUMS.
-_WORDS = {"": None, "1": True, "true": True, "0": False, "false": False}
+_WORDS = {"1": True, "true": True, "0": False, "false": False}
 
 
 def read_bearer(
@@ -129,10 +129,11 @@ def _sent(token: str, name: str, path: str = "") -> Sent:
 class Options:
     """Checked arguments of a client, and facts that its calls learn.
 
-    bearer      gives the metadata of the token, if any
-    one_server  whether each call goes to the same server, as far as known
-    budget      of retries
-    checking    whether messages carry checksums
+    bearer          gives the metadata of the token, if any
+    one_server      whether each call goes to the same server, as far as known
+    budget          of retries
+    first_checksum  what the first checksum of a call continues: 0, or None where messages carry
+                    none. Read before each message, which keeps to it
     """
 
     target: Sequence[str]
@@ -152,7 +153,7 @@ class Options:
     bearer: Bearer | None = field(init=False, repr=False)
     one_server: bool = field(init=False)
     budget: RetryBudget = field(init=False, repr=False, default_factory=RetryBudget)
-    checking: Checking = field(init=False, repr=False)
+    first_checksum: int | None = field(init=False)
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -169,7 +170,39 @@ class Options:
         secure = self.credentials is not None
         self.bearer = read_bearer(self.token, self.token_file, target=self.target, secure=secure)
         self.one_server = len(self.target) == 1 and not is_list(self.target[0])
-        self.checking = Checking(self)
+        self.first_checksum = 0 if self._wants_checksums() else None
+        if self.first_checksum is not None and not checksums.AVAILABLE:
+            self._leave_out_checksums("google-crc32c is not installed with its compiled code")
+
+    def _wants_checksums(self) -> bool:
+        """Whether plain text leaves the machine, unless told otherwise.
+
+        TLS has checksums of its own, and memory of one machine is trusted.
+        """
+        if self.checksums is not None:
+            return self.checksums
+        word = os.environ.get(CHECKSUMS_VARIABLE, "").strip().lower()
+        if word and word not in _WORDS:
+            raise InvalidRequestError.of(CHECKSUMS_VARIABLE, f"is {word!r}; give 1 or 0")
+        # A list of replicas may tell any address.
+        leaves = self.credentials is None and not all(map(is_local, self.target))
+        return _WORDS.get(word, leaves)
+
+    def _leave_out_checksums(self, why: str) -> None:
+        self.first_checksum = None
+        _log.warning("no checksums: %s", why)
+
+    def refused_checksum(self, error: GradwireError) -> bool:
+        """Whether a server refused a checksum; later messages then carry none.
+
+        Where one server of several knows none, all go without.
+        """
+        number = error.metadata.get("field_number")
+        if not error.checked or error.reason != "UNKNOWN_FIELD" or number != str(checksums.FIELD):
+            return False
+        if self.first_checksum is not None:
+            self._leave_out_checksums("a server does not know them")
+        return True
 
     def tries(self) -> Tries:
         """Return the retry state of a new call."""
@@ -183,43 +216,6 @@ class Options:
                 "make the client where it is used"
             )
         return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
-
-
-class Checking:
-    """Whether messages carry checksums, as far as the servers are known.
-
-    They do by default where plain text leaves the machine: TLS has its own, and memory of one
-    machine is trusted. A server that knows no checksums refuses the first message that has one; it
-    is repeated without, and so are later ones. Where one server of several is older, all go
-    without.
-
-    is_on  read before each message; the message keeps to it
-    """
-
-    def __init__(self, options: Options) -> None:
-        given = options.checksums
-        if given is None:
-            word = os.environ.get(CHECKSUMS_VARIABLE, "").strip().lower()
-            if word not in _WORDS:
-                raise InvalidRequestError.of(CHECKSUMS_VARIABLE, f"is {word!r}; give 1 or 0")
-            given = _WORDS[word]
-        if given is None:
-            # A list of replicas may tell any address.
-            given = options.credentials is None and not all(map(is_local, options.target))
-        self.is_on = given
-        if given and not checksums.AVAILABLE:
-            self.is_on = False
-            _log.warning("no checksums: google-crc32c is not installed with its compiled code")
-
-    def refused(self, error: GradwireError) -> bool:
-        """Whether a server refused a checksum; later messages then carry none."""
-        number = error.metadata.get("field_number")
-        if not error.checked or error.reason != "UNKNOWN_FIELD" or number != str(checksums.FIELD):
-            return False
-        if self.is_on:
-            self.is_on = False
-            _log.warning("no checksums: a server does not know them")
-        return True
 
 
 def read_target(target: object) -> tuple[str, ...]:

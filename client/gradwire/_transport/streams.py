@@ -65,7 +65,7 @@ class StreamTry:
     def __post_init__(self) -> None:
         self._timeout_s = self.evaluation.begin_stream()
         limit = self.channels.max_chunk_bytes if self.eager else None
-        checked = self.channels.options.checking.is_on
+        checked = self.channels.options.first_checksum is not None
         self._sender = _Sender(self.transfer, limit=limit, checked=checked)
 
     def start(self) -> None:
