@@ -166,8 +166,14 @@ class LoopEvent(threading.Event):
 
     def set(self) -> None:
         """Set it; the loop notices a moment later."""
-        super().set()
-        self._channels.in_loop(self.in_loop.set)
+        if not self.is_set():
+            super().set()
+            self._channels.in_loop(self.in_loop.set)
+
+    def clear(self) -> None:
+        """Clear it, in the loop's thread."""
+        super().clear()
+        self.in_loop.clear()
 
 
 class AsyncResults(Outcomes[T_co], AsyncIterator[T_co]):
@@ -185,22 +191,48 @@ class AsyncResults(Outcomes[T_co], AsyncIterator[T_co]):
         channels: AsyncClientChannels,
         batch: ItemBatch,
     ) -> None:
-        self._work = _Work(items, channels, batch)
-        super().__init__(self._work.engine, self._work.close)
+        self._items = items if isinstance(items, AsyncIterable) else _each(iter(items))
+        self._channels = channels
+        self._begun = False
+        # Wake the task that takes items, and the caller.
+        self._room = asyncio.Event()
+        self._news = LoopEvent(channels)
+        super().__init__(BatchEngine(channels.blocking_calls, batch, self._news.set))
+        self._at_close.callback(self._news.set)
 
     async def __anext__(self) -> T_co:
-        pending = await self._work.outcome()
+        pending = await self._outcome()
         if pending is None:
-            await self._work.finish()
+            await asyncio.to_thread(self._engine.finish)
+            await self.aclose()
             raise StopAsyncIteration
         return self._deliver(pending)
+
+    async def _outcome(self) -> PendingItem | None:
+        """Wait for the next outcome; return None after the last one."""
+        batch, engine = self._engine.batch, self._engine
+        if not (self._begun or batch.over or engine.stopped):
+            self._channels.start(engine.start)
+            self._begun = True
+            taking = asyncio.ensure_future(_take(self._items, engine, self._room, self._news))
+            _taking.add(taking)
+            taking.add_done_callback(_taking.discard)
+            self._at_close.callback(self._channels.in_loop, taking.cancel)
+        while True:
+            self._news.clear()
+            pending = engine.outcome()
+            if pending is not None or batch.over:
+                if batch.wants:
+                    self._room.set()
+                return pending
+            await self._news.in_loop.wait()
 
     async def aclose(self) -> None:
         """Take no more items and cancel the rest; anext() raises StopAsyncIteration.
 
         The caller closes a generator that makes the items.
         """
-        self._work.close()
+        self._at_close.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -214,82 +246,28 @@ class AsyncResults(Outcomes[T_co], AsyncIterator[T_co]):
 _taking: set[asyncio.Task[None]] = set()
 
 
-class _Work:
-    """The task that takes items, and the thread that runs the engine."""
-
-    def __init__(
-        self,
-        items: Iterable[object] | AsyncIterable[object],
-        channels: AsyncClientChannels,
-        batch: ItemBatch,
-    ) -> None:
-        self._items = items if isinstance(items, AsyncIterable) else _each(iter(items))
-        self._channels = channels
-        self.engine = BatchEngine(channels.blocking_calls, batch, self._notify)
-        self._taking: asyncio.Task[None] | None = None
-        self._notified = False
-        # Wake the task that takes items, and the caller.
-        self._room = asyncio.Event()
-        self._news = asyncio.Event()
-
-    async def outcome(self) -> PendingItem | None:
-        """Wait for the next outcome; return None after the last one."""
-        batch, engine = self.engine.batch, self.engine
-        if self._taking is None and not (batch.over or engine.stopped):
-            self._channels.start(engine.start)
-            self._taking = asyncio.ensure_future(self._take())
-            _taking.add(self._taking)
-            self._taking.add_done_callback(_taking.discard)
-        while True:
-            self._news.clear()
-            pending = engine.outcome()
-            if pending is not None or batch.over:
-                if batch.wants:
-                    self._room.set()
-                return pending
-            await self._news.wait()
-
-    async def finish(self) -> None:
-        """End the stream after the last answer."""
-        await asyncio.to_thread(self.engine.finish)
-        self.close()
-
-    def close(self) -> None:
-        """Cancel task and stream, from any thread."""
-        self.engine.close()
-        if self._taking is not None:
-            self._channels.in_loop(self._taking.cancel)
-        self._notify()
-
-    async def _take(self) -> None:
-        batch = self.engine.batch
-        until = time.monotonic() + QUICK_S
-        try:
-            async for item in self._items:
-                self.engine.add(item)
-                if time.monotonic() > until:
-                    # Items made without awaiting anything must not block the loop.
-                    await asyncio.sleep(0)
-                    until = time.monotonic() + QUICK_S
-                while not batch.wants:
-                    self._room.clear()
-                    await self._room.wait()
-        except BaseException as error:  # noqa: BLE001
-            # The error is raised after the items before it, unless the end has come already.
-            batch.end(error)
-        else:
-            batch.end()
-        self._news.set()
-
-    def _notify(self) -> None:
-        """Wake the caller, once for all outcomes present at that time."""
-        if not self._notified:
-            self._notified = True
-            self._channels.in_loop(self._wake)
-
-    def _wake(self) -> None:
-        self._notified = False
-        self._news.set()
+async def _take(
+    items: AsyncIterable[object], engine: BatchEngine, room: asyncio.Event, news: LoopEvent
+) -> None:
+    """Take items as there is room; the results that want them may be dropped meanwhile."""
+    batch = engine.batch
+    until = time.monotonic() + QUICK_S
+    try:
+        async for item in items:
+            engine.add(item)
+            if time.monotonic() > until:
+                # Items made without awaiting anything must not block the loop.
+                await asyncio.sleep(0)
+                until = time.monotonic() + QUICK_S
+            while not batch.wants:
+                room.clear()
+                await room.wait()
+    except BaseException as error:  # noqa: BLE001
+        # The error is raised after the items before it, unless the end has come already.
+        batch.end(error)
+    else:
+        batch.end()
+    news.set()
 
 
 async def _each(items: Iterator[object]) -> AsyncIterator[object]:

@@ -251,10 +251,11 @@ class Outcomes(Generic[T_co]):
     index  place of the item whose result or error came last; -1 before the first
     """
 
-    def __init__(self, engine: BatchEngine, close: Callable[[], object]) -> None:
+    def __init__(self, engine: BatchEngine) -> None:
         self.index = -1
         self._engine = engine
-        self._close = close
+        self._at_close = contextlib.ExitStack()
+        self._at_close.callback(engine.close)
         self._drop = _CLOSER.get().put
 
     def _deliver(self, pending: PendingItem) -> T_co:
@@ -272,7 +273,7 @@ class Outcomes(Generic[T_co]):
     def __del__(self) -> None:
         engine: BatchEngine | None = getattr(self, "_engine", None)
         if engine is not None and not engine.closed:
-            self._drop(self._close)
+            self._drop(self._at_close.close)
 
 
 class Results(Outcomes[T_co], Iterator[T_co]):
@@ -296,8 +297,7 @@ class Results(Outcomes[T_co], Iterator[T_co]):
         self._asked = threading.Lock()
         self._news = threading.Event()
         self._threaded = False
-        engine = BatchEngine(calls, batch, self._news.set)
-        super().__init__(engine, engine.close)
+        super().__init__(BatchEngine(calls, batch, self._news.set))
 
     def __next__(self) -> T_co:
         self._engine.check_process()
@@ -320,7 +320,7 @@ class Results(Outcomes[T_co], Iterator[T_co]):
 
         The caller closes a generator that makes the items.
         """
-        self._engine.close()
+        self._at_close.close()
 
     def _outcome(self) -> PendingItem | None:
         batch, engine = self._engine.batch, self._engine
