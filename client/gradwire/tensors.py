@@ -21,24 +21,6 @@ from numpy.typing import DTypeLike, NDArray
 from gradwire import v1
 from gradwire.errors import InvalidRequestError, counted
 
-__all__ = [
-    "DATA_TYPES",
-    "DTYPES",
-    "MAX_RANK",
-    "WireView",
-    "check_out",
-    "check_sizes",
-    "data_type_of",
-    "describe",
-    "empty_result",
-    "result_descriptor",
-    "share_memory",
-    "strides_of",
-    "to_array",
-    "wire_axes",
-    "wire_bytes",
-]
-
 MAX_RANK = 8
 
 Array = NDArray[Any]

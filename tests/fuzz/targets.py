@@ -166,7 +166,7 @@ def answers(data: bytes) -> None:
 def streamed(data: bytes) -> None:
     """Read them as the SDK reads answers of EvaluateStream, each after its length in one byte."""
     buffer = ResultBuffer(_job())
-    transfer = Transfer(_job(), chunk_bytes=16, buffer=buffer)
+    transfer = Transfer(_job(), buffer, chunk_bytes=16)
 
     def read() -> None:
         transfer.begin()

@@ -185,7 +185,7 @@ JOB = prepare(COPY, ARRAY, output_shape=ARRAY.shape, out=None)
 
 def begun(**options: Any) -> Transfer:
     """Return a transfer in its first try."""
-    transfer = Transfer(JOB, chunk_bytes=10, **options)
+    transfer = Transfer(JOB, ResultBuffer(JOB), chunk_bytes=10, **options)
     transfer.begin()
     return transfer
 
@@ -218,7 +218,7 @@ def test_only_the_bytes_that_come_next_are_taken(offset: int, data: bytes) -> No
 @given(st.lists(st.integers(1, len(BYTES) - 1), unique=True).map(sorted))
 def test_a_result_cut_anywhere_is_put_together(cuts: list[int]) -> None:
     buffer = ResultBuffer(JOB)
-    transfer = Transfer(JOB, chunk_bytes=10, buffer=buffer)
+    transfer = Transfer(JOB, buffer, chunk_bytes=10)
     for start, stop in pairwise([0, *cuts, len(BYTES)]):
         request = transfer.begin().open
         assert (request.resume_from, request.evaluation_digest) == (start, "one" if start else "")
@@ -239,7 +239,7 @@ def test_parts_of_a_result_land_in_one_array_whatever_their_order(
     parts = [range(first, stop) for first, stop in pairwise(ends)]
     chance.shuffle(parts)
     for number, part in enumerate(parts):
-        transfer = Transfer(JOB, chunk_bytes=10, part=part, buffer=buffer)
+        transfer = Transfer(JOB, buffer, chunk_bytes=10, part=part)
         request = transfer.begin().open
         assert (request.resume_from, request.stop_before) == (part.start, part.stop)
         assert request.evaluation_digest == ("one" if number else "")

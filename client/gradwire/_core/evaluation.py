@@ -322,23 +322,22 @@ class Transfer:
     received     end of the consecutive bytes of the result that are stored
     moved_at     when bytes last moved, on the monotonic clock; infinite while it need not progress
 
-    part     bytes of the result to transfer; empty for all
-    buffer   buffer for them; None for one of its own
+    part  bytes of the result to transfer; empty for all
     """
 
     def __init__(
         self,
         request: ArrayRequest,
+        buffer: ResultBuffer,
         *,
         chunk_bytes: int,
         part: range = range(0),
-        buffer: ResultBuffer | None = None,
     ) -> None:
         self._request = request
         self.request_id = request.request_id
         self.chunk_bytes = chunk_bytes
         self.first, self._stop = part.start, part.stop
-        self._buffer = buffer or ResultBuffer(request)
+        self._buffer = buffer
         self._read_from: int | None = None
         self.source = tensors.WireView(request.source, request.template.input)
         self.read_before = self.source.nbytes
@@ -437,9 +436,9 @@ class Shares:
     def __init__(self, request: ArrayRequest, count: int, *, chunk_bytes: int) -> None:
         self._request = request
         self.count = count
-        self._chunk_bytes = chunk_bytes
         self._buffer = ResultBuffer(request)
-        self._first = self._transfer(range(0 if count == 1 else 1))
+        self._transfer = partial(Transfer, request, self._buffer, chunk_bytes=chunk_bytes)
+        self._first = self._transfer(part=range(0 if count == 1 else 1))
         self._parts: tuple[Transfer, ...] = (self._first,)
         self.input_bytes = request.template.input_bytes
 
@@ -486,7 +485,7 @@ class Shares:
         elements = total // size
         ends = sorted({size * (elements * part // self.count) for part in range(self.count + 1)})
         self._parts = tuple(
-            self._transfer(range(first, stop)) for first, stop in itertools.pairwise(ends)
+            self._transfer(part=range(first, stop)) for first, stop in itertools.pairwise(ends)
         )
         return self._parts
 
@@ -494,8 +493,3 @@ class Shares:
         if self._buffer.view is not None:
             return self._buffer.view.nbytes
         return self._request.template.output_bytes
-
-    def _transfer(self, part: range) -> Transfer:
-        return Transfer(
-            self._request, chunk_bytes=self._chunk_bytes, part=part, buffer=self._buffer
-        )

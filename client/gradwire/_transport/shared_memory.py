@@ -302,10 +302,10 @@ class SharedTry:
                 view.write(start, memory[start : start + _PIECE_BYTES].data)
         return out
 
-    def abandon(self) -> None:
-        """Write no more to the caller's array; drop unsafe segments.
+    def close(self) -> None:
+        """Write no more to the caller's array; drop segments without an answer.
 
-        A segment is unsafe while the server may still write to it.
+        The server may still write to them.
         """
         with self._writing:
             self._is_over = True

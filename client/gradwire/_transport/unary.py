@@ -157,8 +157,7 @@ class UnaryCalls:
         attempt = await self._runtime.elsewhere(partial(shared.begin, evaluation))
         if attempt is None:
             return
-        with contextlib.ExitStack() as undo:
-            undo.callback(attempt.abandon)
+        try:
             reply = await self._ask(
                 "EvaluateShared",
                 attempt.message,
@@ -166,11 +165,12 @@ class UnaryCalls:
                 request_id=evaluation.request_id,
                 on_trailers=evaluation.on_trailers,
             )
-            if not isinstance(reply, GradwireError):
-                evaluation.end_shared(await self._runtime.elsewhere(partial(attempt.result, reply)))
-                undo.pop_all()
-            elif isinstance(reply, UnavailableError) or reply.reason == "UNKNOWN_SEGMENT":
+            if isinstance(reply, UnavailableError):
                 shared.renew()
+            elif not isinstance(reply, GradwireError):
+                evaluation.end_shared(await self._runtime.elsewhere(partial(attempt.result, reply)))
+        finally:
+            attempt.close()
 
     async def operators(self) -> tuple[OperatorInfo, ...]:
         """Return the server's operators, by ListOperators."""
