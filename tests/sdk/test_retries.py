@@ -183,9 +183,9 @@ BYTES = ARRAY.tobytes()
 JOB = prepare(COPY, ARRAY, output_shape=ARRAY.shape, out=None)
 
 
-def begun(**options: Any) -> Transfer:
+def begun(buffer: ResultBuffer | None = None, **options: Any) -> Transfer:
     """Return a transfer in its first try."""
-    transfer = Transfer(JOB, ResultBuffer(JOB), chunk_bytes=10, **options)
+    transfer = Transfer(JOB, buffer or ResultBuffer(JOB), chunk_bytes=10, **options)
     transfer.begin()
     return transfer
 
@@ -272,7 +272,7 @@ def test_bytes_of_another_evaluation_are_not_joined() -> None:
     assert transfer.complete
     buffer = ResultBuffer(JOB)
     parts = range(80), range(80, len(BYTES))
-    one, other = (begun(part=part, buffer=buffer) for part in parts)
+    one, other = (begun(buffer, part=part) for part in parts)
     one.accept(opened(read_before_byte=80))
     with pytest.raises(errors.EvaluationChangedError):
         other.accept(opened("another", read_from_byte=80, read_before_byte=len(BYTES)))
