@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -393,37 +393,26 @@ def explained(error: UnavailableError, options: Options) -> UnavailableError:
     gRPC reports the error of one address, and a name such as localhost stands for several: one may
     refuse a connection while the server at another one requires TLS.
     """
-    if is_refused(error):
-        for found in _failures(options):
-            if found.unreachable and not is_refused(found):
-                found.request_id = error.request_id
-                return found
-    return error
-
-
-def _failures(options: Options) -> Iterator[UnavailableError]:
-    """Call each numeric address of the targets; yield the errors."""
-    for place in itertools.chain(*map(host_ports, options.target)):
+    for place in itertools.chain(*map(host_ports, options.target)) if is_refused(error) else ():
         host, _, port = place.rpartition(":")
         host = host.strip("[]")
-        found: list[Any] = []
-        # UnicodeError: a name that DNS cannot hold.
-        with contextlib.suppress(OSError, UnicodeError):
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        for address in (where[0] for *_, where in found):
-            channel = open_channel(
-                f"ipv6:[{address}]:{port}" if ":" in address else f"ipv4:{address}:{port}",
-                options.credentials,
-                connect_timeout_s=_ASKING_S,
-                certified=host,
-            )
-            try:
-                with channel:
-                    channel.unary_unary(HEALTH_METHOD)(b"", timeout=_ASKING_S)
-            except grpc.RpcError as error:
-                failure = from_rpc_error(error)
-                if isinstance(failure, UnavailableError):
-                    yield failure
+        try:
+            with socket.create_connection((host, int(port)), _ASKING_S) as taken:
+                address = taken.getpeername()[0]
+            target = f"ipv6:[{address}]:{port}" if ":" in address else f"ipv4:{address}:{port}"
+            with open_channel(
+                target, options.credentials, connect_timeout_s=_ASKING_S, certified=host
+            ) as channel:
+                channel.unary_unary(HEALTH_METHOD)(b"", timeout=_ASKING_S)
+        except grpc.RpcError as failed:
+            found = from_rpc_error(failed)
+            if isinstance(found, UnavailableError) and found.unreachable:
+                found.request_id = error.request_id
+                return found
+        except (OSError, UnicodeError):
+            # No address takes a connection, or DNS cannot hold the name.
+            continue
+    return error
 
 
 class PerProcess(Generic[T]):

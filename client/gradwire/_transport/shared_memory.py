@@ -45,8 +45,6 @@ _ANSWER_S = 10.0
 _STEPS = 8
 # Unused segments that the pool keeps.
 _MOST_UNUSED = 16
-# Size of a block of a result that is copied while its caller may be cancelled.
-_PIECE_BYTES = 1 << 20
 
 
 class SegmentRefusedError(Exception):
@@ -124,17 +122,16 @@ class SegmentPool:
             while self._returned:
                 self._unused.append(self._returned.popleft())
             del self._unused[:-_MOST_UNUSED]
-            for index, one in enumerate(self._unused):
-                if one.nbytes == size:
-                    return self._unused.pop(index)
+            fitting = next((one for one in self._unused if one.nbytes == size), None)
+            if fitting is not None:
+                self._unused.remove(fitting)
+                return fitting
             try:
                 return self._register(size)
             except SegmentRefusedError:
                 if not self._unused or self.closed:
                     raise
-            # The server counts unused segments too.
-            for one in self._unused:
-                self.forget(one.handle)
+            # The server counts unused segments too; it is told to forget them.
             self._unused.clear()
             return self._register(size)
         finally:
@@ -294,12 +291,9 @@ class SharedTry:
         memory, out = self._pool.memory(self._output, self._output_bytes), self._request.out
         if out is None:
             return tensors.empty_result(output, memory)
-        view = tensors.WireView(out, output)
-        for start in range(0, view.nbytes, _PIECE_BYTES):
-            with self._writing:
-                if self._is_over:
-                    break
-                view.write(start, memory[start : start + _PIECE_BYTES].data)
+        with self._writing:
+            if not self._is_over:
+                tensors.WireView(out, output).write(0, memory.data)
         return out
 
     def close(self) -> None:
