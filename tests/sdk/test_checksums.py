@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
 from gradwire import Client, DataLossError, GradwireError, Item
-from gradwire._core.options import Options
 from gradwire._wire import checksums
 from gradwire.errors import InvalidRequestError
 from support.clients import BILINEAR, ONCE, PROMPT, Array, Face, half, halved
@@ -22,7 +22,7 @@ LARGE = np.arange(1 << 19, dtype=np.float32).reshape(1, 2, 512, 512)
 
 
 def are_on(**options: Any) -> bool:
-    return Options(**options).first_checksum is not None
+    return vars(Client(**options))["_options"].first_checksum is not None
 
 
 def test_checksums_are_on_where_plain_text_leaves_the_machine(
@@ -32,7 +32,7 @@ def test_checksums_are_on_where_plain_text_leaves_the_machine(
     there = ["10.0.0.1:1"], ["dns:///name:1"], ["127.0.0.1:1", "name:1"]
     for target in (*here, *there):
         assert are_on(target=target) is (target in there)
-        assert not are_on(target=target, credentials=object())
+        assert not are_on(target=target, credentials=grpc.ssl_channel_credentials())
         assert are_on(target=target, checksums=True)
         assert not are_on(target=target, checksums=False)
     for word, on in (("1", True), ("0", False), ("true", True)):
@@ -41,7 +41,7 @@ def test_checksums_are_on_where_plain_text_leaves_the_machine(
         assert are_on(target=here[0], checksums=not on) is not on
     monkeypatch.setenv("GRADWIRE_CHECKSUMS", "maybe")
     with pytest.raises(InvalidRequestError, match="GRADWIRE_CHECKSUMS"):
-        Options(target=here[0])
+        Client(here[0])
     monkeypatch.delenv("GRADWIRE_CHECKSUMS")
     # Without a compiled build of the function it is too slow.
     monkeypatch.setattr(checksums, "AVAILABLE", False)

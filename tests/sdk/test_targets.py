@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from gradwire import CallCancelledError, Client, health
-from gradwire._core.options import Options, read_target
+from gradwire._core.options import read_target
 from gradwire._transport.channels import AVOIDED_S, Pool
 from gradwire._transport.replicas import Replicas, resolve
 from gradwire.errors import InvalidRequestError, UnavailableError
@@ -274,9 +274,8 @@ class Calls:
         self.opened, self.closed = list[Named](), list[str]()
         self.now = 100.0
         api = SimpleNamespace(insecure_channel=self._open)
-        self.pool = Pool(
-            Options(target=targets, connections=2), targets, close_one=self.closed.append, api=api
-        )
+        options = vars(Client())["_options"]
+        self.pool = Pool(options, targets, close_one=self.closed.append, api=api)
         vars(self.pool)["_clock"] = lambda: self.now
 
     def _open(self, target: str, _: object) -> Named:

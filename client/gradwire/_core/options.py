@@ -25,12 +25,8 @@ from gradwire._wire.files import Reloaded
 from gradwire._wire.requests import LEAST_CHUNK_BYTES, check_timeout
 from gradwire.errors import GradwireError, InvalidRequestError
 
-CONNECTIONS = 2
-TIMEOUT_S = 60.0
 STREAM_THRESHOLD_BYTES = 256 << 10
 CHUNK_BYTES = 2 << 20
-SPLIT_THRESHOLD_BYTES = 4 << 20
-RETRY = RetryPolicy()
 
 # Below the largest message of a channel.
 _MAX_CHUNK_BYTES = 32 << 20
@@ -137,19 +133,19 @@ class Options:
     """
 
     target: Sequence[str]
-    credentials: Any = None
-    connections: int = CONNECTIONS
-    timeout_s: float = TIMEOUT_S
-    stream_threshold_bytes: int = STREAM_THRESHOLD_BYTES
-    chunk_bytes: int = CHUNK_BYTES
-    retry: RetryPolicy = RETRY
-    split: bool = False
-    split_threshold_bytes: int = SPLIT_THRESHOLD_BYTES
-    token: str | None = field(default=None, repr=False)
-    token_file: str | None = None
-    connect_timeout_s: float | None = None
-    shared_memory: bool = True
-    checksums: bool | None = None
+    credentials: Any
+    connections: int
+    timeout_s: float
+    stream_threshold_bytes: int
+    chunk_bytes: int
+    retry: RetryPolicy
+    split: bool
+    split_threshold_bytes: int
+    token: str | None = field(repr=False)
+    token_file: str | None
+    connect_timeout_s: float | None
+    shared_memory: bool
+    checksums: bool | None
     bearer: Bearer | None = field(init=False, repr=False)
     one_server: bool = field(init=False)
     budget: RetryBudget = field(init=False, repr=False, default_factory=RetryBudget)

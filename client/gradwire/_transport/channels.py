@@ -22,11 +22,7 @@ import grpc
 from gradwire._core.evaluation import Evaluation
 from gradwire._core.options import (
     CHUNK_BYTES,
-    CONNECTIONS,
-    RETRY,
-    SPLIT_THRESHOLD_BYTES,
     STREAM_THRESHOLD_BYTES,
-    TIMEOUT_S,
     Options,
     channel_targets,
     goes_round,
@@ -428,7 +424,7 @@ class PerProcess(Generic[T]):
         self._make = make
         self._lock = threading.Lock()
         self._value: T | None = None
-        self._of_parents: list[T] = []
+        self._of_parents: list[T | None] = []
         self.closed = False
         self._all.add(self)
 
@@ -455,11 +451,9 @@ class PerProcess(Generic[T]):
             return value
 
     def _renew(self) -> None:
-        """Forget the value in a newly forked process."""
+        """Forget the value in a newly forked process; finalizing it would close it."""
         self._lock = threading.Lock()
-        if self._value is not None:
-            # Finalizing it would close it.
-            self._of_parents.append(self._value)
+        self._of_parents.append(self._value)
         self._value = None
 
     @classmethod
@@ -473,6 +467,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=PerProcess.renew)
 
 
+_RETRY = RetryPolicy()
+
+
 class BaseClient(ABC):
     """Arguments and pickling of both clients; Client describes the arguments."""
 
@@ -481,13 +478,13 @@ class BaseClient(ABC):
         target: str | Sequence[str] | None = None,
         *,
         credentials: grpc.ChannelCredentials | None = None,
-        connections: int = CONNECTIONS,
-        timeout_s: float = TIMEOUT_S,
+        connections: int = 2,
+        timeout_s: float = 60.0,
         stream_threshold_bytes: int = STREAM_THRESHOLD_BYTES,
         chunk_bytes: int = CHUNK_BYTES,
-        retry: RetryPolicy = RETRY,
+        retry: RetryPolicy = _RETRY,
         split: bool = False,
-        split_threshold_bytes: int = SPLIT_THRESHOLD_BYTES,
+        split_threshold_bytes: int = 4 << 20,
         token: str | None = None,
         token_file: str | None = None,
         connect_timeout_s: float | None = None,
