@@ -23,7 +23,6 @@ from gradwire._core.evaluation import Shares, in_order, share_count
 from gradwire._wire.requests import prepare
 from gradwire_server import LocalClient
 from gradwire_server.config.tokens import Scope, add_token
-from gradwire_server.errors import UnknownFieldError
 from gradwire_server.rpc import stream
 from support.certificates import Papers, trusting
 from support.clients import BILINEAR, BRISK, ONCE, PROMPT, Array, Face, halved
@@ -161,7 +160,7 @@ def test_a_part_asks_for_no_more_than_it_needs() -> None:
     assert (header.resume_from, header.stop_before) == (0, 1)
     small = np.broadcast_to(DIFF_DST[:, :1], DIFF_DST.shape)
     job = prepare(BILINEAR, small, output_shape=SHAPE, out=None)
-    assert in_order(job).input_bytes == job.input_bytes < small.nbytes
+    assert in_order(job).template.input_bytes == job.template.input_bytes < small.nbytes
 
 
 @pytest.mark.slow
@@ -293,26 +292,16 @@ def test_where_a_thread_cannot_start_none_is_left_that_writes(
     client.close()
 
 
-@pytest.mark.parametrize("other", ["bits", "release"])
-def test_servers_that_compute_other_bits_or_know_no_parts_do_not_share(
-    targets: list[str], expected: Array, monkeypatch: pytest.MonkeyPatch, other: str
+def test_servers_that_compute_other_bits_do_not_share(
+    targets: list[str], expected: Array, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digests = iter(["one", "another"])
-    opened, wanted_bytes = stream.opened, stream.wanted_bytes
+    digests, opened = iter(["one", "another"]), stream.opened
 
     def disagreeing(*arguments: Any, digest: str, max_chunk_bytes: int) -> Any:
         digest = next(digests, digest)
         return opened(*arguments, digest=digest, max_chunk_bytes=max_chunk_bytes)
 
-    def older(header: Any, *others: Any) -> range:
-        if header.stop_before:
-            raise UnknownFieldError("open has field number 9, which this server does not know")
-        return wanted_bytes(header, *others)
-
-    if other == "bits":
-        monkeypatch.setattr(stream, "opened", disagreeing)
-    else:
-        monkeypatch.setattr(stream, "wanted_bytes", older)
+    monkeypatch.setattr(stream, "opened", disagreeing)
     with Client(targets, **ALWAYS) as client:
         same_bits(halved(client, DIFF_DST), expected)
 

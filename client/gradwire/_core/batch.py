@@ -36,7 +36,6 @@ from gradwire.errors import (
     DeadlineExceededError,
     GradwireError,
     ServerError,
-    UnsupportedOperatorError,
 )
 from gradwire.tensors import Array
 
@@ -96,7 +95,7 @@ class ItemBatch:
         # Several items are taken at once: waking the sender costs more than taking one.
         self._few = max_in_flight - max(1, max_in_flight // 4)
         self._filling = True
-        self._ended = self._all_alone = self._progressed = False
+        self._ended = self._progressed = False
         self._prefix = f"{uuid4().hex[:12]}-"
         self._taken = self._open = 0
         self._open_alone: set[int] = set()
@@ -134,8 +133,7 @@ class ItemBatch:
                 given.op, given.array, output_shape=given.output_shape, out=given.out
             )
             pending.template, pending.out = template, given.out
-            large = template.bulk_bytes > self._options.stream_threshold_bytes
-            if large or self._all_alone:
+            if template.bulk_bytes > self._options.stream_threshold_bytes:
                 self._leave_alone(pending, given)
                 return
             self._encode(pending, template.data(array))
@@ -255,12 +253,6 @@ class ItemBatch:
         if self._options.refused_checksum(error):
             for pending in sent:
                 self._encode(pending, _data_of(pending))
-            return 0.0
-        if isinstance(error, UnsupportedOperatorError) and not error.reason:
-            # The server knows no EvaluateMany.
-            self._all_alone = True
-            for pending in self._drain():
-                self._leave_alone(pending)
             return 0.0
         # A caller that was slow to read is no fault of the request's.
         if is_retryable(error, streamed=True) or error.reason == "STALLED":

@@ -176,9 +176,8 @@ class Evaluation:
                 return 0.0
         transfer = None if self._shares is None else self._shares.whole
         if self._shares is not None and transfer is None:
-            # Results of the servers differ, as during the rollout of a release, or one does not
-            # support shares.
-            if not isinstance(error, EvaluationChangedError) and error.reason != "UNKNOWN_FIELD":
+            # Results of the servers differ, as during the rollout of a release.
+            if not isinstance(error, EvaluationChangedError):
                 raise error
             self._splits, self._shares = False, None
             return 0.0
