@@ -62,7 +62,7 @@ class WireView:
         bits = np.dtype(f"u{array.dtype.itemsize}").newbyteorder(array.dtype.byteorder)
         walked = np.asarray(array).view(bits).transpose([*rest, *axes])
         # The first element stands for all along an axis that does not travel.
-        first = walked[(slice(0, 1),) * len(rest)].squeeze(tuple(range(len(rest))))
+        first = walked[*[0] * len(rest), ...]
         self._elements: Array = np.atleast_1d(first)
         self._wire = bits.newbyteorder("<")
         self.in_place: Array | None = None
@@ -252,11 +252,17 @@ def empty_result(descriptor: Descriptor, memory: Array | None = None) -> Array:
 
     memory  contiguous bytes, as many as it has; None to allocate them
     """
-    strides, dtype = strides_of(descriptor), DTYPES[descriptor.data_type]
-    order = sorted(range(len(strides)), key=lambda axis: -strides[axis])
-    sizes = [descriptor.sizes[axis] for axis in order]
-    packed = np.empty(sizes, dtype) if memory is None else memory.view(dtype).reshape(sizes)
-    return packed.transpose(np.argsort(order, kind="stable"))
+    dtype, strides = DTYPES[descriptor.data_type], byte_strides(descriptor)
+    return np.ndarray(tuple(descriptor.sizes), dtype, memory, strides=strides)
+
+
+def byte_strides(descriptor: Descriptor) -> Shape | None:
+    """Return strides of packed memory in the wire's order, in bytes; None if row-major."""
+    if not descriptor.strides:
+        return None
+    broadcast = [axis for axis, stride in enumerate(descriptor.strides) if not stride]
+    packed = _packed(descriptor.sizes, wire_axes(descriptor), broadcast)
+    return tuple(DTYPES[descriptor.data_type].itemsize * stride for stride in packed)
 
 
 def check_out(out: object, *, dtype: DTypeLike, shape: Sizes, source: Array) -> Array:

@@ -22,7 +22,6 @@ from gradwire._core.options import Options
 from gradwire._core.retries import Tries, is_retryable
 from gradwire._wire.framing import many_request_frame, parsed, read_many_result
 from gradwire._wire.requests import (
-    Item,
     RequestTemplate,
     as_item,
     check_max_in_flight,
@@ -77,14 +76,14 @@ class ItemBatch:
     ordered     whether outcomes come in the order of their items
     timeout_s   of each call of its own; None for the client's
     lock        held while items come into flight, until they are sent
-    alone       items that need calls of their own, with the evaluations
+    alone       items that need calls of their own, with their inputs
     patience_s  seconds that a stream may go without an answer
     """
 
     def __init__(
         self, options: Options, *, ordered: bool, max_in_flight: int, timeout_s: float | None
     ) -> None:
-        self.alone: deque[tuple[PendingItem, Item]] = deque()
+        self.alone: deque[tuple[PendingItem, Array]] = deque()
         # Garbage collection may run a finalizer that calls within its own locked sections.
         self.lock = threading.RLock()
         self.timeout_s = check_timeout(timeout_s)
@@ -134,7 +133,7 @@ class ItemBatch:
             )
             pending.template, pending.out = template, given.out
             if template.bulk_bytes > self._options.stream_threshold_bytes:
-                self._leave_alone(pending, given)
+                self._leave_alone(pending, array)
                 return
             self._encode(pending, template.data(array))
         except Exception as error:  # noqa: BLE001 - it is raised in the item's place
@@ -272,7 +271,10 @@ class ItemBatch:
 
     def give_up(self, error: GradwireError) -> None:
         """Make an error the outcome of all items in flight."""
-        for pending in self._drain():
+        with self.lock:
+            failed = list(self._in_flight.values())
+            self._in_flight.clear()
+        for pending in failed:
             self.settle(pending, error=copy.copy(error))
 
     def _new_item(self) -> PendingItem:
@@ -283,22 +285,11 @@ class ItemBatch:
             self._queue.append(pending)
         return pending
 
-    def _drain(self) -> list[PendingItem]:
-        with self.lock:
-            drained = list(self._in_flight.values())
-            self._in_flight.clear()
-            return drained
-
-    def _leave_alone(self, pending: PendingItem, item: Item | None = None) -> None:
+    def _leave_alone(self, pending: PendingItem, array: Array) -> None:
         """Have an item evaluated by a call of its own."""
-        if item is None:
-            template = pending.template
-            array, output = template.array(_data_of(pending)), template.output
-            shape = None if output is None else tuple(output.sizes)
-            item = Item(template.op, array, shape, pending.out)
         pending.frame = b""
         self._open_alone.add(pending.index)
-        self.alone.append((pending, item))
+        self.alone.append((pending, array))
 
     def _encode(self, pending: PendingItem, data: memoryview) -> None:
         pending.frame, pending.checksum = many_request_frame(
@@ -318,12 +309,12 @@ class ItemBatch:
 
         checked  whether its answer need not have a checksum, or has the right one
         """
-        pending = self._in_flight.pop(name, None)
+        pending = self._in_flight.get(name)
         if pending is None:
             raise ServerError(f"the server answered {name.decode()}, which was not asked")
         if pending.checksum is not None and not checked:
-            self._in_flight[name] = pending
             raise DataLossError("a result came without its checksum")
+        del self._in_flight[name]
         self._progressed = True
         self._options.budget.succeed()
         return pending
@@ -331,7 +322,7 @@ class ItemBatch:
     def _refuse(self, pending: PendingItem, error: GradwireError) -> None:
         error.checked = pending.checksum is not None
         if error.reason in _TOO_LARGE:
-            self._leave_alone(pending)
+            self._leave_alone(pending, pending.template.array(_data_of(pending)))
             return
         pause_s = 0.0
         try:

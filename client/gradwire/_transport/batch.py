@@ -34,7 +34,6 @@ from gradwire._transport.channels import (
 from gradwire._transport.streams import StreamRun
 from gradwire._transport.tracing import call_span
 from gradwire._transport.unary import Runtime, UnaryCalls, now
-from gradwire._wire.requests import Item
 from gradwire.errors import CallCancelledError, GradwireError, ServerError
 from gradwire.tensors import Array
 
@@ -201,7 +200,7 @@ class BatchEngine:
             self._hang_up()
             raise
 
-    def _call(self, pending: PendingItem, item: Item) -> None:
+    def _call(self, pending: PendingItem, array: Array) -> None:
         """Evaluate an item by a separate call.
 
         A server may need the stream's place for it.
@@ -210,13 +209,19 @@ class BatchEngine:
             self._stream.finish()
             self._hang_up()
         try:
-            self.batch.settle(pending, result=self._evaluate(item))
+            self.batch.settle(pending, result=self._evaluate(pending, array))
         except Exception as error:  # noqa: BLE001 - it is raised in the item's place
             self.batch.settle(pending, error=error)
 
-    def _evaluate(self, item: Item) -> Array:
-        channels = self._calls.channels
-        evaluation = channels.evaluation(**item._asdict(), timeout_s=self.batch.timeout_s)
+    def _evaluate(self, pending: PendingItem, array: Array) -> Array:
+        channels, template = self._calls.channels, pending.template
+        evaluation = channels.evaluation(
+            op=template.op,
+            array=array,
+            output_shape=None if template.output is None else template.output.sizes,
+            out=pending.out,
+            timeout_s=self.batch.timeout_s,
+        )
         now(self._calls.evaluate(evaluation))
         if evaluation.streams:
             self._run = StreamRun(evaluation, channels, Runtime())

@@ -290,30 +290,24 @@ class RequestTemplate:
         return tensors.WireView(source, self.input).read(0, self.input_bytes)
 
     def array(self, data: memoryview) -> Array:
-        """Return the input with these bytes on the wire."""
-        described = self.input
-        strides = tensors.strides_of(described)
-        sizes = [
-            size if stride else 1 for size, stride in zip(described.sizes, strides, strict=True)
-        ]
-        carried = Descriptor(data_type=described.data_type, sizes=sizes, strides=strides)
-        array = tensors.empty_result(carried)
-        tensors.WireView(array, carried).write(0, data)
-        return np.broadcast_to(array, tuple(described.sizes))
+        """View an input's bytes on the wire as an array."""
+        sizes, strides = tuple(self.input.sizes), tensors.byte_strides(self.input)
+        return np.ndarray(sizes, self._on_wire, data, strides=strides)
 
     def result(self, header: bytes, data: memoryview, *, out: Array | None) -> Array:
         """Return the result of a response, stored in out if given.
 
         Raises ServerError for another result than requested.
         """
-        output, shape, nbytes = _announced(self, header)
+        output, shape, strides, nbytes = _announced(self, header)
         if len(data) != nbytes:
             raise ServerError(f"the server sent {len(data)} result bytes and announced {nbytes}")
-        if out is None and shape is not None:
-            return np.ndarray(shape, self._on_wire, data).astype(self._on_wire.newbyteorder("="))
-        result = tensors.empty_result(output) if out is None else out
-        tensors.WireView(result, output).write(0, data)
-        return result
+        if out is None:
+            # The copy has the strides' order.
+            view = np.ndarray(shape, self._on_wire, data, strides=strides)
+            return view.astype(self._on_wire.newbyteorder("="))
+        tensors.WireView(out, output).write(0, data)
+        return out
 
     def check_result(self, output: Descriptor) -> None:
         """Raise ServerError if the server announces another result than requested."""
@@ -332,11 +326,10 @@ class RequestTemplate:
 
 
 @lru_cache(4 * _MOST_TEMPLATES)
-def _announced(template: RequestTemplate, header: bytes) -> tuple[Descriptor, Shape | None, int]:
-    """Return the announced result, its shape and its bytes.
-
-    The shape is None unless the result is row-major.
-    """
+def _announced(
+    template: RequestTemplate, header: bytes
+) -> tuple[Descriptor, Shape, Shape | None, int]:
+    """Return the announced result, its shape, strides and number of bytes."""
     try:
         output = v1.EvaluateResponse.FromString(header).output
     except DecodeError as error:
@@ -344,8 +337,7 @@ def _announced(template: RequestTemplate, header: bytes) -> tuple[Descriptor, Sh
             f"the server sent a header of {len(header)} bytes that cannot be read"
         ) from error
     template.check_result(output)
-    shape = None if output.strides else tuple(output.sizes)
-    return output, shape, tensors.wire_bytes(output)
+    return output, tuple(output.sizes), tensors.byte_strides(output), tensors.wire_bytes(output)
 
 
 def _key_of(op: ops.Operator, array: object, output_shape: Sizes | None) -> Hashable | None:
