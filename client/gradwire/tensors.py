@@ -96,9 +96,9 @@ class WireView:
         """
         if self.in_place is not None:
             return self.in_place[start:stop].data
-        first, last, skipped = self._covering(start, stop)
-        gathered = self._gather(first, last).view(np.uint8)
-        return gathered[skipped : skipped + stop - start].data
+        first, whole, asked = self._covering(start, stop)
+        self._gather(first, whole)
+        return asked.data
 
     def copy_to(self, memory: Array) -> None:
         """Copy all bytes to contiguous memory, as long as they are."""
@@ -112,32 +112,30 @@ class WireView:
         given = np.frombuffer(data, np.uint8)
         if self.in_place is not None:
             self.in_place[offset : offset + given.size] = given
-        elif given.size:
-            for part, values in self._parts(*self._whole_elements(offset, given)):
-                part[...] = values
+            return
+        first, whole, among = self._covering(offset, offset + given.size)
+        if given.size == whole.nbytes:
+            whole = given.view(self._wire)
+        else:
+            # Present bytes complete split elements.
+            self._gather(first, whole)
+            among[...] = given
+        for part, values in self._parts(first, whole):
+            part[...] = values
 
-    def _covering(self, start: int, stop: int) -> tuple[int, int, int]:
-        """Return the first element of some bytes, and their end.
+    def _covering(self, start: int, stop: int) -> tuple[int, Array, Array]:
+        """Make room for the elements that have some bytes.
 
-        The third number counts the bytes of the first element that are not among them.
+        Returns the number of the first element, the room, and the part of it for those bytes.
         """
         first, skipped = divmod(start, self._wire.itemsize)
-        return first, -(-stop // self._wire.itemsize), skipped
+        whole = np.empty(-(-stop // self._wire.itemsize) - first, self._wire)
+        return first, whole, whole.view(np.uint8)[skipped : skipped + stop - start]
 
-    def _whole_elements(self, offset: int, given: Array) -> tuple[int, Array]:
-        """Complete split elements with the array's present bytes."""
-        first, last, skipped = self._covering(offset, offset + given.size)
-        if given.size == (last - first) * self._wire.itemsize:
-            return first, given.view(self._wire)
-        whole = self._gather(first, last)
-        whole.view(np.uint8)[skipped : skipped + given.size] = given
-        return first, whole
-
-    def _gather(self, first: int, last: int) -> Array:
-        result = np.empty(last - first, self._wire)
-        for part, values in self._parts(first, result):
+    def _gather(self, first: int, flat: Array) -> None:
+        """Copy elements from the first one on to a contiguous array."""
+        for part, values in self._parts(first, flat):
             values[...] = part
-        return result
 
     def _parts(self, first: int, flat: Array) -> Iterator[tuple[Array, Array]]:
         """Pair parts of the elements with those of a contiguous array."""
