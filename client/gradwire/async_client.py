@@ -104,7 +104,8 @@ class AsyncClient(BaseClient):
 
     async def empty(self, shape: Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """Return a new array that evaluate() need not copy, as Client.empty does."""
-        return await (await self._ready()).calls.empty(shape, dtype)
+        shared = self._channels().blocking.shared_memory
+        return await asyncio.to_thread(shared.empty, shape, dtype)
 
     async def operators(self) -> tuple[OperatorInfo, ...]:
         """Return the server's description of each operator."""

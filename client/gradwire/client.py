@@ -175,7 +175,7 @@ class Client(BaseClient):
         It lies in memory shared with the server if shared_memory has an effect; otherwise it is an
         ordinary array.
         """
-        return now(self._calls.get().empty(shape, dtype))
+        return self._calls.get().channels.shared_memory.empty(shape, dtype)
 
     def operators(self) -> tuple[OperatorInfo, ...]:
         """Return the server's description of each operator."""

@@ -102,10 +102,7 @@ class WireView:
 
     def copy_to(self, memory: Array) -> None:
         """Copy all bytes to contiguous memory, as long as they are."""
-        if self.in_place is not None:
-            memory[...] = self.in_place
-        else:
-            memory.view(self._wire).reshape(self._elements.shape)[...] = self._elements
+        memory.view(self._wire).reshape(self._elements.shape)[...] = self._elements
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Store bytes offset..offset+len(data)-1; the range may split elements."""

@@ -23,7 +23,6 @@ import grpc
 from gradwire._core.batch import ItemBatch, PendingItem
 from gradwire._core.retries import is_retryable
 from gradwire._transport.channels import (
-    SERVICE_PATH,
     ClientChannels,
     PerProcess,
     PooledChannel,
@@ -419,17 +418,13 @@ class BatchStream:
                 raise CallCancelledError("cancelled before it began")
             taken = self._pool.take()
             self._at_end.callback(self._give_back, taken)
-            stream = taken.channel.stream_stream(f"{SERVICE_PATH}EvaluateMany")
-            self._call = stream(iter(self._requests.get, None), metadata=self._span.metadata)
+            requests = iter(self._requests.get, None)
+            metadata = self._span.metadata
+            self._call = taken.begin_stream("EvaluateMany", requests, metadata=metadata)
             start_thread("watch", self._watch)
         except GradwireError as error:
             self._end(error)
             raise
-        except ValueError as error:
-            # The channel is closed.
-            closed = CallCancelledError(str(error))
-            self._end(closed)
-            raise closed from error
         if self._over.is_set():
             self.cancel()
 

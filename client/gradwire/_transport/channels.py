@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -129,7 +129,7 @@ class PooledChannel:
     """A channel, blocking or asyncio, and its calls.
 
     channel        None before its first call
-    evaluate       Evaluate on serialized messages; stream: EvaluateStream
+    evaluate       Evaluate on serialized messages
     calls          number of calls that use it
     avoided_until  on the clock of the pool
     """
@@ -137,9 +137,18 @@ class PooledChannel:
     target: str
     channel: Any = None
     evaluate: Any = None
-    stream: Any = None
     calls: int = 0
     avoided_until: float = 0.0
+
+    def begin_stream(self, method: str, messages: Iterator[bytes], **options: Any) -> Any:
+        """Begin a stream of serialized messages.
+
+        Raises CallCancelledError if the channel is closed.
+        """
+        try:
+            return self.channel.stream_stream(f"{SERVICE_PATH}{method}")(messages, **options)
+        except ValueError as error:
+            raise CallCancelledError(str(error)) from error
 
 
 class Pool:
@@ -208,7 +217,6 @@ class Pool:
             api=self._api,
         )
         entry.evaluate = channel.unary_unary(f"{SERVICE_PATH}Evaluate")
-        entry.stream = channel.stream_stream(f"{SERVICE_PATH}EvaluateStream")
 
     def give_back(self, entry: PooledChannel, *, failed: bool) -> None:
         """End a call's use of a channel.

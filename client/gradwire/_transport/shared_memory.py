@@ -340,6 +340,14 @@ class SharedMemory:
                     _log.debug("no shared memory: %s", error)
             return self._pool
 
+    def empty(self, shape: Sequence[int], dtype: DTypeLike) -> Array:
+        """Return an array, in a segment where the server takes any."""
+        pool = self.pool()
+        if pool is not None:
+            with contextlib.suppress(SegmentRefusedError):
+                return pool.empty(shape, dtype)
+        return np.empty(shape, dtype)
+
     def begin(self, evaluation: Evaluation) -> SharedTry | None:
         """Begin a try of an evaluation; None if it needs messages."""
         pool = self.pool()

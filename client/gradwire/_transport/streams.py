@@ -83,19 +83,19 @@ class StreamTry:
             raise CallCancelledError("cancelled before it began")
         self._taken = self.pool.take()
         try:
-            self._call = call = self._taken.stream(
-                self._sender.messages(), timeout=self._timeout_s, metadata=self.metadata
+            self._call = call = self._taken.begin_stream(
+                "EvaluateStream",
+                self._sender.messages(),
+                timeout=self._timeout_s,
+                metadata=self.metadata,
             )
             if self._cancelled:
                 self.hang_up()
             start_thread("receiver", self._receive, call)
-        except Exception as error:
+        except Exception:
             self.hang_up()
             self._sender.stop()
             self.pool.give_back(self._taken, failed=False)
-            if isinstance(error, ValueError):
-                # grpc raises this for a closed channel.
-                raise CallCancelledError(str(error)) from error
             raise
 
     def cancel(self) -> None:

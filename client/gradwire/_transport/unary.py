@@ -7,17 +7,14 @@ them, so that `now` runs such a coroutine to its end.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar, cast
 
 import grpc
-import numpy as np
 from google.protobuf.message import Message
-from numpy.typing import DTypeLike
 
 from gradwire import v1
 from gradwire._core.evaluation import Evaluation
@@ -39,7 +36,6 @@ from gradwire._transport.channels import (
     from_rpc_error,
     next_pause_s,
 )
-from gradwire._transport.shared_memory import SegmentRefusedError
 from gradwire._transport.tracing import call_span
 from gradwire._wire.framing import parsed
 from gradwire.errors import (
@@ -49,7 +45,6 @@ from gradwire.errors import (
     ServerError,
     UnavailableError,
 )
-from gradwire.tensors import Array
 
 T = TypeVar("T")
 Reply = TypeVar("Reply", bound=Message)
@@ -139,15 +134,6 @@ class UnaryCalls:
             if error is None:
                 return
             await self._pause(error, evaluation.recover)
-
-    async def empty(self, shape: Sequence[int], dtype: DTypeLike) -> Array:
-        """Return an array, in shared memory where there is any."""
-        shared = self.channels.shared_memory
-        pool = await self._runtime.elsewhere(shared.pool) if shared.path else None
-        if pool is not None:
-            with contextlib.suppress(SegmentRefusedError):
-                return await self._runtime.elsewhere(partial(pool.empty, shape, dtype))
-        return np.empty(shape, dtype)
 
     async def _evaluate_shared(self, evaluation: Evaluation) -> None:
         """Try EvaluateShared once; after any failure the evaluation goes by a stream."""
