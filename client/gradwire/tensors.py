@@ -62,8 +62,8 @@ class WireView:
         bits = np.dtype(f"u{array.dtype.itemsize}").newbyteorder(array.dtype.byteorder)
         walked = np.asarray(array).view(bits).transpose([*rest, *axes])
         # The first element stands for all along an axis that does not travel.
-        first = walked[*[0] * len(rest), ...]
-        self._elements: Array = np.atleast_1d(first)
+        first: Any = (*[0] * len(rest), ...)
+        self._elements: Array = np.atleast_1d(walked[first])
         self._wire = bits.newbyteorder("<")
         self.in_place: Array | None = None
         if self._elements.flags.c_contiguous and bits == self._wire:

@@ -294,7 +294,7 @@ def test_many_requests_and_results_framed_by_hand_have_the_bytes_of_messages(
     answer = v1.EvaluateManyResponse(request_id=request_id, result=result)
     assert answer.SerializeToString() == framed
     assert framing.many_result_frame(*parts) == framed
-    assert framing.read_many_result(framed, {}.get) == (parts, None)
+    assert framing.read_many_result(framed, lambda _: None) == (parts, None)
 
 
 @pytest.mark.parametrize(

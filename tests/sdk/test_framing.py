@@ -48,7 +48,7 @@ def made(name: str, data: bytes) -> tuple[Made, Made]:
 
 def read_result(message: bytes) -> framing.CheckedParts | None:
     """Read the answer to a request without a checksum."""
-    return framing.read_many_result(message, {}.get)
+    return framing.read_many_result(message, lambda _: None)
 
 
 READERS: list[Callable[[bytes], Any]] = [framing.read_many_request, read_result]

@@ -167,7 +167,7 @@ class Evaluation:
         too_large = isinstance(error, LimitExceededError) and error.reason in {"USE_STREAM", ""}
         too_large &= not self.streams
         self.streams |= too_large
-        if too_large or self.options.refused_checksum(error):
+        if too_large:
             return 0.0
         if error.reason == "LAYOUT_NOT_STREAMABLE":
             request = self._request.reordered()
@@ -243,13 +243,11 @@ class Evaluation:
     def shares(self) -> Shares:
         """Bytes moved by streams, in one transfer or several."""
         if self._shares is None:
-            count = 1
-            if self._splits:
-                count = share_count(
-                    self._request.template.bulk_bytes,
-                    servers=self._servers(),
-                    threshold_bytes=self.options.split_threshold_bytes,
-                )
+            count = share_count(
+                self._request.template.bulk_bytes,
+                servers=self._servers() if self._splits else 1,
+                threshold_bytes=self.options.split_threshold_bytes,
+            )
             if count > 1:
                 self._request = in_order(self._request)
             self._shares = Shares(self._request, count, chunk_bytes=self.options.chunk_bytes)
@@ -262,9 +260,7 @@ def share_count(bulk_bytes: int, *, servers: int, threshold_bytes: int) -> int:
     bulk_bytes       of the input or of the result: the larger number
     threshold_bytes  largest evaluation of a single server; a share has at least half of it
     """
-    if bulk_bytes <= threshold_bytes:
-        return 1
-    return min(servers, math.ceil(bulk_bytes / max(1, threshold_bytes)))
+    return max(1, min(servers, math.ceil(bulk_bytes / max(1, threshold_bytes))))
 
 
 def in_order(request: ArrayRequest) -> ArrayRequest:
