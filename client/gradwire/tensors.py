@@ -252,7 +252,7 @@ def empty_result(descriptor: Descriptor, memory: Array | None = None) -> Array:
 
 
 def byte_strides(descriptor: Descriptor) -> Shape | None:
-    """Return strides of packed memory in the wire's order, in bytes; None if row-major."""
+    """Return byte strides of memory in the wire's order; None if row-major."""
     if not descriptor.strides:
         return None
     broadcast = [axis for axis, stride in enumerate(descriptor.strides) if not stride]

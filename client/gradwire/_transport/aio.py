@@ -249,7 +249,10 @@ _taking: set[asyncio.Task[None]] = set()
 async def _take(
     items: AsyncIterable[object], engine: BatchEngine, room: asyncio.Event, news: LoopEvent
 ) -> None:
-    """Take items as there is room; the results that want them may be dropped meanwhile."""
+    """Take items as there is room.
+
+    The results that want them may be dropped meanwhile.
+    """
     batch = engine.batch
     until = time.monotonic() + QUICK_S
     try:

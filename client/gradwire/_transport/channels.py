@@ -459,7 +459,10 @@ class PerProcess(Generic[T]):
             return value
 
     def _renew(self) -> None:
-        """Forget the value in a newly forked process; finalizing it would close it."""
+        """Forget the value in a newly forked process.
+
+        Finalizing it would close it.
+        """
         self._lock = threading.Lock()
         self._of_parents.append(self._value)
         self._value = None

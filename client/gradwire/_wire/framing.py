@@ -106,7 +106,7 @@ def chunk_frame(offset: int, data: Buffer, after: int | None = None) -> bytes:
 
 
 def _head(before: bytes, data: Buffer, after: int | None) -> tuple[bytes, int | None]:
-    """Encode what stands before the data of a message; return its checksum too."""
+    """Encode what stands before a message's data; return its checksum too."""
     behind = b"\x7a%b" % varint(len(data))
     if after is None:
         return before + behind, None
@@ -115,7 +115,7 @@ def _head(before: bytes, data: Buffer, after: int | None) -> tuple[bytes, int | 
 
 
 def _enclosing(tag: bytes, head: bytes, data: Buffer) -> bytes:
-    """Encode the last field of a message, which encloses head and data."""
+    """Encode a last field around head and data."""
     return b"".join((tag, varint(len(head) + len(data)), head, data))
 
 
@@ -125,7 +125,7 @@ def named(request_id: bytes) -> bytes:
 
 
 def read_evaluation(message: bytes, after: int | None = None) -> CheckedParts | None:
-    """Return the parts of an evaluation, and its checksum if it has one.
+    """Return an evaluation's parts, and its checksum if it has one.
 
     None for messages left to protobuf: not in this form, or with a request_id that is not ASCII.
 
@@ -226,7 +226,7 @@ def _read_evaluation(message: bytes, start: int, after: int | None) -> CheckedPa
 def _read_data(
     message: bytes, start: int, at: int, after: int | None
 ) -> tuple[memoryview, int | None]:
-    """Return the data from an offset on, and the checksum before it, if any.
+    """Return data from an offset on, and the checksum before it.
 
     start  begin of what the checksum covers
 

@@ -71,7 +71,7 @@ def check_timeout(
     *,
     or_none: str = ", or None for the default",
 ) -> float | None:
-    """Return a timeout; raise InvalidRequestError unless it is a positive time or None.
+    """Return a timeout; raise InvalidRequestError unless it is positive or None.
 
     or_none  meaning of None; empty where None is wrong
     """

@@ -345,7 +345,7 @@ def _read_stream_request(message: bytes) -> tuple[v1.EvaluateStreamRequest, str]
 
 
 def _verified(read: Callable[[bytes, A], T], message: bytes, argument: A) -> T:
-    """Read a message; turn the error for a wrong checksum into the server's."""
+    """Read a message; convert the error for a wrong checksum."""
     try:
         return read(message, argument)
     except DataLossError as error:
