@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gradwire import ops
+from gradwire._core.batch import ItemBatch
 from gradwire._core.reports import OperatorInfo, ServerInfo, Timing
 from gradwire._transport.aio import AsyncClientChannels, AsyncResults
 from gradwire._transport.channels import BaseClient, PerProcess
@@ -96,17 +97,15 @@ class AsyncClient(BaseClient):
         task of this event loop takes them as soon as there is room. So asynchronous items may wait
         for earlier results; an iterable that blocks the thread blocks the loop.
         """
-        return AsyncResults(
-            items,
-            self._channels(),
-            ordered=ordered,
-            max_in_flight=max_in_flight,
-            timeout_s=timeout_s,
+        batch = ItemBatch(
+            self._options, ordered=ordered, max_in_flight=max_in_flight, timeout_s=timeout_s
         )
+        return AsyncResults(items, self._channels(), batch)
 
     async def empty(self, shape: Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """Return a new array that evaluate() need not copy, as Client.empty does."""
-        return await (await self._ready()).calls.empty(shape, dtype)
+        shared = self._channels().blocking.shared_memory
+        return await asyncio.to_thread(shared.empty, shape, dtype)
 
     async def operators(self) -> tuple[OperatorInfo, ...]:
         """Return the server's description of each operator."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gradwire import ops
+from gradwire._core.batch import ItemBatch
 from gradwire._core.reports import OperatorInfo, ServerInfo, Timing
 from gradwire._transport.batch import Results
 from gradwire._transport.channels import BaseClient, ClientChannels, PerProcess
@@ -163,13 +164,10 @@ class Client(BaseClient):
         ends. Items without an answer when a stream breaks are sent again, by the rules of
         evaluate()'s retries. Items with large tensors go by evaluate()'s streams, one at a time.
         """
-        return Results(
-            items,
-            self._calls.get(),
-            ordered=ordered,
-            max_in_flight=max_in_flight,
-            timeout_s=timeout_s,
+        batch = ItemBatch(
+            self._options, ordered=ordered, max_in_flight=max_in_flight, timeout_s=timeout_s
         )
+        return Results(items, self._calls.get(), batch)
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """Return a new, uninitialized array that evaluate() need not copy.
@@ -177,7 +175,7 @@ class Client(BaseClient):
         It lies in memory shared with the server if shared_memory has an effect; otherwise it is an
         ordinary array.
         """
-        return now(self._calls.get().empty(shape, dtype))
+        return self._calls.get().channels.shared_memory.empty(shape, dtype)
 
     def operators(self) -> tuple[OperatorInfo, ...]:
         """Return the server's description of each operator."""

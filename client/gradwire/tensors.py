@@ -21,24 +21,6 @@ from numpy.typing import DTypeLike, NDArray
 from gradwire import v1
 from gradwire.errors import InvalidRequestError, counted
 
-__all__ = [
-    "DATA_TYPES",
-    "DTYPES",
-    "MAX_RANK",
-    "WireView",
-    "check_out",
-    "check_sizes",
-    "data_type_of",
-    "describe",
-    "empty_result",
-    "result_descriptor",
-    "share_memory",
-    "strides_of",
-    "to_array",
-    "wire_axes",
-    "wire_bytes",
-]
-
 MAX_RANK = 8
 
 Array = NDArray[Any]
@@ -62,7 +44,8 @@ class WireView:
 
     It needs no copy of the whole array.
 
-    nbytes  on the wire
+    nbytes    on the wire
+    in_place  the array's own memory as bytes; None if it has another order
 
     array       any strides and either byte order; the wire's is little-endian
     descriptor  of the array's sizes; by default the array's own. Another one, such as a result's,
@@ -79,12 +62,12 @@ class WireView:
         bits = np.dtype(f"u{array.dtype.itemsize}").newbyteorder(array.dtype.byteorder)
         walked = np.asarray(array).view(bits).transpose([*rest, *axes])
         # The first element stands for all along an axis that does not travel.
-        first = walked[(slice(0, 1),) * len(rest)].squeeze(tuple(range(len(rest))))
-        self._elements: Array = np.atleast_1d(first)
+        first: Any = (*[0] * len(rest), ...)
+        self._elements: Array = np.atleast_1d(walked[first])
         self._wire = bits.newbyteorder("<")
-        self._bytes: Array | None = None
+        self.in_place: Array | None = None
         if self._elements.flags.c_contiguous and bits == self._wire:
-            self._bytes = self._elements.reshape(-1).view(np.uint8)
+            self.in_place = self._elements.reshape(-1).view(np.uint8)
         self.nbytes = self._elements.size * bits.itemsize
         sizes = reversed(self._elements.shape)
         # Bytes of an element, of a row, and so on to those of all.
@@ -105,63 +88,51 @@ class WireView:
         block = next(fits, 1)
         return most // block * block
 
-    def in_place(self, start: int, stop: int) -> Array | None:
-        """View bytes start..stop-1 of the array's own memory.
-
-        None if the memory has another order.
-        """
-        return None if self._bytes is None else self._bytes[start:stop]
-
     def read(self, start: int, stop: int) -> memoryview:
         """Return bytes start..stop-1, without a copy if possible.
 
         They are a view of the array's memory if that is in wire order; otherwise only these bytes
         are copied. The range may split elements.
         """
-        if self._bytes is not None:
-            return self._bytes[start:stop].data
-        first, last, skipped = self._covering(start, stop)
-        gathered = self._gather(first, last).view(np.uint8)
-        return gathered[skipped : skipped + stop - start].data
+        if self.in_place is not None:
+            return self.in_place[start:stop].data
+        first, whole, asked = self._covering(start, stop)
+        self._gather(first, whole)
+        return asked.data
 
     def copy_to(self, memory: Array) -> None:
         """Copy all bytes to contiguous memory, as long as they are."""
-        if self._bytes is not None:
-            memory[...] = self._bytes
-        else:
-            memory.view(self._wire).reshape(self._elements.shape)[...] = self._elements
+        memory.view(self._wire).reshape(self._elements.shape)[...] = self._elements
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Store bytes offset..offset+len(data)-1; the range may split elements."""
         given = np.frombuffer(data, np.uint8)
-        if self._bytes is not None:
-            self._bytes[offset : offset + given.size] = given
-        elif given.size:
-            for part, values in self._parts(*self._whole_elements(offset, given)):
-                part[...] = values
+        if self.in_place is not None:
+            self.in_place[offset : offset + given.size] = given
+            return
+        first, whole, among = self._covering(offset, offset + given.size)
+        if given.size == whole.nbytes:
+            whole = given.view(self._wire)
+        else:
+            # Present bytes complete split elements.
+            self._gather(first, whole)
+            among[...] = given
+        for part, values in self._parts(first, whole):
+            part[...] = values
 
-    def _covering(self, start: int, stop: int) -> tuple[int, int, int]:
-        """Return the first element of some bytes, and their end.
+    def _covering(self, start: int, stop: int) -> tuple[int, Array, Array]:
+        """Make room for the elements that have some bytes.
 
-        The third number counts the bytes of the first element that are not among them.
+        Returns the number of the first element, the room, and the part of it for those bytes.
         """
         first, skipped = divmod(start, self._wire.itemsize)
-        return first, -(-stop // self._wire.itemsize), skipped
+        whole = np.empty(-(-stop // self._wire.itemsize) - first, self._wire)
+        return first, whole, whole.view(np.uint8)[skipped : skipped + stop - start]
 
-    def _whole_elements(self, offset: int, given: Array) -> tuple[int, Array]:
-        """Complete split elements with the array's present bytes."""
-        first, last, skipped = self._covering(offset, offset + given.size)
-        if given.size == (last - first) * self._wire.itemsize:
-            return first, given.view(self._wire)
-        whole = self._gather(first, last)
-        whole.view(np.uint8)[skipped : skipped + given.size] = given
-        return first, whole
-
-    def _gather(self, first: int, last: int) -> Array:
-        result = np.empty(last - first, self._wire)
-        for part, values in self._parts(first, result):
+    def _gather(self, first: int, flat: Array) -> None:
+        """Copy elements from the first one on to a contiguous array."""
+        for part, values in self._parts(first, flat):
             values[...] = part
-        return result
 
     def _parts(self, first: int, flat: Array) -> Iterator[tuple[Array, Array]]:
         """Pair parts of the elements with those of a contiguous array."""
@@ -276,11 +247,17 @@ def empty_result(descriptor: Descriptor, memory: Array | None = None) -> Array:
 
     memory  contiguous bytes, as many as it has; None to allocate them
     """
-    strides, dtype = strides_of(descriptor), DTYPES[descriptor.data_type]
-    order = sorted(range(len(strides)), key=lambda axis: -strides[axis])
-    sizes = [descriptor.sizes[axis] for axis in order]
-    packed = np.empty(sizes, dtype) if memory is None else memory.view(dtype).reshape(sizes)
-    return packed.transpose(np.argsort(order, kind="stable"))
+    dtype, strides = DTYPES[descriptor.data_type], byte_strides(descriptor)
+    return np.ndarray(tuple(descriptor.sizes), dtype, memory, strides=strides)
+
+
+def byte_strides(descriptor: Descriptor) -> Shape | None:
+    """Return byte strides of memory in the wire's order; None if row-major."""
+    if not descriptor.strides:
+        return None
+    broadcast = [axis for axis, stride in enumerate(descriptor.strides) if not stride]
+    packed = _packed(descriptor.sizes, wire_axes(descriptor), broadcast)
+    return tuple(DTYPES[descriptor.data_type].itemsize * stride for stride in packed)
 
 
 def check_out(out: object, *, dtype: DTypeLike, shape: Sizes, source: Array) -> Array:

@@ -224,13 +224,14 @@ class LocalClient:
         output = codec.write_descriptor(prepared.output)
         result = job.result_as(output)
         whole, direct = self._direct(prepared, source, np.asarray(result))
-        call = _LocalCall(operator, whole, job.input, output, result.strides, direct)
+        call = _LocalCall(operator, whole, job.template.input, output, result.strides, direct)
         if key is not None:
             self._calls.keep(key, call, weight=prepared.plan.table_entries)
         return call, result
 
     def _prepared(self, job: ArrayRequest) -> tuple[ArrayRequest, Prepared]:
-        header = v1.Open(operator=job.operator, input=job.input, output=job.output)
+        template = job.template
+        header = v1.Open(operator=template.operator, input=template.input, output=template.output)
         try:
             return job, self._preparer.prepare(codec.read_request(header))
         except LayoutNotStreamableError:

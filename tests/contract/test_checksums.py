@@ -11,7 +11,7 @@ import pytest
 from google_crc32c import python as specified
 
 from gradwire import Client, DataLossError, v1
-from gradwire._wire import checksums
+from gradwire._wire import checksums, framing
 from support.oracles.golden_bytes import of_hex
 from support.servers import serving
 
@@ -42,22 +42,23 @@ def bare(message: Any) -> bytes:
 
 
 def test_an_evaluation_is_the_message_of_the_schema_and_its_response_continues_it() -> None:
-    frame, checksum = checksums.evaluation_frame(b"a", HEADER, DATA)
+    frame, checksum = framing.evaluation_frame(b"a", HEADER, DATA, 0)
+    assert checksum is not None
     message = v1.EvaluateRequest.FromString(frame)
     assert message.checksum == checksum == crc32c(bare(message))
     written = checksum.to_bytes(4, "little").hex()
     expected = of_hex(f"0a 01 61 | 12 00 | 75 {written} | 7a 03 01 02 03")
     assert frame == message.SerializeToString() == expected
-    assert checksums.read_evaluation(frame) == ((b"a", HEADER, memoryview(DATA)), checksum)
-    answer, _ = checksums.evaluation_frame(b"a", HEADER, DATA, after=checksum)
+    assert framing.read_evaluation(frame, 0) == ((b"a", HEADER, memoryview(DATA)), checksum)
+    answer, _ = framing.evaluation_frame(b"a", HEADER, DATA, checksum)
     response = v1.EvaluateResponse.FromString(answer)
     assert response.checksum == crc32c(bare(message) + bare(response))
     with pytest.raises(DataLossError):
-        checksums.read_evaluation(answer)
+        framing.read_evaluation(answer, 0)
     # Without data it may end with its checksum.
     empty = v1.EvaluateRequest(request_id="a")
     empty.checksum = crc32c(bare(empty))
-    found = checksums.read_evaluation(empty.SerializeToString())
+    found = framing.read_evaluation(empty.SerializeToString(), 0)
     assert found == ((b"a", b"", memoryview(b"")), empty.checksum)
 
 
@@ -65,39 +66,49 @@ def test_open_and_chunks_are_messages_of_the_schema() -> None:
     request = v1.EvaluateStreamRequest(open=v1.Open(request_id="a", resume_from=5))
     checksum = checksums.seal(request.open)
     assert checksum == crc32c(bare(request.open))
-    checksums.verify_sealed(request.SerializeToString(), checksum)
-    frame = checksums.chunk_frame(300, DATA, after=checksum)
+    framing.verify_sealed(request.SerializeToString(), checksum)
+    frame = framing.chunk_frame(300, DATA, checksum)
     message = v1.EvaluateStreamRequest.FromString(frame)
     assert message.SerializeToString() == frame
     assert message.chunk.checksum == crc32c(bare(request.open) + bare(message.chunk))
-    assert checksums.read_chunk(frame, after=checksum) == (300, memoryview(DATA))
+    assert framing.read_chunk(frame, checksum) == (300, memoryview(DATA))
     with pytest.raises(DataLossError):
-        checksums.read_chunk(frame, after=checksum + 1)
+        framing.read_chunk(frame, checksum + 1)
+    with pytest.raises(DataLossError):
+        framing.read_chunk(framing.chunk_frame(300, DATA), checksum)
 
 
 def test_requests_and_results_among_many_are_messages_of_the_schema() -> None:
-    frame, checksum = checksums.many_request_frame(b"a", HEADER, DATA)
+    frame, checksum = framing.many_request_frame(b"a", HEADER, DATA, 0)
     request = v1.EvaluateManyRequest.FromString(frame)
-    answer = checksums.many_result_frame(b"a", HEADER, DATA, after=checksum)
+    answer = framing.many_result_frame(b"a", HEADER, DATA, checksum)
     result = v1.EvaluateManyResponse.FromString(answer)
     assert (request.SerializeToString(), result.SerializeToString()) == (frame, answer)
     assert checksum == crc32c(bare(request.evaluation))
-    parts = checksums.read_many_result(answer, {b"a": checksum}.get)
-    assert parts == (b"a", HEADER, memoryview(DATA))
+    parts = b"a", HEADER, memoryview(DATA)
+    assert framing.read_many_request(frame, 0) == (parts, checksum)
+    found = framing.read_many_result(answer, {b"a": checksum}.get)
+    assert found is not None
+    assert found[0] == parts
+
+
+def sealed(found: framing.CheckedParts | None) -> framing.Parts | None:
+    """Return what was read with a checksum; what came without one is refused."""
+    return None if found is None or found[1] is None else found[0]
 
 
 FRAMES: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "evaluation": (
-        checksums.evaluation_frame(b"a", HEADER, DATA, after=7)[0],
-        lambda frame: checksums.read_evaluation(frame, after=7),
+        framing.evaluation_frame(b"a", HEADER, DATA, 7)[0],
+        lambda frame: sealed(framing.read_evaluation(frame, 7)),
     ),
     "result among many": (
-        checksums.many_result_frame(b"a", HEADER, DATA, after=7),
-        lambda frame: checksums.read_many_result(frame, {b"a": 7}.get),
+        framing.many_result_frame(b"a", HEADER, DATA, 7),
+        lambda frame: sealed(framing.read_many_result(frame, {b"a": 7}.get)),
     ),
     "chunk": (
-        checksums.chunk_frame(300, DATA, after=7),
-        lambda frame: checksums.read_chunk(frame, after=7),
+        framing.chunk_frame(300, DATA, 7),
+        lambda frame: framing.read_chunk(frame, 7),
     ),
 }
 

@@ -283,8 +283,8 @@ def test_many_requests_and_results_framed_by_hand_have_the_bytes_of_messages(
         request_id=request_id, operator=OPERATOR, input=TENSOR, options=v1.Options(), data=data
     )
     assert v1.EvaluateManyRequest(evaluation=request).SerializeToString() == framed
-    assert framing.many_request_frame(*parts) == framed
-    assert framing.read_many_request(framed) == parts
+    assert framing.many_request_frame(*parts) == (framed, None)
+    assert framing.read_many_request(framed) == (parts, None)
 
     header = f"12 0b {TENSOR_HEX}"
     framed = of_parts(f"{NAMES[name]} 12", header)
@@ -293,7 +293,7 @@ def test_many_requests_and_results_framed_by_hand_have_the_bytes_of_messages(
     answer = v1.EvaluateManyResponse(request_id=request_id, result=result)
     assert answer.SerializeToString() == framed
     assert framing.many_result_frame(*parts) == framed
-    assert framing.read_many_result(framed) == parts
+    assert framing.read_many_result(framed, lambda _: None) == (parts, None)
 
 
 @pytest.mark.parametrize(
@@ -301,13 +301,13 @@ def test_many_requests_and_results_framed_by_hand_have_the_bytes_of_messages(
 )
 def test_evaluations_framed_by_hand_have_the_bytes_of_messages(name: str) -> None:
     framed = of_hex(GOLDEN[name][1])
-    parts = framing.read_evaluation(framed)
-    assert parts is not None
-    request_id, header, data = parts
+    found = framing.read_evaluation(framed)
+    assert found is not None
+    (request_id, header, data), _ = found
     assert header == framed[2 + len(request_id) : framed.index(header) + len(header)]
     message: typing.Any = GOLDEN[name][0]
     assert (message.request_id, message.data) == (request_id.decode(), data.tobytes())
-    assert framing.evaluation_frame(request_id, header, data) == framed
+    assert framing.evaluation_frame(request_id, header, data) == (framed, None)
 
 
 def test_a_response_framed_by_hand_has_the_bytes_of_its_message() -> None:

@@ -149,8 +149,8 @@ def answers(data: bytes) -> None:
     """Read the bytes as the SDK reads an answer of EvaluateMany."""
 
     def read() -> None:
-        parts = read_many_result(data)
-        outcome = parse_answer(data)[1] if parts is None else parts[1:]
+        found = read_many_result(data, lambda _: None)
+        outcome = parse_answer(data)[1] if found is None else found[0][1:]
         if isinstance(outcome, GradwireError):
             raise outcome
         _job().template.result(*outcome, out=None)
@@ -161,7 +161,7 @@ def answers(data: bytes) -> None:
 def streamed(data: bytes) -> None:
     """Read them as the SDK reads answers of EvaluateStream, each after its length in one byte."""
     buffer = ResultBuffer(_job())
-    transfer = Transfer(_job(), chunk_bytes=16, buffer=buffer)
+    transfer = Transfer(_job(), buffer, chunk_bytes=16)
 
     def read() -> None:
         transfer.begin()

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradwire import AsyncClient
-from gradwire._core.options import Options
+from gradwire import AsyncClient, Client
 from gradwire._transport.aio import AsyncClientChannels
 from gradwire.errors import CallCancelledError, DeadlineExceededError
 from support.clients import COPY, ITEM, copied
@@ -101,7 +100,7 @@ async def test_streams_beyond_the_bound_wait_without_a_thread(relay: Relay) -> N
 
 
 async def test_calls_are_admitted_in_the_order_in_which_they_came() -> None:
-    channels, admitted = AsyncClientChannels(Options(target=("127.0.0.1:1",))), list[int]()
+    channels, admitted = AsyncClientChannels(vars(Client("127.0.0.1:1"))["_options"]), list[int]()
     room = asyncio.Event()
 
     async def take(number: int, count: int) -> None:
@@ -129,7 +128,7 @@ async def test_calls_are_admitted_in_the_order_in_which_they_came() -> None:
 
 
 async def test_waiting_does_not_count_as_a_stall() -> None:
-    channels = AsyncClientChannels(Options(target=("127.0.0.1:1",), timeout_s=0.2))
+    channels = AsyncClientChannels(vars(Client("127.0.0.1:1", timeout_s=0.2))["_options"])
     asked: dict[str, Any] = {"op": COPY, "array": ARRAY, "output_shape": None, "out": None}
     first, second = (channels.blocking.evaluation(**asked, timeout_s=60) for _ in range(2))
     vars(first.shares)["count"] = BOUND

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
 from gradwire import Client, DataLossError, GradwireError, Item
-from gradwire._core.options import Options
 from gradwire._wire import checksums
 from gradwire.errors import InvalidRequestError
 from support.clients import BILINEAR, ONCE, PROMPT, Array, Face, half, halved
@@ -21,28 +21,32 @@ SMALL = np.arange(2048, dtype=np.float32).reshape(1, 2, 32, 32)
 LARGE = np.arange(1 << 19, dtype=np.float32).reshape(1, 2, 512, 512)
 
 
+def are_on(**options: Any) -> bool:
+    return vars(Client(**options))["_options"].first_checksum is not None
+
+
 def test_checksums_are_on_where_plain_text_leaves_the_machine(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     here = ["127.0.0.1:1"], ["localhost:1"], ["unix:/tmp/name"]
     there = ["10.0.0.1:1"], ["dns:///name:1"], ["127.0.0.1:1", "name:1"]
     for target in (*here, *there):
-        assert Options(target=target).checking.is_on is (target in there)
-        assert not Options(target=target, credentials=object()).checking.is_on
-        assert Options(target=target, checksums=True).checking.is_on
-        assert not Options(target=target, checksums=False).checking.is_on
+        assert are_on(target=target) is (target in there)
+        assert not are_on(target=target, credentials=grpc.ssl_channel_credentials())
+        assert are_on(target=target, checksums=True)
+        assert not are_on(target=target, checksums=False)
     for word, on in (("1", True), ("0", False), ("true", True)):
         monkeypatch.setenv("GRADWIRE_CHECKSUMS", word)
-        assert Options(target=here[0]).checking.is_on is on
-        assert Options(target=here[0], checksums=not on).checking.is_on is not on
+        assert are_on(target=here[0]) is on
+        assert are_on(target=here[0], checksums=not on) is not on
     monkeypatch.setenv("GRADWIRE_CHECKSUMS", "maybe")
     with pytest.raises(InvalidRequestError, match="GRADWIRE_CHECKSUMS"):
-        Options(target=here[0])
+        Client(here[0])
     monkeypatch.delenv("GRADWIRE_CHECKSUMS")
     # Without a compiled build of the function it is too slow.
     monkeypatch.setattr(checksums, "AVAILABLE", False)
     with caplog.at_level(logging.WARNING, "gradwire"):
-        assert not Options(target=there[0]).checking.is_on
+        assert not are_on(target=there[0])
     assert "google-crc32c" in caplog.text
 
 

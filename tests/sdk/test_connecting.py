@@ -227,10 +227,11 @@ def test_a_file_is_read_anew_and_a_broken_one_is_not(guarded: str, path: Path, f
         assert is_served(client)
 
 
-def test_a_file_is_not_read_for_every_call(file: Path) -> None:
+def test_a_file_is_not_read_for_every_call(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradwire._wire.files.LOOK_EVERY_S", 3600)
     file.write_bytes(b"before")
     errors: list[Exception] = []
-    read = Reloaded((str(file),), lambda held: held[0], on_error=errors.append, every_s=3600)
+    read = Reloaded((str(file),), lambda held: held[0], on_error=errors.append)
     file.write_bytes(b"after")
     assert read.get() == b"before"
     assert read.look()

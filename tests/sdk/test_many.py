@@ -26,7 +26,7 @@ from support import clients
 from support.clients import AWAITED, BILINEAR, COPY, ITEM, Array, Collect, Face, Outcome, either_way
 from support.oracles import oracles
 from support.raw_calls import PATIENCE_S, named, summed, wait_until
-from support.relay import Relay, nothing, older, relaying, skewed
+from support.relay import Relay, nothing, relaying
 from support.servers import ServerThread, served_many, serving, wait_idle
 
 # One connection, so that a relay sees every one there is.
@@ -336,14 +336,6 @@ def test_more_callers_than_streams_all_get_their_results(collect: Collect) -> No
         options = {"at": server.address, "options": PATIENT}
         for call in [pool.submit(collect, numbered(50), **options) for _ in range(6)]:
             check(call.result(), 50)
-
-
-def test_a_server_without_the_method_is_called_for_each_item(
-    address: str, collect: Collect
-) -> None:
-    broadcast = np.broadcast_to(np.float32(100), (16,))
-    with skewed(address, older) as old:
-        check(collect([*numbered(100), Item(COPY, broadcast, (16,))], at=old), 101)
 
 
 def test_an_interrupt_loses_nothing(relay: Relay) -> None:

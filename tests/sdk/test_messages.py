@@ -67,9 +67,13 @@ MADE: list[tuple[dict[str, Any], str | None, str]] = [
             *((target, f"{LIST}/x", ALONE) for target in (f"{LIST}/x,b:2", [f"{LIST}/x", "b:2"])),
         )
     ),
-    *(({"timeout_s": s}, None, f"timeout_s is {s}; {SECONDS}") for s in (0, math.nan)),
+    *(({"timeout_s": s}, "timeout_s", f"timeout_s: is {s}; {SECONDS}") for s in (0, math.nan)),
     *(
-        ({"connect_timeout_s": s}, None, f"connect_timeout_s is {s!r}; {SECONDS}, or None")
+        (
+            {"connect_timeout_s": s},
+            "connect_timeout_s",
+            f"connect_timeout_s: is {s!r}; {SECONDS}, or None",
+        )
         for s in (0, -1, math.nan, math.inf, "1")
     ),
     *(

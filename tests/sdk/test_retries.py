@@ -99,7 +99,7 @@ def test_a_client_whose_calls_mostly_fail_stops_repeating_them() -> None:
     assert len(pauses(Tries(patient, budget))) == 4
     assert len(pauses(Tries(patient, budget))) == 0
     for _ in range(20):
-        Tries(patient, budget).succeed()
+        budget.succeed()
     assert len(pauses(Tries(patient, budget))) == 4
     # Refusals by a server that is well count an eighth.
     for error, tries in (
@@ -183,9 +183,9 @@ BYTES = ARRAY.tobytes()
 JOB = prepare(COPY, ARRAY, output_shape=ARRAY.shape, out=None)
 
 
-def begun(**options: Any) -> Transfer:
+def begun(buffer: ResultBuffer | None = None, **options: Any) -> Transfer:
     """Return a transfer in its first try."""
-    transfer = Transfer(JOB, chunk_bytes=10, **options)
+    transfer = Transfer(JOB, buffer or ResultBuffer(JOB), chunk_bytes=10, **options)
     transfer.begin()
     return transfer
 
@@ -218,7 +218,7 @@ def test_only_the_bytes_that_come_next_are_taken(offset: int, data: bytes) -> No
 @given(st.lists(st.integers(1, len(BYTES) - 1), unique=True).map(sorted))
 def test_a_result_cut_anywhere_is_put_together(cuts: list[int]) -> None:
     buffer = ResultBuffer(JOB)
-    transfer = Transfer(JOB, chunk_bytes=10, buffer=buffer)
+    transfer = Transfer(JOB, buffer, chunk_bytes=10)
     for start, stop in pairwise([0, *cuts, len(BYTES)]):
         request = transfer.begin().open
         assert (request.resume_from, request.evaluation_digest) == (start, "one" if start else "")
@@ -239,7 +239,7 @@ def test_parts_of_a_result_land_in_one_array_whatever_their_order(
     parts = [range(first, stop) for first, stop in pairwise(ends)]
     chance.shuffle(parts)
     for number, part in enumerate(parts):
-        transfer = Transfer(JOB, chunk_bytes=10, part=part, buffer=buffer)
+        transfer = Transfer(JOB, buffer, chunk_bytes=10, part=part)
         request = transfer.begin().open
         assert (request.resume_from, request.stop_before) == (part.start, part.stop)
         assert request.evaluation_digest == ("one" if number else "")
@@ -272,7 +272,7 @@ def test_bytes_of_another_evaluation_are_not_joined() -> None:
     assert transfer.complete
     buffer = ResultBuffer(JOB)
     parts = range(80), range(80, len(BYTES))
-    one, other = (begun(part=part, buffer=buffer) for part in parts)
+    one, other = (begun(buffer, part=part) for part in parts)
     one.accept(opened(read_before_byte=80))
     with pytest.raises(errors.EvaluationChangedError):
         other.accept(opened("another", read_from_byte=80, read_before_byte=len(BYTES)))

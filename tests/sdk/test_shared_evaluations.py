@@ -244,6 +244,6 @@ def test_an_abandoned_try_writes_nothing_to_its_caller(pool: SegmentPool) -> Non
     source, out = np.ones((2, 3, 40, 40), np.float32), np.full((2, 3, 20, 20), 7, np.float32)
     request = prepare(LINEAR, source, output_shape=None, out=out)
     attempt = SharedTry(pool, request, out.nbytes, 1.0)
-    attempt.abandon()
-    attempt.result(v1.EvaluateSharedResponse(output=request.output).SerializeToString())
+    attempt.close()
+    attempt.result(v1.EvaluateSharedResponse(output=request.template.output).SerializeToString())
     assert (out == 7).all()

@@ -24,8 +24,6 @@ from gradwire._wire.requests import prepare
 from gradwire_server import LocalClient
 from gradwire_server.config.tokens import Scope, add_token
 from gradwire_server.engine import Prepared
-from gradwire_server.errors import UnknownFieldError
-from gradwire_server.rpc import stream
 from support.certificates import Papers, trusting
 from support.clients import BILINEAR, BRISK, ONCE, PROMPT, Array, Face, halved
 from support.oracles.dialect_table import Case
@@ -162,7 +160,7 @@ def test_a_part_asks_for_no_more_than_it_needs() -> None:
     assert (header.resume_from, header.stop_before) == (0, 1)
     small = np.broadcast_to(DIFF_DST[:, :1], DIFF_DST.shape)
     job = prepare(BILINEAR, small, output_shape=SHAPE, out=None)
-    assert in_order(job).input_bytes == job.input_bytes < small.nbytes
+    assert in_order(job).template.input_bytes == job.template.input_bytes < small.nbytes
 
 
 @pytest.mark.slow
@@ -294,23 +292,13 @@ def test_where_a_thread_cannot_start_none_is_left_that_writes(
     client.close()
 
 
-@pytest.mark.parametrize("other", ["bits", "release"])
-def test_servers_that_compute_other_bits_or_know_no_parts_do_not_share(
-    targets: list[str], expected: Array, monkeypatch: pytest.MonkeyPatch, other: str
+def test_servers_that_compute_other_bits_do_not_share(
+    targets: list[str], expected: Array, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digests, wanted_bytes = iter(["one", "another"]), stream.wanted_bytes
+    digests = iter(["one", "another"])
     digest_of = vars(Prepared)["digest"].func
-
-    def older(header: Any, *others: Any) -> range:
-        if header.stop_before:
-            raise UnknownFieldError("open has field number 9, which this server does not know")
-        return wanted_bytes(header, *others)
-
-    if other == "bits":
-        disagreeing = property(lambda prepared: next(digests, digest_of(prepared)))
-        monkeypatch.setattr(Prepared, "digest", disagreeing)
-    else:
-        monkeypatch.setattr(stream, "wanted_bytes", older)
+    disagreeing = property(lambda prepared: next(digests, digest_of(prepared)))
+    monkeypatch.setattr(Prepared, "digest", disagreeing)
     with Client(targets, **ALWAYS) as client:
         same_bits(halved(client, DIFF_DST), expected)
 

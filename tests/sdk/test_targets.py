@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -255,29 +256,42 @@ def test_no_token_goes_where_others_may_send_it() -> None:
         Client("replicas+https://ray:1/x", token="a")  # noqa: S106
 
 
+class Named(str):
+    """A channel that is named after its target and number."""
+
+    __slots__ = ()
+
+    def unary_unary(self, _: str) -> None:
+        """Make no call."""
+
+    stream_stream = unary_unary
+
+
 class Calls:
-    """Calls on a pool whose connections are named after their targets and numbers."""
+    """Calls on a pool of named channels."""
 
     def __init__(self, targets: str) -> None:
-        self.opened, self.closed = list[str](), list[str]()
+        self.opened, self.closed = list[Named](), list[str]()
         self.now = 100.0
-        options: dict[str, Any] = {"close_one": self.closed.append, "clock": lambda: self.now}
-        self.pool = Pool(targets, self._open, connections=2, **options)
+        api = SimpleNamespace(insecure_channel=self._open)
+        options = vars(Client())["_options"]
+        self.pool = Pool(options, targets, close_one=self.closed.append, api=api)
+        vars(self.pool)["_clock"] = lambda: self.now
 
-    def _open(self, target: str) -> str:
-        self.opened.append(f"{target}{sum(name[0] == target for name in self.opened)}")
+    def _open(self, target: str, _: object) -> Named:
+        self.opened.append(Named(f"{target}{sum(name[0] == target for name in self.opened)}"))
         return self.opened[-1]
 
     def begin(self, count: int) -> list[str]:
-        """Begin so many calls, which stay; return their connections."""
-        return [self.pool.take()[1] for _ in range(count)]
+        """Begin so many calls, which stay; return their channels."""
+        return [self.pool.take().channel for _ in range(count)]
 
     def fail(self, count: int) -> list[str]:
-        """Begin so many calls at once, which fail; return their connections."""
+        """Begin so many calls at once, which fail; return their channels."""
         taken = [self.pool.take() for _ in range(count)]
-        for seat, _ in taken:
-            self.pool.give_back(seat, failed=True)
-        return [connection for _, connection in taken]
+        for each in taken:
+            self.pool.give_back(each, failed=True)
+        return [each.channel for each in taken]
 
 
 def test_a_connection_that_failed_is_avoided_for_a_while_and_so_is_its_target() -> None:
@@ -300,7 +314,7 @@ def test_a_connection_that_failed_is_avoided_for_a_while_and_so_is_its_target() 
 
 def test_targets_come_and_go_and_those_that_go_end_their_calls_first() -> None:
     calls = Calls("ab")
-    taken = {name: seat for seat, name in (calls.pool.take() for _ in range(2))}
+    taken = {each.channel: each for each in (calls.pool.take() for _ in range(2))}
     assert sorted(taken) == ["a0", "b0"]
     calls.pool.renew("bc")
     assert sorted(calls.begin(4)) == ["b0", "b1", "c0", "c1"]
@@ -317,8 +331,7 @@ def test_targets_come_and_go_and_those_that_go_end_their_calls_first() -> None:
 
 def test_a_finalizer_may_end_a_call_while_a_connection_is_taken() -> None:
     calls = Calls("a")
-    seat, _ = calls.pool.take()
-    dropped = [seat]
+    dropped = [calls.pool.take()]
 
     def finalized() -> float:
         while dropped:

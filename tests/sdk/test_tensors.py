@@ -269,12 +269,11 @@ def test_any_range_has_the_bytes_of_the_definition_viewed_where_they_lie_so(
     stop = data.draw(st.integers(start, view.nbytes))
     part = view.read(start, stop)
     assert (part.format, part.ndim, bytes(part)) == ("B", 1, defined[start:stop])
-    viewed = view.in_place(start, stop)
-    if viewed is None:
+    if view.in_place is None:
         assert not array.flags.c_contiguous or array.dtype != array.dtype.newbyteorder("<")
     else:
-        assert viewed.tobytes() == defined[start:stop]
-        assert start == stop or np.shares_memory(viewed, array)
+        assert view.in_place[start:stop].tobytes() == defined[start:stop]
+        assert start == stop or np.shares_memory(view.in_place[start:stop], array)
 
 
 @given(arrays(), st.integers(1, 100), st.data())

@@ -20,10 +20,8 @@ from uuid import uuid4
 from gradwire import v1
 from gradwire._core.options import Options
 from gradwire._core.retries import Tries, is_retryable
-from gradwire._wire import checksums
-from gradwire._wire.framing import many_request_frame, parsed, read_many_request, read_many_result
+from gradwire._wire.framing import many_request_frame, parsed, read_many_result
 from gradwire._wire.requests import (
-    Item,
     RequestTemplate,
     as_item,
     check_max_in_flight,
@@ -37,7 +35,6 @@ from gradwire.errors import (
     DeadlineExceededError,
     GradwireError,
     ServerError,
-    UnsupportedOperatorError,
 )
 from gradwire.tensors import Array
 
@@ -76,30 +73,28 @@ class ItemBatch:
     One thread adds items and takes outcomes: it calls `wants`, `add`, `end`, `outcome`, `over`,
     `cancel` and `close`. The same thread or a second one does the rest; both use `lock`.
 
-    lock       held while items come into flight, until they are sent
-    alone      items that need calls of their own, with the evaluations
-    timeout_s  seconds that a stream may go without an answer
+    ordered     whether outcomes come in the order of their items
+    timeout_s   of each call of its own; None for the client's
+    lock        held while items come into flight, until they are sent
+    alone       items that need calls of their own, with their inputs
+    patience_s  seconds that a stream may go without an answer
     """
 
     def __init__(
-        self,
-        *,
-        options: Options,
-        ordered: bool,
-        max_in_flight: int,
-        timeout_s: float | None,
+        self, options: Options, *, ordered: bool, max_in_flight: int, timeout_s: float | None
     ) -> None:
-        self.alone: deque[tuple[PendingItem, Item]] = deque()
+        self.alone: deque[tuple[PendingItem, Array]] = deque()
         # Garbage collection may run a finalizer that calls within its own locked sections.
         self.lock = threading.RLock()
-        self.timeout_s = check_timeout(timeout_s) or options.timeout_s
+        self.timeout_s = check_timeout(timeout_s)
+        self.patience_s = timeout_s or options.timeout_s
         self._options = options
-        self._ordered = ordered
+        self.ordered = ordered
         self._most = check_max_in_flight(max_in_flight)
         # Several items are taken at once: waking the sender costs more than taking one.
         self._few = max_in_flight - max(1, max_in_flight // 4)
         self._filling = True
-        self._ended = self._all_alone = self._progressed = False
+        self._ended = self._progressed = False
         self._prefix = f"{uuid4().hex[:12]}-"
         self._taken = self._open = 0
         self._open_alone: set[int] = set()
@@ -137,9 +132,8 @@ class ItemBatch:
                 given.op, given.array, output_shape=given.output_shape, out=given.out
             )
             pending.template, pending.out = template, given.out
-            large = template.bulk_bytes > self._options.stream_threshold_bytes
-            if large or self._all_alone:
-                self._leave_alone(pending, given)
+            if template.bulk_bytes > self._options.stream_threshold_bytes:
+                self._leave_alone(pending, array)
                 return
             self._encode(pending, template.data(array))
         except Exception as error:  # noqa: BLE001 - it is raised in the item's place
@@ -204,21 +198,19 @@ class ItemBatch:
 
     def take(self, message: bytes) -> None:
         """Take a message of the stream; raise an error that ends it."""
-        checked = False
-        parts = read_many_result(message)
-        if parts is None:
-            parts = checksums.read_many_result(message, self._checksum_of)
-            checked = parts is not None
-        if parts is None:
+        found = read_many_result(message, self._checksum_of)
+        if found is not None:
+            (name, header, data), checksum = found
+        else:
+            checksum = None
             name, outcome = parse_answer(message)
             if isinstance(outcome, GradwireError):
                 if not name:
                     raise outcome
                 self._refuse(self._answered(name), outcome)
                 return
-            parts = name, *outcome
-        name, header, data = parts
-        pending = self._answered(name, checked=checked)
+            header, data = outcome
+        pending = self._answered(name, checked=checksum is not None)
         try:
             self.settle(pending, result=pending.template.result(header, data, out=pending.out))
         except Exception as error:  # noqa: BLE001 - it is raised in the item's place
@@ -245,7 +237,7 @@ class ItemBatch:
             error.add_note(f"item {pending.index} of evaluate_many")
         pending.frame, pending.result, pending.error = b"", result, error
         pending.settled = True
-        if not self._ordered:
+        if not self.ordered:
             self._queue.append(pending)
 
     def broke(self, error: GradwireError) -> float:
@@ -257,19 +249,13 @@ class ItemBatch:
             return 0.0
         sent = list(self._in_flight.values())
         error.checked = any(pending.checksum is not None for pending in sent)
-        if self._options.checking.refused(error):
+        if self._options.refused_checksum(error):
             for pending in sent:
                 self._encode(pending, _data_of(pending))
             return 0.0
-        if isinstance(error, UnsupportedOperatorError) and not error.reason:
-            # The server knows no EvaluateMany.
-            self._all_alone = True
-            for pending in self._drain():
-                self._leave_alone(pending)
-            return 0.0
         # A caller that was slow to read is no fault of the request's.
         if is_retryable(error, streamed=True) or error.reason == "STALLED":
-            return self._tries.pause_s(error, progressed=self._progressed, left_s=self.timeout_s)
+            return self._tries.pause_s(error, progressed=self._progressed, left_s=self.patience_s)
         raise error
 
     @property
@@ -280,45 +266,38 @@ class ItemBatch:
     def stalled(self) -> DeadlineExceededError:
         """Return the error of a stream whose answers did not come."""
         return DeadlineExceededError(
-            f"no answer for {self.timeout_s} s, while {self.in_flight} items were in flight"
+            f"no answer for {self.patience_s} s, while {self.in_flight} items were in flight"
         )
 
     def give_up(self, error: GradwireError) -> None:
         """Make an error the outcome of all items in flight."""
-        for pending in self._drain():
+        with self.lock:
+            failed = list(self._in_flight.values())
+            self._in_flight.clear()
+        for pending in failed:
             self.settle(pending, error=copy.copy(error))
 
     def _new_item(self) -> PendingItem:
         pending = PendingItem(self._taken, b"%b%d" % (self._prefix.encode(), self._taken))
         self._taken += 1
         self._open += 1
-        if self._ordered:
+        if self.ordered:
             self._queue.append(pending)
         return pending
 
-    def _drain(self) -> list[PendingItem]:
-        with self.lock:
-            drained = list(self._in_flight.values())
-            self._in_flight.clear()
-            return drained
-
-    def _leave_alone(self, pending: PendingItem, item: Item | None = None) -> None:
+    def _leave_alone(self, pending: PendingItem, array: Array) -> None:
         """Have an item evaluated by a call of its own."""
-        if item is None:
-            template = pending.template
-            array, output = template.array(_data_of(pending)), template.output
-            shape = None if output is None else tuple(output.sizes)
-            item = Item(template.op, array, shape, pending.out)
         pending.frame = b""
         self._open_alone.add(pending.index)
-        self.alone.append((pending, item))
+        self.alone.append((pending, array))
 
     def _encode(self, pending: PendingItem, data: memoryview) -> None:
-        name, header = pending.name, pending.template.header
-        if self._options.checking.is_on:
-            pending.frame, pending.checksum = checksums.many_request_frame(name, header, data)
-        else:
-            pending.frame, pending.checksum = many_request_frame(name, header, data), None
+        pending.frame, pending.checksum = many_request_frame(
+            pending.name,
+            pending.template.header,
+            data,
+            self._options.first_checksum,
+        )
 
     def _checksum_of(self, name: bytes) -> int | None:
         """Return the checksum of the request with a name; None without one."""
@@ -330,12 +309,12 @@ class ItemBatch:
 
         checked  whether its answer need not have a checksum, or has the right one
         """
-        pending = self._in_flight.pop(name, None)
+        pending = self._in_flight.get(name)
         if pending is None:
             raise ServerError(f"the server answered {name.decode()}, which was not asked")
         if pending.checksum is not None and not checked:
-            self._in_flight[name] = pending
             raise DataLossError("a result came without its checksum")
+        del self._in_flight[name]
         self._progressed = True
         self._options.budget.succeed()
         return pending
@@ -343,15 +322,15 @@ class ItemBatch:
     def _refuse(self, pending: PendingItem, error: GradwireError) -> None:
         error.checked = pending.checksum is not None
         if error.reason in _TOO_LARGE:
-            self._leave_alone(pending)
+            self._leave_alone(pending, pending.template.array(_data_of(pending)))
             return
         pause_s = 0.0
         try:
-            if self._options.checking.refused(error):
+            if self._options.refused_checksum(error):
                 self._encode(pending, _data_of(pending))
             elif is_retryable(error, streamed=False):
                 pending.tries = pending.tries or self._options.tries()
-                pause_s = pending.tries.pause_s(error, left_s=self.timeout_s)
+                pause_s = pending.tries.pause_s(error, left_s=self.patience_s)
             else:
                 raise error
         except GradwireError as last:
@@ -361,11 +340,8 @@ class ItemBatch:
 
 
 def _data_of(pending: PendingItem) -> memoryview:
-    """Return the data of an item's request."""
-    parts = read_many_request(pending.frame)
-    if parts is None:
-        parts, _ = checksums.read_many_request(pending.frame) or (None, 0)
-    return parts[2] if parts else memoryview(b"")
+    """Return the data of an item's request, which end it."""
+    return memoryview(pending.frame)[len(pending.frame) - pending.template.input_bytes :]
 
 
 def parse_answer(message: bytes) -> tuple[bytes, tuple[bytes, memoryview] | GradwireError]:

@@ -82,7 +82,7 @@ class Evaluation:
         self._shares: Shares | None = None
         self.eager = True
         self._result: Array | None = None
-        self.streams = self._request.bulk_bytes > options.stream_threshold_bytes
+        self.streams = self._request.template.bulk_bytes > options.stream_threshold_bytes
 
     @property
     def left_s(self) -> float:
@@ -108,8 +108,7 @@ class Evaluation:
     def unary_request(self) -> bytes:
         """Encode the message for a try of Evaluate."""
         self._begin_try()
-        checked = self.options.checking.is_on
-        request, self._checksum = self._request.unary_request(checked=checked)
+        request, self._checksum = self._request.unary_request(self.options.first_checksum)
         return request
 
     def _keep_trailers(self, trailers: Metadata) -> None:
@@ -168,7 +167,7 @@ class Evaluation:
         too_large = isinstance(error, LimitExceededError) and error.reason in {"USE_STREAM", ""}
         too_large &= not self.streams
         self.streams |= too_large
-        if too_large or self.options.checking.refused(error):
+        if too_large:
             return 0.0
         if error.reason == "LAYOUT_NOT_STREAMABLE":
             request = self._request.reordered()
@@ -177,9 +176,8 @@ class Evaluation:
                 return 0.0
         transfer = None if self._shares is None else self._shares.whole
         if self._shares is not None and transfer is None:
-            # Results of the servers differ, as during the rollout of a release, or one does not
-            # support shares.
-            if not isinstance(error, EvaluationChangedError) and error.reason != "UNKNOWN_FIELD":
+            # Results of the servers differ, as during the rollout of a release.
+            if not isinstance(error, EvaluationChangedError):
                 raise error
             self._splits, self._shares = False, None
             return 0.0
@@ -200,7 +198,7 @@ class Evaluation:
 
         Raise the error if there is no further try.
         """
-        if self.options.checking.refused(error):
+        if self.options.refused_checksum(error):
             return 0.0
         if isinstance(error, DeadlineExceededError) and error.reason != "STALLED":
             raise self.too_late() from error
@@ -234,8 +232,8 @@ class Evaluation:
         """Return the result, once a try has succeeded."""
         result = self.shares.result if self.streams else self._result
         assert result is not None  # noqa: S101 - a try without a result fails
-        self._tries.succeed()
-        self._progress.finish(self._request.input_bytes, result.nbytes)
+        self.options.budget.succeed()
+        self._progress.finish(self._request.template.input_bytes, result.nbytes)
         if self._on_timing is not None:
             total_s = time.monotonic() - self._started_at
             self._on_timing(read_timing(self._trailers, total_s=total_s, tries=self._tried))
@@ -245,13 +243,11 @@ class Evaluation:
     def shares(self) -> Shares:
         """Bytes moved by streams, in one transfer or several."""
         if self._shares is None:
-            count = 1
-            if self._splits:
-                count = share_count(
-                    self._request.bulk_bytes,
-                    servers=self._servers(),
-                    threshold_bytes=self.options.split_threshold_bytes,
-                )
+            count = share_count(
+                self._request.template.bulk_bytes,
+                servers=self._servers() if self._splits else 1,
+                threshold_bytes=self.options.split_threshold_bytes,
+            )
             if count > 1:
                 self._request = in_order(self._request)
             self._shares = Shares(self._request, count, chunk_bytes=self.options.chunk_bytes)
@@ -264,9 +260,7 @@ def share_count(bulk_bytes: int, *, servers: int, threshold_bytes: int) -> int:
     bulk_bytes       of the input or of the result: the larger number
     threshold_bytes  largest evaluation of a single server; a share has at least half of it
     """
-    if bulk_bytes <= threshold_bytes:
-        return 1
-    return min(servers, math.ceil(bulk_bytes / max(1, threshold_bytes)))
+    return max(1, min(servers, math.ceil(bulk_bytes / max(1, threshold_bytes))))
 
 
 def in_order(request: ArrayRequest) -> ArrayRequest:
@@ -275,7 +269,7 @@ def in_order(request: ArrayRequest) -> ArrayRequest:
     Otherwise each server needs the whole input. A broadcast input is returned unchanged: reordering
     would make it larger.
     """
-    if request.input_bytes < request.source.nbytes:
+    if request.template.input_bytes < request.source.nbytes:
         return request
     return request.reordered() or request
 
@@ -317,34 +311,34 @@ class Transfer:
     chunk_bytes  most bytes of one chunk
     first        byte of the result with which it begins
     sent         bytes of the input that the current try has handed to grpc
+    opened       whether the server has answered the current try
     read_before  end of the input bytes that the server wants
     too_large    whether the current try used larger chunks than the server accepts
     received     end of the consecutive bytes of the result that are stored
     moved_at     when bytes last moved, on the monotonic clock; infinite while it need not progress
 
-    part     bytes of the result to transfer; empty for all
-    buffer   buffer for them; None for one of its own
+    part  bytes of the result to transfer; empty for all
     """
 
     def __init__(
         self,
         request: ArrayRequest,
+        buffer: ResultBuffer,
         *,
         chunk_bytes: int,
         part: range = range(0),
-        buffer: ResultBuffer | None = None,
     ) -> None:
         self._request = request
         self.request_id = request.request_id
         self.chunk_bytes = chunk_bytes
         self.first, self._stop = part.start, part.stop
-        self._buffer = buffer or ResultBuffer(request)
+        self._buffer = buffer
         self._read_from: int | None = None
-        self.source = tensors.WireView(request.source, request.input)
+        self.source = tensors.WireView(request.source, request.template.input)
         self.read_before = self.source.nbytes
         self._farthest = self._received_before = self.received = self.first
         self.sent = 0
-        self.too_large = False
+        self.opened = self.too_large = False
         self.moved_at = time.monotonic()
 
     @property
@@ -361,14 +355,15 @@ class Transfer:
     def begin(self) -> v1.EvaluateStreamRequest:
         """Start a try; return the message that opens it."""
         self.sent = 0
-        self.too_large = False
+        self.opened = self.too_large = False
         self._received_before = self._farthest
+        template = self._request.template
         return v1.EvaluateStreamRequest(
             open=v1.Open(
                 request_id=self.request_id,
-                operator=self._request.operator,
-                input=self._request.input,
-                output=self._request.output,
+                operator=template.operator,
+                input=template.input,
+                output=template.output,
                 resume_from=self.received,
                 evaluation_digest=self._buffer.digest,
                 stop_before=self._stop,
@@ -391,7 +386,7 @@ class Transfer:
                 f"wants chunks of {opened.max_chunk_bytes} bytes from byte {first} to byte {stop} "
                 f"of {total}"
             )
-        self.read_before = stop
+        self.read_before, self.opened = stop, True
         if self._stop and self._read_from is None:
             self._read_from = first
         self.moved_at = time.monotonic()
@@ -399,7 +394,7 @@ class Transfer:
     def store(self, offset: int, data: bytes | memoryview) -> None:
         """Take a chunk of the result."""
         view = self._buffer.view
-        if view is None:
+        if view is None or not self.opened:
             raise self._nonsense("sent a chunk before opened")
         stop = self._stop or view.nbytes
         if offset != self.received or not 1 <= len(data) <= stop - offset:
@@ -436,11 +431,11 @@ class Shares:
     def __init__(self, request: ArrayRequest, count: int, *, chunk_bytes: int) -> None:
         self._request = request
         self.count = count
-        self._chunk_bytes = chunk_bytes
         self._buffer = ResultBuffer(request)
-        self._first = self._transfer(range(0 if count == 1 else 1))
+        self._transfer = partial(Transfer, request, self._buffer, chunk_bytes=chunk_bytes)
+        self._first = self._transfer(part=range(0 if count == 1 else 1))
         self._parts: tuple[Transfer, ...] = (self._first,)
-        self.input_bytes = request.input_bytes
+        self.input_bytes = request.template.input_bytes
 
     @property
     def whole(self) -> Transfer | None:
@@ -485,16 +480,11 @@ class Shares:
         elements = total // size
         ends = sorted({size * (elements * part // self.count) for part in range(self.count + 1)})
         self._parts = tuple(
-            self._transfer(range(first, stop)) for first, stop in itertools.pairwise(ends)
+            self._transfer(part=range(first, stop)) for first, stop in itertools.pairwise(ends)
         )
         return self._parts
 
     def _result_bytes(self) -> int | None:
         if self._buffer.view is not None:
             return self._buffer.view.nbytes
-        return self._request.output_bytes
-
-    def _transfer(self, part: range) -> Transfer:
-        return Transfer(
-            self._request, chunk_bytes=self._chunk_bytes, part=part, buffer=self._buffer
-        )
+        return self._request.template.output_bytes

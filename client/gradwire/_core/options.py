@@ -22,15 +22,11 @@ from gradwire._wire.environment import (
     TOKEN_VARIABLE,
 )
 from gradwire._wire.files import Reloaded
-from gradwire._wire.requests import LEAST_CHUNK_BYTES, MAX_TIMEOUT_S, is_timeout
+from gradwire._wire.requests import LEAST_CHUNK_BYTES, check_timeout
 from gradwire.errors import GradwireError, InvalidRequestError
 
-CONNECTIONS = 2
-TIMEOUT_S = 60.0
 STREAM_THRESHOLD_BYTES = 256 << 10
 CHUNK_BYTES = 2 << 20
-SPLIT_THRESHOLD_BYTES = 4 << 20
-RETRY = RetryPolicy()
 
 # Below the largest message of a channel.
 _MAX_CHUNK_BYTES = 32 << 20
@@ -42,12 +38,12 @@ DEFAULT = "127.0.0.1:50051"
 
 # Targets that may contain commas.
 _WHOLE = ("ipv4:", "ipv6:", "unix")
-# Schemes of a list of replicas; see gradwire._transport.replicas.
-_LISTS = ("replicas+http", "replicas+https")
 # Schemes of gRPC whose targets have no host and port.
 _OPAQUE = ("unix", "unix-abstract", "vsock", "xds", "google-c2p")
 # Schemes of numeric addresses, and their versions of IP.
 _NUMERIC = {"ipv4": 4, "ipv6": 6}
+# A list of replicas; see gradwire._transport.replicas.
+_LIST = re.compile(r"replicas\+https?://([^/?#@]+)(/[^?#]*)?")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Parts of a host's name between dots have at most 63 characters (RFC 1035).
 _LABEL = r"[^\[\]:\s/.\0-\x1f]{1,63}"
@@ -61,7 +57,7 @@ Bearer = Callable[[], Sent]
 
 _log = logging.getLogger("gradwire")
 # Values of GRADWIRE_CHECKSUMS.
-_WORDS = {"": None, "1": True, "true": True, "0": False, "false": False}
+_WORDS = {"1": True, "true": True, "0": False, "false": False}
 
 
 def read_bearer(
@@ -129,30 +125,31 @@ def _sent(token: str, name: str, path: str = "") -> Sent:
 class Options:
     """Checked arguments of a client, and facts that its calls learn.
 
-    bearer      gives the metadata of the token, if any
-    one_server  whether each call goes to the same server, as far as known
-    budget      of retries
-    checking    whether messages carry checksums
+    bearer          gives the metadata of the token, if any
+    one_server      whether each call goes to the same server, as far as known
+    budget          of retries
+    first_checksum  what the first checksum of a call continues: 0, or None where messages carry
+                    none. Read before each message, which keeps to it
     """
 
     target: Sequence[str]
-    credentials: Any = None
-    connections: int = CONNECTIONS
-    timeout_s: float = TIMEOUT_S
-    stream_threshold_bytes: int = STREAM_THRESHOLD_BYTES
-    chunk_bytes: int = CHUNK_BYTES
-    retry: RetryPolicy = RETRY
-    split: bool = False
-    split_threshold_bytes: int = SPLIT_THRESHOLD_BYTES
-    token: str | None = field(default=None, repr=False)
-    token_file: str | None = None
-    connect_timeout_s: float | None = None
-    shared_memory: bool = True
-    checksums: bool | None = None
+    credentials: Any
+    connections: int
+    timeout_s: float
+    stream_threshold_bytes: int
+    chunk_bytes: int
+    retry: RetryPolicy
+    split: bool
+    split_threshold_bytes: int
+    token: str | None = field(repr=False)
+    token_file: str | None
+    connect_timeout_s: float | None
+    shared_memory: bool
+    checksums: bool | None
     bearer: Bearer | None = field(init=False, repr=False)
     one_server: bool = field(init=False)
     budget: RetryBudget = field(init=False, repr=False, default_factory=RetryBudget)
-    checking: Checking = field(init=False, repr=False)
+    first_checksum: int | None = field(init=False)
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -164,15 +161,44 @@ class Options:
             value = getattr(self, name)
             if not (isinstance(value, int) and least <= value <= most):
                 raise ValueError(f"{name} is {value!r}; give an integer from {least} to {most}")
-        for name, also in (("timeout_s", ""), ("connect_timeout_s", ", or None")):
-            value = getattr(self, name)
-            if not (is_timeout(value) or (also and value is None)):
-                wanted = f"give seconds above 0, at most {MAX_TIMEOUT_S}{also}"
-                raise ValueError(f"{name} is {value!r}; {wanted}")
+        check_timeout(self.timeout_s, or_none="")
+        check_timeout(self.connect_timeout_s, "connect_timeout_s", or_none=", or None")
         secure = self.credentials is not None
         self.bearer = read_bearer(self.token, self.token_file, target=self.target, secure=secure)
         self.one_server = len(self.target) == 1 and not is_list(self.target[0])
-        self.checking = Checking(self)
+        self.first_checksum = 0 if self._wants_checksums() else None
+        if self.first_checksum is not None and not checksums.AVAILABLE:
+            self._leave_out_checksums("google-crc32c is not installed with its compiled code")
+
+    def _wants_checksums(self) -> bool:
+        """Whether plain text leaves the machine, unless told otherwise.
+
+        TLS has checksums of its own, and memory of one machine is trusted.
+        """
+        if self.checksums is not None:
+            return self.checksums
+        word = os.environ.get(CHECKSUMS_VARIABLE, "").strip().lower()
+        if word and word not in _WORDS:
+            raise InvalidRequestError.of(CHECKSUMS_VARIABLE, f"is {word!r}; give 1 or 0")
+        # A list of replicas may tell any address.
+        leaves = self.credentials is None and not all(map(is_local, self.target))
+        return _WORDS.get(word, leaves)
+
+    def _leave_out_checksums(self, why: str) -> None:
+        self.first_checksum = None
+        _log.warning("no checksums: %s", why)
+
+    def refused_checksum(self, error: GradwireError) -> bool:
+        """Whether a server refused a checksum; later messages then carry none.
+
+        Where one server of several knows none, all go without.
+        """
+        number = error.metadata.get("field_number")
+        if not error.checked or error.reason != "UNKNOWN_FIELD" or number != str(checksums.FIELD):
+            return False
+        if self.first_checksum is not None:
+            self._leave_out_checksums("a server does not know them")
+        return True
 
     def tries(self) -> Tries:
         """Return the retry state of a new call."""
@@ -186,43 +212,6 @@ class Options:
                 "make the client where it is used"
             )
         return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
-
-
-class Checking:
-    """Whether messages carry checksums, as far as the servers are known.
-
-    They do by default where plain text leaves the machine: TLS has its own, and memory of one
-    machine is trusted. A server that knows no checksums refuses the first message that has one; it
-    is repeated without, and so are later ones. Where one server of several is older, all go
-    without.
-
-    is_on  read before each message; the message keeps to it
-    """
-
-    def __init__(self, options: Options) -> None:
-        given = options.checksums
-        if given is None:
-            word = os.environ.get(CHECKSUMS_VARIABLE, "").strip().lower()
-            if word not in _WORDS:
-                raise InvalidRequestError.of(CHECKSUMS_VARIABLE, f"is {word!r}; give 1 or 0")
-            given = _WORDS[word]
-        if given is None:
-            # A list of replicas may tell any address.
-            given = options.credentials is None and not all(map(is_local, options.target))
-        self.is_on = given
-        if given and not checksums.AVAILABLE:
-            self.is_on = False
-            _log.warning("no checksums: google-crc32c is not installed with its compiled code")
-
-    def refused(self, error: GradwireError) -> bool:
-        """Whether a server refused a checksum; later messages then carry none."""
-        number = error.metadata.get("field_number")
-        if not error.checked or error.reason != "UNKNOWN_FIELD" or number != str(checksums.FIELD):
-            return False
-        if self.is_on:
-            self.is_on = False
-            _log.warning("no checksums: a server does not know them")
-        return True
 
 
 def read_target(target: object) -> tuple[str, ...]:
@@ -298,13 +287,8 @@ def is_host_port(text: str) -> bool:
 
 def is_list(address: str) -> bool:
     """Whether an address is the URL of a replica list."""
-    scheme, separator, _ = address.partition("://")
-    try:
-        url = urlsplit(address)
-        told = bool(url.hostname) and bool(url.port) and not (url.query or url.fragment)
-    except ValueError:
-        return False
-    return bool(separator) and scheme in _LISTS and told and "@" not in url.netloc
+    found = _LIST.fullmatch(address)
+    return found is not None and is_host_port(found[1])
 
 
 def channel_targets(addresses: Sequence[str], *, secure: bool) -> tuple[str, ...]:

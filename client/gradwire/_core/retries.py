@@ -193,10 +193,6 @@ class Tries:
         timeout_s = first_s if self.connect_timeout_s is None else self.connect_timeout_s
         return self._unreachable_since + timeout_s - now
 
-    def succeed(self) -> None:
-        """Note that the call succeeded."""
-        self.budget.succeed()
-
 
 def is_retryable(error: GradwireError, *, streamed: bool) -> bool:
     """Whether the same call may well succeed if it is repeated."""

@@ -12,7 +12,14 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+)
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -20,11 +27,11 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
-from gradwire._core.batch import PendingItem
+from gradwire._core.batch import ItemBatch, PendingItem
 from gradwire._core.evaluation import Evaluation
 from gradwire._core.options import Options
 from gradwire._transport.batch import QUICK_S, BatchEngine, Outcomes
-from gradwire._transport.channels import ClientChannels, ServiceChannel, channel_pool, open_channel
+from gradwire._transport.channels import ClientChannels, Pool, open_channel
 from gradwire._transport.unary import OnTrailers, Runtime, UnaryCalls
 from gradwire.errors import CallCancelledError
 
@@ -42,7 +49,6 @@ class AsyncClientChannels(Runtime):
     As a Runtime it suspends the task wherever the coroutine of a call waits.
 
     loop            event loop of the connections
-    unary           for calls of one message each way
     calls           of tasks
     blocking        connections of streams
     blocking_calls  calls for threads
@@ -50,18 +56,15 @@ class AsyncClientChannels(Runtime):
 
     def __init__(self, options: Options) -> None:
         self.loop = asyncio.get_running_loop()
-        self.options = options
         self.blocking = ClientChannels(options, waits=False)
-        self.shared_memory = self.blocking.shared_memory
-        self.unary = channel_pool(
+        self._unary = Pool(
             options,
             close_one=self._start_closing,
             replicas=self.blocking.replicas,
             api=grpc.aio,
         )
-        self.calls = UnaryCalls(self, self)
+        self.calls = UnaryCalls(self.blocking, self, self._unary)
         self.blocking_calls = UnaryCalls(self.blocking, Runtime())
-        self.closed = False
         self._closing: set[asyncio.Future[None]] = set()
         self._free = asyncio.Semaphore(MAX_STREAMS)
         self._turn = asyncio.Lock()
@@ -86,7 +89,7 @@ class AsyncClientChannels(Runtime):
                         taken += 1
             except TimeoutError as error:
                 raise evaluation.too_late() from error
-            if self.closed:
+            if self.blocking.closed:
                 raise CallCancelledError("the client was closed")
             evaluation.shares.note_begin()
             yield
@@ -96,22 +99,22 @@ class AsyncClientChannels(Runtime):
 
     def start(self, action: Callable[[], object]) -> None:
         """Have the starting thread call a function that does not block."""
-        if self.closed:
+        if self.blocking.closed:
             raise CallCancelledError("the client was closed")
         self._starter.submit(action)
 
     async def close(self) -> None:
         """Close the channels and cancel their calls."""
-        self.closed = True
-        for each in self.unary.close():
-            await each.channel.close()
+        self.blocking.closed = True
+        for each in self._unary.close():
+            await each.close()
         await asyncio.to_thread(self.blocking.close)
         # Work submitted before is still done.
         self._starter.shutdown(wait=False)
 
-    def _start_closing(self, channel: ServiceChannel) -> None:
+    def _start_closing(self, channel: grpc.aio.Channel) -> None:
         def start() -> None:
-            closing = asyncio.ensure_future(channel.channel.close())
+            closing = asyncio.ensure_future(channel.close())
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
@@ -163,8 +166,14 @@ class LoopEvent(threading.Event):
 
     def set(self) -> None:
         """Set it; the loop notices a moment later."""
-        super().set()
-        self._channels.in_loop(self.in_loop.set)
+        if not self.is_set():
+            super().set()
+            self._channels.in_loop(self.in_loop.set)
+
+    def clear(self) -> None:
+        """Clear it, in the loop's thread."""
+        super().clear()
+        self.in_loop.clear()
 
 
 class AsyncResults(Outcomes[T_co], AsyncIterator[T_co]):
@@ -180,82 +189,35 @@ class AsyncResults(Outcomes[T_co], AsyncIterator[T_co]):
         self,
         items: Iterable[object] | AsyncIterable[object],
         channels: AsyncClientChannels,
-        *,
-        ordered: bool,
-        max_in_flight: int,
-        timeout_s: float | None,
+        batch: ItemBatch,
     ) -> None:
-        super().__init__(ordered=ordered)
-        self._work = _Work(
-            items, channels, ordered=ordered, max_in_flight=max_in_flight, timeout_s=timeout_s
-        )
+        self._items = items if isinstance(items, AsyncIterable) else _each(iter(items))
+        self._channels = channels
+        self._begun = False
+        # Wake the task that takes items, and the caller.
+        self._room = asyncio.Event()
+        self._news = LoopEvent(channels)
+        super().__init__(BatchEngine(channels.blocking_calls, batch, self._news.set))
+        self._at_close.callback(self._news.set)
 
     async def __anext__(self) -> T_co:
-        pending = await self._work.outcome()
+        pending = await self._outcome()
         if pending is None:
-            await self._work.finish()
+            await asyncio.to_thread(self._engine.finish)
+            await self.aclose()
             raise StopAsyncIteration
         return self._deliver(pending)
 
-    async def aclose(self) -> None:
-        """Take no more items and cancel the rest; anext() raises StopAsyncIteration.
-
-        The caller closes a generator that makes the items.
-        """
-        self._work.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    def __del__(self) -> None:
-        work: _Work | None = getattr(self, "_work", None)
-        if work is not None:
-            work.abandon()
-
-
-# An event loop keeps no task alive. A pending one must not be garbage: the collector would close
-# its coroutine in any thread while the loop cancels it, which ends CPython 3.11 by SIGSEGV.
-_taking: set[asyncio.Task[None]] = set()
-
-
-class _Work:
-    """The task that takes items, and the thread that runs the engine."""
-
-    def __init__(
-        self,
-        items: Iterable[object] | AsyncIterable[object],
-        channels: AsyncClientChannels,
-        *,
-        ordered: bool,
-        max_in_flight: int,
-        timeout_s: float | None,
-    ) -> None:
-        self._items = items if isinstance(items, AsyncIterable) else iter(items)
-        self._channels = channels
-        self._engine = BatchEngine(
-            channels.blocking_calls,
-            self._notify,
-            ordered=ordered,
-            max_in_flight=max_in_flight,
-            timeout_s=timeout_s,
-        )
-        self._taking: asyncio.Task[None] | None = None
-        self._notified = False
-        # Wake the task that takes items, and the caller.
-        self._room = asyncio.Event()
-        self._news = asyncio.Event()
-
-    async def outcome(self) -> PendingItem | None:
+    async def _outcome(self) -> PendingItem | None:
         """Wait for the next outcome; return None after the last one."""
         batch, engine = self._engine.batch, self._engine
-        if self._taking is None and not (batch.over or engine.stopped):
+        if not (self._begun or batch.over or engine.stopped):
             self._channels.start(engine.start)
-            self._taking = asyncio.ensure_future(self._take())
-            _taking.add(self._taking)
-            self._taking.add_done_callback(_taking.discard)
+            self._begun = True
+            taking = asyncio.ensure_future(_take(self._items, engine, self._room, self._news))
+            _taking.add(taking)
+            taking.add_done_callback(_taking.discard)
+            self._at_close.callback(self._channels.in_loop, taking.cancel)
         while True:
             self._news.clear()
             pending = engine.outcome()
@@ -263,61 +225,54 @@ class _Work:
                 if batch.wants:
                     self._room.set()
                 return pending
-            await self._news.wait()
+            await self._news.in_loop.wait()
 
-    async def finish(self) -> None:
-        """End the stream after the last answer."""
-        await asyncio.to_thread(self._engine.finish)
-        self.close()
+    async def aclose(self) -> None:
+        """Take no more items and cancel the rest; anext() raises StopAsyncIteration.
 
-    def close(self) -> None:
-        """Cancel task and stream."""
-        self._engine.close()
-        if self._taking is not None:
-            self._taking.cancel()
-        self._news.set()
+        The caller closes a generator that makes the items.
+        """
+        self._at_close.close()
 
-    def abandon(self) -> None:
-        """Close without awaiting, from any thread."""
-        self._engine.close()
-        if self._taking is not None:
-            self._channels.in_loop(self._taking.cancel)
+    async def __aenter__(self) -> Self:
+        return self
 
-    async def _take(self) -> None:
-        batch = self._engine.batch
-        until = time.monotonic() + QUICK_S
-        try:
-            async for item in _each(self._items):
-                self._engine.add(item)
-                if time.monotonic() > until:
-                    # Items made without awaiting anything must not block the loop.
-                    await asyncio.sleep(0)
-                    until = time.monotonic() + QUICK_S
-                while not batch.wants:
-                    self._room.clear()
-                    await self._room.wait()
-        except BaseException as error:  # noqa: BLE001
-            # The error is raised after the items before it, unless the end has come already.
-            batch.end(error)
-        else:
-            batch.end()
-        self._news.set()
-
-    def _notify(self) -> None:
-        """Wake the caller, once for all outcomes present at that time."""
-        if not self._notified:
-            self._notified = True
-            self._channels.in_loop(self._wake)
-
-    def _wake(self) -> None:
-        self._notified = False
-        self._news.set()
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
 
-async def _each(items: Iterable[object] | AsyncIterable[object]) -> AsyncIterator[object]:
-    if isinstance(items, AsyncIterable):
+# An event loop keeps no task alive. A pending one must not be garbage: the collector would close
+# its coroutine in any thread while the loop cancels it, which ends CPython 3.11 by SIGSEGV.
+_taking: set[asyncio.Task[None]] = set()
+
+
+async def _take(
+    items: AsyncIterable[object], engine: BatchEngine, room: asyncio.Event, news: LoopEvent
+) -> None:
+    """Take items as there is room.
+
+    The results that want them may be dropped meanwhile.
+    """
+    batch = engine.batch
+    until = time.monotonic() + QUICK_S
+    try:
         async for item in items:
-            yield item
+            engine.add(item)
+            if time.monotonic() > until:
+                # Items made without awaiting anything must not block the loop.
+                await asyncio.sleep(0)
+                until = time.monotonic() + QUICK_S
+            while not batch.wants:
+                room.clear()
+                await room.wait()
+    except BaseException as error:  # noqa: BLE001
+        # The error is raised after the items before it, unless the end has come already.
+        batch.end(error)
     else:
-        for item in items:
-            yield item
+        batch.end()
+    news.set()
+
+
+async def _each(items: Iterator[object]) -> AsyncIterator[object]:
+    for item in items:
+        yield item

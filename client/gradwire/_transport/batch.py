@@ -23,11 +23,9 @@ import grpc
 from gradwire._core.batch import ItemBatch, PendingItem
 from gradwire._core.retries import is_retryable
 from gradwire._transport.channels import (
-    SERVICE_PATH,
     ClientChannels,
     PerProcess,
     PooledChannel,
-    ServiceChannel,
     from_rpc_error,
     next_pause_s,
     start_thread,
@@ -35,7 +33,6 @@ from gradwire._transport.channels import (
 from gradwire._transport.streams import StreamRun
 from gradwire._transport.tracing import call_span
 from gradwire._transport.unary import Runtime, UnaryCalls, now
-from gradwire._wire.requests import Item
 from gradwire.errors import CallCancelledError, GradwireError, ServerError
 from gradwire.tensors import Array
 
@@ -60,27 +57,12 @@ class BatchEngine:
     stopped  whether the client was closed
     closed   whether close() has ended
 
-    notify     called after each step that a thread makes
-    timeout_s  of each separate call; None for the client's
+    notify  called after each step that a thread makes
     """
 
-    def __init__(
-        self,
-        calls: UnaryCalls[ClientChannels],
-        notify: Callable[[], object],
-        *,
-        ordered: bool,
-        max_in_flight: int,
-        timeout_s: float | None,
-    ) -> None:
-        self.batch = ItemBatch(
-            options=calls.channels.options,
-            ordered=ordered,
-            max_in_flight=max_in_flight,
-            timeout_s=timeout_s,
-        )
+    def __init__(self, calls: UnaryCalls, batch: ItemBatch, notify: Callable[[], object]) -> None:
+        self.batch = batch
         self._calls = calls
-        self._timeout_s = timeout_s
         self._notify = notify
         self.closed = False
         self._run: StreamRun | None = None
@@ -173,9 +155,9 @@ class BatchEngine:
         with batch.lock:
             if self._stream is not None:
                 return
-            stream = self._stream = BatchStream(
-                self._calls.channels, batch.begin(), timeout_s=batch.timeout_s
-            )
+            stream = self._stream = BatchStream(self._calls.channels, batch.patience_s)
+            for request in batch.begin():
+                stream.send(request)
         self._in_stream(stream.start)
 
     def stop(self) -> None:
@@ -217,7 +199,7 @@ class BatchEngine:
             self._hang_up()
             raise
 
-    def _call(self, pending: PendingItem, item: Item) -> None:
+    def _call(self, pending: PendingItem, array: Array) -> None:
         """Evaluate an item by a separate call.
 
         A server may need the stream's place for it.
@@ -226,13 +208,19 @@ class BatchEngine:
             self._stream.finish()
             self._hang_up()
         try:
-            self.batch.settle(pending, result=self._evaluate(item))
+            self.batch.settle(pending, result=self._evaluate(pending, array))
         except Exception as error:  # noqa: BLE001 - it is raised in the item's place
             self.batch.settle(pending, error=error)
 
-    def _evaluate(self, item: Item) -> Array:
-        channels = self._calls.channels
-        evaluation = channels.evaluation(**item._asdict(), timeout_s=self._timeout_s)
+    def _evaluate(self, pending: PendingItem, array: Array) -> Array:
+        channels, template = self._calls.channels, pending.template
+        evaluation = channels.evaluation(
+            op=template.op,
+            array=array,
+            output_shape=None if template.output is None else template.output.sizes,
+            out=pending.out,
+            timeout_s=self.batch.timeout_s,
+        )
         now(self._calls.evaluate(evaluation))
         if evaluation.streams:
             self._run = StreamRun(evaluation, channels, Runtime())
@@ -267,9 +255,12 @@ class Outcomes(Generic[T_co]):
     index  place of the item whose result or error came last; -1 before the first
     """
 
-    def __init__(self, *, ordered: bool) -> None:
+    def __init__(self, engine: BatchEngine) -> None:
         self.index = -1
-        self._ordered = ordered
+        self._engine = engine
+        self._at_close = contextlib.ExitStack()
+        self._at_close.callback(engine.close)
+        self._drop = _CLOSER.get().put
 
     def _deliver(self, pending: PendingItem) -> T_co:
         """Return an item's result, or raise its error.
@@ -279,8 +270,14 @@ class Outcomes(Generic[T_co]):
         self.index = pending.index
         if pending.error is not None:
             raise pending.error
-        result: Any = pending.result if self._ordered else (pending.index, pending.result)
+        ordered = self._engine.batch.ordered
+        result: Any = pending.result if ordered else (pending.index, pending.result)
         return cast("T_co", result)
+
+    def __del__(self) -> None:
+        engine: BatchEngine | None = getattr(self, "_engine", None)
+        if engine is not None and not engine.closed:
+            self._drop(self._at_close.close)
 
 
 class Results(Outcomes[T_co], Iterator[T_co]):
@@ -297,25 +294,14 @@ class Results(Outcomes[T_co], Iterator[T_co]):
     def __init__(
         self,
         items: Iterable[object],
-        calls: UnaryCalls[ClientChannels],
-        *,
-        ordered: bool,
-        max_in_flight: int,
-        timeout_s: float | None,
+        calls: UnaryCalls,
+        batch: ItemBatch,
     ) -> None:
-        super().__init__(ordered=ordered)
         self._items = iter(items)
-        self._drop = _CLOSER.get().put
         self._asked = threading.Lock()
         self._news = threading.Event()
         self._threaded = False
-        self._engine = BatchEngine(
-            calls,
-            self._news.set,
-            ordered=ordered,
-            max_in_flight=max_in_flight,
-            timeout_s=timeout_s,
-        )
+        super().__init__(BatchEngine(calls, batch, self._news.set))
 
     def __next__(self) -> T_co:
         self._engine.check_process()
@@ -338,7 +324,7 @@ class Results(Outcomes[T_co], Iterator[T_co]):
 
         The caller closes a generator that makes the items.
         """
-        self._engine.close()
+        self._at_close.close()
 
     def _outcome(self) -> PendingItem | None:
         batch, engine = self._engine.batch, self._engine
@@ -382,24 +368,19 @@ class Results(Outcomes[T_co], Iterator[T_co]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        engine: BatchEngine | None = getattr(self, "_engine", None)
-        if engine is not None and not engine.closed:
-            self._drop(engine)
 
-
-def _start_closer() -> SimpleQueue[BatchEngine]:
-    """Start a thread that closes engines of dropped results; return its queue.
+def _start_closer() -> SimpleQueue[Callable[[], object]]:
+    """Start a thread that closes dropped results; return its queue.
 
     Garbage collection drops results in any thread, also within locked sections of grpc and of the
     client: closing them there could wait for a lock that the thread itself holds.
     """
-    dropped: SimpleQueue[BatchEngine] = SimpleQueue()
+    dropped: SimpleQueue[Callable[[], object]] = SimpleQueue()
 
     def close_all() -> None:
         while True:
             with contextlib.suppress(Exception):
-                dropped.get().close()
+                dropped.get()()
 
     start_thread("closer", close_all)
     return dropped
@@ -411,25 +392,20 @@ _CLOSER = PerProcess(_start_closer)
 class BatchStream:
     """Sends requests and receives answers, both serialized, from start() on.
 
-    stalled  whether receive() has waited for longer than timeout_s
+    stalled  whether receive() has waited for longer than patience_s
     """
 
-    def __init__(
-        self, channels: ClientChannels, requests: Iterable[bytes], *, timeout_s: float
-    ) -> None:
+    def __init__(self, channels: ClientChannels, patience_s: float) -> None:
         self._requests: SimpleQueue[bytes | None] = SimpleQueue()
-        for request in requests:
-            self._requests.put(request)
-        self._timeout_s = timeout_s
+        self._patience_s = patience_s
         self._waiting_since: float | None = None
         self._over = threading.Event()
-        self._ending = threading.Lock()  # another thread may cancel
-        self._pool, self._failed, self._ended = channels.unary, False, False
+        self._pool, self._failed = channels.unary, False
         self.stalled = False
-        self._taken: PooledChannel[ServiceChannel] | None = None
         self._call: Any = None
-        self._tracing = contextlib.ExitStack()
-        self._span = self._tracing.enter_context(call_span("EvaluateMany", channels.options))
+        # Done once, though another thread may cancel.
+        self._at_end = contextlib.ExitStack()
+        self._span = self._at_end.enter_context(call_span("EvaluateMany", channels.options))
 
     def start(self) -> None:
         """Begin the stream, once, in any thread.
@@ -440,18 +416,15 @@ class BatchStream:
         try:
             if self._over.is_set():
                 raise CallCancelledError("cancelled before it began")
-            self._taken, channel = self._pool.take()
-            stream = channel.channel.stream_stream(f"{SERVICE_PATH}EvaluateMany")
-            self._call = stream(iter(self._requests.get, None), metadata=self._span.metadata)
+            taken = self._pool.take()
+            self._at_end.callback(self._give_back, taken)
+            requests = iter(self._requests.get, None)
+            metadata = self._span.metadata
+            self._call = taken.begin_stream("EvaluateMany", requests, metadata=metadata)
             start_thread("watch", self._watch)
         except GradwireError as error:
             self._end(error)
             raise
-        except ValueError as error:
-            # The channel is closed.
-            closed = CallCancelledError(str(error))
-            self._end(closed)
-            raise closed from error
         if self._over.is_set():
             self.cancel()
 
@@ -499,22 +472,20 @@ class BatchStream:
             self._end(None if ok else from_rpc_error(self._call))
 
     def _end(self, error: GradwireError | None) -> None:
-        with self._ending:
-            ended, self._ended = self._ended, True
-        if not ended:
-            if self._taken is not None:
-                self._pool.give_back(self._taken, failed=self._failed)
-            self._span.answer = error
-            self._tracing.close()
+        self._span.answer = error
+        self._at_end.close()
+
+    def _give_back(self, taken: PooledChannel) -> None:
+        self._pool.give_back(taken, failed=self._failed)
 
     def _watch(self) -> None:
         """Cancel the call if receive() waits too long.
 
         grpc itself waits without a limit.
         """
-        while not self._over.wait(self._timeout_s / _LOOKS):
+        while not self._over.wait(self._patience_s / _LOOKS):
             since = self._waiting_since
-            if since is not None and time.monotonic() > since + self._timeout_s:
+            if since is not None and time.monotonic() > since + self._patience_s:
                 self.stalled = True
                 self._call.cancel()
                 return

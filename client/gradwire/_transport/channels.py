@@ -22,11 +22,7 @@ import grpc
 from gradwire._core.evaluation import Evaluation
 from gradwire._core.options import (
     CHUNK_BYTES,
-    CONNECTIONS,
-    RETRY,
-    SPLIT_THRESHOLD_BYTES,
     STREAM_THRESHOLD_BYTES,
-    TIMEOUT_S,
     Options,
     channel_targets,
     goes_round,
@@ -36,7 +32,7 @@ from gradwire._core.options import (
     read_target,
 )
 from gradwire._core.retries import RetryPolicy
-from gradwire._transport.replicas import Replicas
+from gradwire._transport.replicas import SOON_S, Replicas
 from gradwire._transport.shared_memory import SharedMemory
 from gradwire._wire.environment import VERSION
 from gradwire._wire.statuses import STATUS_DETAILS_KEY, from_status, is_refused
@@ -129,58 +125,73 @@ AVOIDED_S = 1.5
 
 
 @dataclass(slots=True, eq=False)
-class PooledChannel(Generic[T]):
-    """A connection and its calls.
+class PooledChannel:
+    """A channel, blocking or asyncio, and its calls.
 
-    connection     None before its first call
+    channel        None before its first call
+    evaluate       Evaluate on serialized messages
     calls          number of calls that use it
     avoided_until  on the clock of the pool
     """
 
     target: str
-    connection: T | None = None
+    channel: Any = None
+    evaluate: Any = None
     calls: int = 0
     avoided_until: float = 0.0
 
+    def begin_stream(self, method: str, messages: Iterator[bytes], **options: Any) -> Any:
+        """Begin a stream of serialized messages.
 
-class Pool(Generic[T]):
-    """Connections to targets, each opened on first use.
+        Raises CallCancelledError if the channel is closed.
+        """
+        try:
+            return self.channel.stream_stream(f"{SERVICE_PATH}{method}")(messages, **options)
+        except ValueError as error:
+            raise CallCancelledError(str(error)) from error
+
+
+class Pool:
+    """Channels to targets, each opened on first use.
 
     A call takes the one with the fewest calls. Among equals targets rotate, and within a target the
     first one is taken, so that sequential calls share a connection. One on which a call has just
     failed is avoided, and so are the others of its target.
 
-    close_one  closes a connection of a removed target, without waiting
+    targets    None for those of the options, where numeric addresses share channels
+    close_one  closes a channel to a removed target, without waiting
     replicas   source of changing targets, if any
+    api        grpc or grpc.aio
     """
 
     def __init__(
         self,
-        targets: Sequence[str],
-        open_one: Callable[[str], T],
+        options: Options,
+        targets: Sequence[str] | None = None,
         *,
-        connections: int,
-        close_one: Callable[[T], object] = lambda _: None,
+        close_one: Callable[[Any], object],
         replicas: Replicas | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        api: Any = grpc,
     ) -> None:
-        self._open_one = open_one
+        self._options = options
         self._close_one = close_one
         self._replicas = replicas
-        self._connections = connections
-        self._clock = clock
+        self._api = api
+        self._clock = time.monotonic
         # Garbage collection may run a finalizer that calls within its own locked sections.
         self._lock = threading.RLock()
         self._turn = 0
         self._closed = False
-        self._entries: dict[str, list[PooledChannel[T]]] = {}
-        self._retired: list[PooledChannel[T]] = []
-        self.renew(targets)
+        self._entries: dict[str, list[PooledChannel]] = {}
+        self._retired: list[PooledChannel] = []
         if replicas is not None:
             replicas.subscribe(self.renew)
+            return
+        secure = options.credentials is not None
+        self.renew(targets or channel_targets(options.target, secure=secure))
 
-    def take(self) -> tuple[PooledChannel[T], T]:
-        """Return a connection for a call, to be given back.
+    def take(self) -> PooledChannel:
+        """Return an open channel for a call, to be given back.
 
         Raises CallCancelledError after close(), UnavailableError without a known target.
         """
@@ -192,15 +203,25 @@ class Pool(Generic[T]):
             if not self._entries and self._replicas is not None:
                 raise self._replicas.failure
             entry = self._least_busy()
-            if entry.connection is None:
-                entry.connection = self._open_one(entry.target)
+            if entry.channel is None:
+                self._open(entry)
             entry.calls += 1
-            return entry, entry.connection
+            return entry
 
-    def give_back(self, entry: PooledChannel[T], *, failed: bool) -> None:
-        """End a call's use of a connection.
+    def _open(self, entry: PooledChannel) -> None:
+        options = self._options
+        channel = entry.channel = open_channel(
+            entry.target,
+            options.credentials,
+            connect_timeout_s=options.connect_timeout_s,
+            api=self._api,
+        )
+        entry.evaluate = channel.unary_unary(f"{SERVICE_PATH}Evaluate")
 
-        failed  whether to avoid the connection for a while
+    def give_back(self, entry: PooledChannel, *, failed: bool) -> None:
+        """End a call's use of a channel.
+
+        failed  whether to avoid the channel for a while
         """
         with self._lock:
             entry.calls -= 1
@@ -209,7 +230,7 @@ class Pool(Generic[T]):
         if self._retired:
             self._close_retired()
         if failed and self._replicas is not None:
-            self._replicas.refresh_soon()
+            self._replicas.refresh(age_s=SOON_S)
 
     def renew(self, targets: Sequence[str]) -> None:
         """Replace the targets.
@@ -222,7 +243,8 @@ class Pool(Generic[T]):
                 return
             before = self._entries
             self._entries = {
-                one: before.pop(one, []) or [PooledChannel(one) for _ in range(self._connections)]
+                one: before.pop(one, [])
+                or [PooledChannel(one) for _ in range(self._options.connections)]
                 for one in targets
             }
             self._turn = 0
@@ -235,8 +257,8 @@ class Pool(Generic[T]):
             unused = [entry for entry in self._retired if not entry.calls]
             self._retired = [entry for entry in self._retired if entry.calls]
         for entry in unused:
-            if entry.connection is not None:
-                self._close_one(entry.connection)
+            if entry.channel is not None:
+                self._close_one(entry.channel)
 
     def sound_targets(self) -> int:
         """Return the number of targets without a recent failure.
@@ -246,12 +268,12 @@ class Pool(Generic[T]):
         with self._lock:
             return len(self._entries.keys() - self._avoided()) or len(self._entries)
 
-    def close(self) -> list[T]:
-        """Return the connections for the caller to close; open no more."""
+    def close(self) -> list[Any]:
+        """Return the channels for the caller to close; open no more."""
         with self._lock:
             self._closed = True
             entries = itertools.chain(*self._entries.values(), self._retired)
-            return [entry.connection for entry in entries if entry.connection is not None]
+            return [entry.channel for entry in entries if entry.channel is not None]
 
     def _avoided(self) -> set[str]:
         """Return the targets with a recent failure."""
@@ -262,7 +284,7 @@ class Pool(Generic[T]):
             if any(entry.avoided_until > now for entry in entries)
         }
 
-    def _least_busy(self) -> PooledChannel[T]:
+    def _least_busy(self) -> PooledChannel:
         targets = list(self._entries)
         self._turn = (self._turn + 1) % len(targets)
         avoided, now = self._avoided(), self._clock()
@@ -275,45 +297,6 @@ class Pool(Generic[T]):
         return min(ranked, key=itemgetter(0))[1]
 
 
-class ServiceChannel:
-    """One channel, blocking or asyncio, and its callables on serialized messages.
-
-    evaluate  Evaluate
-    stream    EvaluateStream
-    """
-
-    def __init__(self, target: str, options: Options, api: Any) -> None:
-        timeout_s = options.connect_timeout_s
-        self.channel = open_channel(
-            target, options.credentials, connect_timeout_s=timeout_s, api=api
-        )
-        self.evaluate: Any = self.channel.unary_unary(f"{SERVICE_PATH}Evaluate")
-        self.stream: Any = self.channel.stream_stream(f"{SERVICE_PATH}EvaluateStream")
-
-
-ChannelPool = Pool[ServiceChannel]
-
-
-def channel_pool(
-    options: Options,
-    targets: Sequence[str] | None = None,
-    *,
-    close_one: Callable[[ServiceChannel], object],
-    replicas: Replicas | None,
-    api: Any = grpc,
-) -> ChannelPool:
-    """Return a pool; without targets, of channels that numeric addresses share."""
-    if targets is None:
-        targets = channel_targets(options.target, secure=options.credentials is not None)
-    return Pool(
-        targets if replicas is None else (),
-        lambda target: ServiceChannel(target, options, api),
-        connections=options.connections,
-        close_one=close_one,
-        replicas=replicas,
-    )
-
-
 def start_thread(name: str, target: Callable[..., object], *arguments: Any) -> threading.Thread:
     """Start a thread that does not keep the process alive."""
     name = f"gradwire-{name}"
@@ -322,8 +305,8 @@ def start_thread(name: str, target: Callable[..., object], *arguments: Any) -> t
     return thread
 
 
-def _start_closing(channel: ServiceChannel) -> threading.Thread:
-    return start_thread("closing", channel.channel.close)
+def _start_closing(channel: Any) -> threading.Thread:
+    return start_thread("closing", channel.close)
 
 
 class ClientChannels:
@@ -344,9 +327,7 @@ class ClientChannels:
         target = options.target[0]
         self.replicas = Replicas(target) if is_list(target) else None
 
-        def pool(targets: Sequence[str] | None = None) -> ChannelPool:
-            return channel_pool(options, targets, close_one=_start_closing, replicas=self.replicas)
-
+        pool = partial(Pool, options, close_one=_start_closing, replicas=self.replicas)
         self.unary = pool()
         self.streams = self.unary if options.connections == 1 else pool()
         self.shares = pool(options.target) if options.split else self.streams
@@ -416,37 +397,26 @@ def explained(error: UnavailableError, options: Options) -> UnavailableError:
     gRPC reports the error of one address, and a name such as localhost stands for several: one may
     refuse a connection while the server at another one requires TLS.
     """
-    if is_refused(error):
-        for found in _failures(options):
-            if found.unreachable and not is_refused(found):
-                found.request_id = error.request_id
-                return found
-    return error
-
-
-def _failures(options: Options) -> Iterator[UnavailableError]:
-    """Call each numeric address of the targets; yield the errors."""
-    for place in itertools.chain(*map(host_ports, options.target)):
+    for place in itertools.chain(*map(host_ports, options.target)) if is_refused(error) else ():
         host, _, port = place.rpartition(":")
         host = host.strip("[]")
-        found: list[Any] = []
-        # UnicodeError: a name that DNS cannot hold.
-        with contextlib.suppress(OSError, UnicodeError):
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        for address in (where[0] for *_, where in found):
-            channel = open_channel(
-                f"ipv6:[{address}]:{port}" if ":" in address else f"ipv4:{address}:{port}",
-                options.credentials,
-                connect_timeout_s=_ASKING_S,
-                certified=host,
-            )
-            try:
-                with channel:
-                    channel.unary_unary(HEALTH_METHOD)(b"", timeout=_ASKING_S)
-            except grpc.RpcError as error:
-                failure = from_rpc_error(error)
-                if isinstance(failure, UnavailableError):
-                    yield failure
+        try:
+            with socket.create_connection((host, int(port)), _ASKING_S) as taken:
+                address = taken.getpeername()[0]
+            target = f"ipv6:[{address}]:{port}" if ":" in address else f"ipv4:{address}:{port}"
+            with open_channel(
+                target, options.credentials, connect_timeout_s=_ASKING_S, certified=host
+            ) as channel:
+                channel.unary_unary(HEALTH_METHOD)(b"", timeout=_ASKING_S)
+        except grpc.RpcError as failed:
+            found = from_rpc_error(failed)
+            if isinstance(found, UnavailableError) and found.unreachable:
+                found.request_id = error.request_id
+                return found
+        except (OSError, UnicodeError):
+            # No address takes a connection, or DNS cannot hold the name.
+            continue
+    return error
 
 
 class PerProcess(Generic[T]):
@@ -462,7 +432,7 @@ class PerProcess(Generic[T]):
         self._make = make
         self._lock = threading.Lock()
         self._value: T | None = None
-        self._of_parents: list[T] = []
+        self._of_parents: list[T | None] = []
         self.closed = False
         self._all.add(self)
 
@@ -489,11 +459,12 @@ class PerProcess(Generic[T]):
             return value
 
     def _renew(self) -> None:
-        """Forget the value in a newly forked process."""
+        """Forget the value in a newly forked process.
+
+        Finalizing it would close it.
+        """
         self._lock = threading.Lock()
-        if self._value is not None:
-            # Finalizing it would close it.
-            self._of_parents.append(self._value)
+        self._of_parents.append(self._value)
         self._value = None
 
     @classmethod
@@ -507,6 +478,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=PerProcess.renew)
 
 
+_RETRY = RetryPolicy()
+
+
 class BaseClient(ABC):
     """Arguments and pickling of both clients; Client describes the arguments."""
 
@@ -515,13 +489,13 @@ class BaseClient(ABC):
         target: str | Sequence[str] | None = None,
         *,
         credentials: grpc.ChannelCredentials | None = None,
-        connections: int = CONNECTIONS,
-        timeout_s: float = TIMEOUT_S,
+        connections: int = 2,
+        timeout_s: float = 60.0,
         stream_threshold_bytes: int = STREAM_THRESHOLD_BYTES,
         chunk_bytes: int = CHUNK_BYTES,
-        retry: RetryPolicy = RETRY,
+        retry: RetryPolicy = _RETRY,
         split: bool = False,
-        split_threshold_bytes: int = SPLIT_THRESHOLD_BYTES,
+        split_threshold_bytes: int = 4 << 20,
         token: str | None = None,
         token_file: str | None = None,
         connect_timeout_s: float | None = None,

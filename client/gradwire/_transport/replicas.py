@@ -27,14 +27,14 @@ Listener = Callable[[Sequence[str]], object]
 
 # Seconds after which a list is old: when a call uses it, and after a call has failed.
 FRESH_S = 2.0
-_SOON_S = 0.25
+SOON_S = 0.25
 # Timeout of one request, in seconds.
 _PATIENCE_S = 2.0
 _MOST_BYTES = 1 << 20
 _ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 
 
-def resolve(target: str, *, timeout_s: float = _PATIENCE_S) -> tuple[str, ...]:
+def resolve(target: str) -> tuple[str, ...]:
     """Return the addresses that a target stands for: its replicas, or itself.
 
     Raises UnavailableError if no list arrives, or if it names no replica.
@@ -45,7 +45,7 @@ def resolve(target: str, *, timeout_s: float = _PATIENCE_S) -> tuple[str, ...]:
         request = urllib.request.Request(  # noqa: S310 - http or https
             target.removeprefix("replicas+"), headers={"Accept": "application/json"}
         )
-        with _OPENER.open(request, timeout=timeout_s) as response:
+        with _OPENER.open(request, timeout=_PATIENCE_S) as response:
             return _read(response.read(_MOST_BYTES))
     except (OSError, ValueError, RecursionError, HTTPException) as error:
         reason: object = error
@@ -89,16 +89,14 @@ def _target(value: object) -> str:
 class Replicas:
     """Replicas behind one target, in one process; safe for threads.
 
-    addresses   the last known addresses
-    refreshing  whether a thread is asking
+    addresses  the last known addresses
     """
 
-    def __init__(self, target: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, target: str) -> None:
         self._target = target
-        self._clock = clock
-        self._lock = threading.RLock()  # as the pool, which asks for a refresh
+        # Held while a thread asks.
+        self._asking = threading.Lock()
         self._listeners: list[Listener] = []
-        self.refreshing = False
         self._looked_at = -FRESH_S
         self._failure = UnavailableError(f"no replicas are known from {target} yet")
         self._looked = threading.Event()
@@ -125,17 +123,15 @@ class Replicas:
 
     def refresh(self, *, age_s: float = FRESH_S) -> None:
         """Ask again in a thread if the last answer is old."""
-        if self.refreshing or self._clock() - self._looked_at < age_s:
-            return
-        with self._lock:
-            if self.refreshing:
-                return
-            self.refreshing = True
-        threading.Thread(target=self.look, name="gradwire-replicas", daemon=True).start()
+        old = time.monotonic() - self._looked_at >= age_s
+        if old and self._asking.acquire(blocking=False):
+            threading.Thread(target=self._refresh, name="gradwire-replicas", daemon=True).start()
 
-    def refresh_soon(self) -> None:
-        """Ask again soon, after a call has failed."""
-        self.refresh(age_s=_SOON_S)
+    def _refresh(self) -> None:
+        try:
+            self.look()
+        finally:
+            self._asking.release()
 
     def look(self) -> None:
         """Ask now, in the calling thread."""
@@ -149,6 +145,5 @@ class Replicas:
                 for listener in self._listeners:
                     listener(addresses)
         finally:
-            self._looked_at = self._clock()
-            self.refreshing = False
+            self._looked_at = time.monotonic()
             self._looked.set()

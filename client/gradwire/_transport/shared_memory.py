@@ -16,7 +16,6 @@ import socket
 import struct
 import sys
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from gradwire import tensors, v1
+from gradwire._core.evaluation import Evaluation
 from gradwire._core.options import Options
 from gradwire._wire.framing import parsed
 from gradwire._wire.requests import ArrayRequest
@@ -43,12 +43,8 @@ _ANSWER_BYTES = 1 << 12
 _ANSWER_S = 10.0
 # A segment is at most an eighth larger than requested, so that few sizes serve many arrays.
 _STEPS = 8
-# Seconds without an attempt after a server has closed the connection.
-_PAUSE_S = 1.0
 # Unused segments that the pool keeps.
 _MOST_UNUSED = 16
-# Size of a block of a result that is copied while its caller may be cancelled.
-_PIECE_BYTES = 1 << 20
 
 
 class SegmentRefusedError(Exception):
@@ -126,17 +122,16 @@ class SegmentPool:
             while self._returned:
                 self._unused.append(self._returned.popleft())
             del self._unused[:-_MOST_UNUSED]
-            for index, one in enumerate(self._unused):
-                if one.nbytes == size:
-                    return self._unused.pop(index)
+            fitting = next((one for one in self._unused if one.nbytes == size), None)
+            if fitting is not None:
+                self._unused.remove(fitting)
+                return fitting
             try:
                 return self._register(size)
             except SegmentRefusedError:
                 if not self._unused or self.closed:
                     raise
-            # The server counts unused segments too.
-            for one in self._unused:
-                self.forget(one.handle)
+            # The server counts unused segments too; it is told to forget them.
             self._unused.clear()
             return self._register(size)
         finally:
@@ -268,9 +263,9 @@ class SharedTry:
         self._request = request
         self._output_bytes = output_bytes
         self._input: PooledSegment | None = None
-        view = tensors.WireView(request.source, request.input)
-        in_place = view.in_place(0, view.nbytes)
-        source = None if in_place is None else pool.find(in_place)
+        template = request.template
+        view = tensors.WireView(request.source, template.input)
+        source = None if view.in_place is None else pool.find(view.in_place)
         if source is None:
             self._input = pool.take(view.nbytes, wait_s)
             view.copy_to(np.frombuffer(self._input.mapping, np.uint8)[: view.nbytes])
@@ -279,9 +274,9 @@ class SharedTry:
         self.message = v1.EvaluateSharedRequest(
             evaluation=v1.EvaluateRequest(
                 request_id=request.request_id,
-                operator=request.operator,
-                input=request.input,
-                output=request.output,
+                operator=template.operator,
+                input=template.input,
+                output=template.output,
             ),
             input=source,
             output=v1.SharedRange(handle=self._output.handle, length=output_bytes),
@@ -296,18 +291,15 @@ class SharedTry:
         memory, out = self._pool.memory(self._output, self._output_bytes), self._request.out
         if out is None:
             return tensors.empty_result(output, memory)
-        view = tensors.WireView(out, output)
-        for start in range(0, view.nbytes, _PIECE_BYTES):
-            with self._writing:
-                if self._is_over:
-                    break
-                view.write(start, memory[start : start + _PIECE_BYTES].data)
+        with self._writing:
+            if not self._is_over:
+                tensors.WireView(out, output).write(0, memory.data)
         return out
 
-    def abandon(self) -> None:
-        """Write no more to the caller's array; drop unsafe segments.
+    def close(self) -> None:
+        """Write no more to the caller's array; drop segments without an answer.
 
-        A segment is unsafe while the server may still write to it.
+        The server may still write to them.
         """
         with self._writing:
             self._is_over = True
@@ -335,31 +327,40 @@ class SharedMemory:
         self.path = f"{path}.memory" if wanted and can else ""
         self._lock = threading.Lock()
         self._pool: SegmentPool | None = None
-        self._again_at = 0.0
 
     def pool(self) -> SegmentPool | None:
         """Return the pool of segments; None if the server takes none."""
         with self._lock:
             if self._pool is not None and self._pool.closed:
                 self._pool = None
-            if self._pool is None and self.path and time.monotonic() >= self._again_at:
+            if self._pool is None and self.path:
                 try:
                     self._pool = SegmentPool(self.path)
                 except SegmentRefusedError as error:
                     _log.debug("no shared memory: %s", error)
             return self._pool
 
-    def begin(self, request: ArrayRequest, wait_s: float) -> SharedTry | None:
+    def empty(self, shape: Sequence[int], dtype: DTypeLike) -> Array:
+        """Return an array, in a segment where the server takes any."""
+        pool = self.pool()
+        if pool is not None:
+            with contextlib.suppress(SegmentRefusedError):
+                return pool.empty(shape, dtype)
+        return np.empty(shape, dtype)
+
+    def begin(self, evaluation: Evaluation) -> SharedTry | None:
         """Begin a try of an evaluation; None if it needs messages."""
-        pool, output_bytes = self.pool(), request.output_bytes
-        if pool is None or not output_bytes or not request.input_bytes:
+        pool = self.pool()
+        if pool is None:
+            return None
+        request = evaluation.begin_shared()
+        output_bytes = request.template.output_bytes
+        if not output_bytes or not request.template.input_bytes:
             return None
         try:
-            return SharedTry(pool, request, output_bytes, wait_s)
+            return SharedTry(pool, request, output_bytes, evaluation.left_s)
         except (SegmentRefusedError, MemoryError) as error:
             _log.debug("no shared memory: %s", error)
-            if pool.closed:
-                self._again_at = time.monotonic() + _PAUSE_S
             return None
 
     def renew(self) -> None:

@@ -22,8 +22,8 @@ from gradwire._core.evaluation import Evaluation, Shares, Transfer
 from gradwire._core.options import Sent
 from gradwire._core.retries import is_retryable
 from gradwire._transport.channels import (
-    ChannelPool,
     ClientChannels,
+    Pool,
     from_rpc_error,
     next_pause_s,
     start_thread,
@@ -31,7 +31,7 @@ from gradwire._transport.channels import (
 from gradwire._transport.tracing import call_span
 from gradwire._transport.unary import Runtime
 from gradwire._wire import checksums
-from gradwire._wire.framing import chunk_frame, parsed, read_chunk
+from gradwire._wire.framing import chunk_frame, parsed, read_chunk, verify_sealed
 from gradwire._wire.statuses import from_in_band
 from gradwire.errors import CallCancelledError, DataLossError, GradwireError, UnavailableError
 
@@ -43,7 +43,6 @@ class StreamTry:
     ended   event, set once no thread accesses the caller's arrays any more
     error   of a failed try; None while it runs and after success. Anything but a GradwireError is
             a local fault, such as an unreadable input
-    opened  whether the server has answered the opening message
 
     pool      gives the connection
     eager     whether to send before the server has answered, where its limits are known
@@ -53,11 +52,10 @@ class StreamTry:
     channels: ClientChannels
     evaluation: Evaluation
     transfer: Transfer
-    pool: ChannelPool
+    pool: Pool
     eager: bool
     metadata: Sent | None
     ended: threading.Event
-    opened: bool = field(default=False, init=False)
     error: BaseException | None = field(default=None, init=False)
     _cancelled: bool = field(default=False, init=False)
     _call: grpc.Call | None = field(default=None, init=False)
@@ -67,7 +65,7 @@ class StreamTry:
     def __post_init__(self) -> None:
         self._timeout_s = self.evaluation.begin_stream()
         limit = self.channels.max_chunk_bytes if self.eager else None
-        checked = self.channels.options.checking.is_on
+        checked = self.channels.options.first_checksum is not None
         self._sender = _Sender(self.transfer, limit=limit, checked=checked)
 
     def start(self) -> None:
@@ -83,21 +81,21 @@ class StreamTry:
     def _begin(self) -> None:
         if self._cancelled:
             raise CallCancelledError("cancelled before it began")
-        self._taken, channel = self.pool.take()
+        self._taken = self.pool.take()
         try:
-            self._call = call = channel.stream(
-                self._sender.messages(), timeout=self._timeout_s, metadata=self.metadata
+            self._call = call = self._taken.begin_stream(
+                "EvaluateStream",
+                self._sender.messages(),
+                timeout=self._timeout_s,
+                metadata=self.metadata,
             )
             if self._cancelled:
                 self.hang_up()
             start_thread("receiver", self._receive, call)
-        except Exception as error:
+        except Exception:
             self.hang_up()
             self._sender.stop()
             self.pool.give_back(self._taken, failed=False)
-            if isinstance(error, ValueError):
-                # grpc raises this for a closed channel.
-                raise CallCancelledError(str(error)) from error
             raise
 
     def cancel(self) -> None:
@@ -139,34 +137,26 @@ class StreamTry:
         self.ended.set()
 
     def _take(self, message: bytes) -> None:
-        if self._opened_checksum is not None and checksums.is_chunk(message):
-            self.transfer.store(*checksums.read_chunk(message, after=self._opened_checksum))
-            return
-        chunk = read_chunk(message)
+        chunk = read_chunk(message, self._opened_checksum)
         if chunk is not None:
-            self._store(*chunk)
+            self.transfer.store(*chunk)
             return
         response = parsed(v1.EvaluateStreamResponse, message)
         match response.WhichOneof("message"):
             case "opened":
                 opened = response.opened
                 self._verify(opened, message)
-                self.opened = True
                 self.transfer.accept(opened)
                 self.channels.max_chunk_bytes = opened.max_chunk_bytes
                 self._sender.go(opened)
             case "chunk":
-                self._store(response.chunk.offset, response.chunk.data)
+                if self._sender.checksum is not None:
+                    raise DataLossError("a chunk came without its checksum")
+                self.transfer.store(response.chunk.offset, response.chunk.data)
             case "error":
                 raise from_in_band(response.error)
             case None:
                 return
-
-    def _store(self, offset: int, data: bytes | memoryview) -> None:
-        """Store a chunk without a checksum."""
-        if self._sender.checksum is not None:
-            raise DataLossError("a chunk came before opened")
-        self.transfer.store(offset, data)
 
     def _verify(self, opened: v1.Opened, message: bytes) -> None:
         checksum = self._sender.checksum
@@ -174,7 +164,7 @@ class StreamTry:
             return
         if not opened.HasField("checksum"):
             raise DataLossError("opened came without its checksum")
-        checksums.verify_sealed(message, opened.checksum, after=checksum)
+        verify_sealed(message, opened.checksum, after=checksum)
         self._opened_checksum = opened.checksum
 
 
@@ -235,10 +225,7 @@ class _Sender:
             stop = min(source.chunk_stop(start, self._chunk_bytes), self._transfer.read_before)
             try:
                 data = source.read(start, stop)
-                if self.checksum is None:
-                    message = chunk_frame(start, data)
-                else:
-                    message = checksums.chunk_frame(start, data, after=self.checksum)
+                message = chunk_frame(start, data, self.checksum)
             except Exception as error:  # noqa: BLE001 - the caller's thread raises it
                 # The stream half-closes and the server ends it.
                 self.error = error
@@ -381,7 +368,7 @@ class SplitTry:
 
         Cancels the stream if no server answers in time.
         """
-        silent = not (stream.ended.wait(self._patience_s) or stream.opened)
+        silent = not (stream.ended.wait(self._patience_s) or stream.transfer.opened)
         if silent:
             stream.hang_up()
         stream.ended.wait()

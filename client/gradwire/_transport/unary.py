@@ -7,21 +7,17 @@ them, so that `now` runs such a coroutine to its end.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import grpc
-import numpy as np
 from google.protobuf.message import Message
-from numpy.typing import DTypeLike
 
 from gradwire import v1
 from gradwire._core.evaluation import Evaluation
-from gradwire._core.options import Options
 from gradwire._core.reports import (
     Metadata,
     OperatorInfo,
@@ -33,12 +29,13 @@ from gradwire._core.retries import LASTING_ATTEMPTS, is_retryable
 from gradwire._transport.channels import (
     HEALTH_METHOD,
     SERVICE_PATH,
+    ClientChannels,
     Pool,
+    PooledChannel,
     explained,
     from_rpc_error,
     next_pause_s,
 )
-from gradwire._transport.shared_memory import SegmentRefusedError, SharedMemory
 from gradwire._transport.tracing import call_span
 from gradwire._wire.framing import parsed
 from gradwire.errors import (
@@ -48,21 +45,10 @@ from gradwire.errors import (
     ServerError,
     UnavailableError,
 )
-from gradwire.tensors import Array
 
 T = TypeVar("T")
 Reply = TypeVar("Reply", bound=Message)
-Channels = TypeVar("Channels", bound="UnaryChannels")
 OnTrailers = Callable[[Metadata], None] | None
-
-
-class UnaryChannels(Protocol):
-    """Channels for unary calls, and what calls of a client share."""
-
-    options: Options
-    unary: Pool[Any]
-    shared_memory: SharedMemory
-    closed: bool
 
 
 class Runtime:
@@ -112,14 +98,19 @@ def now(coroutine: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("a blocking call was suspended")
 
 
-class UnaryCalls(Generic[Channels]):
+class UnaryCalls:
     """Unary calls of a client.
 
-    channels  the client's channels
+    channels  of the client
+
+    pool  for the calls; None for that of the channels
     """
 
-    def __init__(self, channels: Channels, runtime: Runtime) -> None:
+    def __init__(
+        self, channels: ClientChannels, runtime: Runtime, pool: Pool | None = None
+    ) -> None:
         self.channels = channels
+        self._pool = pool or channels.unary
         self._options = channels.options
         self._runtime = runtime
 
@@ -144,26 +135,15 @@ class UnaryCalls(Generic[Channels]):
                 return
             await self._pause(error, evaluation.recover)
 
-    async def empty(self, shape: Sequence[int], dtype: DTypeLike) -> Array:
-        """Return an array, in shared memory where there is any."""
-        shared = self.channels.shared_memory
-        pool = await self._runtime.elsewhere(shared.pool) if shared.path else None
-        if pool is not None:
-            with contextlib.suppress(SegmentRefusedError):
-                return await self._runtime.elsewhere(partial(pool.empty, shape, dtype))
-        return np.empty(shape, dtype)
-
     async def _evaluate_shared(self, evaluation: Evaluation) -> None:
         """Try EvaluateShared once; after any failure the evaluation goes by a stream."""
         shared = self.channels.shared_memory
-        if not shared.path or await self._runtime.elsewhere(shared.pool) is None:
+        if not shared.path:
             return
-        begin = partial(shared.begin, evaluation.begin_shared(), evaluation.left_s)
-        attempt = await self._runtime.elsewhere(begin)
+        attempt = await self._runtime.elsewhere(partial(shared.begin, evaluation))
         if attempt is None:
             return
-        with contextlib.ExitStack() as undo:
-            undo.callback(attempt.abandon)
+        try:
             reply = await self._ask(
                 "EvaluateShared",
                 attempt.message,
@@ -171,11 +151,12 @@ class UnaryCalls(Generic[Channels]):
                 request_id=evaluation.request_id,
                 on_trailers=evaluation.on_trailers,
             )
-            if not isinstance(reply, GradwireError):
-                evaluation.end_shared(await self._runtime.elsewhere(partial(attempt.result, reply)))
-                undo.pop_all()
-            elif isinstance(reply, UnavailableError) or reply.reason == "UNKNOWN_SEGMENT":
+            if isinstance(reply, UnavailableError):
                 shared.renew()
+            elif not isinstance(reply, GradwireError):
+                evaluation.end_shared(await self._runtime.elsewhere(partial(attempt.result, reply)))
+        finally:
+            attempt.close()
 
     async def operators(self) -> tuple[OperatorInfo, ...]:
         """Return the server's operators, by ListOperators."""
@@ -227,7 +208,7 @@ class UnaryCalls(Generic[Channels]):
             left_s = max(0.0, until - time.monotonic())
             reply = await self._ask(method, b"", timeout_s=left_s)
             if not isinstance(reply, GradwireError):
-                tries.succeed()
+                self._options.budget.succeed()
                 return parsed(kind, reply)
             await self._pause(reply, recover)
 
@@ -253,13 +234,13 @@ class UnaryCalls(Generic[Channels]):
         on_trailers  called with the trailing metadata of a reply
         """
         name = "" if method.startswith("/") else method
-        pool, taken, failed = self.channels.unary, None, False
+        taken, failed = None, False
         reply: bytes | GradwireError | None
         with call_span(name, self._options) as span:
             try:
-                taken, channel = pool.take()
+                taken = self._pool.take()
                 reply = await self._runtime.send(
-                    _callable(channel, method),
+                    _callable(taken, method),
                     request,
                     on_trailers,
                     timeout=timeout_s,
@@ -280,7 +261,7 @@ class UnaryCalls(Generic[Channels]):
                 reply = CallCancelledError("the client was closed")
             finally:
                 if taken is not None:
-                    pool.give_back(taken, failed=failed)
+                    self._pool.give_back(taken, failed=failed)
             if reply is None:
                 # A server of another kind may answer OK without a message.
                 reply = ServerError("the server answered OK without a message")
@@ -298,11 +279,11 @@ class UnaryCalls(Generic[Channels]):
         return self.channels.closed and task is not None and not task.cancelling()
 
 
-def _callable(channel: Any, method: str) -> Any:
+def _callable(taken: PooledChannel, method: str) -> Any:
     if method == "Evaluate":
-        return channel.evaluate
+        return taken.evaluate
     path = method if method.startswith("/") else f"{SERVICE_PATH}{method}"
-    return channel.channel.unary_unary(path)
+    return taken.channel.unary_unary(path)
 
 
 SERVING = "SERVING"

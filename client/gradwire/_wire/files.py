@@ -52,12 +52,10 @@ class Reloaded(Generic[T]):
         make: Callable[[tuple[bytes, ...]], T],
         *,
         on_error: Callable[[Exception], object],
-        every_s: float = LOOK_EVERY_S,
     ) -> None:
         self._paths = tuple(Path(path) for path in paths)
         self._make = make
         self._on_error = on_error
-        self._every_s = every_s
         self._seen: object = None
         contents = self._contents()
         self._value = make(contents)
@@ -66,7 +64,7 @@ class Reloaded(Generic[T]):
 
     def get(self) -> T:
         """Return the value; reread files after a second."""
-        if time.monotonic() - self._looked >= self._every_s:
+        if time.monotonic() - self._looked >= LOOK_EVERY_S:
             self.look()
         return self._value
 

@@ -1,11 +1,13 @@
 """Messages to and from bytes, without copying their bulk bytes through protobuf.
 
-Bulk bytes are the last field of their message and its number is 15, so that they end the message:
+Bulk bytes are the last field of their message and its number is 15, so that they end the message. A
+checksum stands directly before them:
 
-    evaluation              [0a <length> <request_id>] <header> 7a <length> <bytes>
+    evaluation              [0a <length> <request_id>] <header> [75 <checksum>] 7a <length> <bytes>
     request among many      0a <length> <evaluation>
     result among many       0a <length> <request_id> 12 <length> <evaluation>
-    a stream's chunk        12 <length> [08 <offset>] 7a <length> <bytes>
+    a stream's chunk        12 <length> [08 <offset>] [75 <checksum>] 7a <length> <bytes>
+    open, opened            0a <length> <other fields> 75 <checksum>
 
 An evaluation is an EvaluateRequest or an EvaluateResponse. Among many, in EvaluateManyRequest and
 EvaluateManyResponse, it has a request_id; a result has it twice.
@@ -15,31 +17,40 @@ The header is the part between: fields 2 to 5 of a request, or the descriptor of
 serves both ways.
 
 This module writes the same bytes as protobuf. It leaves legal messages in other encodings to
-protobuf, and reads the others as protobuf does, provided that protobuf reads the header. Messages
-with checksums are those of `checksums`.
+protobuf, and reads the others as protobuf does, provided that protobuf reads the header.
+
+Lengths and tags outside an evaluation, open, opened or chunk are not covered by its checksum; they
+are checked against the size of the message. A checksum continues that of an earlier message: a
+response that of its request, opened that of open, chunks that of the open or opened of their
+direction. So a message of another call does not match, even where it is whole. Chunks contain their
+offsets, which have no gaps, so that none is lost, repeated or moved unseen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from gradwire.errors import ServerError
+from gradwire._wire.checksums import Buffer, crc32c
+from gradwire.errors import DataLossError, ServerError
 
 M = TypeVar("M", bound=Message)
 
-Buffer = bytes | bytearray | memoryview
 # request_id, header and bulk bytes; the last by reference
 Parts = tuple[bytes, bytes, memoryview]
+# Parts of an evaluation, and its checksum if it has one.
+CheckedParts = tuple[Parts, int | None]
 
-# Tags: the number of a field << 3, and 2 for bytes and messages.
-_REQUEST_ID, _BULK = 0x0A, 0x7A
+# Tags: the number of a field << 3, and 2 for bytes and messages, 5 for four bytes.
+_REQUEST_ID, _CHECKSUM, _BULK = 0x0A, 0x75, 0x7A
 _HEADER = frozenset((0x12, 0x1A, 0x22, 0x2A))
 _CHUNK, _OFFSET = 0x12, 0x08
-_AMONG_MANY, _RESULT = 0x0A, 0x12
+_AMONG_MANY, _RESULT, _OPEN = 0x0A, 0x12, 0x0A
 
+_CHECKSUM_BYTES = 5
 _MOST_FIELDS = 8
 # Bytes that a length may take, below protobuf's 2 GiB, and an offset, below 2**63.
 LENGTH_BYTES, OFFSET_BYTES = 4, 9
@@ -55,30 +66,57 @@ def parsed(kind: type[M], message: bytes) -> M:
         ) from error
 
 
-def evaluation_frame(request_id: bytes, header: bytes, data: Buffer) -> bytes:
-    """Encode an evaluation.
+def evaluation_frame(
+    request_id: bytes, header: bytes, data: Buffer, after: int | None = None
+) -> tuple[bytes, int | None]:
+    """Encode an evaluation; return its checksum too.
 
     Its data has at least one byte, and its request_id is ASCII.
+
+    after  checksum that its own continues, 0 for a request; None for no checksum
     """
-    return b"".join((_head(request_id, header, data), data))
+    head, checksum = _head(named(request_id) + header, data, after)
+    return b"".join((head, data)), checksum
 
 
-def many_request_frame(request_id: bytes, header: bytes, data: Buffer) -> bytes:
-    """Encode a request among many; it has a request_id."""
-    head = _head(request_id, header, data)
-    return b"".join((b"\x0a", varint(len(head) + len(data)), head, data))
+def many_request_frame(
+    request_id: bytes, header: bytes, data: Buffer, after: int | None = None
+) -> tuple[bytes, int | None]:
+    """Encode a request among many, as an evaluation; it has a request_id."""
+    head, checksum = _head(named(request_id) + header, data, after)
+    return _enclosing(b"\x0a", head, data), checksum
 
 
-def many_result_frame(request_id: bytes, header: bytes, data: Buffer) -> bytes:
-    """Encode a result among many; it has a request_id."""
-    head = _head(request_id, header, data)
-    length = varint(len(head) + len(data))
-    return b"".join((named(request_id), b"\x12", length, head, data))
+def many_result_frame(
+    request_id: bytes, header: bytes, data: Buffer, after: int | None = None
+) -> bytes:
+    """Encode a result among many, as an evaluation; it has a request_id."""
+    name = named(request_id)
+    head, _ = _head(name + header, data, after)
+    return _enclosing(name + b"\x12", head, data)
 
 
-def _head(request_id: bytes, header: bytes, data: Buffer) -> bytes:
-    """Encode what stands before the data of an evaluation."""
-    return b"%b%b\x7a%b" % (named(request_id), header, varint(len(data)))
+def chunk_frame(offset: int, data: Buffer, after: int | None = None) -> bytes:
+    """Encode a stream's message that carries these bytes from this offset on.
+
+    after  checksum that its own continues; None for no checksum
+    """
+    head, _ = _head(b"\x08%b" % varint(offset) if offset else b"", data, after)
+    return _enclosing(b"\x12", head, data)
+
+
+def _head(before: bytes, data: Buffer, after: int | None) -> tuple[bytes, int | None]:
+    """Encode what stands before a message's data; return its checksum too."""
+    behind = b"\x7a%b" % varint(len(data))
+    if after is None:
+        return before + behind, None
+    checksum = crc32c(data, crc32c(before + behind, after))
+    return b"%b\x75%b%b" % (before, checksum.to_bytes(4, "little"), behind), checksum
+
+
+def _enclosing(tag: bytes, head: bytes, data: Buffer) -> bytes:
+    """Encode a last field around head and data."""
+    return b"".join((tag, varint(len(head) + len(data)), head, data))
 
 
 def named(request_id: bytes) -> bytes:
@@ -86,34 +124,79 @@ def named(request_id: bytes) -> bytes:
     return b"\x0a%b%b" % (varint(len(request_id)), request_id) if request_id else b""
 
 
-def read_evaluation(message: bytes) -> Parts | None:
-    """Return the parts of an evaluation.
+def read_evaluation(message: bytes, after: int | None = None) -> CheckedParts | None:
+    """Return an evaluation's parts, and its checksum if it has one.
 
     None for messages left to protobuf: not in this form, or with a request_id that is not ASCII.
+
+    after  checksum that its own continues; None leaves messages with checksums to protobuf
+
+    Raises DataLossError if the checksum is another one.
     """
     try:
-        return _read_evaluation(message, 0)
+        return _read_evaluation(message, 0, after)
     except IndexError:
         return None
 
 
-def read_many_request(message: bytes) -> Parts | None:
+def read_many_request(message: bytes, after: int | None = None) -> CheckedParts | None:
     """Return the parts of a request among many, as of an evaluation."""
     try:
-        parts = _read_evaluation(message, enclosed(message, 0, _AMONG_MANY))
+        found = _read_evaluation(message, enclosed(message, 0, _AMONG_MANY), after)
     except IndexError:
         return None
-    return parts if parts[0] else None
+    return found if found[0][0] else None
 
 
-def read_many_result(message: bytes) -> Parts | None:
-    """Return the parts of a result among many, as of an evaluation."""
+def read_many_result(message: bytes, after: Callable[[bytes], int | None]) -> CheckedParts | None:
+    """Return the parts of a result among many, as of an evaluation.
+
+    after  returns the checksum of the request with a name; None if it had none
+    """
     try:
-        request_id, at = skip_name(message, 0)
-        parts = _read_evaluation(message, enclosed(message, at, _RESULT))
+        name, at = skip_name(message, 0)
+        found = _read_evaluation(message, enclosed(message, at, _RESULT), after(name))
     except IndexError:
         return None
-    return parts if parts[0] == request_id != b"" else None
+    return found if found[0][0] == name != b"" else None
+
+
+def read_chunk(message: bytes, after: int | None = None) -> tuple[int, memoryview] | None:
+    """Return offset and bytes of a stream's message, the bytes by reference.
+
+    None for a message that is no chunk, or a chunk that protobuf would encode differently.
+
+    after  checksum that its own continues; None leaves chunks with checksums to protobuf
+
+    Raises DataLossError if its checksum is missing or another one.
+    """
+    try:
+        start = enclosed(message, 0, _CHUNK)
+        offset, at = 0, start
+        if message[start] == _OFFSET:
+            offset, at = read_varint(message, start + 1, OFFSET_BYTES)
+        data, checksum = _read_data(message, start, at, after)
+    except IndexError:
+        return None
+    if checksum is None and after is not None:
+        raise DataLossError("a chunk came without its checksum")
+    return offset, data
+
+
+def verify_sealed(message: bytes, checksum: int, *, after: int = 0) -> None:
+    """Check the checksum of an open or opened.
+
+    The message of the stream holds nothing else.
+
+    Raises DataLossError.
+    """
+    last = b"\x75%b" % checksum.to_bytes(4, "little")
+    try:
+        covered = memoryview(message)[enclosed(message, 0, _OPEN) : -_CHECKSUM_BYTES]
+    except IndexError:
+        raise _mismatch() from None
+    if not message.endswith(last) or crc32c(covered, after) != checksum:
+        raise _mismatch()
 
 
 def enclosed(message: bytes, at: int, tag: int) -> int:
@@ -130,14 +213,39 @@ def enclosed(message: bytes, at: int, tag: int) -> int:
     raise IndexError(at)
 
 
-def _read_evaluation(message: bytes, at: int) -> Parts:
+def _read_evaluation(message: bytes, start: int, after: int | None) -> CheckedParts:
     """Read an evaluation from this offset to the message's end."""
-    request_id, start = skip_name(message, at)
-    stop = skip_header(message, start)
-    at = enclosed(message, stop, _BULK)
+    request_id, begin = skip_name(message, start)
+    stop = skip_header(message, begin)
+    data, checksum = _read_data(message, start, stop, after)
     if not request_id.isascii():
         raise IndexError(start)
-    return request_id, message[start:stop], memoryview(message)[at:]
+    return (request_id, message[begin:stop], data), checksum
+
+
+def _read_data(
+    message: bytes, start: int, at: int, after: int | None
+) -> tuple[memoryview, int | None]:
+    """Return data from an offset on, and the checksum before it.
+
+    start  begin of what the checksum covers
+
+    Raises IndexError if anything else is there, DataLossError if the checksum is another one.
+    """
+    view = memoryview(message)
+    if after is None or message[at] != _CHECKSUM:
+        return view[enclosed(message, at, _BULK) :], None
+    behind = at + _CHECKSUM_BYTES
+    checksum = int.from_bytes(message[at + 1 : behind], "little")
+    if crc32c(view[behind:], crc32c(message[start:at], after)) != checksum:
+        raise _mismatch()
+    # Without data it ends the message.
+    first = behind if behind == len(message) else enclosed(message, behind, _BULK)
+    return view[first:], checksum
+
+
+def _mismatch() -> DataLossError:
+    return DataLossError("a message changed on its way: its checksum is another one")
 
 
 def skip_name(message: bytes, at: int) -> tuple[bytes, int]:
@@ -160,30 +268,6 @@ def skip_header(message: bytes, at: int) -> int:
         at += length
         left -= 1
     return at
-
-
-def chunk_frame(offset: int, data: Buffer) -> bytes:
-    """Encode a stream's message that carries these bytes from this offset on."""
-    place = b"\x08%b" % varint(offset) if offset else b""
-    header = b"%b\x7a%b" % (place, varint(len(data)))
-    return b"".join((b"\x12", varint(len(header) + len(data)), header, data))
-
-
-def read_chunk(message: bytes) -> tuple[int, memoryview] | None:
-    """Return offset and bytes of a stream's message, the bytes by reference.
-
-    None for a message that is no chunk, or a chunk that protobuf would encode differently.
-    """
-    try:
-        offset, at = skip_offset(message, enclosed(message, 0, _CHUNK))
-        return offset, memoryview(message)[enclosed(message, at, _BULK) :]
-    except IndexError:
-        return None
-
-
-def skip_offset(message: bytes, at: int) -> tuple[int, int]:
-    """Return a chunk's offset, or 0, and the place after it."""
-    return read_varint(message, at + 1, OFFSET_BYTES) if message[at] == _OFFSET else (0, at)
 
 
 @lru_cache

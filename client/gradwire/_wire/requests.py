@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sys
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,6 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from gradwire import ops, tensors, v1
-from gradwire._wire import checksums
 from gradwire._wire.framing import Parts, evaluation_frame, parsed, read_evaluation
 from gradwire.errors import DataLossError, InvalidRequestError, ServerError
 from gradwire.tensors import Array, Descriptor, DType, Shape, Sizes
@@ -67,22 +65,23 @@ def check_max_in_flight(count: object) -> int:
     return count
 
 
-def check_timeout(timeout_s: float | None) -> float | None:
-    """Return timeout_s; raise InvalidRequestError unless it is a positive time or None."""
-    if timeout_s is None:
+def check_timeout(
+    timeout_s: float | None,
+    name: str = "timeout_s",
+    *,
+    or_none: str = ", or None for the default",
+) -> float | None:
+    """Return a timeout; raise InvalidRequestError unless it is positive or None.
+
+    or_none  meaning of None; empty where None is wrong
+    """
+    if timeout_s is None and or_none:
         return None
-    if not is_timeout(timeout_s):
+    if not (isinstance(timeout_s, int | float) and 0 < timeout_s <= MAX_TIMEOUT_S):
         raise InvalidRequestError.of(
-            "timeout_s",
-            f"is {timeout_s!r}; give seconds above 0, at most {MAX_TIMEOUT_S}, or None for the "
-            "default",
+            name, f"is {timeout_s!r}; give seconds above 0, at most {MAX_TIMEOUT_S}{or_none}"
         )
     return timeout_s
-
-
-def is_timeout(value: object) -> bool:
-    """Whether a value is a valid timeout of a call, in seconds."""
-    return isinstance(value, int | float) and 0 < value <= MAX_TIMEOUT_S
 
 
 class Progress:
@@ -136,36 +135,6 @@ class ArrayRequest:
     out: Array | None
     request_id: str
 
-    @property
-    def operator(self) -> v1.Operator:
-        """The operator."""
-        return self.template.operator
-
-    @property
-    def input(self) -> Descriptor:
-        """Layout of the input on the wire."""
-        return self.template.input
-
-    @property
-    def output(self) -> Descriptor | None:
-        """Layout of the result; None if the server infers it."""
-        return self.template.output
-
-    @property
-    def input_bytes(self) -> int:
-        """Bytes of the input on the wire."""
-        return self.template.input_bytes
-
-    @property
-    def output_bytes(self) -> int | None:
-        """Bytes of the result on the wire; None for an inferred shape."""
-        return None if self.output is None else tensors.wire_bytes(self.output)
-
-    @property
-    def bulk_bytes(self) -> int:
-        """Bytes on the wire of the larger of input and result."""
-        return self.template.bulk_bytes
-
     def reordered(self) -> ArrayRequest | None:
         """Return the request with axes nesting as in the result.
 
@@ -173,19 +142,20 @@ class ArrayRequest:
         gathered while they are sent, without a copy of the whole input.
         """
         # An inferred output is row-major.
-        nesting = self.output or Descriptor(data_type=self.input.data_type, sizes=self.input.sizes)
-        reordered = tensors.result_descriptor(nesting, self.input.sizes)
-        if reordered == self.input:
+        given = self.template.input
+        nesting = self.template.output or Descriptor(data_type=given.data_type, sizes=given.sizes)
+        reordered = tensors.result_descriptor(nesting, given.sizes)
+        if reordered == given:
             return None
         return replace(self, template=replace(self.template, input=reordered))
 
-    def unary_request(self, *, checked: bool = False) -> tuple[bytes, int | None]:
-        """Return the request as one message, and its checksum, if any."""
-        name, header = self.request_id.encode("ascii"), self.template.header
-        data = self.template.data(self.source)
-        if checked:
-            return checksums.evaluation_frame(name, header, data)
-        return evaluation_frame(name, header, data), None
+    def unary_request(self, after: int | None = None) -> tuple[bytes, int | None]:
+        """Return the request as one message, and its checksum.
+
+        after  0 for a checksum; None for none
+        """
+        name, data = self.request_id.encode("ascii"), self.template.data(self.source)
+        return evaluation_frame(name, self.template.header, data, after)
 
     def unary_result(self, response: bytes, *, after: int | None = None) -> Array:
         """Decode the response.
@@ -193,10 +163,7 @@ class ArrayRequest:
         after  checksum of the request; None if it has none
         """
         try:
-            if after is None:
-                _, header, data = read_evaluation(response) or _parse(response)
-            else:
-                _, header, data = _checked(response, after)
+            _, header, data = _read_response(response, after)
             return self.template.result(header, data, out=self.out)
         except (ServerError, DataLossError) as error:
             error.request_id = self.request_id
@@ -261,19 +228,18 @@ def find_template(
     return template, source
 
 
-def _checked(response: bytes, after: int) -> Parts:
-    found = checksums.read_evaluation(response, after=after)
+def _read_response(response: bytes, after: int | None) -> Parts:
+    found = read_evaluation(response, after)
     if found is None:
+        # Protobuf would encode it differently.
+        message = parsed(v1.EvaluateResponse, response)
+        data = memoryview(message.data)
+        message.ClearField("data")
+        found = (b"", message.SerializeToString(), data), None
+    parts, checksum = found
+    if after is not None and checksum is None:
         raise DataLossError("a response came without its checksum")
-    return found[0]
-
-
-def _parse(response: bytes) -> Parts:
-    """Read a response that protobuf would encode differently."""
-    message = parsed(v1.EvaluateResponse, response)
-    data = memoryview(message.data)
-    message.ClearField("data")
-    return b"", message.SerializeToString(), data
+    return parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,50 +268,46 @@ class RequestTemplate:
         return tensors.wire_bytes(self.input)
 
     @cached_property
-    def bulk_bytes(self) -> int:
-        """Bytes on the wire of the larger of input and result."""
-        output_bytes = 0 if self.output is None else tensors.wire_bytes(self.output)
-        return max(self.input_bytes, output_bytes)
+    def output_bytes(self) -> int | None:
+        """Bytes of the result on the wire; None for an inferred shape."""
+        return None if self.output is None else tensors.wire_bytes(self.output)
 
     @cached_property
-    def _in_wire_order(self) -> DType | None:
-        """Type of contiguous inputs in wire order; None without such inputs."""
-        row_major = not self.input.strides and sys.byteorder == "little"
-        return tensors.DTYPES[self.input.data_type] if row_major else None
+    def bulk_bytes(self) -> int:
+        """Bytes on the wire of the larger of input and result."""
+        return max(self.input_bytes, self.output_bytes or 0)
+
+    @cached_property
+    def _on_wire(self) -> DType:
+        """Type of both tensors, in the byte order of the wire."""
+        return tensors.DTYPES[self.input.data_type].newbyteorder("<")
 
     def data(self, source: Array) -> memoryview:
         """Return an input's bytes, by reference if in wire order."""
-        wire = self._in_wire_order
-        if wire is not None and source.dtype == wire and source.flags.c_contiguous:
+        row_major = not self.input.strides and source.flags.c_contiguous
+        if row_major and source.dtype == self._on_wire:
             return source.reshape(-1).view(np.uint8).data
         return tensors.WireView(source, self.input).read(0, self.input_bytes)
 
     def array(self, data: memoryview) -> Array:
-        """Return the input with these bytes on the wire."""
-        described = self.input
-        strides = tensors.strides_of(described)
-        sizes = [
-            size if stride else 1 for size, stride in zip(described.sizes, strides, strict=True)
-        ]
-        carried = Descriptor(data_type=described.data_type, sizes=sizes, strides=strides)
-        array = tensors.empty_result(carried)
-        tensors.WireView(array, carried).write(0, data)
-        return np.broadcast_to(array, tuple(described.sizes))
+        """View an input's bytes on the wire as an array."""
+        sizes, strides = tuple(self.input.sizes), tensors.byte_strides(self.input)
+        return np.ndarray(sizes, self._on_wire, data, strides=strides)
 
     def result(self, header: bytes, data: memoryview, *, out: Array | None) -> Array:
         """Return the result of a response, stored in out if given.
 
         Raises ServerError for another result than requested.
         """
-        output, shape, nbytes = _announced(self, header)
+        output, shape, strides, nbytes = _announced(self, header)
         if len(data) != nbytes:
             raise ServerError(f"the server sent {len(data)} result bytes and announced {nbytes}")
-        if out is None and shape is not None:
-            dtype = tensors.DTYPES[self.input.data_type]
-            return np.ndarray(shape, dtype.newbyteorder("<"), data).astype(dtype)
-        result = tensors.empty_result(output) if out is None else out
-        tensors.WireView(result, output).write(0, data)
-        return result
+        if out is None:
+            # The copy has the strides' order.
+            view = np.ndarray(shape, self._on_wire, data, strides=strides)
+            return view.astype(self._on_wire.newbyteorder("="))
+        tensors.WireView(out, output).write(0, data)
+        return out
 
     def check_result(self, output: Descriptor) -> None:
         """Raise ServerError if the server announces another result than requested."""
@@ -364,11 +326,10 @@ class RequestTemplate:
 
 
 @lru_cache(4 * _MOST_TEMPLATES)
-def _announced(template: RequestTemplate, header: bytes) -> tuple[Descriptor, Shape | None, int]:
-    """Return the announced result, its shape and its bytes.
-
-    The shape is None unless the result is row-major.
-    """
+def _announced(
+    template: RequestTemplate, header: bytes
+) -> tuple[Descriptor, Shape, Shape | None, int]:
+    """Return the announced result, its shape, strides and number of bytes."""
     try:
         output = v1.EvaluateResponse.FromString(header).output
     except DecodeError as error:
@@ -376,8 +337,7 @@ def _announced(template: RequestTemplate, header: bytes) -> tuple[Descriptor, Sh
             f"the server sent a header of {len(header)} bytes that cannot be read"
         ) from error
     template.check_result(output)
-    shape = None if output.strides else tuple(output.sizes)
-    return output, shape, tensors.wire_bytes(output)
+    return output, tuple(output.sizes), tensors.byte_strides(output), tensors.wire_bytes(output)
 
 
 def _key_of(op: ops.Operator, array: object, output_shape: Sizes | None) -> Hashable | None:

@@ -77,14 +77,11 @@ class Attribute:
         """Values that would do, as the end of an error message."""
         return "give True or False"
 
-    def normalize(self, path: str, value: object) -> Any:
+    def normalize(self, path: str, value: Any) -> Any:
         """Return the value in its stored form.
 
         Raises InvalidRequestError if it breaks the rule.
         """
-        return None if value is None and self.optional else self._normalize(path, value)
-
-    def _normalize(self, path: str, value: object) -> Any:
         bare = plain(value)
         if not isinstance(bare, bool):
             raise self.refusal(path, value)
@@ -104,7 +101,7 @@ class Choice(Attribute):
     """
 
     allowed: tuple[str, ...]
-    synonyms: tuple[tuple[str, str], ...] = ()
+    synonyms: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
 
     @property
     def type_name(self) -> str:
@@ -115,16 +112,15 @@ class Choice(Attribute):
         return f"give {' or '.join(map(self._with_synonyms, self.allowed))}"
 
     def _with_synonyms(self, name: str) -> str:
-        others = [repr(other) for other, meant in self.synonyms if meant == name]
+        others = [repr(other) for other, meant in self.synonyms.items() if meant == name]
         return f"{name!r} (also {', '.join(others)})" if others else repr(name)
 
-    def _normalize(self, path: str, value: object) -> str:
+    def normalize(self, path: str, value: Any) -> Any:
         if not isinstance(value, str):
             raise self.refusal(path, value)
-        synonyms = dict(self.synonyms)
-        value = synonyms.get(value, value)
+        value = self.synonyms.get(value, value)
         if value not in self.allowed:
-            hint = did_you_mean(value, self.allowed, synonyms)
+            hint = did_you_mean(value, self.allowed, self.synonyms)
             raise InvalidRequestError.of(path, f"is {value!r}; {self.wanted}{hint}")
         # An equal plain string: a subclass, such as an enum's member, would not survive pickling.
         return self.allowed[self.allowed.index(value)]
@@ -167,7 +163,7 @@ class Number(Attribute):
         bound = "" if most is None else f", from -2**{most} to 2**{most}"
         return f"give a number, {sign} in float{self.bits}{bound}"
 
-    def _normalize(self, path: str, value: Any) -> Any:
+    def normalize(self, path: str, value: Any) -> Any:
         if self.most is None:
             return self._one(path, value)
         bare = plain(value)
@@ -339,9 +335,10 @@ class Operator:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            path = self.path(field.name)
-            value = rule_of(field).normalize(path, getattr(self, field.name))
-            object.__setattr__(self, field.name, value)
+            rule, value = rule_of(field), getattr(self, field.name)
+            if not (value is None and rule.optional):
+                value = rule.normalize(self.path(field.name), value)
+                object.__setattr__(self, field.name, value)
         self._check_together()
 
     def __repr__(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from google.protobuf.descriptor import EnumValueDescriptor
 from google.protobuf.message import Message
@@ -34,21 +35,15 @@ def to_message(operator: Operator) -> v1.Operator:
     Attributes that hold their default are left out, so that a server which does not know one yet
     still takes the message.
     """
-    message = v1.Operator()
-    attributes: Message = getattr(message, operator.name)
-    attributes.SetInParent()
+    values: dict[str, Any] = {}
     enums = _ENUMS[operator.name]
     for field in dataclasses.fields(operator):
         value = getattr(operator, field.name)
-        if is_default(field, value):
-            continue
-        if field.name in enums:
-            setattr(attributes, field.name, enums[field.name][value].number)
-        elif isinstance(value, tuple):
-            getattr(attributes, field.name).extend(value)
-        else:
-            setattr(attributes, field.name, value)
-    return message
+        if not is_default(field, value):
+            enum = enums.get(field.name)
+            values[field.name] = value if enum is None else enum[value].number
+    attributes = type(getattr(v1.Operator(), operator.name))(**values)
+    return v1.Operator(**{operator.name: attributes})
 
 
 def from_message(message: v1.Operator) -> Operator:

@@ -38,7 +38,7 @@ _OFFSET_CONVENTION = (
 class _Resample(Operator):
     interpolation_mode: InterpolationMode | Literal["nearest"] = attribute(
         "How an output element of the forward reads the input.",
-        synonyms=(("nearest", "nearest_neighbor"),),
+        synonyms={"nearest": "nearest_neighbor"},
     )
     scales: Sequence[float] = sequence(
         "Forward scale of each axis, output over input, finite and above 0; one per axis.",

@@ -22,13 +22,13 @@ Method = Literal["nearest", "linear", "cubic", "lanczos3", "lanczos5"]
 class _JaxResize(Operator):
     method: Method = attribute(
         "The kernel by which an output element of the forward weighs the input.",
-        synonyms=(
-            ("bilinear", "linear"),
-            ("trilinear", "linear"),
-            ("triangle", "linear"),
-            ("bicubic", "cubic"),
-            ("tricubic", "cubic"),
-        ),
+        synonyms={
+            "bilinear": "linear",
+            "trilinear": "linear",
+            "triangle": "linear",
+            "bicubic": "cubic",
+            "tricubic": "cubic",
+        },
     )
     shape: Sequence[int] = sequence(
         "Shape of the forward's output, in elements, each at least 1, one per "

@@ -26,7 +26,7 @@ class _TensorflowResize(Operator):
 
     kind: Kind = attribute(
         "The raw op: ResizeBilinear, ResizeNearestNeighbor or ResizeBicubic.",
-        synonyms=(("nearest", "nearest_neighbor"),),
+        synonyms={"nearest": "nearest_neighbor"},
     )
     size: Sequence[int] = sequence(
         "Height and width of the forward's output, in elements, each at least "

@@ -23,14 +23,13 @@ import grpc
 import numpy as np
 
 from gradwire import v1
-from gradwire._wire import checksums
-from gradwire._wire.framing import Parts, many_result_frame, read_many_request
+from gradwire._wire.framing import CheckedParts, Parts, many_result_frame, read_many_request
 from gradwire_server.backends import Backend
 from gradwire_server.engine import Prepared, together
 from gradwire_server.errors import InvalidDataError, StartingError
 from gradwire_server.rpc import codec
 from gradwire_server.rpc.call_context import ActiveCall, Context
-from gradwire_server.rpc.codec import Bytes, CheckedParts, NoMessageError
+from gradwire_server.rpc.codec import Bytes, NoMessageError
 from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.rpc.status_map import failure
 from gradwire_server.rpc.streaming import ServedStream
@@ -75,10 +74,7 @@ def read_item(message: bytes) -> CheckedParts:
     without a valid request_id, to which no result could be matched, DataLossError if its checksum
     does not match.
     """
-    parts, checksum = read_many_request(message), None
-    if parts is None:
-        checked = checksums.read_many_request(message) if checksums.AVAILABLE else None
-        parts, checksum = checked or (_parse(message), None)
+    parts, checksum = codec.read_framed(read_many_request, message) or (_parse(message), None)
     name = parts[0]
     if not 1 <= len(name) <= codec.MAX_REQUEST_ID:
         raise InvalidDataError(
@@ -304,11 +300,8 @@ class ManyStream(ServedStream):
         data = results.reshape(-1).data
         for number, each in enumerate(items):
             one = data[number * length : (number + 1) * length]
-            header, after = each.prepared.response_header, each.checksum
-            if after is None:
-                frame = many_result_frame(each.name, header, one)
-            else:
-                frame = checksums.many_result_frame(each.name, header, one, after=after)
+            header = each.prepared.response_header
+            frame = many_result_frame(each.name, header, one, each.checksum)
             self._answers.append((each.name, frame, each.prepared.message_bytes))
         self._news.set()
 

@@ -11,7 +11,7 @@ bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from gradwire import ops, v1
 from gradwire._wire import checksums, framing
-from gradwire._wire.framing import Parts, read_varint
+from gradwire._wire.framing import CheckedParts, Parts, read_varint
 from gradwire.errors import InvalidRequestError
 from gradwire.tensors import DTYPES, MAX_RANK, data_type_of
 from gradwire_server.config.settings import MAX_HEADER_BYTES
@@ -240,10 +240,6 @@ Bytes = NDArray[np.uint8]
 M = TypeVar("M", bound=Message)
 
 
-# Parts of a request, and its checksum if it has one.
-CheckedParts = tuple[Parts, int | None]
-
-
 class NoMessageError(InvalidDataError):
     """The bytes are not a message of the expected type."""
 
@@ -285,7 +281,7 @@ def read_open(message: bytes) -> v1.Open:
         raise InvalidDataError("open", f"{came} came first; a stream starts with open")
     if request.open.HasField("checksum"):
         _refuse_unavailable(request.open)
-        checksums.verify_sealed(message, request.open.checksum)
+        framing.verify_sealed(message, request.open.checksum)
     return request.open
 
 
@@ -296,25 +292,21 @@ def read_chunk(message: bytes, after: int | None) -> tuple[int, Bytes]:
 
     after  checksum of open, if it has one; each chunk has one then, and only then
     """
-    chunk = framing.read_chunk(message)
-    if chunk is None and not checksums.is_chunk(message):
-        chunk = _parse_chunk(message)
-    if (chunk is None) != (after is not None):
-        raise ChecksumError("chunk.checksum: each chunk has one if open has one, and only then")
-    if after is not None:
-        chunk = checksums.read_chunk(message, after=after)
-    assert chunk is not None  # noqa: S101 - else it has a checksum, and open has none
-    return chunk[0], np.frombuffer(chunk[1], np.uint8)
+    offset, data = framing.read_chunk(message, after) or _parse_chunk(message, after)
+    return offset, np.frombuffer(data, np.uint8)
 
 
-def _parse_chunk(message: bytes) -> tuple[int, memoryview]:
+def _parse_chunk(message: bytes, after: int | None) -> tuple[int, memoryview]:
     """Parse a chunk whose encoding differs from the usual one."""
     request, came = _read_stream_request(message)
     if came != "chunk":
         raise InvalidDataError("chunk", f"{came} came; only chunks follow open")
     refuse_unknown_fields(request.chunk, "chunk")
-    if request.chunk.HasField("checksum"):
-        raise _misplaced()
+    if request.chunk.HasField("checksum") or after is not None:
+        raise ChecksumError(
+            "chunk.checksum: each chunk has one, directly before its data, if open has one, and "
+            "only then"
+        )
     return request.chunk.offset, memoryview(request.chunk.data)
 
 
@@ -337,10 +329,6 @@ def _refuse_unavailable(message: Message) -> None:
         )
 
 
-def _misplaced() -> ChecksumError:
-    return ChecksumError("checksum: not directly before data, where it is looked for")
-
-
 def well_formed(message: bytes | Exception) -> bytes:
     """Return the message, or raise the error in its place."""
     if isinstance(message, Exception):
@@ -354,11 +342,18 @@ def read_evaluate(message: bytes) -> CheckedParts:
     Raises InvalidDataError if the message is not an EvaluateRequest, DataLossError if its checksum
     does not match.
     """
-    parts = framing.read_evaluation(message)
-    if parts is not None:
-        return parts, None
-    checked = checksums.read_evaluation(message) if checksums.AVAILABLE else None
-    return checked or (parts_of(parse(v1.EvaluateRequest, message)), None)
+    framed = read_framed(framing.read_evaluation, message)
+    return framed or (parts_of(parse(v1.EvaluateRequest, message)), None)
+
+
+def read_framed(
+    read: Callable[[bytes, int | None], CheckedParts | None], message: bytes
+) -> CheckedParts | None:
+    """Read a request that may have a checksum; None if it is left to protobuf.
+
+    Raises DataLossError if its checksum does not match.
+    """
+    return read(message, 0 if checksums.AVAILABLE else None)
 
 
 def parts_of(request: v1.EvaluateRequest) -> Parts:
@@ -370,7 +365,7 @@ def parts_of(request: v1.EvaluateRequest) -> Parts:
     """
     if request.HasField("checksum"):
         _refuse_unavailable(request)
-        raise _misplaced()
+        raise ChecksumError("checksum: not directly before data, where it is looked for")
     request_id, data = request.request_id.encode(), memoryview(request.data)
     request.ClearField("request_id")
     request.ClearField("data")
@@ -397,9 +392,7 @@ def response(
 
     after  checksum of the request; None if it has none
     """
-    if after is not None:
-        return checksums.evaluation_frame(request_id.encode("ascii"), header, data, after=after)[0]
-    return framing.evaluation_frame(request_id.encode("ascii"), header, data)
+    return framing.evaluation_frame(request_id.encode("ascii"), header, data, after)[0]
 
 
 def chunk_response(offset: int, data: Bytes, *, after: int | None = None) -> bytes:
@@ -407,9 +400,7 @@ def chunk_response(offset: int, data: Bytes, *, after: int | None = None) -> byt
 
     after  checksum of opened; None if it has none
     """
-    if after is not None:
-        return checksums.chunk_frame(offset, data.data, after=after)
-    return framing.chunk_frame(offset, data.data)
+    return framing.chunk_frame(offset, data.data, after)
 
 
 def check_data_length(length: int, request: EvaluationRequest) -> None:
