@@ -84,13 +84,9 @@ def _rows(job, x, scratch, bottom, first, count, readable, low, high):
     The pixels are low .. high - 1. At that address `readable` rows can be read, and PAD elements
     beyond the end of each.
     """
-    itemsize, channels = job.itemsize, job.channels
+    itemsize, channels, step = job.itemsize, job.channels, job.row_step
     stage, sums, length = scratch + job.stage_at, scratch + job.sums_at, (high - low) * channels
-    if not job.height.moves and job.staged:
-        return stage + (first % job.height.outputs - bottom) * job.row_bytes, job.row_bytes
-    step = job.row_step
-    in_line = job.outer_step == job.height.inputs * step
-    if not job.height.moves and not job.input_narrow and in_line:
+    if not job.height.moves and not job.input_narrow:
         at = x + first * step + low * channels * itemsize
         if at + (readable - 1) * step + (length + PAD) * itemsize <= x + job.input_bytes:
             return at, step
@@ -130,8 +126,7 @@ def _some_rows(job, x, y, scratch, bottom, first, count, j0, j1):
     held = job.output_narrow or job.stream
     to, step = (scratch + job.lines_at, job.line_bytes) if held else (y, line)
     if job.method == NO_WIDTH:
-        stage = scratch + job.stage_at
-        _sum_height(job, x, stage, bottom, first, count, j0, length, to, step)
+        _sum_height(job, x, 0, 0, first, count, j0, length, to, step)
     else:
         low, high = span(job.width, job.itemsize, j0, j1)
         rows, row_step = _rows(job, x, scratch, bottom, first, count, count, low, high)
@@ -170,8 +165,6 @@ def _clear_rows(job, y, scratch, count, j0, j1):
         clear(scratch + job.lines_at, length)
         call(job.stream, (scratch + job.lines_at, 0, count, length, y, line))
         return
-    if line == length:
-        count, length = 1, count * length
     for i in range(count):
         clear(y + i * line, length)
 
@@ -183,22 +176,17 @@ def _direct_block(job, x, y, scratch, bottom, first, count, j0, j1):
     y is the address of the first result.
     """
     line = job.width.outputs * job.channels * job.output_size
-    i = 0
-    while i < count:
-        some = count - i
-        empty = False
-        if job.height.gaps:
-            empty, some = _is_empty(job, first + i), 1
-            while i + some < count and _is_empty(job, first + i + some) == empty:
-                some += 1
-        if empty:
-            _clear_rows(job, y + i * line, scratch, some, j0, j1)
+    while count:
+        # Loads right after stores of another alignment are slow, so several rows are stored before
+        # any is loaded.
+        some = 1 if job.height.gaps else min(count, job.ahead)
+        if _is_empty(job, first):
+            _clear_rows(job, y, scratch, some, j0, j1)
         else:
-            # Loads right after stores of another alignment are slow, so several rows are stored
-            # before any is loaded.
-            some = min(some, job.ahead)
-            _some_rows(job, x, y + i * line, scratch, bottom, first + i, some, j0, j1)
-        i += some
+            _some_rows(job, x, y, scratch, bottom, first, some, j0, j1)
+        y += some * line
+        first += some
+        count -= some
 
 
 @part
@@ -221,10 +209,9 @@ def _transposed_block(job, x, y, scratch, bottom, first, count, j0, j1):
     call(job.to_rows, (results, length, to, step, direct))
     if not direct:
         _put(job, scratch, to, step, count, length, y, line)
-    if job.height.gaps:
-        for i in range(count):
-            if _is_empty(job, first + i):
-                _clear_rows(job, y + i * line, scratch, 1, j0, j1)
+    for i in range(count):
+        if _is_empty(job, first + i):
+            _clear_rows(job, y + i * line, scratch, 1, j0, j1)
 
 
 @part
@@ -246,7 +233,7 @@ def _block(job, x, y, scratch, unit):
     if job.staged:
         inside = block * job.block
         bottom, top = span(height, itemsize, inside, inside + count)
-        low, high = (j0, j1) if job.method == NO_WIDTH else span(width, itemsize, j0, j1)
+        low, high = span(width, itemsize, j0, j1)
         stage = scratch + job.stage_at
         if not _stage_depth(job, x, plane, bottom, top, low, high, stage):
             _clear_rows(job, to, scratch, count, j0, j1)

@@ -24,9 +24,6 @@ _GROUPS = _integers(
     "data",
     "size",  # bytes of a vector's data
     "taps",
-    "wide",
-    "gaps",
-    "uneven",
 )
 AXIS = _integers(
     "moves",  # whether the axis has a pass; if not, its weight is a single 1

@@ -27,6 +27,7 @@ from gradwire_server.backends.numba_cpu.instructions import (
     put_streaming,
     store,
     store_first,
+    store_until,
     twice,
 )
 from gradwire_server.backends.numba_cpu.records import AXIS_POINTER, band
@@ -134,20 +135,12 @@ _replacing, _onto = _sums(onto=False), _sums(onto=True)
 
 @part
 def _convert(stored, rows, step, count, length, result, result_step):
-    computed, width = computed_of(stored), lanes(stored)
+    computed = computed_of(stored)
     for row in range(count):
-        source, to, i = rows + row * step, result + row * result_step, 0
-        while i < length:
-            left = length - i
-            if left < width <= length:
-                # Converts some elements again rather than a part of a vector.
-                i, left = length - width, width
-            at, place = source + i * element_bytes(computed), to + i * element_bytes(stored)
-            if left >= width:
-                store(stored, place, load(computed, at))
-            else:
-                store_first(stored, place, load_first(computed, at, left), left)
-            i += width
+        source, to = rows + row * step, result + row * result_step
+        for i in range(0, length, lanes(stored)):
+            numbers = load(computed, source + i * element_bytes(computed))
+            store_until(stored, to + i * element_bytes(stored), numbers, length - i)
 
 
 # Axis; first result and its end; rows (at input 0), bytes from row to row, their length; results
