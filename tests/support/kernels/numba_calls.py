@@ -120,7 +120,7 @@ def _ways(plan: Plan, compute: np.dtype[np.generic]) -> Iterator[Way]:
         record = job.record[0]
         yield Way(
             method=int(record["method"]),
-            staged=bool(record["staged"]),
+            staged=bool(record["depth"]["moves"]),
             compute=compute,
             tiled=bool(record["tiles"] > 1),
             chunked=bool(record["chunk"] < int(last.counts.max())),

@@ -13,11 +13,10 @@ A job names the compiled functions of each stage by address. Blocks are independ
 
 from __future__ import annotations
 
-from numba import carray, cfunc, from_dtype, njit, types
+from numba import carray, cfunc, njit, types
 
 from gradwire_server.backends.numba_cpu.instructions import call, clear, fence
 from gradwire_server.backends.numba_cpu.records import (
-    AXIS,
     CHANNELS,
     COLUMNS,
     DEPTH_AT,
@@ -32,7 +31,6 @@ from gradwire_server.backends.numba_cpu.records import (
 from gradwire_server.backends.numba_cpu.vectors import part
 
 _RUN = types.void(JOB_POINTER, *[types.int64] * 5)
-_ACCUMULATE = types.void(types.Array(from_dtype(AXIS), 1, "C"), *[types.int64] * 8)
 
 
 @part
@@ -50,7 +48,7 @@ def _stage_depth(job, x, plane, bottom, top, low, high, stage):
     axis, length = job.address + DEPTH_AT, (high - low) * job.channels
     for r in range(bottom, top if taps else bottom):
         to = stage + (r - bottom) * job.row_bytes
-        call(job.depth_sum, (axis, index, index + 1, at + r * row, step, length, to, 0))
+        call(job.depth_sum, (axis, index, index + 1, at + r * row, step, length, to, 0, 0))
     return taps
 
 
@@ -65,12 +63,12 @@ def _sum_height(job, x, stage, bottom, first, count, left, length, result, resul
         outer = first // height.outputs
         index = first - outer * height.outputs
         some = min(count, height.outputs - index)
-        if job.staged:
+        if job.depth.moves:
             size, step, rows = job.itemsize, job.row_bytes, stage - bottom * job.row_bytes
         else:
             size, step = job.input_size, job.row_step
             rows = x + outer * job.outer_step + left * size
-        where = (rows, step, length, result, result_step)
+        where = (rows, step, length, result, result_step, 0)
         call(job.height_sum, (axis, index, index + some, *where))
         result += some * result_step
         first += some
@@ -112,7 +110,7 @@ def _sum_width(job, rows, step, count, j0, j1, result, result_step):
     axis, pixel = job.address + WIDTH_AT, job.channels * job.itemsize
     for i in range(count):
         row, to = rows + i * step, result + i * result_step
-        call(job.width_sum, (axis, j0, j1, row, pixel, job.channels, to, pixel))
+        call(job.width_sum, (axis, j0, j1, row, pixel, job.channels, to, pixel, 0))
 
 
 @part
@@ -222,7 +220,7 @@ def _block(job, x, y, scratch, unit):
     j0 = (unit - block * job.tiles) * job.tile
     j1 = min(j0 + job.tile, width.outputs)
     rows, plane, bottom = job.rows, 0, 0
-    if job.staged:
+    if job.depth.moves:
         plane = block // job.blocks
         rows = (plane + 1) * height.outputs
         block -= plane * job.blocks
@@ -230,7 +228,7 @@ def _block(job, x, y, scratch, unit):
     count = min(job.block, rows - first)
     size = job.channels * job.output_size
     to = y + (first * width.outputs + j0) * size
-    if job.staged:
+    if job.depth.moves:
         inside = block * job.block
         bottom, top = span(height, itemsize, inside, inside + count)
         low, high = span(width, itemsize, j0, j1)
@@ -257,19 +255,15 @@ def run(jobs, x, y, scratch, first, stop):
         fence()
 
 
-@njit(_ACCUMULATE, nogil=True, cache=True)
-def accumulate(axes, sum_rows, sum_onto, itemsize, outer, length, carried, x, y):
+@njit(types.void(*[types.int64] * 10), nogil=True, cache=True)
+def accumulate(sum_rows, axis, inputs, outputs, outer, row, length, carried, x, y):
     """Add the taps of every result on x to y, as `Backend.accumulate`.
 
-    axes      one record, the axis's
-    sum_rows  addresses of the compiled functions
-    x, y      addresses; x has `outer` times the axis's inputs rows of so many elements
+    sum_rows  address of the compiled function
+    axis      address of the axis's record
+    x, y      addresses; x has `outer` times `inputs` rows of so many bytes and elements
     """
-    axis, row = axes[0], length * itemsize
-    address = axes.ctypes.data
     for _ in range(outer):
-        call(sum_onto, (address, 0, carried, x, row, length, y, row))
-        y += carried * row
-        call(sum_rows, (address, carried, axis.outputs, x, row, length, y, row))
-        y += (axis.outputs - carried) * row
-        x += axis.inputs * row
+        call(sum_rows, (axis, 0, outputs, x, row, length, y, row, carried))
+        x += inputs * row
+        y += outputs * row

@@ -188,14 +188,15 @@ def jobs_of(
 
 def accumulate(table: Table, x: Array, y: Array, *, axis: int, carried: int) -> None:
     """Add a pass over x to the values of y in place."""
-    compute = table.weight.dtype
+    record, length = np.array([table.record], records.AXIS), math.prod(x.shape[axis + 1 :])
     _BLOCKS.accumulate(
-        np.array([table.record], records.AXIS),
-        rows.ROW_KERNELS[compute.name].sums.address,
-        rows.SUM_ONTO[compute.name].address,
-        compute.itemsize,
+        rows.ROW_KERNELS[x.dtype.name].sums.address,
+        record.ctypes.data,
+        table.inputs,
+        table.outputs,
         math.prod(x.shape[:axis]),
-        math.prod(x.shape[axis + 1 :]),
+        length * x.itemsize,
+        length,
         carried,
         x.ctypes.data,
         y.ctypes.data,
@@ -321,7 +322,6 @@ def _blocks(task: _Task) -> tuple[dict[str, Any], int, int] | None:
     per_plane, tiles = -(-height_rows // block), -(-pixels // tile)
     count = -(-task.rows // block) if depth is None else per_plane * planes * outer
     values = {
-        "staged": depth is not None,
         "block": block,
         "ahead": ahead,
         "blocks": per_plane,

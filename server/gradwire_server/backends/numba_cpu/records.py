@@ -54,7 +54,6 @@ JOB = _integers(
     "output_narrow",
     "input_size",  # bytes of an element
     "output_size",
-    "staged",  # whether the depth stage runs
     "method",  # method of the width stage, see below
     "block",  # rows of a block
     "ahead",  # rows summed over height before their width stage

@@ -31,12 +31,7 @@ from gradwire_server.backends.numba_cpu.instructions import (
     twice,
 )
 from gradwire_server.backends.numba_cpu.records import AXIS_POINTER, band
-from gradwire_server.backends.numba_cpu.vectors import (
-    COMPUTE_FORMATS,
-    STORAGE_FORMATS,
-    Format,
-    part,
-)
+from gradwire_server.backends.numba_cpu.vectors import STORAGE_FORMATS, Format, part
 
 # Bytes ahead at which input is prefetched: rows are too short for the processor's own prefetching.
 _AHEAD = 1024
@@ -104,33 +99,27 @@ def _sum_rows(*, onto: bool, again: bool) -> Any:
     return sum_rows
 
 
-def _sums(*, onto: bool) -> Any:
-    """Build the sums of some bands.
+_sum = _sum_rows(onto=False, again=False)
+_sum_again = _sum_rows(onto=False, again=True)
+_sum_onto = _sum_rows(onto=True, again=False)
 
-    onto: whether they are added to the values in place.
-    """
-    sum_rows = _sum_rows(onto=onto, again=False)
-    sum_again = sum_rows if onto else _sum_rows(onto=False, again=True)
 
-    @part
-    def banded(stored, axis, first, stop, rows, step, length, result, result_step):
-        itemsize = element_bytes(computed_of(stored))
-        for index in range(first, stop):
-            start, taps, weights = band(axis, itemsize, index)
-            if taps:
-                at = rows + start * step
-                if step:
-                    sum_rows(stored, at, step, weights, taps, length, result)
-                else:
-                    sum_again(stored, at, step, weights, taps, length, result)
-            elif not onto:
+@part
+def _sums(stored, axis, first, stop, rows, step, length, result, result_step, carried):
+    itemsize = element_bytes(computed_of(stored))
+    for index in range(first, stop):
+        start, taps, weights = band(axis, itemsize, index)
+        at = rows + start * step
+        if not taps:
+            if index >= carried:
                 clear(result, length * itemsize)
-            result += result_step
-
-    return banded
-
-
-_replacing, _onto = _sums(onto=False), _sums(onto=True)
+        elif index < carried:
+            _sum_onto(stored, at, step, weights, taps, length, result)
+        elif step:
+            _sum(stored, at, step, weights, taps, length, result)
+        else:
+            _sum_again(stored, at, step, weights, taps, length, result)
+        result += result_step
 
 
 @part
@@ -144,8 +133,8 @@ def _convert(stored, rows, step, count, length, result, result_step):
 
 
 # Axis; first result and its end; rows (at input 0), bytes from row to row, their length; results
-# (at the first) and their step.
-_SUM = types.void(AXIS_POINTER, *[types.int64] * 7)
+# (at the first) and their step; the end of the results that hold partial sums.
+_SUM = types.void(AXIS_POINTER, *[types.int64] * 8)
 # Rows, step, count, length; results and their step.
 _CONVERT = types.void(*[types.int64] * 6)
 
@@ -153,7 +142,7 @@ _CONVERT = types.void(*[types.int64] * 6)
 class RowKernels(NamedTuple):
     """Compiled functions for rows of one storage type.
 
-    sums     sums rows times their weights
+    sums     sums rows times their weights, onto partial sums or not
     convert  rounds rows of the compute type to the storage type
     """
 
@@ -163,22 +152,15 @@ class RowKernels(NamedTuple):
 
 def _compiled(stored: Format) -> RowKernels:
     @cfunc(_SUM, cache=True)
-    def sums(axis, first, stop, rows, step, length, result, to):
-        _replacing(stored, carray(axis, 1)[0], first, stop, rows, step, length, result, to)
+    def sums(axis, first, stop, rows, step, length, result, to, carried):
+        one = carray(axis, 1)[0]
+        _sums(stored, one, first, stop, rows, step, length, result, to, carried)
 
     @cfunc(_CONVERT, cache=True)
     def convert(rows, step, count, length, result, to):
         _convert(stored, rows, step, count, length, result, to)
 
     return RowKernels(sums, convert)
-
-
-def _compiled_onto(computed: Format) -> Any:
-    @cfunc(_SUM, cache=True)
-    def onto(axis, first, stop, rows, step, length, result, to):
-        _onto(computed, carray(axis, 1)[0], first, stop, rows, step, length, result, to)
-
-    return onto
 
 
 # Streaming stores are for results larger than the caches keep: an ordinary store first reads the
@@ -200,6 +182,5 @@ def stream(rows, step, count, size, result, result_step):
             copy(stop, stop + distance, to + size - stop)
 
 
-# By the name of the storage type, and of the compute type.
+# By the name of the storage type.
 ROW_KERNELS = {one.name: _compiled(one) for one in STORAGE_FORMATS}
-SUM_ONTO = {one.name: _compiled_onto(one) for one in COMPUTE_FORMATS}

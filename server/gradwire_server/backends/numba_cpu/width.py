@@ -157,37 +157,26 @@ def _double(computed, job, at, to, left):
     store_until(twice(computed), to, interleave(even, odd), left)
 
 
-def _steady(put: Any, *, period: int, step: int) -> Any:
-    """Build the stage of bands that repeat periodically.
+@part
+def _steady(computed, job, row, first, stop, result, put, period, step):
+    """Compute results first .. stop - 1.
 
-    They repeat every `period` results, `step` inputs on.
+    Most bands repeat every `period` results, `step` inputs on. row and result are the addresses of
+    elements 0.
 
     put  writes the results of as many periods as a vector has lanes; at is the address of the input
          from which the first of them counts
     """
-
-    @part
-    def steady(computed, job, row, first, stop, result):
-        """Compute results first .. stop - 1.
-
-        row and result are the addresses of elements 0.
-        """
-        size, width = element_bytes(computed), lanes(computed)
-        begin = max(first, job.steady_first)
-        begin = min(begin + (begin - job.steady_first) % period, stop)
-        end = begin + max(0, min(stop, job.steady_stop) - begin) // period * period
-        _one_by_one(computed, job.width, row, first, begin, result)
-        at = row + (begin - job.steady_first) // period * step * size
-        for j in range(begin, end, period * width):
-            put(computed, job, at, result + j * size, end - j)
-            at += step * width * size
-        _one_by_one(computed, job.width, row, end, stop, result)
-
-    return steady
-
-
-_halved = _steady(_halve, period=1, step=2)
-_doubled = _steady(_double, period=2, step=1)
+    size, width = element_bytes(computed), lanes(computed)
+    begin = max(first, job.steady_first)
+    begin = min(begin + (begin - job.steady_first) % period, stop)
+    end = begin + max(0, min(stop, job.steady_stop) - begin) // period * period
+    _one_by_one(computed, job.width, row, first, begin, result)
+    at = row + (begin - job.steady_first) // period * step * size
+    for j in range(begin, end, period * width):
+        put(computed, job, at, result + j * size, end - j)
+        at += step * width * size
+    _one_by_one(computed, job.width, row, end, stop, result)
 
 
 @part
@@ -220,9 +209,9 @@ def _along_row(computed, job, row, first, stop, result):
     row and result are the addresses of elements 0.
     """
     if job.method == HALVE:
-        _halved(computed, job, row, first, stop, result)
+        _steady(computed, job, row, first, stop, result, _halve, 1, 2)
     elif job.method == DOUBLE:
-        _doubled(computed, job, row, first, stop, result)
+        _steady(computed, job, row, first, stop, result, _double, 2, 1)
     elif CAN_PICK:
         _permuted(computed, job, row, first, stop, result)
 
