@@ -163,6 +163,8 @@ def _clear_rows(job, y, scratch, count, j0, j1):
         clear(scratch + job.lines_at, length)
         call(job.stream, (scratch + job.lines_at, 0, count, length, y, line))
         return
+    if line == length:
+        count, length = 1, count * length
     for i in range(count):
         clear(y + i * line, length)
 
@@ -175,12 +177,17 @@ def _direct_block(job, x, y, scratch, bottom, first, count, j0, j1):
     """
     line = job.width.outputs * job.channels * job.output_size
     while count:
-        # Loads right after stores of another alignment are slow, so several rows are stored before
-        # any is loaded.
-        some = 1 if job.height.gaps else min(count, job.ahead)
-        if _is_empty(job, first):
+        some, empty = count, False
+        if job.height.gaps:
+            some, empty = 1, _is_empty(job, first)
+            while some < count and _is_empty(job, first + some) == empty:
+                some += 1
+        if empty:
             _clear_rows(job, y, scratch, some, j0, j1)
         else:
+            # Loads right after stores of another alignment are slow, so several rows are stored
+            # before any is loaded.
+            some = min(some, job.ahead)
             _some_rows(job, x, y, scratch, bottom, first, some, j0, j1)
         y += some * line
         first += some

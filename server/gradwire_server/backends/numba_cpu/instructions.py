@@ -180,6 +180,14 @@ def store_first(builder, stored, address, vector, count):
 
 
 @part
+def load_until(stored, address, left):
+    """Load a vector, but at most so many lanes of it."""
+    if left >= lanes(stored):
+        return load(stored, address)
+    return load_first(stored, address, left)
+
+
+@part
 def store_until(stored, address, vector, left):
     """Write a vector, but at most so many lanes of it."""
     if left >= lanes(stored):

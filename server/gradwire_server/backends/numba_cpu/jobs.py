@@ -23,6 +23,7 @@ import numpy.typing as npt
 from gradwire_server.backends.numba_cpu import blocks, records, rows, width
 from gradwire_server.backends.numba_cpu.instructions import CAN_PICK
 from gradwire_server.backends.numba_cpu.tables import Table
+from gradwire_server.backends.numba_cpu.vectors import VECTOR_BYTES
 from gradwire_server.backends.numpy_cpu import compute_dtype
 from gradwire_server.plans import BandedMap, Pass
 
@@ -35,7 +36,6 @@ _ONES = {name: np.ones(1, name) for name in ("float32", "float64")}
 # Compiled functions have no types.
 _BLOCKS: Any = blocks
 _ROWS: Any = rows
-_VECTOR_BYTES = 64
 # Fewer channels than this do not fill vectors.
 _FEW_CHANNELS = 16
 # Tiles are multiples of this number of pixels, so that they begin where vectors of results do.
@@ -290,7 +290,7 @@ def _blocks(task: _Task) -> tuple[dict[str, Any], int, int] | None:
     """
     depth, height, width = task.axes
     itemsize, (outer, planes, height_rows, pixels, channels) = task.compute.itemsize, task.lengths
-    lanes = _VECTOR_BYTES // itemsize
+    lanes = VECTOR_BYTES // itemsize
     described = _method(task)
     method = described["method"]
     transposed = method == records.COLUMNS
@@ -313,8 +313,8 @@ def _blocks(task: _Task) -> tuple[dict[str, Any], int, int] | None:
     sizes = {
         "stage_at": window * row_bytes,
         "sums_at": (lanes if transposed else ahead) * row_bytes,
-        "columns_at": (chunk * channels + records.PAD) * _VECTOR_BYTES * transposed,
-        "results_at": (tile * channels + records.PAD) * _VECTOR_BYTES * transposed,
+        "columns_at": (chunk * channels + records.PAD) * VECTOR_BYTES * transposed,
+        "results_at": (tile * channels + records.PAD) * VECTOR_BYTES * transposed,
         "lines_at": lines,
         "converted_at": lines if narrow and task.is_streamed else 0,
     }
@@ -372,4 +372,4 @@ def _odd_vectors(size: int) -> int:
 
     Rows of an even number would share cache sets.
     """
-    return (-(-size // _VECTOR_BYTES) | 1) * _VECTOR_BYTES
+    return (-(-size // VECTOR_BYTES) | 1) * VECTOR_BYTES

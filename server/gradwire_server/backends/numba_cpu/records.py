@@ -24,6 +24,7 @@ _GROUPS = _integers(
     "data",
     "size",  # bytes of a vector's data
     "taps",
+    "uneven",  # whether some lanes have fewer taps than others
 )
 AXIS = _integers(
     "moves",  # whether the axis has a pass; if not, its weight is a single 1

@@ -21,12 +21,10 @@ from gradwire_server.backends.numba_cpu.instructions import (
     element_bytes,
     lanes,
     load,
-    load_first,
+    load_until,
     prefetch,
     product,
     put_streaming,
-    store,
-    store_first,
     store_until,
     twice,
 )
@@ -39,69 +37,43 @@ _BYTES = Format("float32")
 
 
 @part
-def _load_whole(stored, at, left):
-    return load(stored, at)
+def _sum_vectors(stored, at, step, weights, taps, to, left, onto):
+    """Sum the vectors at one place of each row, at most so many lanes of them."""
+    computed = computed_of(stored)
+    size = element_bytes(computed)
+    total = product(weights, load_until(stored, at, left))
+    if onto:
+        total = load_until(computed, to, left) + total
+    last = at + (taps - 1) * step if step else weights + (taps - 1) * size
+    while (at if step else weights) != last:
+        at += step
+        weights += size
+        total = total + product(weights, load_until(stored, at, left))
+    prefetch(stored, at + _AHEAD)
+    store_until(computed, to, total, left)
 
 
 @part
-def _store_whole(computed, to, vector, left):
-    store(computed, to, vector)
+def _sum_rows(stored, at, step, weights, taps, length, to, onto):
+    """Sum weighted rows, with k ascending.
 
+    to[i] = sum over k of weights[k] * at[k * step + i], for 0 <= i < length.
 
-def _sum_of_vectors(load_one: Any, store_one: Any, *, onto: bool, again: bool) -> Any:
-    """Build the sum of the vectors at one place of each row."""
-
-    @part
-    def sum_vectors(stored, at, step, weights, taps, to, left):
-        computed = computed_of(stored)
-        size = element_bytes(computed)
-        total = product(weights, load_one(stored, at, left))
-        if onto:
-            total = load_one(computed, to, left) + total
-        last = weights + (taps - 1) * size if again else at + (taps - 1) * step
-        while (weights if again else at) != last:
-            at += step
-            weights += size
-            total = total + product(weights, load_one(stored, at, left))
-        prefetch(stored, at + _AHEAD)
-        store_one(computed, to, total, left)
-
-    return sum_vectors
-
-
-def _sum_rows(*, onto: bool, again: bool) -> Any:
-    whole = _sum_of_vectors(_load_whole, _store_whole, onto=onto, again=again)
-    some = _sum_of_vectors(load_first, store_first, onto=onto, again=again)
-
-    @part
-    def sum_rows(stored, at, step, weights, taps, length, to):
-        """Sum weighted rows, with k ascending.
-
-        to[i] = sum over k of weights[k] * at[k * step + i], for 0 <= i < length.
-        """
-        # Additions to several registers do not wait for each other.
-        wide = twice(twice(stored))
-        computed = computed_of(stored)
-        while length >= lanes(wide):
-            whole(wide, at, step, weights, taps, to, 0)
-            at += lanes(wide) * element_bytes(stored)
-            to += lanes(wide) * element_bytes(computed)
-            length -= lanes(wide)
-        while length > 0:
-            if length >= lanes(stored):
-                whole(stored, at, step, weights, taps, to, 0)
-            else:
-                some(stored, at, step, weights, taps, to, length)
-            at += lanes(stored) * element_bytes(stored)
-            to += VECTOR_BYTES
-            length -= lanes(stored)
-
-    return sum_rows
-
-
-_sum = _sum_rows(onto=False, again=False)
-_sum_again = _sum_rows(onto=False, again=True)
-_sum_onto = _sum_rows(onto=True, again=False)
+    onto  whether the sums are added to the values in place
+    """
+    # Additions to several registers do not wait for each other.
+    wide = twice(twice(stored))
+    computed = computed_of(stored)
+    while length >= lanes(wide):
+        _sum_vectors(wide, at, step, weights, taps, to, lanes(wide), onto)
+        at += lanes(wide) * element_bytes(stored)
+        to += lanes(wide) * element_bytes(computed)
+        length -= lanes(wide)
+    while length > 0:
+        _sum_vectors(stored, at, step, weights, taps, to, length, onto)
+        at += lanes(stored) * element_bytes(stored)
+        to += VECTOR_BYTES
+        length -= lanes(stored)
 
 
 @part
@@ -114,11 +86,11 @@ def _sums(stored, axis, first, stop, rows, step, length, result, result_step, ca
             if index >= carried:
                 clear(result, length * itemsize)
         elif index < carried:
-            _sum_onto(stored, at, step, weights, taps, length, result)
+            _sum_rows(stored, at, step, weights, taps, length, result, onto=True)
         elif step:
-            _sum(stored, at, step, weights, taps, length, result)
+            _sum_rows(stored, at, step, weights, taps, length, result, onto=False)
         else:
-            _sum_again(stored, at, step, weights, taps, length, result)
+            _sum_rows(stored, at, 0, weights, taps, length, result, onto=False)
         result += result_step
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gradwire_server.backends.numba_cpu.records import DOUBLE, HALVE
+from gradwire_server.backends.numba_cpu.vectors import VECTOR_BYTES
 from gradwire_server.plans import BandedMap
 
 Indices = npt.NDArray[np.int64]
 
-_VECTOR_BYTES = 64
 # Most vectors of grouped weights that are worth their memory.
 _MOST_VECTORS = 1 << 15
 # Most elements that the taps of a lane may reach beyond its first, since all lanes go as far.
@@ -34,12 +34,13 @@ class Groups:
 
     base: Indices
     data: npt.NDArray[Any]
+    uneven: bool
 
     @property
     def record(self) -> tuple[int, ...]:
         """Return the field `groups` of records.JOB."""
         addresses = self.base.ctypes.data, self.data.ctypes.data
-        return (*addresses, self.data.strides[0], self.data.shape[1] - 2)
+        return (*addresses, self.data.strides[0], self.data.shape[1] - 2, self.uneven)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +152,7 @@ def _run(repeats: npt.NDArray[np.bool_]) -> tuple[int, int]:
 
 
 def _grouped(table: Table, channels: int) -> Groups | None:
-    lanes = _VECTOR_BYTES // table.weight.itemsize
+    lanes = VECTOR_BYTES // table.weight.itemsize
     elements = table.outputs * channels
     groups, most = -(-elements // lanes), int(table.counts.max())
     used = len(table.weight) * channels // lanes + groups
@@ -174,4 +175,4 @@ def _grouped(table: Table, channels: int) -> Groups | None:
     for tap in range(most):
         here = taps > tap
         data[:, tap + 2][here] = table.weight[table.offset[output[here]] + tap]
-    return Groups(base, data)
+    return Groups(base, data, uneven=bool((taps < most).any()))

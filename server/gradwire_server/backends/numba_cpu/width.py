@@ -180,10 +180,12 @@ def _steady(computed, job, row, first, stop, result, put, period, step):
 
 
 @part
-def _permuted(computed, job, row, first, stop, result):
+def _permuted(computed, job, row, first, stop, result, uneven):
     """Compute results first .. stop - 1.
 
     row and result are the addresses of elements 0.
+
+    uneven  whether some lanes have fewer taps than others
     """
     width, itemsize, groups = lanes(computed), element_bytes(computed), job.groups
     step, left = job.channels * itemsize, job.width.outputs * job.channels
@@ -197,7 +199,8 @@ def _permuted(computed, job, row, first, stop, result):
             term = lanewise_product(
                 w, pick(index, load(computed, at), load(computed, at + VECTOR_BYTES))
             )
-            total = where_more(counts, k, total + term if k else term, total)
+            more = total + term if k else term
+            total = where_more(counts, k, more, total) if uneven else more
             at += step
         store_until(computed, result + g * VECTOR_BYTES, total, left - g * width)
 
@@ -212,8 +215,10 @@ def _along_row(computed, job, row, first, stop, result):
         _steady(computed, job, row, first, stop, result, _halve, 1, 2)
     elif job.method == DOUBLE:
         _steady(computed, job, row, first, stop, result, _double, 2, 1)
+    elif CAN_PICK and job.groups.uneven:
+        _permuted(computed, job, row, first, stop, result, uneven=True)
     elif CAN_PICK:
-        _permuted(computed, job, row, first, stop, result)
+        _permuted(computed, job, row, first, stop, result, uneven=False)
 
 
 class WidthKernels(NamedTuple):
