@@ -88,7 +88,7 @@ class NumpyCpu:
 
 
 class _Taps(NamedTuple):
-    """The taps of some outputs on x, along the first axis of views.
+    """The taps of some outputs on x, along its first axis.
 
     axis    where the axis is in memory
     weight  all weights of the map, in x's type, shaped to multiply slices of x
@@ -130,7 +130,10 @@ def _groups(counts: Indices, carried: int) -> Iterator[tuple[int, int]]:
 
 
 def _take(x: Array, index: Indices, axis: int) -> Array:
-    """Return x[index], copied in the order of memory, where the first axis is `axis`."""
+    """Return a copy of x[index].
+
+    It has the order of x in memory, where the first axis is `axis`.
+    """
     # All indices are in range; mode="clip" takes half the time of the check.
     some = np.moveaxis(x, 0, axis).take(index, axis=axis, mode="clip")
     return np.moveaxis(some, axis, 0)

@@ -38,7 +38,7 @@ _BYTES = Format("float32")
 
 @part
 def _sum_vectors(stored, at, step, weights, taps, to, left, onto):
-    """Sum the vectors at one place of each row, at most so many lanes of them."""
+    """Sum the vectors at one place of rows; at most `left` lanes."""
     computed = computed_of(stored)
     size = element_bytes(computed)
     total = product(weights, load_until(stored, at, left))

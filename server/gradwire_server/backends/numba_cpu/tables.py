@@ -78,7 +78,10 @@ class Table:
 
     @cached_property
     def steady(self) -> dict[str, Any] | None:
-        """Fields of records.JOB for HALVE or DOUBLE, if most of the axis allows one of them."""
+        """Fields of records.JOB for HALVE or DOUBLE.
+
+        None if most of the axis allows neither.
+        """
         halved = self._steady(HALVE, period=1, step=2)
         if halved and halved["even"][1]:
             return halved
@@ -129,7 +132,7 @@ class Table:
         return {"method": method, "steady_first": first, "steady_stop": stop, **phases}
 
     def _phase(self, j: int) -> tuple[int, int, int]:
-        """Return the first input, the taps and the address of the weights of a result."""
+        """Return first input, taps and address of weights of a result."""
         weight = self.weight.ctypes.data + self.offset.item(j) * self.weight.itemsize
         return self.start.item(j), self.counts.item(j), weight
 
