@@ -161,7 +161,7 @@ class Server:
         try:
             await self._compute_first(backend)
         except Exception as error:
-            if not (self._chooses and backends.may_fall_back(backend)):
+            if not (self._chooses and isinstance(backend, backends.StoresKernels)):
                 raise
             backend, reason = backends.instead_of_compiled(self.settings.backend, error)
             self.service.use(backend, reason)

@@ -129,8 +129,7 @@ with small_shares():
     for one in others:
         one.start()
     for _ in range(5):
-        with vars(backend)["_lock"]:
-            child = os.fork()
+        child = os.fork()
         if not child:
             signal.alarm(60)
             assert threading.active_count() == 1
@@ -201,7 +200,7 @@ run = counting()
 for number in range(400):
     places = [GuardedMemory(1) for _ in range(4)]
     task, *addresses = (one.array([512], np.int64, at_end=True).ctypes.data for one in places)
-    team_code().share(team.address, task, run, number % 3 * 60, *addresses, 8, 40, 1, 3, 1, 0)
+    team_code().share(team.address, task, run, number % 3 * 60, *addresses, 8, 40, 1, 3, True)
     for one in places:
         one.shut()
     if number % 4:

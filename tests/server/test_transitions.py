@@ -168,9 +168,7 @@ class Cache:
     def fill(self) -> None:
         """Put in the kernels that this user's cache has, and unlock."""
         compiled(1)
-        kept = cache_files.user_folder("kernels")
-        assert kept is not None
-        shutil.copytree(kept, self._folder, dirs_exist_ok=True)
+        shutil.copytree(cache_files.user_folder("kernels"), self._folder, dirs_exist_ok=True)
         self.unlock()
 
     def unlock(self) -> None:

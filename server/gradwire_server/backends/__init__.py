@@ -32,22 +32,16 @@ CUDA_MEMORY_BYTES = 4 << 30
 
 
 class Backend(Protocol):
-    """Protocol of backends; implementations are thread-safe."""
+    """Protocol of backends; implementations are thread-safe.
 
-    @property
-    def name(self) -> str:
-        """Name by which settings choose it."""
-        ...
+    name         by which settings choose it
+    splits_work  whether one call of apply() spreads its work over several threads
+    may_wait     whether a call above most_inline_work() may wait for a device
+    """
 
-    @property
-    def splits_work(self) -> bool:
-        """Whether one call of apply() spreads its work over several threads."""
-        ...
-
-    @property
-    def may_wait(self) -> bool:
-        """Whether a call above most_inline_work() may wait for a device."""
-        ...
+    name: str
+    splits_work: bool
+    may_wait: bool
 
     def warm_up(self) -> None:
         """Prepare the backend, so that no later call waits for a compiler.
@@ -131,15 +125,15 @@ class StoresKernels(Protocol):
 
 @runtime_checkable
 class LeavesToCpu(Protocol):
-    """A backend that computes small calls on the CPU."""
+    """A backend that computes small calls on the CPU.
+
+    cpu_work  multiplications below which the CPU computes a call in any case
+    """
+
+    cpu_work: int
 
     def on_device(self) -> Backend:
         """Return the same backend without the CPU for small calls."""
-        ...
-
-    @property
-    def cpu_work(self) -> int:
-        """Multiplications below which the CPU computes a call in any case."""
         ...
 
     @property
@@ -204,7 +198,9 @@ def choose(
     if name == _CUDA:
         return _cuda(threads=threads, cache_dir=cache_dir, memory_bytes=cuda_memory_bytes)
     try:
-        compiled = _compiled(threads=threads, cache_dir=cache_dir)
+        from gradwire_server.backends.numba_cpu import NumbaCpu  # noqa: PLC0415 - optional, slow
+
+        compiled = NumbaCpu(threads=threads, cache_dir=cache_dir)
     except Exception as error:  # noqa: BLE001 - another version of numba may raise anything
         return instead_of_compiled(name, error)
     if name == _COMPILED:
@@ -224,11 +220,6 @@ def meanwhile(name: str) -> tuple[Backend, str, str] | None:
     if name != "auto" or sys.platform != "linux" or find_spec("numba") is None:
         return None
     return NumpyCpu(), f"{NumpyCpu.name} computes until kernels are there", _COMPILED
-
-
-def may_fall_back(backend: Backend) -> bool:
-    """Return whether instead_of_compiled() may replace this backend if its warm-up fails."""
-    return backend.name == _COMPILED
 
 
 def instead_of_compiled(name: str, error: Exception) -> tuple[Backend, str]:
@@ -268,20 +259,13 @@ def device_numbers(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _compiled(*, threads: int, cache_dir: str) -> Backend:
-    """Import the compiled backend."""
-    from gradwire_server.backends.numba_cpu import NumbaCpu  # noqa: PLC0415 - optional, slow
-
-    return NumbaCpu(threads=threads, cache_dir=cache_dir)
-
-
 def _cuda(*, threads: int, cache_dir: str, memory_bytes: int) -> tuple[Backend, str]:
     """Open the device; a CPU backend computes the light calls."""
     from gradwire_server.backends.cuda.backend import Cuda  # noqa: PLC0415 - seldom wanted
 
     try:
         device = import_module(DEVICES).open_device(cache_dir=cache_dir)
-        cpu = _cpu(threads=threads, cache_dir=cache_dir)
+        cpu, _ = choose("auto", threads=threads, cache_dir=cache_dir)
         backend = Cuda(device, memory_bytes=memory_bytes, cpu=cpu)
     except (ImportError, MemoryError, RuntimeError) as error:
         why = " ".join(str(error).split())  # CuPy's messages may have many lines
@@ -290,13 +274,6 @@ def _cuda(*, threads: int, cache_dir: str, memory_bytes: int) -> tuple[Backend, 
         f"{_CUDA} was asked for; {device.name}; {cpu.name} computes calls of few multiplications "
         "for their bytes"
     )
-
-
-def _cpu(*, threads: int, cache_dir: str) -> Backend:
-    try:
-        return _compiled(threads=threads, cache_dir=cache_dir)
-    except Exception as error:  # noqa: BLE001 - another version of numba may raise anything
-        return instead_of_compiled("auto", error)[0]
 
 
 def cannot_run_cuda(why: str) -> str:
@@ -329,6 +306,5 @@ __all__ = [
     "compute_dtype",
     "device_numbers",
     "instead_of_compiled",
-    "may_fall_back",
     "meanwhile",
 ]

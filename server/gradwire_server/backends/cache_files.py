@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import math
 import os
 import re
 import shutil
@@ -25,16 +24,17 @@ _KEPT_S = 30 * 24 * 3600.0
 _log = logging.getLogger(__name__)
 
 
-def user_folder(part: str) -> Path | None:
+def user_folder(part: str) -> Path:
     """Return a subfolder of the user's cache folder.
 
-    None for a user without a home.
+    A user without a home gets a path that nobody can read or write.
     """
     root = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (Path(root) if root else Path.home() / ".cache") / "gradwire" / part
+        whole = Path(root) if root else Path.home() / ".cache"
     except RuntimeError:
-        return None
+        whole = Path(os.devnull)
+    return whole / "gradwire" / part
 
 
 def digest(content: bytes) -> bytes:
@@ -81,14 +81,6 @@ def forget_others(part: Path) -> None:
         until = time.time() - _KEPT_S
         for other in part.parent.iterdir():
             is_version = _OF_A_VERSION.fullmatch(other.name) and not other.is_symlink()
-            if is_version and other != part and _used_s(other) < until:
+            if is_version and other != part and other.stat().st_mtime < until:
                 shutil.rmtree(other, ignore_errors=True)
                 _log.info("removed: long unused", extra={"facts": {"folder": str(other)}})
-
-
-def _used_s(folder: Path) -> float:
-    """Return when a folder was used; infinite if it is gone."""
-    try:
-        return folder.stat().st_mtime
-    except OSError:
-        return math.inf

@@ -90,8 +90,6 @@ def _writable(cache_dir: str) -> Generator[Path]:
     folder = Path(cache_dir) if cache_dir else cache_files.user_folder("kernels")
     with contextlib.ExitStack() as stack:
         try:
-            if folder is None:
-                raise FileNotFoundError("there is no home folder")
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:

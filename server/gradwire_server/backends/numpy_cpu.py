@@ -15,9 +15,8 @@ Other backends may compute in any way that gives these bits. (All NaNs are equal
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -79,20 +78,20 @@ class NumpyCpu:
                  first tap assigns, and they are +0 without taps
         """
         with np.errstate(all="ignore"):
-            weight = bands.weight.astype(x.dtype)
-            x = np.ascontiguousarray(x)
+            weight = bands.weight.astype(x.dtype).reshape(-1, *(1,) * (x.ndim - 1))
+            x, y = np.moveaxis(np.ascontiguousarray(x), axis, 0), np.moveaxis(y, axis, 0)
             for first, stop in _groups(bands.counts, carried):
                 some = slice(first, stop)
                 start, offset, counts = bands.start[some], bands.offset[some], bands.counts[some]
                 taps = _Taps(x, axis, weight, start, offset, counts)
-                _accumulate(taps, y[_along(axis, some)], assign=first >= carried)
+                _accumulate(taps, y[some], assign=first >= carried)
 
 
-@dataclass(frozen=True, slots=True)
-class _Taps:
-    """The taps of some outputs on x, which is contiguous.
+class _Taps(NamedTuple):
+    """The taps of some outputs on x, along its first axis.
 
-    weight  all weights of the map, in x's type
+    axis    where the axis is in memory
+    weight  all weights of the map, in x's type, shaped to multiply slices of x
     start   first input of each output
     offset  index of each output's first weight
     counts  number of taps of each output
@@ -105,36 +104,19 @@ class _Taps:
     offset: Indices
     counts: Indices
 
-    def ordered(self, order: Indices) -> _Taps:
-        """Put the outputs in another order."""
-        start, offset, counts = self.start[order], self.offset[order], self.counts[order]
-        return _Taps(self.x, self.axis, self.weight, start, offset, counts)
-
     def products(self, tap: int, outputs: int) -> Array:
         """Return one tap of each of the first outputs.
 
         It may be a view of x if all weights are 1.
         """
-        data = self._inputs(self.start[:outputs] + tap)
-        weight = self.weight[self.offset[:outputs] + tap]
-        return data if (weight == 1).all() else data * self._spread(weight)
-
-    def band_products(self, output: int, first: int, stop: int) -> Array:
-        """Copy taps first .. stop - 1 of an output."""
-        start, offset = self.start[output], self.offset[output]
-        data = self.x[_along(self.axis, slice(start + first, start + stop))]
-        return data * self._spread(self.weight[offset + first : offset + stop])
-
-    def _inputs(self, index: Indices) -> Array:
+        index = self.start[:outputs] + tap
         step = index[1] - index[0] if len(index) > 1 else 1
         if step > 0 and (index[1:] - index[:-1] == step).all():
-            return self.x[_along(self.axis, slice(index[0], index[-1] + 1, step))]
-        # All indices are in range; mode="clip" takes half the time of the check.
-        return self.x.take(index, axis=self.axis, mode="clip")
-
-    def _spread(self, weight: Array) -> Array:
-        """Shape weights to multiply slices along the axis."""
-        return weight.reshape(-1, *(1,) * (self.x.ndim - 1 - self.axis))
+            data = self.x[index[0] : index[-1] + 1 : step]
+        else:
+            data = _take(self.x, index, self.axis)
+        weight = self.weight[self.offset[:outputs] + tap]
+        return data if (weight == 1).all() else data * weight
 
 
 def _groups(counts: Indices, carried: int) -> Iterator[tuple[int, int]]:
@@ -147,6 +129,16 @@ def _groups(counts: Indices, carried: int) -> Iterator[tuple[int, int]]:
     return pairwise(sorted({0, carried, *few, len(counts)}))
 
 
+def _take(x: Array, index: Indices, axis: int) -> Array:
+    """Return a copy of x[index].
+
+    It has the order of x in memory, where the first axis is `axis`.
+    """
+    # All indices are in range; mode="clip" takes half the time of the check.
+    some = np.moveaxis(x, 0, axis).take(index, axis=axis, mode="clip")
+    return np.moveaxis(some, axis, 0)
+
+
 def _accumulate(taps: _Taps, y: Array, *, assign: bool) -> None:
     """Add the taps to y, or assign the first ones."""
     if (taps.counts == taps.counts[0]).all():
@@ -154,9 +146,10 @@ def _accumulate(taps: _Taps, y: Array, *, assign: bool) -> None:
         return
     # Longest first, so that the outputs with one more tap are always a slice.
     order = np.argsort(-taps.counts, kind="stable")
-    sums = np.empty_like(y) if assign else y.take(order, axis=taps.axis)
-    _sum(taps.ordered(order), sums, assign=assign)
-    y[...] = sums.take(np.argsort(order), axis=taps.axis, mode="clip")
+    start, offset, counts = taps.start[order], taps.offset[order], taps.counts[order]
+    sums = _take(y, order, taps.axis)
+    _sum(taps._replace(start=start, offset=offset, counts=counts), sums, assign=assign)
+    y[...] = _take(sums, np.argsort(order), taps.axis)
 
 
 def _sum(taps: _Taps, y: Array, *, assign: bool) -> None:
@@ -169,15 +162,14 @@ def _sum(taps: _Taps, y: Array, *, assign: bool) -> None:
     longer = len(taps.counts) - np.cumsum(np.bincount(taps.counts))  # [t]: with more than t taps
     rounds = int(np.argmax(longer <= np.arange(len(longer))))
     if assign:
-        y[_along(taps.axis, slice(longer[0], None))] = 0
+        y[longer[0] :] = 0
     for tap, outputs in enumerate(longer[:rounds].tolist()):
-        reached = y[_along(taps.axis, slice(outputs))]
         if assign and tap == 0:
-            reached[...] = taps.products(tap, outputs)
+            y[:outputs] = taps.products(tap, outputs)
         else:
-            reached += taps.products(tap, outputs)
+            y[:outputs] += taps.products(tap, outputs)
     for output in range(longer[rounds]):
-        _add_band(taps, y[_along(taps.axis, slice(output, output + 1))], output, first_tap=rounds)
+        _add_band(taps, y, output, first_tap=rounds)
 
 
 def _add_band(taps: _Taps, y: Array, output: int, *, first_tap: int) -> None:
@@ -185,16 +177,12 @@ def _add_band(taps: _Taps, y: Array, output: int, *, first_tap: int) -> None:
 
     Blocks of bounded size bound temporary memory.
     """
-    count = int(taps.counts[output])
-    block = max(1, _BLOCK // max(1, y.size))
+    start, offset, count = taps.start[output], taps.offset[output], int(taps.counts[output])
+    block = max(1, _BLOCK // max(1, y[output].size))
     for first in range(first_tap, count, block):
-        products = taps.band_products(output, first, min(first + block, count))
-        products[_along(taps.axis, slice(1))] += y
+        stop = min(first + block, count)
+        data = taps.x[start + first : start + stop]
+        products = data * taps.weight[offset + first : offset + stop]
+        products[0] += y[output]
         # accumulate() adds sequentially; sum() adds pairwise.
-        sums = np.add.accumulate(products, axis=taps.axis)
-        y[...] = sums[_along(taps.axis, slice(-1, None))]
-
-
-def _along(axis: int, index: slice | Indices) -> tuple[slice | Indices, ...]:
-    """Index one axis."""
-    return (*(slice(None),) * axis, index)
+        y[output] = np.add.accumulate(products, axis=0)[-1]

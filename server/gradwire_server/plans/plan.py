@@ -27,7 +27,7 @@ class Pass:
     map: BandedMap
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """Passes in the order of their application.
 

@@ -120,7 +120,7 @@ def _ways(plan: Plan, compute: np.dtype[np.generic]) -> Iterator[Way]:
         record = job.record[0]
         yield Way(
             method=int(record["method"]),
-            staged=bool(record["staged"]),
+            staged=bool(record["depth"]["moves"]),
             compute=compute,
             tiled=bool(record["tiles"] > 1),
             chunked=bool(record["chunk"] < int(last.counts.max())),
@@ -331,5 +331,5 @@ class Count:
 
     def share(self, team: int, *, threads: int, slow_us: int = 0) -> None:
         places = (one.ctypes.data for one in (self.in_use, self.done, self._buffers))
-        numbers = (8, len(self.done), 1, threads, 1, 0)
+        numbers = (8, len(self.done), 1, threads, True)
         team_code().share(team, self._task.address, counting(), slow_us, *places, *numbers)

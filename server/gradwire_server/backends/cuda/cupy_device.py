@@ -6,7 +6,6 @@ takes half a second to import, so it is imported only when a device is opened.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
@@ -64,10 +63,7 @@ def cubins(cache_dir: str) -> Path:
 
     cache_dir is empty for the user's cache folder.
     """
-    if cache_dir:
-        return Path(cache_dir) / "cuda"
-    # os.devnull is not writable as a folder: without a home each process compiles.
-    return user_folder("cuda") or Path(os.devnull)
+    return Path(cache_dir) / "cuda" if cache_dir else user_folder("cuda")
 
 
 def functions(kernels: Iterable[str], architecture: int, cache: Path) -> dict[str, Any]:

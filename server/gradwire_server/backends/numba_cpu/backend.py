@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-import threading
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,6 @@ import numpy.typing as npt
 
 from gradwire_server.backends.numba_cpu import compilation
 from gradwire_server.backends.numpy_cpu import NumpyCpu, compute_dtype
-from gradwire_server.lru import Recent
 from gradwire_server.plans import BandedMap, Plan, fill_empty
 
 if TYPE_CHECKING:
@@ -26,14 +24,11 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-# Most plans whose jobs are cached, and most table entries of all of them.
-_RECENT = 64
-_RECENT_ENTRIES = 1 << 22
 # Elements read and written that are worth another thread if it is awake: 10 to 20 us of work.
 _WORK_OF_A_THREAD = 1 << 16
 # As many times more are worth waking it up, which takes 20 us of the caller's time; the helper
-# starts 50 to 150 us later.
-_WAKING = 16
+# starts 50 to 150 us later, and is awake for the next call.
+_WAKING = 4
 # Larger results do not stay in the caches until they are read. Measured: two threads write 17 MB
 # faster through the caches, 34 MB faster past them.
 _STREAMED_BYTES = 32 << 20
@@ -68,17 +63,8 @@ class NumbaCpu:
         self._streamed_bytes = streamed_bytes
         self._most_threads = threads
         self._tables: WeakKeyDictionary[BandedMap, dict[np.dtype[Any], Table]] = WeakKeyDictionary()
-        self.renew()
+        self._jobs: WeakKeyDictionary[Plan, dict[object, list[CompiledPass]]] = WeakKeyDictionary()
         _backends.add(self)
-
-    def renew(self) -> None:
-        """Replace locks and threads, which do not survive a fork."""
-        self._lock = threading.Lock()
-        vars(self).pop("_team", None)
-        # Keyed by identity, which cannot be reused while the plan is cached with its jobs.
-        self._jobs: Recent[tuple[Plan, list[CompiledPass]]] = Recent(
-            most=_RECENT, max_weight=_RECENT_ENTRIES
-        )
 
     def warm_up(self) -> None:
         """Compile the kernels, or load them from the cache."""
@@ -186,35 +172,28 @@ class NumbaCpu:
             job.units,
             least,
             wanted,
-            job.work,
-            _WAKING * _WORK_OF_A_THREAD,
+            job.work >= _WAKING * _WORK_OF_A_THREAD,
         )
 
     def _jobs_of(self, plan: Plan, x: Array, y: np.dtype[Any]) -> list[CompiledPass]:
         repeated = () if x.flags.c_contiguous else tuple(not step for step in x.strides)
-        key = (id(plan), x.dtype, y, repeated)
-        found = self._jobs.get(key)
-        if found is not None:
-            return found[1]
-        made: list[CompiledPass] = self._kernels.jobs.jobs_of(
-            plan.input_shape,
-            plan.passes,
-            (x.dtype, y),
-            partial(self._table, compute=compute_dtype(x.dtype)),
-            streamed_bytes=self._streamed_bytes,
-            repeated=repeated,
-        )
-        self._jobs.keep(key, (plan, made), weight=plan.table_entries)
-        return made
+        jobs, key = self._jobs.setdefault(plan, {}), (x.dtype, y, repeated)
+        if key not in jobs:
+            jobs[key] = self._kernels.jobs.jobs_of(
+                plan.input_shape,
+                plan.passes,
+                (x.dtype, y),
+                partial(self._table, compute=compute_dtype(x.dtype)),
+                streamed_bytes=self._streamed_bytes,
+                repeated=repeated,
+            )
+        return jobs[key]
 
     def _table(self, bands: BandedMap, compute: np.dtype[Any]) -> Table:
-        with self._lock:
-            tables = self._tables.setdefault(bands, {})
-            found = tables.get(compute)
-        if found is None:
-            made: Table = self._kernels.jobs.Table.of(bands, compute)
-            found = tables[compute] = made
-        return found
+        tables = self._tables.setdefault(bands, {})
+        if compute not in tables:
+            tables[compute] = self._kernels.jobs.Table.of(bands, compute)
+        return tables[compute]
 
 
 def _address(array: Array) -> int:
@@ -222,9 +201,10 @@ def _address(array: Array) -> int:
     return address
 
 
-def _renew_all() -> None:
+def _forget_teams() -> None:
+    """Let forked processes start threads of their own."""
     for one in _backends:
-        one.renew()
+        vars(one).pop("_team", None)
 
 
-os.register_at_fork(after_in_child=_renew_all)
+os.register_at_fork(after_in_child=_forget_teams)

@@ -13,11 +13,10 @@ A job names the compiled functions of each stage by address. Blocks are independ
 
 from __future__ import annotations
 
-from numba import carray, cfunc, from_dtype, njit, types
+from numba import carray, cfunc, njit, types
 
 from gradwire_server.backends.numba_cpu.instructions import call, clear, fence
 from gradwire_server.backends.numba_cpu.records import (
-    AXIS,
     CHANNELS,
     COLUMNS,
     DEPTH_AT,
@@ -32,7 +31,6 @@ from gradwire_server.backends.numba_cpu.records import (
 from gradwire_server.backends.numba_cpu.vectors import part
 
 _RUN = types.void(JOB_POINTER, *[types.int64] * 5)
-_ACCUMULATE = types.void(types.Array(from_dtype(AXIS), 1, "C"), *[types.int64] * 8)
 
 
 @part
@@ -50,7 +48,7 @@ def _stage_depth(job, x, plane, bottom, top, low, high, stage):
     axis, length = job.address + DEPTH_AT, (high - low) * job.channels
     for r in range(bottom, top if taps else bottom):
         to = stage + (r - bottom) * job.row_bytes
-        call(job.depth_sum, (axis, index, index + 1, at + r * row, step, length, to, 0))
+        call(job.depth_sum, (axis, index, index + 1, at + r * row, step, length, to, 0, 0))
     return taps
 
 
@@ -65,12 +63,12 @@ def _sum_height(job, x, stage, bottom, first, count, left, length, result, resul
         outer = first // height.outputs
         index = first - outer * height.outputs
         some = min(count, height.outputs - index)
-        if job.staged:
+        if job.depth.moves:
             size, step, rows = job.itemsize, job.row_bytes, stage - bottom * job.row_bytes
         else:
             size, step = job.input_size, job.row_step
             rows = x + outer * job.outer_step + left * size
-        where = (rows, step, length, result, result_step)
+        where = (rows, step, length, result, result_step, 0)
         call(job.height_sum, (axis, index, index + some, *where))
         result += some * result_step
         first += some
@@ -84,13 +82,9 @@ def _rows(job, x, scratch, bottom, first, count, readable, low, high):
     The pixels are low .. high - 1. At that address `readable` rows can be read, and PAD elements
     beyond the end of each.
     """
-    itemsize, channels = job.itemsize, job.channels
+    itemsize, channels, step = job.itemsize, job.channels, job.row_step
     stage, sums, length = scratch + job.stage_at, scratch + job.sums_at, (high - low) * channels
-    if not job.height.moves and job.staged:
-        return stage + (first % job.height.outputs - bottom) * job.row_bytes, job.row_bytes
-    step = job.row_step
-    in_line = job.outer_step == job.height.inputs * step
-    if not job.height.moves and not job.input_narrow and in_line:
+    if not job.height.moves and not job.input_narrow:
         at = x + first * step + low * channels * itemsize
         if at + (readable - 1) * step + (length + PAD) * itemsize <= x + job.input_bytes:
             return at, step
@@ -116,7 +110,7 @@ def _sum_width(job, rows, step, count, j0, j1, result, result_step):
     axis, pixel = job.address + WIDTH_AT, job.channels * job.itemsize
     for i in range(count):
         row, to = rows + i * step, result + i * result_step
-        call(job.width_sum, (axis, j0, j1, row, pixel, job.channels, to, pixel))
+        call(job.width_sum, (axis, j0, j1, row, pixel, job.channels, to, pixel, 0))
 
 
 @part
@@ -130,8 +124,7 @@ def _some_rows(job, x, y, scratch, bottom, first, count, j0, j1):
     held = job.output_narrow or job.stream
     to, step = (scratch + job.lines_at, job.line_bytes) if held else (y, line)
     if job.method == NO_WIDTH:
-        stage = scratch + job.stage_at
-        _sum_height(job, x, stage, bottom, first, count, j0, length, to, step)
+        _sum_height(job, x, 0, 0, first, count, j0, length, to, step)
     else:
         low, high = span(job.width, job.itemsize, j0, j1)
         rows, row_step = _rows(job, x, scratch, bottom, first, count, count, low, high)
@@ -183,22 +176,22 @@ def _direct_block(job, x, y, scratch, bottom, first, count, j0, j1):
     y is the address of the first result.
     """
     line = job.width.outputs * job.channels * job.output_size
-    i = 0
-    while i < count:
-        some = count - i
-        empty = False
+    while count:
+        some, empty = count, False
         if job.height.gaps:
-            empty, some = _is_empty(job, first + i), 1
-            while i + some < count and _is_empty(job, first + i + some) == empty:
+            some, empty = 1, _is_empty(job, first)
+            while some < count and _is_empty(job, first + some) == empty:
                 some += 1
         if empty:
-            _clear_rows(job, y + i * line, scratch, some, j0, j1)
+            _clear_rows(job, y, scratch, some, j0, j1)
         else:
             # Loads right after stores of another alignment are slow, so several rows are stored
             # before any is loaded.
             some = min(some, job.ahead)
-            _some_rows(job, x, y + i * line, scratch, bottom, first + i, some, j0, j1)
-        i += some
+            _some_rows(job, x, y, scratch, bottom, first, some, j0, j1)
+        y += some * line
+        first += some
+        count -= some
 
 
 @part
@@ -221,10 +214,9 @@ def _transposed_block(job, x, y, scratch, bottom, first, count, j0, j1):
     call(job.to_rows, (results, length, to, step, direct))
     if not direct:
         _put(job, scratch, to, step, count, length, y, line)
-    if job.height.gaps:
-        for i in range(count):
-            if _is_empty(job, first + i):
-                _clear_rows(job, y + i * line, scratch, 1, j0, j1)
+    for i in range(count):
+        if _is_empty(job, first + i):
+            _clear_rows(job, y + i * line, scratch, 1, j0, j1)
 
 
 @part
@@ -235,7 +227,7 @@ def _block(job, x, y, scratch, unit):
     j0 = (unit - block * job.tiles) * job.tile
     j1 = min(j0 + job.tile, width.outputs)
     rows, plane, bottom = job.rows, 0, 0
-    if job.staged:
+    if job.depth.moves:
         plane = block // job.blocks
         rows = (plane + 1) * height.outputs
         block -= plane * job.blocks
@@ -243,10 +235,10 @@ def _block(job, x, y, scratch, unit):
     count = min(job.block, rows - first)
     size = job.channels * job.output_size
     to = y + (first * width.outputs + j0) * size
-    if job.staged:
+    if job.depth.moves:
         inside = block * job.block
         bottom, top = span(height, itemsize, inside, inside + count)
-        low, high = (j0, j1) if job.method == NO_WIDTH else span(width, itemsize, j0, j1)
+        low, high = span(width, itemsize, j0, j1)
         stage = scratch + job.stage_at
         if not _stage_depth(job, x, plane, bottom, top, low, high, stage):
             _clear_rows(job, to, scratch, count, j0, j1)
@@ -270,19 +262,15 @@ def run(jobs, x, y, scratch, first, stop):
         fence()
 
 
-@njit(_ACCUMULATE, nogil=True, cache=True)
-def accumulate(axes, sum_rows, sum_onto, itemsize, outer, length, carried, x, y):
+@njit(types.void(*[types.int64] * 10), nogil=True, cache=True)
+def accumulate(sum_rows, axis, inputs, outputs, outer, row, length, carried, x, y):
     """Add the taps of every result on x to y, as `Backend.accumulate`.
 
-    axes      one record, the axis's
-    sum_rows  addresses of the compiled functions
-    x, y      addresses; x has `outer` times the axis's inputs rows of so many elements
+    sum_rows  address of the compiled function
+    axis      address of the axis's record
+    x, y      addresses; x has `outer` times `inputs` rows of so many bytes and elements
     """
-    axis, row = axes[0], length * itemsize
-    address = axes.ctypes.data
     for _ in range(outer):
-        call(sum_onto, (address, 0, carried, x, row, length, y, row))
-        y += carried * row
-        call(sum_rows, (address, carried, axis.outputs, x, row, length, y, row))
-        y += (axis.outputs - carried) * row
-        x += axis.inputs * row
+        call(sum_rows, (axis, 0, outputs, x, row, length, y, row, carried))
+        x += inputs * row
+        y += outputs * row

@@ -72,25 +72,23 @@ def load(folder: str) -> Kernels:
 
 def is_stored(folder: str) -> bool:
     """Return whether a cache holds the kernels."""
-    file = _file(folder)
-    return file is not None and cache_files.read(file) is not None
+    return cache_files.read(_file(folder)) is not None
 
 
-def _file(folder: str) -> Path | None:
+def _file(folder: str) -> Path:
     whole = Path(folder) if folder else cache_files.user_folder("kernels")
-    return whole / _version() / _FILE if whole else None
+    return whole / _version() / _FILE
 
 
-def _load(file: Path | None) -> Kernels:
-    stored = cache_files.read(file) if file is not None else None
+def _load(file: Path) -> Kernels:
+    stored = cache_files.read(file)
     code = _MachineCode(_serialize.loads(stored) if stored is not None else {})
     with _numba_caching_in(code):
         kernels = _import_or_recompile(code)
     if code.compiled:
         _log.info("kernels are ready", extra={"facts": {"compiled": code.compiled}})
         _store(file, code)
-    if file is not None:
-        cache_files.forget_others(file.parent)
+    cache_files.forget_others(file.parent)
     return kernels
 
 
@@ -134,10 +132,8 @@ def _import() -> Kernels:
     return Kernels(*(import_module(f"{_PACKAGE}.{name}") for name in Kernels._fields))
 
 
-def _store(file: Path | None, code: _MachineCode) -> None:
+def _store(file: Path, code: _MachineCode) -> None:
     try:
-        if file is None:
-            raise FileNotFoundError("there is no home folder")
         cache_files.write(file, _serialize.dumps(code.entries))
     except OSError as error:
         _log.warning("kernels cannot be cached: %s", error)

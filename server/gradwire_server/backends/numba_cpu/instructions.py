@@ -21,8 +21,8 @@ from gradwire_server.backends.numba_cpu.vectors import (
     VECTOR_BYTES,
     FormatType,
     VectorType,
-    declared,
     instruction,
+    llvm_call,
     memory_type,
     narrowed,
     part,
@@ -143,11 +143,9 @@ def load_first(builder, stored, address, count):
     """
     kind = memory_type(stored)
     place = pointer(builder, address, kind)
-    mask = _first(builder, count, kind.count)
-    kinds = [place.type, INT32, mask.type, kind]
-    function = declared(builder, f"llvm.masked.load.{_suffix(kind)}.p0", kind, kinds)
-    value = builder.call(function, [place, INT32(1), mask, ir.Constant(kind, None)])
-    return widened(builder, stored, value)
+    arguments = place, INT32(1), _first(builder, count, kind.count), ir.Constant(kind, None)
+    name = f"llvm.masked.load.{_suffix(kind)}.p0"
+    return widened(builder, stored, llvm_call(builder, name, kind, *arguments))
 
 
 @instruction(types.void)
@@ -159,9 +157,8 @@ def prefetch(builder, stored, address):
     for line in range(stored.registers):
         place = builder.add(address, INT64(VECTOR_BYTES * line))
         # For reading, with the highest locality, of data.
-        arguments = [pointer(builder, place, ir.IntType(8)), INT32(0), INT32(3), INT32(1)]
-        kinds = [one.type for one in arguments]
-        builder.call(declared(builder, "llvm.prefetch.p0", ir.VoidType(), kinds), arguments)
+        arguments = pointer(builder, place, ir.IntType(8)), INT32(0), INT32(3), INT32(1)
+        llvm_call(builder, "llvm.prefetch.p0", ir.VoidType(), *arguments)
 
 
 @instruction(types.void)
@@ -178,11 +175,16 @@ def store_first(builder, stored, address, vector, count):
     """
     value = narrowed(builder, stored, vector)
     place = pointer(builder, address, value.type)
-    mask = _first(builder, count, stored.lanes)
-    arguments = [value, place, INT32(1), mask]
-    name = f"llvm.masked.store.{_suffix(value.type)}.p0"
-    kinds = [one.type for one in arguments]
-    builder.call(declared(builder, name, ir.VoidType(), kinds), arguments)
+    arguments = value, place, INT32(1), _first(builder, count, stored.lanes)
+    llvm_call(builder, f"llvm.masked.store.{_suffix(value.type)}.p0", ir.VoidType(), *arguments)
+
+
+@part
+def load_until(stored, address, left):
+    """Load a vector, but at most so many lanes of it."""
+    if left >= lanes(stored):
+        return load(stored, address)
+    return load_first(stored, address, left)
 
 
 @part
@@ -247,8 +249,7 @@ def _first(builder, count, total):
 
 
 def _suffix(kind):
-    names = {"half": "f16", "float": "f32", "double": "f64"}
-    return f"v{kind.count}{names.get(str(kind.element), str(kind.element))}"
+    return f"v{kind.count}{kind.element.intrinsic_name}"
 
 
 def _every_second(first):
@@ -271,30 +272,16 @@ def interleave(builder, even, odd):
     return shuffle(builder, even, odd, places)
 
 
-@instruction(lambda _index, _onward, vector: VectorType(replace(vector.format, registers=1)))
-def pick(builder, index, onward, vector):
-    """Lanes index[lane] + onward of a vector of two or four registers.
+@instruction(lambda _index, low, _high: low)
+def pick(builder, index, low, high):
+    """Lanes index[lane] of two vectors of one register each.
 
     index is the address of integers as wide as the lanes. Needs CAN_PICK.
     """
-    element = vector.type.element
-    suffix, count = ("ps", 16) if element == ir.FloatType() else ("pd", 8)
-    kind = ir.VectorType(element, count)
-    words = words_of(kind)
-    which = builder.add(_loaded(builder, index, words), _splat(builder, onward, words))
+    words = words_of(low.type)
+    suffix = "ps" if words.element == INT32 else "pd"
     name = f"llvm.x86.avx512.vpermi2var.{suffix}.512"
-    function = declared(builder, name, kind, [kind, words, kind])
-    low, *high = (
-        shuffle(builder, vector, vector, list(range(first, first + count)))
-        for first in range(0, vector.type.count, count)
-    )
-    # Indices count modulo the lanes of two registers.
-    near = builder.call(function, [low, which, high[0]])
-    if len(high) == 1:
-        return near
-    far = builder.call(function, [high[1], which, high[2]])
-    limit = ir.Constant(words, [2 * count] * count)
-    return builder.select(builder.icmp_signed("<", which, limit), near, far)
+    return llvm_call(builder, name, low.type, low, _loaded(builder, index, words), high)
 
 
 @instruction(lambda _counts, _k, one, _other: one)
@@ -304,16 +291,10 @@ def where_more(builder, counts, k, one, other):
     The counts are the integers at address `counts`.
     """
     words = words_of(one.type)
-    least = _splat(builder, k, words)
-    more = builder.icmp_signed(">", _loaded(builder, counts, words), least)
+    least = k if words.element == INT64 else builder.trunc(k, words.element)
+    limits = splat(builder, least, words.count)
+    more = builder.icmp_signed(">", _loaded(builder, counts, words), limits)
     return builder.select(more, one, other)
-
-
-def _splat(builder, number, words):
-    """Return integers as wide as a vector's lanes, each an int64."""
-    if words.element != INT64:
-        number = builder.trunc(number, words.element)
-    return splat(builder, number, words.count)
 
 
 @instruction(types.void)

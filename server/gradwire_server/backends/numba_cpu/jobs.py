@@ -1,9 +1,9 @@
 """Conversion of a plan to jobs for the fused kernel.
 
 Each job is one call of the kernel. Adjacent axes without a pass are merged. If the tensor then has
-the form [outer, depth, height, width, channels], with all passes in this order on some of depth,
-height and width, the plan is one job. Any other plan applies its first pass alone, then the rest,
-through an intermediate tensor of the compute type.
+the form [outer, depth, height, width, channels], with all passes in this order on neighbors of
+depth, height and width, the plan is one job. Any other plan applies its first pass alone, then the
+rest, through an intermediate tensor of the compute type.
 
 A job states how the result is cut into blocks (blocks.py), which method the width stage has
 (width.py), and where its buffers are.
@@ -14,8 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +23,7 @@ import numpy.typing as npt
 from gradwire_server.backends.numba_cpu import blocks, records, rows, width
 from gradwire_server.backends.numba_cpu.instructions import CAN_PICK
 from gradwire_server.backends.numba_cpu.tables import Table
+from gradwire_server.backends.numba_cpu.vectors import VECTOR_BYTES
 from gradwire_server.backends.numpy_cpu import compute_dtype
 from gradwire_server.plans import BandedMap, Pass
 
@@ -36,7 +36,6 @@ _ONES = {name: np.ones(1, name) for name in ("float32", "float64")}
 # Compiled functions have no types.
 _BLOCKS: Any = blocks
 _ROWS: Any = rows
-_VECTOR_BYTES = 64
 # Fewer channels than this do not fill vectors.
 _FEW_CHANNELS = 16
 # Tiles are multiples of this number of pixels, so that they begin where vectors of results do.
@@ -67,7 +66,7 @@ class Form(NamedTuple):
     maps     of depth, height and width; None without a pass
     """
 
-    axes: tuple[range, range, range, range, range]
+    axes: tuple[range, ...]
     lengths: tuple[int, ...]
     maps: tuple[BandedMap | None, ...]
 
@@ -87,11 +86,8 @@ class Form(NamedTuple):
 
     def read(self, repeats: Sequence[bool]) -> tuple[slice, ...]:
         """Return the index of the tensor without repetitions."""
-        slices = [slice(None)] * self.axes[-1].stop
-        for axes in itertools.compress(self.axes, repeats):
-            for axis in axes:
-                slices[axis] = slice(1)
-        return tuple(slices)
+        once = {axis for axes in itertools.compress(self.axes, repeats) for axis in axes}
+        return tuple(slice(1 if axis in once else None) for axis in range(self.axes[-1].stop))
 
     def steps(self, size: int, repeats: Sequence[bool]) -> dict[str, int]:
         """Return the input's strides and bytes without repetitions.
@@ -112,35 +108,27 @@ def _form_of(shape: Sequence[int], passes: Sequence[Pass]) -> Form | None:
     None if it has no such form.
     """
     at = [one.axis for one in passes]
-    if not at or len(at) > 3 or at != sorted(at):
+    apart = any(math.prod(shape[a + 1 : b]) != 1 for a, b in itertools.pairwise(at))
+    if len(at) > 3 or at != sorted(at) or apart:
         return None
-    first, last = at[0], at[-1]
-    inner = range(last + 1, len(shape))
-    gaps = [math.prod(shape[a + 1 : b]) for a, b in itertools.pairwise(at)]
-    height_end, width_end = last, last + 1
-    outer, depth = range(first), range(0)
-    if len(at) == 1 and math.prod(shape[last + 1 :]) >= _FEW_CHANNELS:
-        height_end, width_end, inner = last + 1, len(shape), range(len(shape), len(shape))
-    elif len(at) == 1:
-        outer = range(0)
-    elif len(at) == 2 and gaps != [1]:
-        depth = range(first, first + 1)
-    elif len(at) == 3:
-        if gaps != [1, 1]:
-            return None
-        depth = range(first, at[1])
-    height = range(max(outer.stop, depth.stop), height_end)
-    axes = (outer, depth, height, range(height_end, width_end), inner)
+    last = at[-1]
+    if len(at) > 1:
+        ends = at[0], at[-2], last, last + 1
+    elif math.prod(shape[last + 1 :]) < _FEW_CHANNELS:
+        ends = 0, 0, last, last + 1
+    else:
+        ends = last, last, last + 1, len(shape)
+    axes = tuple(itertools.starmap(range, itertools.pairwise((0, *ends, len(shape)))))
     lengths = tuple(math.prod(shape[axis] for axis in some) for some in axes)
     maps = tuple(next((one.map for one in passes if one.axis in some), None) for some in axes[1:4])
     return Form(axes, lengths, maps)
 
 
-@dataclass(frozen=True, eq=False)
-class CompiledPass:
+class CompiledPass(NamedTuple):
     """One call of the fused kernel.
 
     record   array of one records.JOB
+    address  its address
     units    number of blocks, which are independent
     scratch  bytes of buffers that each thread needs
     outputs  elements of the result
@@ -150,18 +138,13 @@ class CompiledPass:
     """
 
     record: Array
+    address: int
     units: int
     scratch: int
     outputs: int
     work: int
-    tables: tuple[Table, ...]
+    tables: tuple[Table | None, ...]
     read: tuple[slice, ...]
-
-    @cached_property
-    def address(self) -> int:
-        """Address of the record."""
-        address: int = self.record["address"].item()
-        return address
 
 
 def jobs_of(
@@ -183,16 +166,19 @@ def jobs_of(
     """
     if not rows.ROW_KERNELS.keys() >= {one.name for one in formats}:
         return []
+    compute = compute_dtype(formats[0])
     form = _form_of(shape, passes)
     if form is not None:
         axes = tuple(None if one is None else tables(one) for one in form.maps)
-        task = _Task(form, axes, formats, streamed_bytes)
+        outer, *moved, channels = form.lengths
+        pairs = zip(moved, axes, strict=True)
+        lengths = (length if table is None else table.outputs for length, table in pairs)
+        task = _Task(form, axes, formats, compute, (outer, *lengths, channels), streamed_bytes)
         job = _job(task, form.repeats(shape, repeated))
         if job is not None:
             return [job]
     first, *rest = passes
     some = partial(jobs_of, tables=tables, streamed_bytes=streamed_bytes)
-    compute = compute_dtype(formats[0])
     between = (*shape[: first.axis], first.map.outputs, *shape[first.axis + 1 :])
     return [
         *some(shape, [first], (formats[0], compute), repeated=repeated),
@@ -202,56 +188,36 @@ def jobs_of(
 
 def accumulate(table: Table, x: Array, y: Array, *, axis: int, carried: int) -> None:
     """Add a pass over x to the values of y in place."""
-    compute = table.weight.dtype
+    record, length = np.array([table.record], records.AXIS), math.prod(x.shape[axis + 1 :])
     _BLOCKS.accumulate(
-        np.array([table.record], records.AXIS),
-        rows.ROW_KERNELS[compute.name].sums.address,
-        rows.SUM_ONTO[compute.name].address,
-        compute.itemsize,
+        rows.ROW_KERNELS[x.dtype.name].sums.address,
+        record.ctypes.data,
+        table.inputs,
+        table.outputs,
         math.prod(x.shape[:axis]),
-        math.prod(x.shape[axis + 1 :]),
+        length * x.itemsize,
+        length,
         carried,
         x.ctypes.data,
         y.ctypes.data,
     )
 
 
-@dataclass(frozen=True)
-class _Task:
+class _Task(NamedTuple):
     """Work of one job.
 
     axes            tables of depth, height and width; None without a pass
     formats         types of input and result
+    lengths         the form's lengths in the result
     streamed_bytes  as in `jobs_of`
     """
 
     form: Form
     axes: tuple[Table | None, ...]
     formats: Formats
+    compute: np.dtype[Any]
+    lengths: tuple[int, ...]
     streamed_bytes: int
-
-    @cached_property
-    def compute(self) -> np.dtype[Any]:
-        """The compute type."""
-        return compute_dtype(self.formats[0])
-
-    @cached_property
-    def lengths(self) -> tuple[int, ...]:
-        """The form's lengths in the result."""
-        outer, *moved, channels = self.form.lengths
-        pairs = zip(moved, self.axes, strict=True)
-        results = (length if table is None else table.outputs for length, table in pairs)
-        return (outer, *results, channels)
-
-    @property
-    def channels(self) -> int:
-        """Length of the last axis."""
-        return self.lengths[-1]
-
-    @property
-    def pixels(self) -> int:
-        """Length of the result's width."""
-        return self.lengths[3]
 
     @property
     def rows(self) -> int:
@@ -259,33 +225,10 @@ class _Task:
         return math.prod(self.lengths[:3])
 
     @property
-    def width(self) -> Table | None:
-        """The table of the width."""
-        return self.axes[2]
-
-    @property
-    def lanes(self) -> int:
-        """Numbers of a vector that fills one register."""
-        return _VECTOR_BYTES // self.compute.itemsize
-
-    @property
     def is_streamed(self) -> bool:
         """Whether results bypass the caches."""
-        row = self.pixels * self.channels * self.formats[1].itemsize
+        row = math.prod(self.lengths[3:]) * self.formats[1].itemsize
         return row * self.rows >= self.streamed_bytes and row >= _LEAST_STREAMED
-
-
-class _Blocks(NamedTuple):
-    """Cut of a task into blocks, and the method of their computation.
-
-    values   fields of records.JOB
-    units    number of blocks
-    scratch  bytes of all buffers
-    """
-
-    values: dict[str, Any]
-    units: int
-    scratch: int
 
 
 def _job(task: _Task, repeats: Sequence[bool]) -> CompiledPass | None:
@@ -296,78 +239,58 @@ def _job(task: _Task, repeats: Sequence[bool]) -> CompiledPass | None:
     found = _blocks(task)
     if found is None:
         return None
-    form, formats = task.form, task.formats
+    blocks, units, scratch = found
+    form, (arriving, leaving) = task.form, task.formats
     values = {
         "itemsize": task.compute.itemsize,
-        "channels": task.channels,
+        "channels": task.lengths[4],
         "rows": task.rows,
-        "input_narrow": formats[0] != task.compute,
-        "output_narrow": formats[1] != task.compute,
-        "input_size": formats[0].itemsize,
-        "output_size": formats[1].itemsize,
-        **form.steps(formats[0].itemsize, repeats),
-        **_functions(task, found.values["method"]),
-        **found.values,
+        "input_narrow": arriving != task.compute,
+        "output_narrow": leaving != task.compute,
+        "input_size": arriving.itemsize,
+        "output_size": leaving.itemsize,
+        **form.steps(arriving.itemsize, repeats),
+        **_functions(task, blocks["method"]),
+        **blocks,
     }
     one = _ONES[task.compute.name].ctypes.data
-    for name, length, table in zip(
-        ("depth", "height", "width"), form.lengths[1:4], task.axes, strict=True
-    ):
-        values[name] = (0, length, length, 0, 0, one) if table is None else table.record
-    inputs, outputs = math.prod(form.lengths), math.prod(task.lengths)
-    return CompiledPass(
-        record=_record(values),
-        units=found.units,
-        scratch=found.scratch,
-        outputs=outputs,
-        work=inputs + outputs,
-        tables=tuple(table for table in task.axes if table is not None),
-        read=form.read(repeats),
-    )
-
-
-def _record(values: dict[str, Any]) -> Array:
-    """Make a job's record, which holds its own address.
-
-    Absent fields are 0.
-    """
-    fields: Any = records.JOB.fields
-    numbers = [0] * (records.JOB.itemsize // 8)
+    names = ("depth", "height", "width")
+    for name, length, table in zip(names, form.lengths[1:4], task.axes, strict=True):
+        values[name] = (0, length, length, 0, 0, one, 0) if table is None else table.record
+    record = np.zeros(1, records.JOB)
+    address = values["address"] = record.ctypes.data
     for name, value in values.items():
-        place = fields[name][1] // 8
-        many: tuple[int, ...] = (value,) if isinstance(value, int) else value
-        numbers[place : place + len(many)] = many
-    # A view takes a fraction of the time of an array of nested tuples.
-    record = np.array(numbers, np.int64)
-    record[fields["address"][1] // 8] = record.ctypes.data
-    return record.view(records.JOB)
+        record[name] = value
+    inputs, outputs = math.prod(form.lengths), math.prod(task.lengths)
+    work, read = inputs + outputs, form.read(repeats)
+    return CompiledPass(record, address, units, scratch, outputs, work, task.axes, read)
 
 
 def _functions(task: _Task, method: int) -> dict[str, int]:
     """Return the addresses of each stage's functions."""
-    arriving, leaving = task.formats
-    staged = arriving if task.axes[0] is None else task.compute
-    stages = width.WIDTH_KERNELS[task.compute.name]
-    functions: dict[str, Any] = {
-        "depth_sum": rows.ROW_KERNELS[arriving.name].sums,
-        "height_sum": rows.ROW_KERNELS[staged.name].sums,
-        "width_sum": rows.ROW_KERNELS[task.compute.name].sums,
-        "width_stage": stages.columns if method == records.COLUMNS else stages.along_rows,
-        "to_rows": stages.to_rows,
-        "convert": rows.ROW_KERNELS[leaving.name].convert,
+    kernels, compute = rows.ROW_KERNELS, task.compute.name
+    arriving, leaving = (one.name for one in task.formats)
+    stages = width.WIDTH_KERNELS[compute]
+    return {
+        "depth_sum": kernels[arriving].sums.address,
+        "height_sum": kernels[arriving if task.axes[0] is None else compute].sums.address,
+        "width_sum": kernels[compute].sums.address,
+        "width_stage": (stages.columns if method == records.COLUMNS else stages.along_rows).address,
+        "to_rows": stages.to_rows.address,
+        "convert": kernels[leaving].convert.address,
+        "stream": _ROWS.stream.address if task.is_streamed else 0,
     }
-    if task.is_streamed:
-        functions["stream"] = _ROWS.stream
-    return {name: int(function.address) for name, function in functions.items()}
 
 
-def _blocks(task: _Task) -> _Blocks | None:
+def _blocks(task: _Task) -> tuple[dict[str, Any], int, int] | None:
     """Choose a method of width.py, and blocks.
 
-    Returns None if buffers would be too large.
+    Returns fields of the record, the number of blocks, and the bytes of all buffers; None if
+    buffers would be too large.
     """
     depth, height, width = task.axes
-    itemsize, channels, lanes = task.compute.itemsize, task.channels, task.lanes
+    itemsize, (outer, planes, height_rows, pixels, channels) = task.compute.itemsize, task.lengths
+    lanes = VECTOR_BYTES // itemsize
     described = _method(task)
     method = described["method"]
     transposed = method == records.COLUMNS
@@ -376,9 +299,9 @@ def _blocks(task: _Task) -> _Blocks | None:
     tile = _tile(task, method)
     span = tile if width is None else width.widest_span(tile)
     chunk = max(1, min(span, _CHUNK // channels)) if transposed else span
-    window = 0 if depth is None else block if height is None else height.widest_span(block)
+    window = 0 if depth is None or height is None else height.widest_span(block)
     row_bytes, line_bytes = (
-        _odd_vectors((pixels * channels + records.PAD) * itemsize) for pixels in (chunk, tile)
+        _odd_vectors((some * channels + records.PAD) * itemsize) for some in (chunk, tile)
     )
     if depth is not None and (chunk < span or window * row_bytes > _STAGE_BYTES):
         return None
@@ -390,18 +313,15 @@ def _blocks(task: _Task) -> _Blocks | None:
     sizes = {
         "stage_at": window * row_bytes,
         "sums_at": (lanes if transposed else ahead) * row_bytes,
-        "columns_at": (chunk * channels + records.PAD) * _VECTOR_BYTES * transposed,
-        "results_at": (tile * channels + records.PAD) * _VECTOR_BYTES * transposed,
+        "columns_at": (chunk * channels + records.PAD) * VECTOR_BYTES * transposed,
+        "results_at": (tile * channels + records.PAD) * VECTOR_BYTES * transposed,
         "lines_at": lines,
         "converted_at": lines if narrow and task.is_streamed else 0,
     }
     *places, scratch = itertools.accumulate(sizes.values(), initial=0)
-    per_plane, tiles = -(-task.lengths[2] // block), -(-task.pixels // tile)
-    count = -(-task.rows // block)
-    if depth is not None:
-        count = per_plane * math.prod(task.lengths[:2])
+    per_plane, tiles = -(-height_rows // block), -(-pixels // tile)
+    count = -(-task.rows // block) if depth is None else per_plane * planes * outer
     values = {
-        "staged": depth is not None,
         "block": block,
         "ahead": ahead,
         "blocks": per_plane,
@@ -410,19 +330,19 @@ def _blocks(task: _Task) -> _Blocks | None:
         "chunk": chunk,
         "row_bytes": row_bytes,
         "line_bytes": line_bytes,
+        **dict(zip(sizes, places, strict=True)),
     }
-    places_of = dict(zip(sizes, places, strict=True))
-    return _Blocks(described | values | places_of, count * tiles, scratch)
+    return described | values, count * tiles, scratch
 
 
 def _method(task: _Task) -> dict[str, Any]:
     """Choose a method of width.py; return the fields that describe it."""
-    width, channels = task.width, task.channels
+    width, channels = task.axes[2], task.lengths[4]
     if width is None:
         return {"method": records.NO_WIDTH}
     if channels >= _FEW_CHANNELS:
         return {"method": records.CHANNELS}
-    steady = _steady_method(width) if channels == 1 else None
+    steady = width.steady if channels == 1 else None
     if steady and width.outputs >= _SHORT_ROW:
         return steady
     groups = width.groups(channels) if CAN_PICK else None
@@ -432,26 +352,19 @@ def _method(task: _Task) -> dict[str, Any]:
     return steady or {"method": records.HALVE if few else records.COLUMNS}
 
 
-def _steady_method(width: Table) -> dict[str, Any] | None:
-    """Return HALVE or DOUBLE if most of the axis allows it."""
-    for method, steady in ((records.HALVE, width.halving), (records.DOUBLE, width.doubling)):
-        if steady and 2 * (steady.stop - steady.first) >= width.outputs:
-            return {"method": method, **steady.fields}
-    return None
-
-
 def _tile(task: _Task, method: int) -> int:
     """Return the pixels of a tile.
 
     They are all pixels, or a multiple of the pixels of whole vectors.
     """
     limit = _COLUMNS_BYTES if method == records.COLUMNS else _TILE_BYTES
+    pixels, channels = task.lengths[3:]
     # The longer of a row's two sides counts.
-    longer = max(task.form.lengths[3], task.pixels)
-    tile = limit * task.pixels // (task.channels * task.compute.itemsize * longer)
+    longer = max(task.form.lengths[3], pixels)
+    tile = limit * pixels // (channels * task.compute.itemsize * longer)
     if method != records.CHANNELS:
         tile = max(1, tile // _TILE_STEP) * _TILE_STEP
-    return min(task.pixels, max(tile, 1))
+    return min(pixels, max(tile, 1))
 
 
 def _odd_vectors(size: int) -> int:
@@ -459,4 +372,4 @@ def _odd_vectors(size: int) -> int:
 
     Rows of an even number would share cache sets.
     """
-    return (-(-size // _VECTOR_BYTES) | 1) * _VECTOR_BYTES
+    return (-(-size // VECTOR_BYTES) | 1) * VECTOR_BYTES

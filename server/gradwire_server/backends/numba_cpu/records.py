@@ -24,9 +24,7 @@ _GROUPS = _integers(
     "data",
     "size",  # bytes of a vector's data
     "taps",
-    "wide",
-    "gaps",
-    "uneven",
+    "uneven",  # whether some lanes have fewer taps than others
 )
 AXIS = _integers(
     "moves",  # whether the axis has a pass; if not, its weight is a single 1
@@ -57,7 +55,6 @@ JOB = _integers(
     "output_narrow",
     "input_size",  # bytes of an element
     "output_size",
-    "staged",  # whether the depth stage runs
     "method",  # method of the width stage, see below
     "block",  # rows of a block
     "ahead",  # rows summed over height before their width stage

@@ -21,21 +21,15 @@ from gradwire_server.backends.numba_cpu.instructions import (
     element_bytes,
     lanes,
     load,
-    load_first,
+    load_until,
     prefetch,
     product,
     put_streaming,
-    store,
-    store_first,
+    store_until,
     twice,
 )
 from gradwire_server.backends.numba_cpu.records import AXIS_POINTER, band
-from gradwire_server.backends.numba_cpu.vectors import (
-    COMPUTE_FORMATS,
-    STORAGE_FORMATS,
-    Format,
-    part,
-)
+from gradwire_server.backends.numba_cpu.vectors import STORAGE_FORMATS, Format, part
 
 # Bytes ahead at which input is prefetched: rows are too short for the processor's own prefetching.
 _AHEAD = 1024
@@ -43,116 +37,76 @@ _BYTES = Format("float32")
 
 
 @part
-def _load_whole(stored, at, left):
-    return load(stored, at)
+def _sum_vectors(stored, at, step, weights, taps, to, left, onto):
+    """Sum the vectors at one place of rows; at most `left` lanes."""
+    computed = computed_of(stored)
+    size = element_bytes(computed)
+    total = product(weights, load_until(stored, at, left))
+    if onto:
+        total = load_until(computed, to, left) + total
+    last = at + (taps - 1) * step if step else weights + (taps - 1) * size
+    while (at if step else weights) != last:
+        at += step
+        weights += size
+        total = total + product(weights, load_until(stored, at, left))
+    prefetch(stored, at + _AHEAD)
+    store_until(computed, to, total, left)
 
 
 @part
-def _store_whole(computed, to, vector, left):
-    store(computed, to, vector)
+def _sum_rows(stored, at, step, weights, taps, length, to, onto):
+    """Sum weighted rows, with k ascending.
 
+    to[i] = sum over k of weights[k] * at[k * step + i], for 0 <= i < length.
 
-def _sum_of_vectors(load_one: Any, store_one: Any, *, onto: bool, again: bool) -> Any:
-    """Build the sum of the vectors at one place of each row."""
-
-    @part
-    def sum_vectors(stored, at, step, weights, taps, to, left):
-        computed = computed_of(stored)
-        size = element_bytes(computed)
-        total = product(weights, load_one(stored, at, left))
-        if onto:
-            total = load_one(computed, to, left) + total
-        last = weights + (taps - 1) * size if again else at + (taps - 1) * step
-        while (weights if again else at) != last:
-            at += step
-            weights += size
-            total = total + product(weights, load_one(stored, at, left))
-        prefetch(stored, at + _AHEAD)
-        store_one(computed, to, total, left)
-
-    return sum_vectors
-
-
-def _sum_rows(*, onto: bool, again: bool) -> Any:
-    whole = _sum_of_vectors(_load_whole, _store_whole, onto=onto, again=again)
-    some = _sum_of_vectors(load_first, store_first, onto=onto, again=again)
-
-    @part
-    def sum_rows(stored, at, step, weights, taps, length, to):
-        """Sum weighted rows, with k ascending.
-
-        to[i] = sum over k of weights[k] * at[k * step + i], for 0 <= i < length.
-        """
-        # Additions to several registers do not wait for each other.
-        wide = twice(twice(stored))
-        computed = computed_of(stored)
-        while length >= lanes(wide):
-            whole(wide, at, step, weights, taps, to, 0)
-            at += lanes(wide) * element_bytes(stored)
-            to += lanes(wide) * element_bytes(computed)
-            length -= lanes(wide)
-        while length > 0:
-            if length >= lanes(stored):
-                whole(stored, at, step, weights, taps, to, 0)
-            else:
-                some(stored, at, step, weights, taps, to, length)
-            at += lanes(stored) * element_bytes(stored)
-            to += VECTOR_BYTES
-            length -= lanes(stored)
-
-    return sum_rows
-
-
-def _sums(*, onto: bool) -> Any:
-    """Build the sums of some bands.
-
-    onto: whether they are added to the values in place.
+    onto  whether the sums are added to the values in place
     """
-    sum_rows = _sum_rows(onto=onto, again=False)
-    sum_again = sum_rows if onto else _sum_rows(onto=False, again=True)
+    # Additions to several registers do not wait for each other.
+    wide = twice(twice(stored))
+    computed = computed_of(stored)
+    while length >= lanes(wide):
+        _sum_vectors(wide, at, step, weights, taps, to, lanes(wide), onto)
+        at += lanes(wide) * element_bytes(stored)
+        to += lanes(wide) * element_bytes(computed)
+        length -= lanes(wide)
+    while length > 0:
+        _sum_vectors(stored, at, step, weights, taps, to, length, onto)
+        at += lanes(stored) * element_bytes(stored)
+        to += VECTOR_BYTES
+        length -= lanes(stored)
 
-    @part
-    def banded(stored, axis, first, stop, rows, step, length, result, result_step):
-        itemsize = element_bytes(computed_of(stored))
-        for index in range(first, stop):
-            start, taps, weights = band(axis, itemsize, index)
-            if taps:
-                at = rows + start * step
-                if step:
-                    sum_rows(stored, at, step, weights, taps, length, result)
-                else:
-                    sum_again(stored, at, step, weights, taps, length, result)
-            elif not onto:
+
+@part
+def _sums(stored, axis, first, stop, rows, step, length, result, result_step, carried):
+    itemsize = element_bytes(computed_of(stored))
+    for index in range(first, stop):
+        start, taps, weights = band(axis, itemsize, index)
+        at = rows + start * step
+        if not taps:
+            if index >= carried:
                 clear(result, length * itemsize)
-            result += result_step
-
-    return banded
-
-
-_replacing, _onto = _sums(onto=False), _sums(onto=True)
+        elif index < carried:
+            _sum_rows(stored, at, step, weights, taps, length, result, onto=True)
+        elif step:
+            _sum_rows(stored, at, step, weights, taps, length, result, onto=False)
+        else:
+            _sum_rows(stored, at, 0, weights, taps, length, result, onto=False)
+        result += result_step
 
 
 @part
 def _convert(stored, rows, step, count, length, result, result_step):
-    computed, width = computed_of(stored), lanes(stored)
+    computed = computed_of(stored)
     for row in range(count):
-        source, to, i = rows + row * step, result + row * result_step, 0
-        while i < length:
-            left = length - i
-            if left < width <= length:
-                # Converts some elements again rather than a part of a vector.
-                i, left = length - width, width
-            at, place = source + i * element_bytes(computed), to + i * element_bytes(stored)
-            if left >= width:
-                store(stored, place, load(computed, at))
-            else:
-                store_first(stored, place, load_first(computed, at, left), left)
-            i += width
+        source, to = rows + row * step, result + row * result_step
+        for i in range(0, length, lanes(stored)):
+            numbers = load(computed, source + i * element_bytes(computed))
+            store_until(stored, to + i * element_bytes(stored), numbers, length - i)
 
 
 # Axis; first result and its end; rows (at input 0), bytes from row to row, their length; results
-# (at the first) and their step.
-_SUM = types.void(AXIS_POINTER, *[types.int64] * 7)
+# (at the first) and their step; the end of the results that hold partial sums.
+_SUM = types.void(AXIS_POINTER, *[types.int64] * 8)
 # Rows, step, count, length; results and their step.
 _CONVERT = types.void(*[types.int64] * 6)
 
@@ -160,7 +114,7 @@ _CONVERT = types.void(*[types.int64] * 6)
 class RowKernels(NamedTuple):
     """Compiled functions for rows of one storage type.
 
-    sums     sums rows times their weights
+    sums     sums rows times their weights, onto partial sums or not
     convert  rounds rows of the compute type to the storage type
     """
 
@@ -170,22 +124,15 @@ class RowKernels(NamedTuple):
 
 def _compiled(stored: Format) -> RowKernels:
     @cfunc(_SUM, cache=True)
-    def sums(axis, first, stop, rows, step, length, result, to):
-        _replacing(stored, carray(axis, 1)[0], first, stop, rows, step, length, result, to)
+    def sums(axis, first, stop, rows, step, length, result, to, carried):
+        one = carray(axis, 1)[0]
+        _sums(stored, one, first, stop, rows, step, length, result, to, carried)
 
     @cfunc(_CONVERT, cache=True)
     def convert(rows, step, count, length, result, to):
         _convert(stored, rows, step, count, length, result, to)
 
     return RowKernels(sums, convert)
-
-
-def _compiled_onto(computed: Format) -> Any:
-    @cfunc(_SUM, cache=True)
-    def onto(axis, first, stop, rows, step, length, result, to):
-        _onto(computed, carray(axis, 1)[0], first, stop, rows, step, length, result, to)
-
-    return onto
 
 
 # Streaming stores are for results larger than the caches keep: an ordinary store first reads the
@@ -207,6 +154,5 @@ def stream(rows, step, count, size, result, result_step):
             copy(stop, stop + distance, to + size - stop)
 
 
-# By the name of the storage type, and of the compute type.
+# By the name of the storage type.
 ROW_KERNELS = {one.name: _compiled(one) for one in STORAGE_FORMATS}
-SUM_ONTO = {one.name: _compiled_onto(one) for one in COMPUTE_FORMATS}

@@ -15,11 +15,9 @@ itself as done in the task, and writes FREE. So a helper reads a task only while
 
 from __future__ import annotations
 
-import atexit
 import threading
-import time
 from collections.abc import Iterator
-from weakref import WeakSet, finalize
+from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -36,14 +34,12 @@ LINE_BYTES = 64
 # The head of a team's memory, which the mailboxes follow.
 FREE_THREADS = 0  # threads that no call has taken
 HELPERS = 8  # helpers that have been started
-UNWOKEN = 16  # part of the work of recent calls for which no helper was woken up
 TEAM_BYTES = 64
 
 # A helper's mailbox.
 STATE = 0
 ASLEEP = 8  # whether the helper sleeps, or is about to
 ENDING = 16  # whether it is told to end
-CLOCK = 24  # 16 bytes for the time
 WAKE = 64  # semaphore of the helper; a line holds any sem_t
 MAILBOX_BYTES = 128
 
@@ -62,16 +58,12 @@ NEXT = 64  # first unit that no thread has taken
 DONE = 128  # helpers that have ended
 TASK_BYTES = 192
 
-# How long a helper spins before it sleeps: about as long as a wake-up takes, 50 to 150 us on
-# virtual machines.
-_SPIN_NS = 100_000
-# Checks before a caller sleeps between them.
+# Checks before a helper sleeps: they take about as long as a wake-up, 50 to 150 us on virtual
+# machines. A caller sleeps between further checks.
 _CHECKS = 200
 _BETWEEN_US = 50
 # Each time, a thread takes this part of its share of the units that are left: 1 / 2.
 _TAKEN = 2
-# Fraction of the work without a helper that counts for the next calls: 1 / 8.
-_CARRIED = 8
 
 # Atomic operations on int64, all sequentially consistent.
 _ORDER = "seq_cst"
@@ -115,16 +107,8 @@ _sem_post = _function("sem_post", types.int32, types.int64)
 _sem_wait = _function("sem_wait", types.int32, types.int64)
 _usleep = _function("usleep", types.int32, types.uint32)
 _sched_yield = _function("sched_yield", types.int32)
-_clock_gettime = _function("clock_gettime", types.int32, types.int32, types.int64)
 _calloc = _function("calloc", types.int64, types.int64, types.int64)
 _free = _function("free", types.void, types.int64)
-
-
-@part
-def _nanoseconds(mailbox):
-    """The time of the monotonic clock."""
-    _clock_gettime(time.CLOCK_MONOTONIC, mailbox + CLOCK)
-    return integer_at(mailbox + CLOCK) * 10**9 + integer_at(mailbox + CLOCK + 8)
 
 
 @part
@@ -158,11 +142,9 @@ def _sleep(mailbox):
 
 @part
 def _wake(mailbox):
-    """Wake a helper that waits for a change; return whether it slept."""
-    slept = exchange(mailbox + ASLEEP, 0)
-    if slept:
+    """Wake a helper that waits for a change."""
+    if exchange(mailbox + ASLEEP, 0):
         _sem_post(mailbox + WAKE)
-    return slept
 
 
 @part
@@ -176,26 +158,18 @@ def _take(team, wanted):
 
 
 @part
-def _post(team, task, most, work, worth):
-    """Post a task to suitable helpers; return how many got it.
+def _post(team, task, most, wakes):
+    """Post a task to free helpers; return how many got it.
 
-    Suitable helpers are awake, or worth waking up. Small calls wake a helper only if they follow
-    one another, so that it stays awake.
+    wakes  whether helpers that sleep get it, too
     """
-    posted, skipped, unwoken = 0, False, atomic_load(team + UNWOKEN)
-    credit = unwoken + work
+    posted = 0
     for helper in range(atomic_load(team + HELPERS)):
         mailbox = _mailbox(team, helper)
-        if posted == most:
-            break
-        if atomic_load(mailbox + ASLEEP) and credit < worth:
-            skipped = True
-        elif compare_exchange(mailbox + STATE, FREE, task):
+        suits = posted < most and (wakes or not atomic_load(mailbox + ASLEEP))
+        if suits and compare_exchange(mailbox + STATE, FREE, task):
             posted += 1
-            if _wake(mailbox):
-                credit -= worth
-                unwoken = 0
-    exchange(team + UNWOKEN, unwoken + work // _CARRIED if skipped else 0)
+            _wake(mailbox)
     return posted
 
 
@@ -218,8 +192,7 @@ def _gather(team, task, posted):
 def serve(mailbox):
     """Run a helper, in zeroed memory, until it is told to end."""
     _sem_init(mailbox + WAKE, 0, 0)
-    scratch = size = 0
-    since = _nanoseconds(mailbox)
+    scratch = size = checks = 0
     while not atomic_load(mailbox + ENDING):
         task = atomic_load(mailbox + STATE)
         if task != FREE and compare_exchange(mailbox + STATE, task, BUSY):
@@ -233,12 +206,13 @@ def serve(mailbox):
                 _work(task, -(-scratch // LINE_BYTES) * LINE_BYTES)
             fetch_add(task + DONE, 1)
             exchange(mailbox + STATE, FREE)
-            since = _nanoseconds(mailbox)
-        elif _nanoseconds(mailbox) - since < _SPIN_NS:
+            checks = 0
+        elif checks < _CHECKS:
+            checks += 1
             _sched_yield()
         else:
             _sleep(mailbox)
-            since = _nanoseconds(mailbox)
+            checks = 0
     _free(scratch)
 
 
@@ -251,8 +225,8 @@ def end(team):
         _wake(mailbox)
 
 
-@njit(types.void(*[types.int64] * 13), nogil=True, cache=True)
-def share(team, task, run, job, x, y, scratch, needed, units, least, wanted, work, worth):
+@njit(types.void(*[types.int64] * 12), nogil=True, cache=True)
+def share(team, task, run, job, x, y, scratch, needed, units, least, wanted, wakes):
     """Compute all units of a job.
 
     This thread computes, and free helpers do.
@@ -262,22 +236,17 @@ def share(team, task, run, job, x, y, scratch, needed, units, least, wanted, wor
     scratch  address of this thread's buffers, of needed bytes
     least    fewest units worth taking at once
     wanted   most threads
-    work     elements read and written
-    worth    work worth waking a helper up for
+    wakes    whether the work is worth waking helpers up
     """
     count = _take(team, wanted)
     for index, value in enumerate((run, job, x, y, needed, units, least, count)):
         put_number(task + RUN + 8 * index, value)
     put_number(task + NEXT, 0)
     put_number(task + DONE, 0)
-    posted = _post(team, task, count - 1, work, worth)
+    posted = _post(team, task, count - 1, wakes)
     _work(task, scratch)
     _gather(team, task, posted)
     fetch_add(team + FREE_THREADS, count)
-
-
-_teams: WeakSet[Team] = WeakSet()
-_serving: set[threading.Thread] = set()
 
 
 class ScratchMemory:
@@ -330,11 +299,10 @@ class Team:
     def __init__(self, most: int) -> None:
         memory = ScratchMemory(TEAM_BYTES + (most - 1) * MAILBOX_BYTES)
         self.address = memory.address
+        helpers = list(_started(memory, most - 1))
         memory.put(FREE_THREADS, most)
-        memory.put(HELPERS, sum(1 for _ in _started(memory, most - 1)))
-        _teams.add(self)
-        self.end = finalize(self, _end, memory)
-        self.end.atexit = False
+        memory.put(HELPERS, len(helpers))
+        finalize(self, _end, memory, helpers)
 
 
 def _started(memory: ScratchMemory, count: int) -> Iterator[threading.Thread]:
@@ -355,21 +323,12 @@ def _started(memory: ScratchMemory, count: int) -> Iterator[threading.Thread]:
 
 def _serve(_memory: ScratchMemory, mailbox: int) -> None:
     """Run a helper, and keep the memory that it uses alive."""
-    thread = threading.current_thread()
-    _serving.add(thread)
     with default_float_environment():
         serve(mailbox)
-    _serving.discard(thread)
 
 
-def _end(memory: ScratchMemory) -> None:
+def _end(memory: ScratchMemory, helpers: list[threading.Thread]) -> None:
+    """End helpers, before their code is unloaded."""
     end(memory.address)
-
-
-@atexit.register
-def _end_all() -> None:
-    """End all helpers before their code is unloaded."""
-    for team in list(_teams):
-        team.end()
-    for thread in list(_serving):
-        thread.join()
+    for one in helpers:
+        one.join()

@@ -140,10 +140,10 @@ def shuffle(builder: Any, one: Any, other: Any, places: list[int]) -> Any:
     return builder.shuffle_vector(one, other, mask)
 
 
-def declared(builder: Any, name: str, result: Any, kinds: list[Any]) -> Any:
-    """Return the LLVM function of this name, declared in the module."""
-    known = builder.module.globals.get(name)
-    return known or ir.Function(builder.module, ir.FunctionType(result, kinds), name)
+def llvm_call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
+    """Call the LLVM function of this name."""
+    kind = ir.FunctionType(result, [one.type for one in arguments])
+    return builder.call(builder.module.declare_intrinsic(name, fnty=kind), arguments)
 
 
 def pointer(builder: Any, address: Any, kind: Any) -> Any:

@@ -3,8 +3,8 @@
 columns  blocks of rows are transposed: neighbors in a column share their weights with any bands
 halve    bands advance by two inputs per result, with the same weights: shuffles split vectors
 double   bands advance by one input per two results: shuffles merge vectors
-permute  each vector of results finds its inputs in two or four registers; one instruction picks any
-         lanes of two registers (CAN_PICK)
+permute  each vector of results finds its inputs in two registers, of which one instruction picks
+         any lanes (CAN_PICK)
 
 At both ends of an axis, whose bands differ, `halve` and `double` sum results one by one.
 """
@@ -157,81 +157,52 @@ def _double(computed, job, at, to, left):
     store_until(twice(computed), to, interleave(even, odd), left)
 
 
-def _steady(put: Any, *, period: int, step: int) -> Any:
-    """Build the stage of bands that repeat periodically.
+@part
+def _steady(computed, job, row, first, stop, result, put, period, step):
+    """Compute results first .. stop - 1.
 
-    They repeat every `period` results, `step` inputs on.
+    Most bands repeat every `period` results, `step` inputs on. row and result are the addresses of
+    elements 0.
 
     put  writes the results of as many periods as a vector has lanes; at is the address of the input
          from which the first of them counts
     """
-
-    @part
-    def steady(computed, job, row, first, stop, result):
-        """Compute results first .. stop - 1.
-
-        row and result are the addresses of elements 0.
-        """
-        size, width = element_bytes(computed), lanes(computed)
-        begin = max(first, job.steady_first)
-        begin = min(begin + (begin - job.steady_first) % period, stop)
-        end = begin + max(0, min(stop, job.steady_stop) - begin) // period * period
-        _one_by_one(computed, job.width, row, first, begin, result)
-        at = row + (begin - job.steady_first) // period * step * size
-        for j in range(begin, end, period * width):
-            put(computed, job, at, result + j * size, end - j)
-            at += step * width * size
-        _one_by_one(computed, job.width, row, end, stop, result)
-
-    return steady
-
-
-_halved = _steady(_halve, period=1, step=2)
-_doubled = _steady(_double, period=2, step=1)
+    size, width = element_bytes(computed), lanes(computed)
+    begin = max(first, job.steady_first)
+    begin = min(begin + (begin - job.steady_first) % period, stop)
+    end = begin + max(0, min(stop, job.steady_stop) - begin) // period * period
+    _one_by_one(computed, job.width, row, first, begin, result)
+    at = row + (begin - job.steady_first) // period * step * size
+    for j in range(begin, end, period * width):
+        put(computed, job, at, result + j * size, end - j)
+        at += step * width * size
+    _one_by_one(computed, job.width, row, end, stop, result)
 
 
 @part
-def _pick_near(computed, at, index):
-    return pick(index, 0, load(twice(computed), at))
+def _permuted(computed, job, row, first, stop, result, uneven):
+    """Compute results first .. stop - 1.
 
+    row and result are the addresses of elements 0.
 
-@part
-def _pick_far(computed, at, index):
-    return pick(index, 0, load(twice(twice(computed)), at))
-
-
-def _permuted(pick_one: Any) -> Any:
-    @part
-    def permuted(computed, job, row, first, stop, result):
-        """Compute results first .. stop - 1.
-
-        row and result are the addresses of elements 0.
-        """
-        width, itemsize, groups = lanes(computed), element_bytes(computed), job.groups
-        step, left = job.channels * itemsize, job.width.outputs * job.channels
-        for g in range(first * job.channels // width, -(-stop * job.channels // width)):
-            at = row + integer_at(groups.bases + 8 * g) * itemsize
-            index = groups.data + g * groups.size
-            w = index + 2 * VECTOR_BYTES
-            total = lanewise_product(w, pick_one(computed, at, index))
-            if groups.gaps:
-                total = where_more(index + VECTOR_BYTES, 0, total, zeros(computed))
-            for k in range(1, groups.taps):
-                at += step
-                w += VECTOR_BYTES
-                more = total + lanewise_product(w, pick_one(computed, at, index))
-                if groups.uneven:
-                    more = where_more(index + VECTOR_BYTES, k, more, total)
-                total = more
-            store_until(computed, result + g * VECTOR_BYTES, total, left - g * width)
-
-    return permuted
-
-
-if CAN_PICK:
-    _permuted_near, _permuted_far = _permuted(_pick_near), _permuted(_pick_far)
-else:
-    _permuted_near = _permuted_far = _halved
+    uneven  whether some lanes have fewer taps than others
+    """
+    width, itemsize, groups = lanes(computed), element_bytes(computed), job.groups
+    step, left = job.channels * itemsize, job.width.outputs * job.channels
+    for g in range(first * job.channels // width, -(-stop * job.channels // width)):
+        at = row + integer_at(groups.bases + 8 * g) * itemsize
+        index = groups.data + g * groups.size
+        counts = w = index + VECTOR_BYTES
+        total = zeros(computed)
+        for k in range(groups.taps):
+            w += VECTOR_BYTES
+            term = lanewise_product(
+                w, pick(index, load(computed, at), load(computed, at + VECTOR_BYTES))
+            )
+            more = total + term if k else term
+            total = where_more(counts, k, more, total) if uneven else more
+            at += step
+        store_until(computed, result + g * VECTOR_BYTES, total, left - g * width)
 
 
 @part
@@ -241,13 +212,13 @@ def _along_row(computed, job, row, first, stop, result):
     row and result are the addresses of elements 0.
     """
     if job.method == HALVE:
-        _halved(computed, job, row, first, stop, result)
+        _steady(computed, job, row, first, stop, result, _halve, 1, 2)
     elif job.method == DOUBLE:
-        _doubled(computed, job, row, first, stop, result)
-    elif job.groups.wide:
-        _permuted_far(computed, job, row, first, stop, result)
-    else:
-        _permuted_near(computed, job, row, first, stop, result)
+        _steady(computed, job, row, first, stop, result, _double, 2, 1)
+    elif CAN_PICK and job.groups.uneven:
+        _permuted(computed, job, row, first, stop, result, uneven=True)
+    elif CAN_PICK:
+        _permuted(computed, job, row, first, stop, result, uneven=False)
 
 
 class WidthKernels(NamedTuple):
