@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -21,11 +20,12 @@ from gradwire.cli.connection import Connection
 from gradwire.cli.demo import demo
 from gradwire.cli.evaluate import evaluate
 from gradwire.cli.explain import explain
-from gradwire.cli.options import json_option, seconds_option, server_options
-from gradwire.cli.output import UNAVAILABLE, UNKNOWN, CommandError, tell
+from gradwire.cli.options import check_known, json_option, seconds_option, server_options
+from gradwire.cli.output import UNAVAILABLE, CommandError, tell
 from gradwire.health import SERVING
+from gradwire.health import health as ask_health
 from gradwire.ops import OPERATORS, Operator
-from gradwire.ops._base import Choice, did_you_mean, rule_of
+from gradwire.ops._base import Choice, rule_of
 
 WIDTH = 96
 
@@ -34,9 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the program; exit with a code of output.HELP."""
     try:
         code = commands.main(arguments, prog_name="gradwire", standalone_mode=False) or 0
-    except (click.Abort, KeyboardInterrupt) as error:
-        click.echo("gradwire: interrupted", file=sys.stderr)
-        code = output.code_of_interruption(error)
+    except click.Abort as error:
+        click.echo("gradwire: interrupted", err=True)
+        terminated = isinstance(error.__cause__, output.Terminated)
+        code = output.TERMINATED if terminated else output.INTERRUPTED
     except Exception as error:
         known = output.code_of(error)
         if known is None:
@@ -74,17 +75,12 @@ def operators(*, name: str | None, server: Connection, as_json: bool) -> None:
     """List the server's operators, or describe the one called NAME."""
     with server.client() as client:
         known = {info.name: info for info in client.operators()}
-    if name is not None and name not in known:
-        raise CommandError(
-            f"the server has no operator {name!r}; it has {', '.join(known)}"
-            f"{did_you_mean(name, known)}",
-            code=UNKNOWN,
-        )
     if name is None:
         width = max(map(len, known)) + 2
         lines = [f"{info.name:{width}}{info.summary}" for info in known.values()]
         lines += ["", "`gradwire operators NAME` describes an operator and its attributes."]
     else:
+        check_known(name, known)
         known = {name: known[name]}
         lines = _described(known[name])
     tell(list(map(dataclasses.asdict, known.values())), lines, as_json=as_json)
@@ -120,7 +116,7 @@ def health(*, server: Connection, timeout_s: float, wait_s: float | None, as_jso
     if wait_s is not None:
         with server.client() as client:
             server.wait_ready(client, wait_s)
-    status = server.health(timeout_s=timeout_s)
+    status = ask_health(server.target, timeout_s=timeout_s, credentials=server.credentials())
     if as_json or status == SERVING:
         tell({"target": server.target, "status": status}, [status], as_json=as_json)
     if status != SERVING:
@@ -139,11 +135,11 @@ def _described(info: OperatorInfo) -> list[str]:
   source        {info.source}
 """
     lines = [head]
-    indented = textwrap.TextWrapper(WIDTH, initial_indent=" " * 9, subsequent_indent=" " * 9)
     for attribute in info.attributes:
         values, default = _words(info.name, attribute)
         lines.append(f"  --attr {attribute.name}={values}")
-        lines += indented.wrap(f"{attribute.description} {default}")
+        indent = " " * 9
+        lines.append(click.wrap_text(f"{attribute.description} {default}", WIDTH, indent, indent))
     return lines
 
 
