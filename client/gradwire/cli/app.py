@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import click
 
-from gradwire import AttributeInfo, OperatorInfo, __version__
+from gradwire import OperatorInfo, __version__
 from gradwire._core.options import DEFAULT
 from gradwire._wire.environment import SERVER_VARIABLES, unknown_variables
 from gradwire.cli import output
@@ -124,6 +124,7 @@ def health(*, server: Connection, timeout_s: float, wait_s: float | None, as_jso
 
 
 def _described(info: OperatorInfo) -> list[str]:
+    """Describe an operator, with attributes as --attr takes them."""
     few, many = info.min_rank, info.max_rank
     head = f"""{info.name}
   {info.summary}
@@ -134,29 +135,19 @@ def _described(info: OperatorInfo) -> list[str]:
   output shape  {"always needed" if info.output_required else "determined by attributes"}
   source        {info.source}
 """
-    lines = [head]
+    lines, indent = [head], " " * 9
+    known = {field.name: field for field in dataclasses.fields(OPERATORS.get(info.name, Operator))}
     for attribute in info.attributes:
-        values, default = _words(info.name, attribute)
-        lines.append(f"  --attr {attribute.name}={values}")
-        indent = " " * 9
-        lines.append(click.wrap_text(f"{attribute.description} {default}", WIDTH, indent, indent))
-    return lines
-
-
-def _words(operator: str, attribute: AttributeInfo) -> tuple[str, str]:
-    """Return an attribute's values and default as --attr takes them.
-
-    An attribute unknown to this SDK keeps the server's words.
-    """
-    values, default = attribute.allowed_values, attribute.default_value
-    kind = OPERATORS.get(operator, Operator)
-    for field in dataclasses.fields(kind):
-        rule = rule_of(field)
-        if field.name == attribute.name and isinstance(rule, Choice):
+        # An attribute unknown to this SDK keeps the server's words.
+        values, default = attribute.allowed_values, attribute.default_value
+        field = known.get(attribute.name)
+        if field is not None and isinstance(rule := rule_of(field), Choice):
             values = rule.allowed
             default = field.default if isinstance(field.default, str) else default
-    kinds = "|".join(values) or attribute.type
-    return kinds, "Required." if attribute.required else f"Default: {default}."
+        lines.append(f"  --attr {attribute.name}={'|'.join(values) or attribute.type}")
+        told = "Required." if attribute.required else f"Default: {default}."
+        lines.append(click.wrap_text(f"{attribute.description} {told}", WIDTH, indent, indent))
+    return lines
 
 
 for command in (evaluate, demo, explain, compare, check, bench):

@@ -159,24 +159,15 @@ def _told(
     size = f"{one.size} elements of {one.dtype} {one.shape}"
     if found is None:
         return facts, [f"equal bits: {size}"]
-    places = {"first": found.first, "most": found.largest}
-    for name, at in places.items():
+    lines = [f"different: {found.count} of {size}"]
+    for name, at in (("first", found.first), ("most", found.largest)):
         facts[name] = {"index": at, "A": json_number(one[at]), "B": json_number(other[at])}
+        lines.append(f"  {name} at {[*at]}: A {number(one[at])}, B {number(other[at])}")
     facts["most"] |= {"absolute": json_number(found.absolute), "ulps": json_number(found.ulps)}
+    lines[-1] += f", {number(found.absolute)} or {found.ulps:.10g} ulps apart"
     why = reasons(told, found.first)
     facts["why"] = [each.facts() for each in why]
-    first, most = (
-        f"  {name} at {[*at]}: A {number(one[at])}, B {number(other[at])}"
-        for name, at in places.items()
-    )
-    return facts, [
-        f"different: {found.count} of {size}",
-        first,
-        f"{most}, {number(found.absolute)} or {found.ulps:.10g} ulps apart",
-        "",
-        f"Why at {[*found.first]}",
-        *_why(told, why),
-    ]
+    return facts, [*lines, "", f"Why at {[*found.first]}", *_why(told, why)]
 
 
 def _why(told: Sequence[Sequence[AxisTable]], why: Sequence[Reason]) -> list[str]:

@@ -138,7 +138,7 @@ def mapped(path: Path, dtype: str | None) -> Array:
     except ValueError as error:
         raise InvalidUsage(f"{path} is not a .npy file of numbers: {error}") from None
     if dtype == "bfloat16":
-        if array.dtype.itemsize != np.dtype(ml_dtypes.bfloat16).itemsize:
+        if array.itemsize != 2:  # noqa: PLR2004
             message = f"--dtype bfloat16: {path} holds {array.dtype}; give 2-byte elements"
             raise InvalidUsage(message)
         return array.view(ml_dtypes.bfloat16)

@@ -76,17 +76,7 @@ def positive(text: str) -> float:
 
 
 seconds_option = functools.partial(click.option, type=positive, metavar="SECONDS")
-# Element types by their names.
-DTYPE = click.Choice(list(DTYPES.values()))
-
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-attribute_option = click.option(
-    "--attr",
-    "attributes",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="An attribute; arrays are separated by commas. Once for each attribute.",
-)
 input_shape_option = functools.partial(
     click.option,
     "--input-shape",
@@ -100,8 +90,9 @@ output_shape_option = click.option(
     metavar="N,N,...",
     help="Shape of the result; may be left out where attributes determine it.",
 )
-dtype_option = functools.partial(click.option, "--dtype", type=DTYPE, default="float32")
-operator_option = functools.partial(click.option, "--op", "operator", metavar="NAME", required=True)
+dtype_option = functools.partial(
+    click.option, "--dtype", type=click.Choice(list(DTYPES.values())), default="float32"
+)
 seed_option = click.option("--seed", type=click.IntRange(0), default=0)
 
 
@@ -173,8 +164,16 @@ def read_operator(name: str, assignments: Iterable[str]) -> Operator:
 def operator_options(command: Decorated) -> Decorated:
     """Add --op and --attr to a command, which reach it as `operator`."""
 
-    @operator_option(help="See `gradwire operators`.")
-    @attribute_option
+    @click.option(
+        "--op", "operator", metavar="NAME", required=True, help="See `gradwire operators`."
+    )
+    @click.option(
+        "--attr",
+        "attributes",
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="An attribute; arrays are separated by commas. Once for each attribute.",
+    )
     @functools.wraps(command)
     def with_operator(*, operator: str, attributes: tuple[str, ...], **options: Any) -> Any:
         return command(operator=read_operator(operator, attributes), **options)

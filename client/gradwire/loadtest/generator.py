@@ -1,9 +1,9 @@
 """Process that makes the calls of a load test and reports them.
 
 It communicates with the process that started it over a pipe: it receives what makes a client, and
-then a Phase, sends READY, receives the time from which calls count, sends a Batch at intervals, the
-last one with the usage of the process, and receives the next Phase. The end of the pipe ends the
-process.
+then a Phase, sends None when it is ready, receives the time from which calls count, sends a Batch
+at intervals, the last one with the usage of the process, and receives the next Phase. The end of
+the pipe ends the process.
 
 Times are on the monotonic clock, which all processes of a machine share.
 """
@@ -131,7 +131,6 @@ now = time.monotonic
 REPORT_S = 0.25
 # Pause of a closed loop's caller after an unanswered call, which fails at once.
 _PAUSE_S = 0.25
-READY = "ready"
 # Makes a client, of (connections=, retry=); it can be sent to another process, unlike credentials.
 Connect = Callable[..., AsyncClient]
 
@@ -211,7 +210,7 @@ def main() -> None:
     # decides.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     pipe = Pipe(int(sys.argv[1]))
-    # The leading process may be gone before READY is sent.
+    # The leading process may be gone before this one is ready.
     with (
         contextlib.suppress(OSError, EOFError),
         asyncio.Runner(loop_factory=_precise_loop) as runner,
@@ -235,7 +234,7 @@ async def _run(pipe: Pipe, connect: Connect) -> None:
         phase: Phase = await asyncio.to_thread(pipe.recv)
         async with connect(connections=phase.settings.connections, retry=ONCE) as client:
             load = _Load(phase, client, pipe)
-            pipe.send(READY)
+            pipe.send(None)
             await load.run(await asyncio.to_thread(pipe.recv))
 
 

@@ -141,7 +141,7 @@ class Runner(AbstractContextManager["Runner"]):
         for number, pipe in enumerate(self._pipes):
             pipe.send(replace(phase, number=number))
         for pipe in self._pipes:
-            # READY; from here on there is no hurry.
+            # It is ready; from here on there is no hurry.
             pipe.recv()
         tally.begin = now() + _LEAD_S + phase.settings.warm_up_s
         for pipe in self._pipes:
@@ -153,7 +153,8 @@ class Runner(AbstractContextManager["Runner"]):
                 tally.batches.append(batch)
                 if batch.usage is not None:
                     left.discard(pipe)
-            self._show(f"{name}: {_progress(tally)}")
+            elapsed_s = max(0.0, now() - tally.begin)
+            self._show(f"{name}: {elapsed_s:.0f} s, {tally.right} right results")
 
     def __exit__(self, *_: object) -> None:
         for pipe in self._pipes:
@@ -203,14 +204,6 @@ def warnings(
     return told + [f"{flow.name}: percentiles are those of {flow.ok} calls only" for flow in few]
 
 
-def _progress(tally: Tally) -> str:
-    elapsed_s = min(now() - tally.begin, tally.duration_s)
-    if elapsed_s < 0:
-        return "warming up"
-    rate = tally.right / max(elapsed_s, 0.1)
-    return f"{elapsed_s:.0f} of {tally.duration_s:.0f} s, {rate:.0f} right results/s"
-
-
 INTERVAL_S = 1.0
 _ANSWER_S = 2.0
 _SAMPLES = (
@@ -232,16 +225,14 @@ class Usage:
 Probe = Callable[[], Usage]
 
 
-def read_usage(
-    url: str, headers: dict[str, str] | None = None, context: ssl.SSLContext | None = None
-) -> Usage:
+def read_usage(url: str, headers: dict[str, str], context: ssl.SSLContext | None) -> Usage:
     """Return the usage that a server's Prometheus endpoint reports.
 
     Raises PermissionDeniedError if it wants another token, OSError without a usable answer.
 
     context  of https; None for the system's authorities
     """
-    request = urllib.request.Request(url, headers=headers or {})  # noqa: S310 - checked
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - checked
     try:
         with urllib.request.urlopen(request, timeout=_ANSWER_S, context=context) as answer:  # noqa: S310 - checked
             text = answer.read().decode(errors="replace")

@@ -79,29 +79,22 @@ PROBLEMS = {
 }
 
 
-def digest_of(result: Array) -> str:
-    """Return the SHA-256 of an array's little-endian elements, in hexadecimal."""
-    return hashlib.sha256(np.ascontiguousarray(result, "<f4").tobytes()).hexdigest()
-
-
 class Judge:
     """Distinguishes right results from wrong ones.
 
-    The first right one is known by its digest; those after it are compared with it, which is a
-    hundred times faster.
+    The first right one is known by its digest; others are compared with it, which is far faster.
     """
 
     def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self._right: Array | None = None
+        self._digest = problem.digest
+        self._right = b""
 
     def is_right(self, result: Array) -> bool:
         """Whether a result has the expected bits."""
-        if self._right is None:
-            if digest_of(result) != self._problem.digest:
-                return False
-            self._right = result.copy().view(np.uint32)
-        return np.array_equal(result.view(np.uint32), self._right)
+        came = np.asarray(result, "<f4").tobytes()
+        if not self._right and hashlib.sha256(came).hexdigest() == self._digest:
+            self._right = came
+        return came == self._right
 
 
 Manner = Literal["plain", "cancelled", "hurried", "slow"]
