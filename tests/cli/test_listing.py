@@ -98,7 +98,7 @@ def test_the_environment_changes_neither_log_nor_security_of_a_local_server(
     monkeypatch.setenv("GRADWIRE_LOG_FORMAT", "json")
     monkeypatch.setenv("GRADWIRE_TLS_CERTIFICATE", "none.pem")
     monkeypatch.setenv("GRADWIRE_TLS_KEY", "none.pem")
-    with connection.local_server(backend="numpy_cpu") as (target, http):
+    with connection.local_server(backend="numpy_cpu", http=True) as (target, http):
         assert http.startswith("127.0.0.1:")
     wait_until(lambda: is_gone(target), patience_s=1)
 

@@ -203,7 +203,7 @@ def _run(
     when = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     here = machine()
     results: list[ScenarioResult] = []
-    with connection.served() as (subject, own_url):
+    with connection.served(http=True) as (subject, own_url):
         facts = _server(subject, own=own)
         probe = None
         if url := metrics_url or own_url:

@@ -83,7 +83,9 @@ class Connection:
             yield client
 
     @contextmanager
-    def served(self, *, backend: str = "auto") -> Generator[tuple[Connection, str | None]]:
+    def served(
+        self, *, backend: str = "auto", http: bool = False
+    ) -> Generator[tuple[Connection, str | None]]:
         """Yield a connection with a target, and a local server's metrics URL.
 
         Without a target a server is started here, and ends with the block.
@@ -91,8 +93,8 @@ class Connection:
         if self.target is not None:
             yield self, None
             return
-        with local_server(backend=backend) as (target, http):
-            yield replace(self, target=target), f"http://{http}/metrics"
+        with local_server(backend=backend, http=http) as (target, address):
+            yield replace(self, target=target), f"http://{address}/metrics"
 
     def async_client(self, *, connections: int, retry: RetryPolicy) -> AsyncClient:
         """Return a client of target, for the running event loop."""
@@ -169,12 +171,13 @@ def last_line(text: bytes) -> str:
 
 
 @contextmanager
-def local_server(*, backend: str = "auto") -> Generator[tuple[str, str]]:
+def local_server(*, backend: str = "auto", http: bool = False) -> Generator[tuple[str, str]]:
     """Yield a new server's addresses of gRPC and HTTP.
 
     It ends with the block, and at the latest with this process.
 
     backend  the server's setting, unless the environment has it
+    http     whether it has an HTTP port, which takes a tenth of a second; "" for its address else
     """
     check_server_installed()
     # It waits for kernels, so that `gradwire bench` measures one backend all the time; serves this
@@ -184,7 +187,7 @@ def local_server(*, backend: str = "auto") -> Generator[tuple[str, str]]:
     for name in [*environment]:
         if name.startswith(("GRADWIRE_TOKENS", "GRADWIRE_TLS_")):
             del environment[name]
-    flags = ["--address", "127.0.0.1:0", "--http-port", "127.0.0.1:0"]
+    flags = ["--address", "127.0.0.1:0", *(["--http-port", "127.0.0.1:0"] if http else [])]
     # A session of its own: Ctrl-C reaches this process only, which then stops the child in order.
     # The pipe at its standard input ends it should this process be killed.
     with (
@@ -207,8 +210,8 @@ def local_server(*, backend: str = "auto") -> Generator[tuple[str, str]]:
             if not greeting:
                 raise CommandError(f"the local server did not start: {last_line(text)}")
             target = greeting.removeprefix(GREETING).decode().strip()
-            (http,) = re.findall(rb" http address=(\S+)", text)
-            yield target, http.decode()
+            address = re.search(rb" http address=(\S+)", text)
+            yield target, address[1].decode() if address else ""
         finally:
             child.terminate()
             try:
