@@ -14,15 +14,11 @@ from typing import Any
 from gradwire import AsyncClient
 from gradwire.loadtest.generator import LoadSettings
 from gradwire.loadtest.result import ScenarioResult
-from gradwire.loadtest.runner import Fleet, Runner
+from gradwire.loadtest.runner import Runner
 from gradwire.loadtest.scenarios import Scenario
 
 # Runs a scenario for so many seconds.
 Run = Callable[[Scenario, float], ScenarioResult]
-
-
-def fleet_of(target: str, *, processes: int = 1) -> Fleet:
-    return Fleet(partial(AsyncClient, target), processes=processes)
 
 
 @contextmanager
@@ -33,11 +29,11 @@ def loading(
 
     show  called once calls count, and then on
     """
-    with fleet_of(target, processes=processes) as fleet:
+    with Runner(partial(AsyncClient, target), processes, show=show) as runner:
 
         def run(scenario: Scenario, duration_s: float) -> ScenarioResult:
             settings = LoadSettings(duration_s, warm_up_s=0.0, timeout_s=20.0, processes=processes)
-            return Runner(fleet, settings, probe=None, cores=None, show=show).run(scenario)
+            return runner.run(scenario, settings)
 
         yield run
 

@@ -23,17 +23,20 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from benchmarks import machine
+from gradwire import AsyncClient
 from gradwire.loadtest.generator import LoadSettings
 from gradwire.loadtest.result import ScenarioResult, failures
 from gradwire.loadtest.runner import Runner, Usage
 from gradwire.loadtest.scenarios import Flow, Scenario
-from load.loading import fleet_of, reported
+from load.loading import reported
+from support.load import Callers
 from support.processes import Command, running_command
 
 # A server that shares its cores with others is full at times, and says so: nothing leaks by that.
@@ -47,7 +50,6 @@ MIXED = Scenario(
         Flow("tiny", "tiny", callers=2, expected=_FULL),
         Flow("medium", "medium", callers=1, expected=_FULL),
         Flow("large", "large", callers=1, expected=_FULL),
-        Flow("many", "tiny", "many", 1, items=64, expected=_FULL),
         Flow("cancelled streams", "large", "cancelled", 1, within_s=0.3, expected=_CANCELLED),
         Flow("hurried", "work", "hurried", 0, 16.0, burst=8, within_s=0.03, expected=_LATE),
     ),
@@ -167,8 +169,13 @@ def growth(seconds: Sequence[float], memory: Sequence[float]) -> tuple[float, fl
     return float(slope) * span, max(3 * error * span, _PART * float(np.median(size)))
 
 
-def _load(command: Command, duration_s: float, warm_up_s: float) -> ScenarioResult:
-    """Put the server under load; every connection is closed when this returns."""
+def _load(
+    command: Command, duration_s: float, warm_up_s: float
+) -> tuple[ScenarioResult, dict[str, Any]]:
+    """Put the server under load; every connection is closed when this returns.
+
+    Returns the scenario's result, and what the caller with many items in one stream saw.
+    """
     settings = LoadSettings(duration_s, warm_up_s, timeout_s=30.0)
 
     def probe() -> Usage:
@@ -176,8 +183,13 @@ def _load(command: Command, duration_s: float, warm_up_s: float) -> ScenarioResu
         pids = family(command.pid)
         return Usage(0.0, anonymous(pids), len(pids))
 
-    with fleet_of(command.address) as fleet:
-        return Runner(fleet, settings, probe=probe, cores=None, show=lambda _: None).run(MIXED)
+    connect = partial(AsyncClient, command.address)
+    with (
+        Callers(command.address, "many") as many,
+        Runner(connect, 1, show=lambda _: None, probe=probe) as runner,
+    ):
+        result = runner.run(MIXED, settings)
+    return result, many.seen
 
 
 def _at_rest(pid: int, before: Held | None) -> Held:
@@ -197,12 +209,15 @@ def run(folder: Path, *, duration_s: float, warm_up_s: float) -> dict[str, Any]:
         command.wait_for_log(" worker serves ", times=2)
         _load(command, warm_up_s, 0.0)
         before = _at_rest(command.pid, None)
-        result = _load(command, duration_s, min(10.0, duration_s / 6))
+        result, many = _load(command, duration_s, min(10.0, duration_s / 6))
         after = _at_rest(command.pid, before)
     grown, noise = growth(
         [one.second for one in result.server], [one.rss_mib for one in result.server]
     )
     failed = after.more_than(before)
+    lost = [text for text in many["lost"] if not text.startswith("OverloadedError")]
+    if lost or many["wrong"]:
+        failed.append(f"many in one stream: {many}")
     if duration_s >= _LEAST_FIT_S and grown > noise:
         failed.append(f"memory grew by {grown:.1f} MiB; {noise:.1f} would be noise")
     left = after.anonymous_mib - before.anonymous_mib
@@ -219,7 +234,7 @@ def run(folder: Path, *, duration_s: float, warm_up_s: float) -> dict[str, Any]:
     return {
         "machine": machine.facts(),
         "duration_s": duration_s,
-        "calls": {flow.name: flow.sent for flow in result.flows},
+        "calls": {flow.name: flow.sent for flow in result.flows} | {"many": many["calls"]},
         "right": {flow.name: flow.ok for flow in result.flows},
         "wrong": sum(flow.wrong for flow in result.flows),
         "p99_ms": {flow.name: flow.corrected.p99_ms for flow in result.flows},

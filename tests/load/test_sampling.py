@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.loadtest.result import corrected, nines, percentile
-from gradwire.loadtest.runner import MetricsEndpoint
+from gradwire.loadtest.generator import percentile
+from gradwire.loadtest.result import corrected, nines
+from gradwire.loadtest.runner import read_usage
 from load.soak import Held, anonymous, family, growth, held
 from support.processes import running_command
 
@@ -20,7 +21,7 @@ def test_a_metrics_endpoint_tells_the_same_as_the_system(tmp_path: Path) -> None
     flags = ("--http-port", "127.0.0.1:0", "--workers", "2", "--backend", "numpy_cpu")
     with running_command(*flags, log=tmp_path / "log") as command:
         command.wait_for_log(" worker serves ", times=2)
-        told = MetricsEndpoint(f"http://{command.http_address}/metrics")()
+        told = read_usage(f"http://{command.http_address}/metrics", {}, None)
         seen = family(command.pid)
         # The supervisor and both workers; they live on between the two looks.
         assert told.processes == len(seen) == 3

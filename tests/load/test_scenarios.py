@@ -43,7 +43,6 @@ from gradwire.loadtest.scenarios import (
     Problem,
     Scenario,
     changed,
-    digest_of,
 )
 from gradwire_server import LocalClient
 from load.loading import Run, loading
@@ -68,7 +67,7 @@ def test_the_digest_is_that_of_the_specifications_result(problem: Problem) -> No
     with LocalClient("auto" if problem.broadcast else "numpy_cpu") as local:
         array = problem.input()
         result = local.evaluate(problem.operator, array, output_shape=problem.received)
-    assert digest_of(result) == problem.digest
+    assert Judge(problem).is_right(result)
     assert result.nbytes == problem.received_bytes
 
 
@@ -82,16 +81,9 @@ def test_a_judge_knows_one_bit_from_another() -> None:
     assert [judge.is_right(one) for one in (wrong, right, wrong, right)] == [0, 1, 0, 1]
 
 
-def test_an_open_loop_makes_the_calls_that_are_due_and_items_of_one_stream_are_judged_each(
-    run: Run,
-) -> None:
+def test_an_open_loop_makes_the_calls_that_are_due(run: Run) -> None:
     flow = run(changed(SCENARIOS["tiny"], rate=60), 1.0).flows[0]
     assert (flow.sent, flow.rate, flow.callers) == (60, 60, None)
-    many = Flow(name="many", problem="tiny", manner="many", items=8, callers=1)
-    result = run(Scenario(name="many", summary="", flows=(many,)), 0.3)
-    assert failures(result) == 0
-    assert result.flows[0].ok
-    assert result.flows[0].sent_bytes == 8 * PROBLEMS["tiny"].sent_bytes
 
 
 def test_callers_whom_no_server_answers_pause(nobody: str) -> None:
@@ -117,9 +109,7 @@ def stalled(scenario: Scenario) -> FlowResult:
             os.kill(server.process.pid, signal.SIGCONT)
 
         pool.submit(stop)
-        with loading(
-            server.address, show=lambda line: None if "warming" in line else calling.set()
-        ) as run:
+        with loading(server.address, show=lambda _: calling.set()) as run:
             result = run(scenario, LOAD_S)
     assert failures(result) == 0
     return result.flows[0]
@@ -200,7 +190,7 @@ def test_the_page_tells_all_and_needs_nothing_from_elsewhere(
     results: list[ScenarioResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing = Tally(Phase(SCENARIOS["mixed"].flows, LoadSettings(1.0, 0.0, 1.0)))
-    empty = ScenarioResult("mixed", "", 1.0, None, nothing.results(), [], nothing.generators(), [])
+    empty = ScenarioResult("mixed", "", 1.0, None, nothing.results(), [], nothing.generators, [])
     ET.fromstring(to_html(document(empty)).removeprefix("<!DOCTYPE html>"))  # noqa: S314 - our own
     page = to_html(document(*results, text=MARKUP))
     root = ET.fromstring(page.removeprefix("<!DOCTYPE html>"))  # noqa: S314 - our own
@@ -212,7 +202,7 @@ def test_the_page_tells_all_and_needs_nothing_from_elsewhere(
     assert not re.search(r"url\(|@import|https?:", page)
     assert MARKUP in "".join(root.itertext())
     for flow in chain.from_iterable(result.flows for result in results):
-        assert (f">{flow.name}, corrected</text>" in page) is (flow.ok > 0)
+        assert f">{flow.name}, corrected</text>" in page
         assert f"<td>{f'{flow.corrected.p99_ms:,.2f}' if flow.ok else '-'}</td>" in page
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     page = to_html(document(*results))
@@ -235,7 +225,6 @@ def test_a_comparison_tells_ratios_and_what_is_not_alike(results: list[ScenarioR
         scenarios=[replace(results[1], flows=[slower])],
         server=replace(first.server, backend="numpy_cpu"),
         settings=replace(first.settings, duration_s=5.0),
-        interrupted=True,
     )
     rows, notes = comparison(first, other)
     assert [row[:2] for row in rows] == [("mixed", "tiny")]
@@ -244,7 +233,6 @@ def test_a_comparison_tells_ratios_and_what_is_not_alike(results: list[ScenarioR
     for words in (
         "server.backend differs:  and numpy_cpu",
         "settings.duration_s differs: 1.0 and 5.0",
-        "B was interrupted: its figures are those until then",
         "mixed, large is in A only",
     ):
         assert words in text

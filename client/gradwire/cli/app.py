@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import NoReturn
 
 import click
 
-from gradwire import AttributeInfo, OperatorInfo, __version__
+from gradwire import OperatorInfo, __version__
 from gradwire._core.options import DEFAULT
 from gradwire._wire.environment import SERVER_VARIABLES, unknown_variables
 from gradwire.cli import output
@@ -21,11 +20,12 @@ from gradwire.cli.connection import Connection
 from gradwire.cli.demo import demo
 from gradwire.cli.evaluate import evaluate
 from gradwire.cli.explain import explain
-from gradwire.cli.options import json_option, seconds_option, server_options
-from gradwire.cli.output import UNAVAILABLE, UNKNOWN, CommandError, tell
+from gradwire.cli.options import check_known, json_option, seconds_option, server_options
+from gradwire.cli.output import UNAVAILABLE, CommandError, tell
 from gradwire.health import SERVING
+from gradwire.health import health as ask_health
 from gradwire.ops import OPERATORS, Operator
-from gradwire.ops._base import Choice, did_you_mean, rule_of
+from gradwire.ops._base import Choice, rule_of
 
 WIDTH = 96
 
@@ -34,9 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the program; exit with a code of output.HELP."""
     try:
         code = commands.main(arguments, prog_name="gradwire", standalone_mode=False) or 0
-    except (click.Abort, KeyboardInterrupt) as error:
-        click.echo("gradwire: interrupted", file=sys.stderr)
-        code = output.code_of_interruption(error)
+    except click.Abort as error:
+        click.echo("gradwire: interrupted", err=True)
+        terminated = isinstance(error.__cause__, output.Terminated)
+        code = output.TERMINATED if terminated else output.INTERRUPTED
     except Exception as error:
         known = output.code_of(error)
         if known is None:
@@ -74,17 +75,12 @@ def operators(*, name: str | None, server: Connection, as_json: bool) -> None:
     """List the server's operators, or describe the one called NAME."""
     with server.client() as client:
         known = {info.name: info for info in client.operators()}
-    if name is not None and name not in known:
-        raise CommandError(
-            f"the server has no operator {name!r}; it has {', '.join(known)}"
-            f"{did_you_mean(name, known)}",
-            code=UNKNOWN,
-        )
     if name is None:
         width = max(map(len, known)) + 2
         lines = [f"{info.name:{width}}{info.summary}" for info in known.values()]
         lines += ["", "`gradwire operators NAME` describes an operator and its attributes."]
     else:
+        check_known(name, known)
         known = {name: known[name]}
         lines = _described(known[name])
     tell(list(map(dataclasses.asdict, known.values())), lines, as_json=as_json)
@@ -120,7 +116,7 @@ def health(*, server: Connection, timeout_s: float, wait_s: float | None, as_jso
     if wait_s is not None:
         with server.client() as client:
             server.wait_ready(client, wait_s)
-    status = server.health(timeout_s=timeout_s)
+    status = ask_health(server.target, timeout_s=timeout_s, credentials=server.credentials())
     if as_json or status == SERVING:
         tell({"target": server.target, "status": status}, [status], as_json=as_json)
     if status != SERVING:
@@ -128,6 +124,7 @@ def health(*, server: Connection, timeout_s: float, wait_s: float | None, as_jso
 
 
 def _described(info: OperatorInfo) -> list[str]:
+    """Describe an operator, with attributes as --attr takes them."""
     few, many = info.min_rank, info.max_rank
     head = f"""{info.name}
   {info.summary}
@@ -138,29 +135,19 @@ def _described(info: OperatorInfo) -> list[str]:
   output shape  {"always needed" if info.output_required else "determined by attributes"}
   source        {info.source}
 """
-    lines = [head]
-    indented = textwrap.TextWrapper(WIDTH, initial_indent=" " * 9, subsequent_indent=" " * 9)
+    lines, indent = [head], " " * 9
+    known = {field.name: field for field in dataclasses.fields(OPERATORS.get(info.name, Operator))}
     for attribute in info.attributes:
-        values, default = _words(info.name, attribute)
-        lines.append(f"  --attr {attribute.name}={values}")
-        lines += indented.wrap(f"{attribute.description} {default}")
-    return lines
-
-
-def _words(operator: str, attribute: AttributeInfo) -> tuple[str, str]:
-    """Return an attribute's values and default as --attr takes them.
-
-    An attribute unknown to this SDK keeps the server's words.
-    """
-    values, default = attribute.allowed_values, attribute.default_value
-    kind = OPERATORS.get(operator, Operator)
-    for field in dataclasses.fields(kind):
-        rule = rule_of(field)
-        if field.name == attribute.name and isinstance(rule, Choice):
+        # An attribute unknown to this SDK keeps the server's words.
+        values, default = attribute.allowed_values, attribute.default_value
+        field = known.get(attribute.name)
+        if field is not None and isinstance(rule := rule_of(field), Choice):
             values = rule.allowed
             default = field.default if isinstance(field.default, str) else default
-    kinds = "|".join(values) or attribute.type
-    return kinds, "Required." if attribute.required else f"Default: {default}."
+        lines.append(f"  --attr {attribute.name}={'|'.join(values) or attribute.type}")
+        told = "Required." if attribute.required else f"Default: {default}."
+        lines.append(click.wrap_text(f"{attribute.description} {told}", WIDTH, indent, indent))
+    return lines
 
 
 for command in (evaluate, demo, explain, compare, check, bench):

@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import os
 import shlex
 import sys
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
 
 import click
 
 from gradwire.cli import output
-from gradwire.cli.connection import Connection, local_server
+from gradwire.cli.connection import Connection
 from gradwire.cli.options import (
     INPUT_FILE,
     OutputFile,
-    Positive,
     json_option,
+    positive,
     seconds_option,
     server_options,
 )
-from gradwire.cli.output import CommandError, InvalidUsage, status_line, table
-from gradwire.errors import PermissionDeniedError, UnavailableError, installing
+from gradwire.cli.output import InvalidUsage, load, show_status, table
+from gradwire.errors import PermissionDeniedError
+from gradwire.health import health
 from gradwire.loadtest.generator import LoadSettings
 from gradwire.loadtest.result import (
     FORMAT,
     TITLES,
     Document,
     FlowResult,
-    OutcomeResult,
     ScenarioResult,
     ServerFacts,
     comparison,
@@ -41,7 +39,7 @@ from gradwire.loadtest.result import (
     from_json,
     to_json,
 )
-from gradwire.loadtest.runner import Fleet, MetricsEndpoint, Runner, machine
+from gradwire.loadtest.runner import Runner, machine, read_usage
 from gradwire.loadtest.scenarios import SCENARIOS
 
 EXAMPLE = """\b
@@ -53,6 +51,14 @@ Examples:
 """
 
 _SCENARIOS = "\n".join(f"  {scenario.name:16}{scenario.summary}" for scenario in SCENARIOS.values())
+
+
+def _read_url(text: str) -> str:
+    """Refuse what is not a URL of HTTP."""
+    if not text.startswith(("http://", "https://")):
+        wanted = "give one such as http://127.0.0.1:9464/metrics"
+        raise click.BadParameter(f"{text!r} is not a URL; {wanted}")
+    return text
 
 
 @click.command(
@@ -82,7 +88,7 @@ _SCENARIOS = "\n".join(f"  {scenario.name:16}{scenario.summary}" for scenario in
 )
 @click.option(
     "--rate",
-    type=Positive(1e6),
+    type=positive,
     metavar="CALLS",
     help="Calls per second that are due, whether or not those before have ended (open loop).",
 )
@@ -122,6 +128,7 @@ _SCENARIOS = "\n".join(f"  {scenario.name:16}{scenario.summary}" for scenario in
 @click.option(
     "--metrics",
     "metrics_url",
+    type=_read_url,
     metavar="URL",
     help="Prometheus endpoint of --target, to tell its processor time and memory.",
 )
@@ -165,18 +172,21 @@ def bench(
         if as_json:
             raise InvalidUsage("--json and --compare exclude each other; give one")
         return _compare(*compared)
-    _check_url(metrics_url, server)
-    writers = _writers(output_file, report_file)
+    if metrics_url is not None and server.target is None:
+        raise InvalidUsage("--metrics needs --target; give that too")
+    writers: list[Writer] = []
+    if output_file is not None:
+        writers.append((output_file, to_json))
+    if report_file is not None:
+        writers.append((report_file, load("gradwire.loadtest.report").to_html))
     return _run(names or SCENARIOS, settings, server, metrics_url, writers, as_json=as_json)
 
 
 # Seconds that a server has to become ready: the first start of a local server compiles code.
 OWN_PATIENCE_S = 600.0
 TARGET_PATIENCE_S = 30.0
-# Seconds that a server has to answer after a scenario in which it was not available.
-_PRESENCE_S = 5.0
-# Bytes shown of an endpoint's refusal.
-_MOST_SAID = 1000
+# A file to write, and the function that makes its text.
+Writer = tuple[Path, Callable[[Document], str]]
 
 
 def _run(
@@ -184,7 +194,7 @@ def _run(
     settings: LoadSettings,
     connection: Connection,
     metrics_url: str | None,
-    writers: Sequence[tuple[Path, Callable[[Document], str]]],
+    writers: Sequence[Writer],
     *,
     as_json: bool,
 ) -> int:
@@ -193,37 +203,43 @@ def _run(
     when = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     here = machine()
     results: list[ScenarioResult] = []
-    ended: BaseException | None = None
-    with status_line() as show, _subject(connection, metrics_url) as (subject, probe):
+    with connection.served(http=True) as (subject, own_url):
         facts = _server(subject, own=own)
-        if metrics_url is not None and probe is not None:
-            _check_endpoint(probe, f"--metrics {metrics_url}")
-        fleet = Fleet(subject.async_client, processes=settings.processes)
+        probe = None
+        if url := metrics_url or own_url:
+            probe = partial(read_usage, url, connection.headers(url), connection.tls_context())
+            # An endpoint that cannot be read is refused before the load.
+            probe()
         cores = here.cores if own else None
-        runner = Runner(fleet, settings, probe=probe, cores=cores, show=show)
-        try:
-            for result in _results(names, subject, fleet, runner):
-                results.append(result)
-                show("")
-                if not as_json:
-                    click.echo("\n".join(_told(result)))
-        except (KeyboardInterrupt, UnavailableError, ChildProcessError, CommandError) as error:
-            ended = error
-    if ended is not None and not results:
-        raise ended
-    interrupted = isinstance(ended, KeyboardInterrupt)
-    command = shlex.join(["gradwire", *sys.argv[1:]])
-    document = Document(FORMAT, when, command, interrupted, here, facts, settings, results)
+        connect, processes = subject.async_client, settings.processes
+        with Runner(connect, processes, probe=probe, cores=cores, show=show_status) as runner:
+            try:
+                for name in dict.fromkeys(names):
+                    result = runner.run(SCENARIOS[name], settings)
+                    results.append(result)
+                    if not as_json:
+                        click.echo("\n".join(_told(result)))
+                    if runner.interrupted is not None:
+                        raise runner.interrupted
+                    ends = [end.status for flow in result.flows for end in flow.outcomes]
+                    if "UNAVAILABLE" in ends:
+                        # Raises if the server is gone.
+                        health(subject.target, credentials=subject.credentials())
+            finally:
+                ended = runner.interrupted is not None
+                command = shlex.join(["gradwire", *sys.argv[1:]])
+                document = Document(FORMAT, when, command, ended, here, facts, settings, results)
+                if results:
+                    _write(document, writers, as_json=as_json)
+    return output.OTHER if any(map(failures, results)) else 0
+
+
+def _write(document: Document, writers: Sequence[Writer], *, as_json: bool) -> None:
     if as_json:
         click.echo(to_json(document))
     for path, write in writers:
         path.write_text(write(document), encoding="utf-8")
         click.echo(f"Wrote {path}", err=as_json)
-    if isinstance(ended, KeyboardInterrupt):
-        return output.code_of_interruption(ended)
-    if ended is not None:
-        raise ended
-    return output.OTHER if any(map(failures, results)) else 0
 
 
 def _compare(before: Path, after: Path) -> int:
@@ -232,9 +248,9 @@ def _compare(before: Path, after: Path) -> int:
     for name, path in (("A", before), ("B", after)):
         try:
             one = from_json(path.read_text(encoding="utf-8"))
-            click.echo(
-                f"{name}  {path}: {one.when}, {one.server.backend or '?'}, {one.machine.cpu}"
-            )
+            ended = ", interrupted: its figures are those until then" if one.interrupted else ""
+            about = f"{one.when}, {one.server.backend or '?'}, {one.machine.cpu}{ended}"
+            click.echo(f"{name}  {path}: {about}")
         except (ValueError, AttributeError) as error:
             wanted = "give a file that `gradwire bench --output` has written"
             raise InvalidUsage(f"--compare {path}: {error}; {wanted}") from None
@@ -244,64 +260,6 @@ def _compare(before: Path, after: Path) -> int:
         raise InvalidUsage(f"--compare: {before} and {after} have no scenario in common")
     click.echo("\n".join(["", *table(TITLES, rows), "", *notes]))
     return 0
-
-
-def _writers(
-    output_file: Path | None, report_file: Path | None
-) -> list[tuple[Path, Callable[[Document], str]]]:
-    """Return the files to write, and the functions that make their texts."""
-    writers: list[tuple[Path, Callable[[Document], str]]] = []
-    if output_file is not None:
-        writers.append((output_file, to_json))
-    if report_file is not None:
-        try:
-            from gradwire.loadtest.report import to_html  # noqa: PLC0415 - Jinja2 may be missing
-        except ModuleNotFoundError:
-            raise CommandError(f"--report is written with Jinja2: {installing('plot')}") from None
-        writers.append((report_file, to_html))
-    return writers
-
-
-def _check_url(metrics_url: str | None, connection: Connection) -> None:
-    if metrics_url is None:
-        return
-    if connection.target is None:
-        raise InvalidUsage("--metrics needs --target; give that too")
-    if not metrics_url.startswith(("http://", "https://")):
-        wanted = "give one such as http://127.0.0.1:9464/metrics"
-        raise InvalidUsage(f"--metrics: {metrics_url!r} is not a URL; {wanted}")
-
-
-@contextmanager
-def _subject(
-    connection: Connection, metrics_url: str | None
-) -> Generator[tuple[Connection, MetricsEndpoint | None]]:
-    """Yield a connection, and its server's metrics if they are known.
-
-    Without a target the server is started here, and ends with the block.
-    """
-    if connection.target is None:
-        with local_server(http=True) as server:
-            target = dataclasses.replace(connection, target=server.target)
-            yield target, MetricsEndpoint(f"http://{server.http_address()}/metrics")
-    elif metrics_url is None:
-        yield connection, None
-    else:
-        headers = connection.headers(metrics_url)
-        yield connection, MetricsEndpoint(metrics_url, headers, connection.tls_context())
-
-
-def _check_endpoint(endpoint: MetricsEndpoint, option: str) -> None:
-    """Refuse an endpoint that lacks the needed metrics, before the load."""
-    try:
-        endpoint()
-    except HTTPError as error:
-        with error:
-            said = error.read(_MOST_SAID).decode(errors="replace").strip()
-        code = output.REFUSED if error.code in {401, 403} else output.OTHER
-        raise CommandError(f"{option}: {said or error}", code=code) from None
-    except OSError as error:
-        raise CommandError(f"{option}: {error}") from None
 
 
 def _server(connection: Connection, *, own: bool) -> ServerFacts:
@@ -321,25 +279,6 @@ def _server(connection: Connection, *, own: bool) -> ServerFacts:
     )
 
 
-def _results(
-    names: Iterable[str], connection: Connection, fleet: Fleet, runner: Runner
-) -> Generator[ScenarioResult]:
-    """Yield results of the scenarios, one after the other.
-
-    Raises if the user ends the test, or if the server is gone.
-    """
-    with fleet:
-        for name in dict.fromkeys(names):
-            result = runner.run(SCENARIOS[name])
-            # A scenario without counted calls has no result.
-            if runner.interrupted is None or any(flow.sent for flow in result.flows):
-                yield result
-            if runner.interrupted is not None:
-                raise runner.interrupted
-            if any(end.status == "UNAVAILABLE" for flow in result.flows for end in flow.outcomes):
-                connection.health(timeout_s=_PRESENCE_S)
-
-
 _TITLES = ("", "loop", "right/s", "MB/s", "p50 ms", "p99 ms", "p99.9", "max", "uncorrected p99")
 
 
@@ -347,7 +286,11 @@ def _told(result: ScenarioResult) -> list[str]:
     """Describe a scenario in lines."""
     lines = [f"{result.name}: {result.summary}", *table(_TITLES, map(_row, result.flows))]
     for flow in result.flows:
-        lines += [_end(flow, outcome) for outcome in flow.outcomes if outcome.status != "OK"]
+        for end in flow.outcomes:
+            if end.status != "OK":
+                mark = "" if end.expected else "  FAILED"
+                about = f"{end.count} of {flow.sent}, p50 {end.p50_ms:.2f} ms"
+                lines.append(f"  {flow.name}: {about}: {end.status} {end.reason}{mark}")
     lines += [f"  note: {warning}" for warning in result.warnings]
     return [*lines, ""]
 
@@ -361,12 +304,4 @@ def _row(flow: FlowResult) -> tuple[str, ...]:
         f"{flow.calls_per_s:.1f}",
         f"{flow.megabytes_per_s:.1f}",
         *(f"{time:.2f}" if flow.ok else "-" for time in times),
-    )
-
-
-def _end(flow: FlowResult, outcome: OutcomeResult) -> str:
-    kind = " ".join(filter(None, (outcome.status, outcome.reason)))
-    mark = "" if outcome.expected else "  FAILED"
-    return (
-        f"  {flow.name}: {outcome.count} of {flow.sent} {kind}, p50 {outcome.p50_ms:.2f} ms{mark}"
     )

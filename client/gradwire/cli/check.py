@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib
 import math
+import pkgutil
 import runpy
 import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.resources import files
-from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from numpy.lib.stride_tricks import as_strided
 from gradwire import Client
 from gradwire.cli.compare import Difference, difference, finfo
 from gradwire.cli.connection import Connection
-from gradwire.cli.explain import call, lines_of, reasons, tables
+from gradwire.cli.explain import lines_of, reasons, tables
 from gradwire.cli.options import (
     dtype_option,
     json_option,
@@ -34,11 +36,10 @@ from gradwire.cli.options import (
 from gradwire.cli.output import (
     DIFFERENT,
     HELP,
-    CommandError,
     Facts,
     InvalidUsage,
-    index,
     json_number,
+    load,
     number,
     tell,
 )
@@ -48,54 +49,52 @@ from gradwire.tensors import Array, DType, Shape, to_array
 
 # Lengths of the forward's input and output along an axis.
 Pair = tuple[int, int]
-
-
-def _pairs(lists: Any) -> Any:
-    return tuple((inputs, outputs) for inputs, outputs in lists)
-
-
 _LENGTHS = tomllib.loads(files("gradwire.cli").joinpath("check.toml").read_text("utf-8"))
-PAIRS, MIXED, BATCHES = (_pairs(_LENGTHS[name]) for name in ("pairs", "mixed", "batches"))
-TALL_AND_WIDE = list(map(_pairs, _LENGTHS["tall_and_wide"]))
+PAIRS: list[Pair] = list(map(tuple, _LENGTHS["pairs"]))
 # Length up to which a pair is used on all axes at once.
 LONG = 32
-# Share of special values where they are mixed with others.
-SPECIAL = 0.2
+# Those of the other axes, and lengths of batch and channel.
+SHORT: list[Pair] = [(1, 1), (2, 2), (2, 3), (7, 3), (4, 8)]
+BATCHES: list[Pair] = [(1, 1), (1, 5), (3, 1), (2, 3)]
+# How often each pair is tried for a type.
+ROUNDS = 4
 # Ranks in the order of trial; most kernels have the first one.
 RANKS = (4, 3, 5, 2, 1)
 # Ulps that another order of summation may differ by.
 ROUNDING = 4
-# Attributes that determine the sizes of a forward's output.
-SIZES = ("size", "sizes", "shape", "sizes_tensor")
 # Limits of shrinking: cases that are tried, and elements up to which each one is tried alone.
 TRIES, FEW = 1000, 64
 
-Maker = Callable[[Shape, DType, np.random.Generator], Array]
+# Errors of the operator for cases that it does not take.
+UNFIT = (InvalidRequestError, LimitExceededError)
+
+# Makes values of a shape, given the limits of their type.
+Maker = Callable[[Shape, np.random.Generator, Any], Array]
 
 
 def _with(*specials: float) -> Maker:
     """Return a maker of random values with at least one special value."""
 
-    def make(shape: Shape, _: DType, noise: np.random.Generator) -> Array:
-        values = noise.standard_normal(shape)
-        chosen = noise.random(shape) < SPECIAL
-        chosen.flat[noise.integers(chosen.size)] = True
-        return np.where(chosen, noise.choice(specials, shape), values)
+    def make(shape: Shape, noise: np.random.Generator, _: Any) -> Array:
+        pool = [*specials, *noise.standard_normal(4 * len(specials))]
+        values = noise.choice(pool, shape)
+        values.flat[0] = specials[-1]
+        return values
 
     return make
 
 
 VALUES: dict[str, Maker] = {
-    "random": lambda shape, _, noise: noise.standard_normal(shape),
+    "random": lambda shape, noise, _: noise.standard_normal(shape),
     "counting": lambda shape, _, __: 1 + np.arange(math.prod(shape)).reshape(shape) % 97,
     "ones": lambda shape, _, __: np.ones(shape),
     "zeros": _with(0.0, -0.0),
     "nan": _with(np.nan),
     "infinity": _with(np.inf, -np.inf),
-    "tiny": lambda shape, dtype, noise: (
-        noise.integers(-50, 50, shape) * float(finfo(dtype).smallest_subnormal)
+    "tiny": lambda shape, noise, limits: (
+        noise.integers(-50, 50, shape) * float(limits.smallest_subnormal)
     ),
-    "huge": lambda shape, dtype, noise: noise.uniform(-1, 1, shape) * float(finfo(dtype).max),
+    "huge": lambda shape, noise, limits: noise.uniform(-1, 1, shape) * float(limits.max),
 }
 LAYOUTS: dict[str, Callable[[Array], Array]] = {
     "contiguous": np.ascontiguousarray,
@@ -129,7 +128,7 @@ class Case:
             values: Array = np.zeros(shape)
             values.flat[place] = value
         else:
-            values = VALUES[self.values](shape, self.dtype, np.random.default_rng(seed))
+            values = VALUES[self.values](shape, np.random.default_rng(seed), finfo(self.dtype))
         with np.errstate(all="ignore"):
             return LAYOUTS[self.layout](values.astype(self.dtype))
 
@@ -137,43 +136,23 @@ class Case:
 def all_cases(
     dtypes: Iterable[DType], values: Sequence[str], *, rank: int, channels_last: bool
 ) -> Iterator[Case]:
-    """Yield the cases for tensors of a rank, the plainest first.
+    """Yield the cases for tensors of a rank.
 
-    With 2 axes one is the channel, with 1 none.
+    A pair is on one axis in two rounds, and on all of them in two others. Every second case has the
+    first kind of values. With 2 axes one is the channel, with 1 none.
     """
     axes = max(rank - 2, 1)
-
-    def pairs(batch: Pair, spatial: tuple[Pair, ...]) -> tuple[Pair, ...]:
-        leading = [(length, length) for length in batch][2 - (rank - axes) :]
-        before = 1 if channels_last else len(leading)
-        return (*leading[:before], *spatial, *leading[before:])
-
-    for dtype in dtypes:
-        for spatial in _spatial(axes):
-            yield Case(dtype, pairs((1, 1), spatial), values[0])
-        for batch in BATCHES:
-            yield Case(dtype, pairs(batch, ((3, 7),) * axes), values[0])
-        for pair in MIXED:
-            for special in values[1:]:
-                yield Case(dtype, pairs((1, 2), (pair,) * axes), special)
-            for layout in [*LAYOUTS][1:]:
-                yield Case(dtype, pairs((2, 3), (pair,) * axes), values[0], layout)
-
-
-def _spatial(axes: int) -> list[tuple[Pair, ...]]:
-    """Return lengths of spatial axes, the smallest first.
-
-    Each pair is on the last axis, on the first and on all; some are long and narrow.
-    """
-    shapes: set[tuple[Pair, ...]] = set()
-    for pair in PAIRS:
-        doubled = ((2, 2),) * (axes - 1)
-        shapes |= {(*doubled, pair), (pair, *doubled)}
-        if max(pair) <= LONG:
-            shapes.add((pair,) * axes)
-    if axes > 1:
-        shapes |= {(*((1, 1),) * (axes - 2), *pairs) for pairs in TALL_AND_WIDE}
-    return sorted(shapes, key=lambda one: (sum(map(sum, one)), one))
+    for dtype, (count, pair) in product(dtypes, enumerate(PAIRS * ROUNDS)):
+        turn = count // len(PAIRS)
+        spatial = [SHORT[(count + axis) % len(SHORT)] for axis in range(axes)]
+        spatial[turn // 2 % axes] = pair
+        if turn % 2 and max(pair) <= LONG:
+            spatial = [pair] * axes
+        batch, channel = ((length, length) for length in BATCHES[(count + turn) % len(BATCHES)])
+        shape = (batch, *spatial, channel) if channels_last else (batch, channel, *spatial)
+        kind = values[count // 2 % len(values) if count % 2 else 0]
+        layout = [*LAYOUTS][count // 4 % len(LAYOUTS)]
+        yield Case(dtype, shape[-rank:], kind, layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +186,6 @@ class Failure:
         return self.found.ulps if self.found else math.inf
 
 
-class Unfit(Exception):  # noqa: N818 (no fault)
-    """Raised for a case that the operator does not take."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Trial:
     """A check: its constant parts, and counts of the cases' outcomes.
@@ -233,50 +208,42 @@ class Trial:
     def __call__(self, case: Case) -> Failure | None:
         """Run a case; return its failure, or None if it passes.
 
-        Raises Unfit if the operator does not take the case.
+        Raises an error of UNFIT if the operator does not take the case.
         """
         given_shape, output_shape = zip(*case.pairs, strict=True)
         if self.operator.gradient:
             given_shape, output_shape = output_shape, given_shape
         given = case.array(given_shape, seed=self.seed)
         kept = given.copy()
-        expected = self._evaluate(kept, output_shape)
+        operator = self.operator.for_output(output_shape)
+        evaluate = partial(self.client.evaluate, operator, output_shape=output_shape)
+        expected = evaluate(kept)
         came = self._result(given, expected)
+        if given.tobytes() != kept.tobytes():
+            came = "it wrote to its argument"
         if isinstance(came, str):
             return Failure(case, kept, expected, came, None)
-        sums = partial(self._evaluate, np.abs(kept), output_shape)
+        sums = partial(evaluate, np.abs(kept))
         found = difference(expected, came, sums, tolerance=self.tolerance)
         return None if found is None else Failure(case, kept, expected, came, found)
 
-    def _evaluate(self, given: Array, output_shape: Shape) -> Array:
-        try:
-            operator = self.operator.for_output(output_shape)
-            return self.client.evaluate(operator, given, output_shape=output_shape)
-        except (InvalidRequestError, LimitExceededError) as error:
-            raise Unfit(str(error)) from error
-
     def _result(self, given: Array, expected: Array) -> Array | str:
-        """Return the function's result, or a text that names its fault.
-
-        A function that writes to its argument is at fault.
-        """
-        before = given.tobytes()
+        """Return the function's result, or a text that names its fault."""
         try:
             # Infinities and NaN are part of the cases, and no reason for warnings.
             with np.errstate(all="ignore"):
                 result = self.function(given, expected.shape)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the finding
             return f"it raised {type(error).__name__}: {' '.join(str(error).split())}"
-        if given.tobytes() != before:
-            return "it wrote to its argument"
         try:
             array = to_array(result)
         except (TypeError, InvalidRequestError):
             return f"it returned {type(result).__name__}, not an array of numbers"
-        if array.shape != expected.shape:
-            return f"it returned shape {array.shape}; {expected.shape} was asked for"
-        if array.dtype != given.dtype:
-            return f"it returned {array.dtype}; {given.dtype} was given"
+        if (array.shape, array.dtype) != (expected.shape, given.dtype):
+            return (
+                f"it returned {array.dtype} {array.shape}; "
+                f"{given.dtype} {expected.shape} was asked for"
+            )
         return array.copy()
 
     def run(self, cases: Iterable[Case]) -> bool:
@@ -288,9 +255,9 @@ class Trial:
         for case in cases:
             try:
                 failure = self(case)
-            except Unfit as unfit:
+            except UNFIT as error:
                 self.unfit += 1
-                self.reason = str(unfit)
+                self.reason = str(error)
                 continue
             self.ran += 1
             resampled |= any(one != other for one, other in case.pairs)
@@ -300,13 +267,12 @@ class Trial:
 
     def lines(self) -> list[str]:
         """Report the number of failed cases, and those due to rounding."""
-        verdict, limit = "all agree", " within "
-        if self.failures:
-            verdict, limit = f"{len(self.failures)} differ", " by more than "
-        if self.tolerance:
-            verdict += limit + counted(self.tolerance, "ulp")
+        verdict = f"{len(self.failures)} differ" if self.failures else "all agree"
+        allowed = (
+            f", with a tolerance of {counted(self.tolerance, 'ulp')}" if self.tolerance else ""
+        )
         unfit = f"; {self.unfit} more do not fit these attributes" if self.unfit else ""
-        lines = [f"{self.ran} cases: {verdict}{unfit}"]
+        lines = [f"{self.ran} cases: {verdict}{allowed}{unfit}"]
         rounded = [each.ulps for each in self.failures if each.ulps <= ROUNDING]
         if rounded:
             lines.append(
@@ -319,31 +285,27 @@ class Trial:
 def _tensor(array: Array) -> Any:
     """Lay a torch tensor over an array's memory."""
     torch = importlib.import_module("torch")
-    if str(array.dtype) == "bfloat16":
-        # NumPy's name for it is unknown to torch.
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    # NumPy's name for bfloat16 is unknown to torch.
+    bits = torch.from_numpy(array.view(f"i{array.itemsize}"))
+    return bits.view(getattr(torch, str(array.dtype)))
 
 
 def load_function(name: str) -> Callable[[Any, Shape], Any]:
     """Find "module:function" or "file.py:function", also in the current folder."""
     place, _, attribute = name.rpartition(":")
-    if not place or not attribute:
-        raise InvalidUsage(f"{name!r} is not a function; give module:function, or file.py:function")
     # For imports of the function, too.
     sys.path.insert(0, str(Path.cwd()))
     try:
         is_file = place.endswith(".py")
-        names = runpy.run_path(place) if is_file else vars(importlib.import_module(place))
+        function: Callable[[Any, Shape], Any] = (
+            runpy.run_path(place)[attribute] if is_file else pkgutil.resolve_name(name)
+        )
     except (Exception, SystemExit) as error:
-        message = f"{place} cannot be imported: {type(error).__name__}: {error}"
+        wanted = "give module:function, or file.py:function"
+        message = f"{name!r} cannot be imported: {type(error).__name__}: {error}; {wanted}"
         raise InvalidUsage(message) from error
-    if attribute not in names:
-        raise InvalidUsage(f"{name}: {place} has no function {attribute}; give the name of one")
-    function: Callable[[Any, Shape], Any] = names[attribute]
     if not callable(function):
-        kind = type(function).__name__
-        raise InvalidUsage(f"{name}: {attribute} is {kind}; a function is needed")
+        raise InvalidUsage(f"{name} is {type(function).__name__}; a function is needed")
     return function
 
 
@@ -354,7 +316,7 @@ def shrunk(trial: Trial, failure: Failure) -> Failure:
     def first(cases: Iterable[Case]) -> Failure | None:
         """Return the first similar failure among some cases."""
         for case, _ in zip(cases, budget, strict=False):
-            with suppress(Unfit):
+            with suppress(*UNFIT):
                 found = trial(case)
                 if found is not None and found.kind == failure.kind:
                     return found
@@ -377,7 +339,7 @@ def _simpler(case: Case) -> Iterator[Case]:
     if case.values != "ones":
         yield replace(case, values="ones")
     for axis, (one, other) in enumerate(case.pairs):
-        halves = (-(-one // 2), -(-other // 2))
+        halves = (one // 2, other // 2)
         shorter = {(1, 1), halves, (one - 1, other - 1), (one - 1, other), (one, other - 1)}
         for pair in sorted(shorter - {(one, other)}):
             if min(pair) >= 1:
@@ -450,12 +412,9 @@ def check(
     Each failure is shrunk to the smallest similar case. Exit with 0 if no case fails, with 9
     otherwise.
     """
-    if torch and find_spec("torch") is None:
-        raise CommandError("--torch: PyTorch is not installed here: pip install torch")
+    if torch:
+        load("torch", "pip install torch")
     function = load_function(name)
-    fitting = [rank for rank in ranks or RANKS if operator.min_rank <= rank <= operator.max_rank]
-    if not fitting:
-        raise InvalidUsage(f"--rank: {operator.name} takes tensors of {operator.ranks()} axes")
     with server.client(backend="numpy_cpu") as client:
         trial = Trial(
             client=client,
@@ -464,19 +423,19 @@ def check(
             tolerance=tolerance,
             seed=seed,
         )
-        for rank in fitting:
+        for rank in ranks or RANKS:
             # The channel is tried before the spatial axes, then behind them.
-            for last in sorted({False, rank > 2}):  # noqa: PLR2004
+            for last in (False, True):
                 cases = all_cases(dict.fromkeys(dtypes), values, rank=rank, channels_last=last)
                 if trial.run(cases):
                     break
             if trial.ran and not ranks:
                 break
         if not trial.ran:
-            message = f"no case fits the operator with these attributes: {trial.reason}"
-            pinned = " and ".join(size for size in SIZES if getattr(operator, size, ()))
-            hint = f"; each case has its own sizes: leave {pinned} out, or give scales"
-            raise InvalidUsage(message + (hint if pinned else ""))
+            hint = "each case has its own sizes: leave sizes out, or give scales"
+            raise InvalidUsage(
+                f"no case fits this operator, its attributes and --rank: {trial.reason}; {hint}"
+            )
         findings = [_told(operator, *one) for one in smallest(trial, most)]
     facts = {
         "function": name,
@@ -497,18 +456,18 @@ def check(
 
 def smallest(trial: Trial, most: int) -> Iterable[tuple[Failure, int]]:
     """Return shrunk failures, smallest first, and the number like each."""
-    groups: dict[object, list[Failure]] = {}
+    groups: dict[object, list[Failure]] = defaultdict(list)
     # Failures that rounding explains are last.
     for failure in sorted(
         trial.failures, key=lambda one: (one.ulps <= ROUNDING, one.given.size + one.expected.size)
     ):
         case = failure.case
-        groups.setdefault((failure.kind, case.dtype, case.values, case.layout), []).append(failure)
+        groups[failure.kind, case.dtype, case.values, case.layout].append(failure)
     found: dict[object, tuple[Failure, int]] = {}
     for members in groups.values():
         if len(found) < most:
             small = shrunk(trial, members[0])
-            key = (small.kind, tuple(sorted(small.case.pairs)), small.case.layout)
+            key = (small.kind, *sorted(small.case.pairs), small.case.layout)
             first, alike = found.get(key, (small, 0))
             found[key] = (first, alike + len(members))
     return found.values()
@@ -529,27 +488,29 @@ def _told(operator: Operator, failure: Failure, alike: int) -> tuple[Facts, list
     values = f"{case.values} values"
     if case.alone is not None:
         place = tuple(map(int, np.unravel_index(case.alone[0], given.shape)))
-        values = f"{number(given[place])} at {index(place)}, else 0"
-    layout = "" if case.layout == "contiguous" else f", {case.layout} in memory"
-    like = "" if alike == 1 else f" (the smallest of {alike} like it)"
-    lines = [f"{case.dtype} {shapes[0]} to {shapes[1]}{layout}{like}", f"given {values}"]
+        values = f"{number(given[place])} at {[*place]}, else 0"
+    lines = [
+        f"{case.dtype} {shapes[0]} to {shapes[1]}, {case.layout} in memory; {alike} like it",
+        f"given {values}",
+    ]
     if isinstance(came, str) or found is None:
         return {**facts, "error": came}, [*lines, str(came)]
-    (told,) = tables([call(operator.for_output(shapes[1]), case.dtype, *shapes)])
-    element, finite = found.largest, math.isfinite(found.ulps)
-    why = reasons([told], element)
+    (axes,) = tables([operator.for_output(shapes[1])], case.dtype, *shapes)
+    element = found.largest
+    why = reasons([axes], element)
     expected, wrong = failure.expected[element], came[element]
     facts |= {
         "element": element,
         "expected": json_number(expected),
         "came": json_number(wrong),
-        "ulps": found.ulps if finite else None,
+        "ulps": found.ulps if math.isfinite(found.ulps) else None,
         "wrong": found.count,
         "why": [reason.facts() for reason in why],
     }
-    values = f"expected {number(expected)}, came {number(wrong)}"
-    if finite and found.ulps:
-        # Rounded up, so that it is visibly above a tolerance.
-        values += f", {math.ceil(found.ulps * 100) / 100:.12g} ulps off"
-    lines.append(f"at {index(element)}: {values}; {found.count} of {came.size} elements wrong")
-    return facts, [*lines, *lines_of(told, why)]
+    # Rounded up, so that it is visibly above a tolerance.
+    off = f"{np.ceil(found.ulps * 100) / 100:.12g} ulps off"
+    lines.append(
+        f"at {[*element]}: expected {number(expected)}, came {number(wrong)}, {off}; "
+        f"{found.count} of {came.size} elements wrong"
+    )
+    return facts, [*lines, *lines_of(axes, why)]

@@ -14,14 +14,12 @@ import numpy as np
 
 from gradwire.cli.connection import Connection
 from gradwire.cli.evaluate import mapped
-from gradwire.cli.explain import Reason, Tables, call, lines_of, reasons, tables
+from gradwire.cli.explain import AxisTable, Reason, lines_of, reasons, tables
 from gradwire.cli.options import (
     INPUT_FILE,
-    attribute_option,
     dtype_option,
     input_shape_option,
     json_option,
-    operator_option,
     output_shape_option,
     read_operator,
     seed_option,
@@ -32,15 +30,12 @@ from gradwire.cli.output import (
     HELP,
     Facts,
     InvalidUsage,
-    index,
     json_number,
     number,
     tell,
 )
 from gradwire.ops import Operator
 from gradwire.tensors import Array, DType, Shape
-
-_ORDER = "gradwire.order"
 
 EXAMPLE = """\b
 Example:
@@ -50,23 +45,21 @@ Example:
 """
 
 
-class _Grouped(click.Command):
-    """A command that assigns each --attr to the preceding --op."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Record the order of options, which click discards."""
-        _, _, order = self.make_parser(ctx).parse_args(list(args))
-        ctx.meta[_ORDER] = [each.name for each in order]
-        return super().parse_args(ctx, args)
-
-
 @click.command(
-    cls=_Grouped,
     short_help="Compare two operators, or one and a file, bit by bit.",
     epilog=f"{EXAMPLE}\n{HELP}",
 )
-@operator_option(multiple=True, help="Once for each of the two; the --attr behind it are its own.")
-@attribute_option
+# One option of two names, for click keeps the order of its values.
+@click.option(
+    "--op",
+    "--attr",
+    "words",
+    metavar="WORD",
+    multiple=True,
+    required=True,
+    help="--op NAME is an operator, once for each of the two; behind it are its own attributes, "
+    "each as --attr NAME=VALUE.",
+)
 @click.option(
     "--against",
     type=INPUT_FILE,
@@ -86,13 +79,9 @@ class _Grouped(click.Command):
 @seed_option
 @server_options()
 @json_option
-@click.pass_context
 def compare(
-    context: click.Context,
-    /,
     *,
-    operator: tuple[str, ...],
-    attributes: tuple[str, ...],
+    words: tuple[str, ...],
     against: Path | None,
     source: Path | None,
     input_shape: Shape | None,
@@ -108,7 +97,7 @@ def compare(
     differs, and why: its coordinates, taps and weights in both. Exit with 0 if they are equal, with
     9 if not.
     """
-    operators = _grouped(context.meta[_ORDER], operator, attributes)
+    operators = _grouped(words)
     if len(operators) + (against is not None) != len(NAMES):
         raise InvalidUsage("--op: give it twice, or once with --against")
     if against is not None and source is None:
@@ -121,21 +110,18 @@ def compare(
         x = np.random.default_rng(seed).standard_normal(input_shape).astype(dtype)
     else:
         x = mapped(source, str(dtype))
-    elsewhere = None if against is None else mapped(against, str(dtype))
-    told = tables([call(each, x.dtype, x.shape, output_shape) for each in operators])
-    shapes = [each.output_shape for each in told]
-    if len(set(shapes)) > 1:
-        message = f"the results are of two shapes, {shapes[0]} and {shapes[1]}"
-        raise InvalidUsage(f"{message}; give --output-shape")
+    elsewhere = [] if against is None else [mapped(against, str(dtype))]
+    told = tables(operators, x.dtype, x.shape, output_shape)
+    shapes = [tuple(axis.result_length for axis in axes) for axes in told]
+    kinds = {f"{x.dtype} {shape}" for shape in shapes}
+    kinds |= {f"{each.dtype} {each.shape}" for each in elsewhere}
+    if len(kinds) > 1:
+        both = " and ".join(sorted(kinds))
+        raise InvalidUsage(f"the results are {both}; give --output-shape, or another file")
     with server.client(backend="numpy_cpu") as client:
         results = [client.evaluate(each, x, output_shape=shapes[0]) for each in operators]
-    names = list(map(repr, operators))
-    if elsewhere is not None:
-        results.append(elsewhere)
-        names.append(str(against))
-        ours, theirs = (f"{each.dtype} {each.shape}" for each in results)
-        if ours != theirs:
-            raise InvalidUsage(f"--against: {against} holds {theirs}; ours is {ours}")
+    results += elsewhere
+    names = [*map(repr, operators), str(against)]
     one, other = results
     found = difference(one, other)
     facts, lines = _told(one, other, told, found)
@@ -143,29 +129,24 @@ def compare(
     return 0 if found is None else DIFFERENT
 
 
-def _grouped(
-    order: Sequence[str], names: Sequence[str], attributes: Sequence[str]
-) -> tuple[Operator, ...]:
+def _grouped(words: Sequence[str]) -> list[Operator]:
     """Make operators of names, each with the attributes after it."""
     groups: list[tuple[str, list[str]]] = []
-    rest_of_names, rest_of_attributes = iter(names), iter(attributes)
-    for option in order:
-        if option == "operator":
-            groups.append((next(rest_of_names), []))
-        elif option == "attributes":
-            given = next(rest_of_attributes)
-            if not groups:
-                message = f"--attr: {given!r} stands before any --op; give it behind its own"
-                raise InvalidUsage(message)
-            groups[-1][1].append(given)
-    return tuple(read_operator(*group) for group in groups)
+    for word in words:
+        if "=" not in word:
+            groups.append((word, []))
+        elif groups:
+            groups[-1][1].append(word)
+        else:
+            raise InvalidUsage(f"--attr: {word!r} stands before any --op; give it behind its own")
+    return [read_operator(*group) for group in groups]
 
 
 NAMES = ("A", "B")
 
 
 def _told(
-    one: Array, other: Array, told: Sequence[Tables], found: Difference | None
+    one: Array, other: Array, told: Sequence[Sequence[AxisTable]], found: Difference | None
 ) -> tuple[Facts, list[str]]:
     """Describe a comparison as a JSON object and as lines."""
     facts: Facts = {
@@ -178,27 +159,18 @@ def _told(
     size = f"{one.size} elements of {one.dtype} {one.shape}"
     if found is None:
         return facts, [f"equal bits: {size}"]
-    places = {"first": found.first, "most": found.largest}
-    for name, at in places.items():
+    lines = [f"different: {found.count} of {size}"]
+    for name, at in (("first", found.first), ("most", found.largest)):
         facts[name] = {"index": at, "A": json_number(one[at]), "B": json_number(other[at])}
+        lines.append(f"  {name} at {[*at]}: A {number(one[at])}, B {number(other[at])}")
     facts["most"] |= {"absolute": json_number(found.absolute), "ulps": json_number(found.ulps)}
+    lines[-1] += f", {number(found.absolute)} or {found.ulps:.10g} ulps apart"
     why = reasons(told, found.first)
     facts["why"] = [each.facts() for each in why]
-    first, most = (
-        f"  {name} at {index(at)}: A {number(one[at])}, B {number(other[at])}"
-        for name, at in places.items()
-    )
-    return facts, [
-        f"different: {found.count} of {size}",
-        first,
-        f"{most}, {number(found.absolute)} or {found.ulps:.10g} ulps apart",
-        "",
-        f"Why at {index(found.first)}",
-        *_why(told, why),
-    ]
+    return facts, [*lines, "", f"Why at {[*found.first]}", *_why(told, why)]
 
 
-def _why(told: Sequence[Tables], why: Sequence[Reason]) -> list[str]:
+def _why(told: Sequence[Sequence[AxisTable]], why: Sequence[Reason]) -> list[str]:
     if len(told) == 1:
         return lines_of(told[0], why, "A")
     lines: list[str] = []
@@ -241,7 +213,8 @@ def difference(
     magnitude  returns the same sums over magnitudes, whose ulps count; None for those of the values
     tolerance  ulps of elements that still count as equal; 0 for equal bits
     """
-    wrong = (_bits(one) != _bits(other)) & ~(np.isnan(one) & np.isnan(other))
+    differ = (one != other) | (np.signbit(one) != np.signbit(other))
+    wrong = differ & ~(np.isnan(one) & np.isnan(other))
     if not wrong.any():
         return None
     off = ulps_off(one, other, other if magnitude is None else magnitude())
@@ -253,8 +226,7 @@ def difference(
         tuple(map(int, np.unravel_index(np.argmax(each), wrong.shape)))
         for each in (wrong, np.where(wrong, off, -1))
     )
-    with np.errstate(all="ignore"):
-        absolute = abs(float(one[largest]) - float(other[largest]))
+    absolute = abs(float(one[largest]) - float(other[largest]))
     return Difference(int(wrong.sum()), first, largest, absolute, float(off[largest]))
 
 
@@ -263,16 +235,11 @@ def ulps_off(expected: Array, came: Array, magnitude: Array) -> Array:
 
     Where a sum cancels, its own ulp says nothing about the accuracy of the computation.
     """
+    largest = finfo(expected.dtype).max
+    # The largest number has no next one.
+    last = np.nextafter(largest, largest * 0)
     with np.errstate(all="ignore"):
-        one, other, size = (each.astype(np.float64) for each in (expected, came, magnitude))
-        scale = np.maximum(np.abs(one), np.abs(size))
-        bounds = finfo(expected.dtype)
-        _, exponent = np.frexp(np.where(np.isfinite(scale), scale, float(bounds.max)))
-        ulp = np.ldexp(float(bounds.eps), exponent - 1)
-        ulp = np.maximum(ulp, float(bounds.smallest_subnormal))
-        finite = np.isfinite(one) & np.isfinite(other)
-        return np.where(finite, np.abs(one - other) / ulp, math.inf)
-
-
-def _bits(array: Array) -> Array:
-    return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").reshape(array.shape)
+        scale = np.fmax(np.abs(expected), np.abs(magnitude))
+        ulp = np.spacing(np.fmin(scale, last)).astype(np.float64)
+        off = np.abs(expected.astype(np.float64) - came.astype(np.float64)) / ulp
+    return np.where(np.isnan(off), math.inf, off)

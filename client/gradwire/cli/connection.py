@@ -15,19 +15,18 @@ import sys
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import click
 import grpc
 
-from gradwire import AsyncClient, Client, RetryPolicy, health
+from gradwire import AsyncClient, Client, RetryPolicy
 from gradwire._core.options import read_bearer
-from gradwire._wire.statuses import is_refused, no_server
-from gradwire.cli.output import UNAVAILABLE, CommandError, InvalidUsage
+from gradwire.cli.output import CommandError, InvalidUsage
 from gradwire.errors import UnavailableError, installing
 
 # Seconds for which a command retries connecting while its user waits.
@@ -59,16 +58,12 @@ class Connection:
     token_file: str | None
 
     def __post_init__(self) -> None:
-        for option, given, needed, there in (
-            ("--tls", self.tls, "--target", self.target),
-            ("--tls-ca", self.tls_ca, "--target", self.target),
-            ("--token-file", self.token_file, "--target", self.target),
-            ("--tls-certificate", self.tls_certificate, "--tls-key", self.tls_key),
-            ("--tls-key", self.tls_key, "--tls-certificate", self.tls_certificate),
-            ("--tls-key", self.tls_key, "--tls", self.tls_ca or self.tls),
-        ):
-            if given and not there:
-                raise InvalidUsage(f"{option} needs {needed}; give that too")
+        if self.target is None and (self.tls or self.tls_ca or self.token_file):
+            raise InvalidUsage("--tls, --tls-ca and --token-file need --target; give that too")
+        if (self.tls_key is None) is not (self.tls_certificate is None):
+            raise InvalidUsage("--tls-key and --tls-certificate need each other; give both")
+        if self.tls_key is not None and not (self.tls or self.tls_ca):
+            raise InvalidUsage("--tls-key needs --tls; give that too")
         # grpc would report a file that it cannot use only as a failure to connect.
         self.tls_context()
 
@@ -79,17 +74,27 @@ class Connection:
         backend  of the local server; the bits do not depend on it, "numpy_cpu" starts soonest
         split    whether the servers of target share large evaluations
         """
-        if self.target is not None:
-            client = Client(
-                self.target, **self._secrets(), connect_timeout_s=_CONNECT_S, split=split
-            )
-            with client, self._reaching():
-                yield client
-            return
-        if split:
-            raise InvalidUsage("--split is for the servers of --target; give that")
-        with local_server(backend=backend) as server, Client(server.target) as client:
+        with (
+            self.served(backend=backend) as (there, _),
+            Client(
+                there.target, **self._secrets(), connect_timeout_s=_CONNECT_S, split=split
+            ) as client,
+        ):
             yield client
+
+    @contextmanager
+    def served(
+        self, *, backend: str = "auto", http: bool = False
+    ) -> Generator[tuple[Connection, str | None]]:
+        """Yield a connection with a target, and a local server's metrics URL.
+
+        Without a target a server is started here, and ends with the block.
+        """
+        if self.target is not None:
+            yield self, None
+            return
+        with local_server(backend=backend, http=http) as (target, address):
+            yield replace(self, target=target), f"http://{address}/metrics"
 
     def async_client(self, *, connections: int, retry: RetryPolicy) -> AsyncClient:
         """Return a client of target, for the running event loop."""
@@ -133,25 +138,11 @@ class Connection:
             click.echo(f"gradwire: {waiting}: {error}", err=True)
             client.wait_ready(patience_s)
 
-    def health(self, *, timeout_s: float) -> str:
-        """Return the health of the server at target, such as "SERVING"."""
-        with self._reaching():
-            return health.health(self.target, timeout_s=timeout_s, credentials=self._credentials())
-
-    @contextmanager
-    def _reaching(self) -> Generator[None]:
-        """Explain a refused connection to target."""
-        try:
-            yield
-        except UnavailableError as error:
-            if not is_refused(error):
-                raise
-            raise CommandError(no_server(str(self.target)), code=UNAVAILABLE) from error
-
     def _secrets(self) -> dict[str, Any]:
-        return {"credentials": self._credentials(), "token_file": self.token_file}
+        return {"credentials": self.credentials(), "token_file": self.token_file}
 
-    def _credentials(self) -> grpc.ChannelCredentials | None:
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """Return TLS credentials; None for plain text."""
         if not self.tls and self.tls_ca is None:
             return None
         # OpenSSL names the file of SSL_CERT_FILE if that is set; grpc has a list of its own.
@@ -162,41 +153,35 @@ class Connection:
         )
 
 
-MODULE = "gradwire_server"
+SERVER = "gradwire_server"
 # The server's first line on standard output, once it listens.
 GREETING = b"gradwire-server listening on "
-INSTALL = installing("server")
 STOP_TIMEOUT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class LocalServer:
-    """A running server, its address, and the file of its log."""
+def check_server_installed() -> None:
+    """Raise CommandError without the package of the server."""
+    if find_spec(SERVER) is None:
+        raise CommandError(f"this needs a --target, or here the server: {installing('server')}")
 
-    target: str
-    log: IO[bytes]
 
-    def http_address(self) -> str:
-        """Return the address of its HTTP port, as its log has it."""
-        # Its process writes at the offset that both share.
-        text = os.pread(self.log.fileno(), 1 << 20, 0)
-        (address,) = re.findall(rb" http address=(\S+)", text)
-        return str(address.decode())
+def last_line(text: bytes) -> str:
+    """Return the last line of a failed program."""
+    return text.decode(errors="replace").strip().rpartition("\n")[2] or "it says nothing"
 
 
 @contextmanager
-def local_server(*, backend: str = "auto", http: bool = False) -> Generator[LocalServer]:
-    """Yield a server that ends with the block.
+def local_server(*, backend: str = "auto", http: bool = False) -> Generator[tuple[str, str]]:
+    """Yield a new server's addresses of gRPC and HTTP.
 
-    It ends at the latest with this process.
+    It ends with the block, and at the latest with this process.
 
     backend  the server's setting, unless the environment has it
-    http     whether it has an HTTP port
+    http     whether it has an HTTP port, which takes a tenth of a second; "" for its address else
     """
-    if find_spec(MODULE) is None:
-        raise CommandError(f"no --target is given, and a server of its own needs: {INSTALL}")
+    check_server_installed()
     # It waits for kernels, so that `gradwire bench` measures one backend all the time; serves this
-    # command alone, in plain text and without a token; and http_address() reads its log.
+    # command alone, in plain text and without a token; and its log is read here.
     environment = {"GRADWIRE_BACKEND": backend, "GRADWIRE_WAIT_FOR_KERNELS": "true", **os.environ}
     environment |= {"GRADWIRE_LOG_FORMAT": "text", "GRADWIRE_LOG_LEVEL": "info"}
     for name in [*environment]:
@@ -208,7 +193,7 @@ def local_server(*, backend: str = "auto", http: bool = False) -> Generator[Loca
     with (
         tempfile.TemporaryFile() as log,
         subprocess.Popen(  # noqa: S603 (our own server)
-            [sys.executable, "-m", "gradwire.cli.tethered", MODULE, *flags],
+            [sys.executable, "-m", "gradwire.cli.tethered", SERVER, *flags],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -217,22 +202,19 @@ def local_server(*, backend: str = "auto", http: bool = False) -> Generator[Loca
         ) as child,
     ):
         try:
-            yield LocalServer(_address(child, log), log)
+            assert child.stdout is not None  # noqa: S101 (Popen was asked for a pipe)
+            lines = (line for line in child.stdout if line.startswith(GREETING))
+            greeting = next(lines, b"")
+            # Its process writes at the offset that both share.
+            text = os.pread(log.fileno(), 1 << 20, 0)
+            if not greeting:
+                raise CommandError(f"the local server did not start: {last_line(text)}")
+            target = greeting.removeprefix(GREETING).decode().strip()
+            address = re.search(rb" http address=(\S+)", text)
+            yield target, address[1].decode() if address else ""
         finally:
             child.terminate()
             try:
                 child.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 child.kill()
-
-
-def _address(child: subprocess.Popen[bytes], log: IO[bytes]) -> str:
-    assert child.stdout is not None  # noqa: S101 (Popen was asked for a pipe)
-    for line in child.stdout:
-        if line.startswith(GREETING):
-            return line.removeprefix(GREETING).decode().strip()
-    child.wait()
-    log.seek(0)
-    words = log.read().decode(errors="replace").strip().splitlines()
-    reason = words[-1] if words else f"it ended with code {child.returncode}"
-    raise CommandError(f"the local server did not start: {reason}")

@@ -16,7 +16,6 @@ import click
 import ml_dtypes
 import numpy as np
 
-from gradwire import Client
 from gradwire.cli.connection import Connection
 from gradwire.cli.options import (
     INPUT_FILE,
@@ -88,21 +87,37 @@ def evaluate(
     path = result.resolve()
     if path.exists() and not path.is_file():
         raise InvalidUsage(f"{path} is not a regular file; give another name")
+    if split and server.target is None:
+        raise InvalidUsage("--split needs --target; give that too")
     with server.client(split=split) as client, _complete(path) as part:
+        out = None if output_shape is None else _allocated(part, array.dtype, output_shape)
+        # For a result of unknown size it is full when all is sent.
+        length = array.nbytes + (0 if out is None else out.nbytes)
+        bar: Any = click.progressbar(length=length, file=sys.stderr, hidden=not sys.stderr.isatty())
         start = time.monotonic()
-        shape = _evaluate(client, operator, array, output_shape, part, timeout_s=timeout_s)
+        with bar:
+            done = client.evaluate(
+                operator,
+                array,
+                output_shape=output_shape,
+                out=out,
+                timeout_s=timeout_s,
+                on_progress=lambda sent, received: bar.update(sent + received - bar.pos),
+            )
+        if out is None:
+            with part.open("xb") as file:
+                np.lib.format.write_array(file, done)
         seconds = time.monotonic() - start
-    received = math.prod(shape) * array.itemsize
     facts = {
         "operator": operator.name,
         "dtype": str(array.dtype),
         "input_shape": array.shape,
-        "output_shape": shape,
+        "output_shape": done.shape,
         "bytes_up": array.nbytes,
-        "bytes_down": received,
+        "bytes_down": done.nbytes,
         "seconds": round(seconds, 6),
         "mb_per_s_up": round(array.nbytes / seconds / 1e6, 3),
-        "mb_per_s_down": round(received / seconds / 1e6, 3),
+        "mb_per_s_down": round(done.nbytes / seconds / 1e6, 3),
         "result": str(result),
     }
     sentence = (
@@ -123,19 +138,13 @@ def mapped(path: Path, dtype: str | None) -> Array:
     except ValueError as error:
         raise InvalidUsage(f"{path} is not a .npy file of numbers: {error}") from None
     if dtype == "bfloat16":
-        if array.dtype.itemsize != np.dtype(ml_dtypes.bfloat16).itemsize:
+        if array.itemsize != 2:  # noqa: PLR2004
             message = f"--dtype bfloat16: {path} holds {array.dtype}; give 2-byte elements"
             raise InvalidUsage(message)
         return array.view(ml_dtypes.bfloat16)
-    if array.dtype == np.dtype("V2"):
-        raise InvalidUsage(
-            f"{path} holds 2-byte elements of no named type; if they are bfloat16, "
-            "give --dtype bfloat16"
-        )
     if array.dtype.newbyteorder("=") not in DATA_TYPES:
-        raise InvalidUsage(
-            f"{path} holds {array.dtype}; give one of {', '.join(map(str, DATA_TYPES))}"
-        )
+        wanted = f"give one of {', '.join(map(str, DATA_TYPES))}; for V2 give --dtype bfloat16"
+        raise InvalidUsage(f"{path} holds {array.dtype}; {wanted}")
     return array
 
 
@@ -151,50 +160,6 @@ def _complete(path: Path) -> Generator[Path]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-
-
-def _evaluate(
-    client: Client,
-    operator: Operator,
-    array: Array,
-    shape: Shape | None,
-    part: Path,
-    *,
-    timeout_s: float | None,
-) -> Shape:
-    """Write the result to the file `part`; return its shape."""
-    out = None if shape is None else _allocated(part, array.dtype, shape)
-    # For a result of unknown size only sent bytes are counted.
-    total_bytes = array.nbytes + (0 if out is None else out.nbytes)
-    began, hidden = time.monotonic(), not sys.stderr.isatty()
-    bar: Any = click.progressbar(
-        length=total_bytes,
-        item_show_func=_rate,
-        file=sys.stderr,
-        hidden=hidden,
-    )
-
-    def show(sent: int, received: int) -> None:
-        moved = sent if out is None else sent + received
-        bar.update(moved - bar.pos, moved / (time.monotonic() - began))
-
-    with bar:
-        result = client.evaluate(
-            operator,
-            array,
-            output_shape=shape,
-            out=out,
-            timeout_s=timeout_s,
-            on_progress=show,
-        )
-    if out is None:
-        with part.open("xb") as file:
-            np.lib.format.write_array(file, result)
-    return result.shape
-
-
-def _rate(bytes_per_s: float | None) -> str | None:
-    return None if bytes_per_s is None else f"{bytes_per_s / 1e6:.0f} MB/s"
 
 
 def _allocated(part: Path, dtype: DType, shape: Shape) -> Array:

@@ -11,21 +11,19 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 import numpy as np
 from numpy.typing import NDArray
 
 from gradwire import v1
-from gradwire._wire.requests import RequestTemplate
 from gradwire._wire.statuses import from_in_band
-from gradwire.cli.connection import INSTALL
+from gradwire.cli.connection import SERVER, check_server_installed, last_line
 from gradwire.cli.options import (
     OutputFile,
     dtype_option,
@@ -40,7 +38,7 @@ from gradwire.cli.output import (
     Facts,
     InvalidUsage,
     json_number,
-    load_pictures,
+    load,
     number,
     numbers,
     places,
@@ -52,9 +50,8 @@ from gradwire.errors import counted
 from gradwire.ops import Operator, to_message
 from gradwire.tensors import DType, Shape, data_type_of
 
-PACKAGE = "gradwire_server"
-MODULE = f"{PACKAGE}.rpc.axis_tables"
-
+# Arrays of an axis, which None stands for where there are none.
+ARRAYS = ("start", "offset", "weight", "coordinates")
 Indices = NDArray[np.int64]
 Weights = NDArray[np.float64]
 
@@ -66,13 +63,17 @@ class AxisTable:
 
     Output o is a weighted sum of some adjacent inputs.
 
+    gradient         whether the operator is the gradient of that forward
     inputs, outputs  lengths in the forward's direction
     start            int64[outputs], first input that each output reads
     offset           int64[outputs + 1]: output o has weight[offset[o]:offset[o + 1]]
     weight           float64[nnz], exact
     coordinates      floating[outputs], where each output reads; None if the dialect has none
+    fill             value of elements of a forward's result that read nothing along some axis
     """
 
+    gradient: bool
+    fill: float
     inputs: int
     outputs: int
     start: Indices
@@ -80,7 +81,10 @@ class AxisTable:
     weight: Weights
     coordinates: NDArray[np.floating[Any]] | None
 
-    ARRAYS: ClassVar = ("start", "offset", "weight", "coordinates")
+    @property
+    def result_length(self) -> int:
+        """Length of the operator's result."""
+        return self.inputs if self.gradient else self.outputs
 
     def coordinate(self, output: int) -> float | None:
         """Return where an output reads; None if the dialect has none."""
@@ -123,68 +127,47 @@ class AxisTable:
         return everywhere and bool(np.all((self.columns == self.rows) & (self.weight == 1)))
 
 
-def call(
-    operator: Operator,
-    dtype: DType,
-    input_shape: Shape,
-    output_shape: Shape | None,
-) -> RequestTemplate:
-    """Return a call without its data; no output_shape if attributes determine it."""
+def tables(
+    operators: Sequence[Operator], dtype: DType, input_shape: Shape, output_shape: Shape | None
+) -> list[list[AxisTable]]:
+    """Return the tables of operators along each axis.
+
+    Raises the error of the first one that is not valid, as evaluating it would.
+
+    output_shape  None if attributes determine it
+    """
+    check_server_installed()
     describe = partial(v1.TensorDescriptor, data_type=data_type_of(dtype))
     output = None if output_shape is None else describe(sizes=output_shape)
-    return RequestTemplate(operator, to_message(operator), describe(sizes=input_shape), output)
-
-
-@dataclass(frozen=True, slots=True)
-class Tables:
-    """Output and axis tables of a call.
-
-    gradient      whether the operator is a gradient
-    output_shape  of its result
-    fill          value of elements of a forward's result that read nothing along some axis
-    axes          the forward's table along each axis
-    """
-
-    gradient: bool
-    output_shape: Shape
-    fill: float
-    axes: tuple[AxisTable, ...]
-
-
-def tables(calls: Sequence[RequestTemplate]) -> list[Tables]:
-    """Return the tables of calls.
-
-    Raises the first invalid call's error, as evaluating it would.
-    """
-    if find_spec(PACKAGE) is None:
-        raise CommandError(f"the tables of an operator need the package {PACKAGE}: {INSTALL}")
-    headers = [base64.b64encode(one.header).decode() for one in calls]
+    source = describe(sizes=input_shape)
+    headers: list[str] = []
+    for one in operators:
+        request = v1.EvaluateRequest(operator=to_message(one), input=source, output=output)
+        headers.append(base64.b64encode(request.SerializeToString()).decode())
     done = subprocess.run(  # noqa: S603 (our own program)
-        [sys.executable, "-m", MODULE],
+        [sys.executable, "-m", f"{SERVER}.rpc.axis_tables"],
         input=json.dumps(headers).encode(),
         capture_output=True,
         check=False,
     )
     if done.returncode:
-        words = done.stderr.decode(errors="replace").strip().splitlines()
-        reason = words[-1] if words else f"code {done.returncode}"
-        raise CommandError(f"the tables could not be computed: {reason}")
+        raise CommandError(f"the tables could not be computed: {last_line(done.stderr)}")
     with np.load(io.BytesIO(done.stdout), allow_pickle=False) as arrays:
         if "error" in arrays:
             raise from_in_band(v1.Error.FromString(arrays["error"].tobytes()))
-        told: list[Tables] = []
         answers = json.loads(arrays["facts"].tobytes())
-        for number_, (one, answer) in enumerate(zip(calls, answers, strict=True)):
-            axes = tuple(
+        return [
+            [
                 AxisTable(
+                    operator.gradient,
+                    answer["fill"],
                     **lengths,
-                    **{name: arrays.get(f"{number_}.{axis}.{name}") for name in AxisTable.ARRAYS},
+                    **{name: arrays.get(f"{call}.{axis}.{name}") for name in ARRAYS},
                 )
                 for axis, lengths in enumerate(answer["axes"])
-            )
-            shape = tuple(answer["output_shape"])
-            told.append(Tables(one.op.gradient, shape, answer["fill"], axes))
-        return told
+            ]
+            for call, (operator, answer) in enumerate(zip(operators, answers, strict=True))
+        ]
 
 
 # Most terms of a sum that are printed.
@@ -196,49 +179,30 @@ class Reason:
     """One axis of an element of the result.
 
     axis, element  of the result
-    operators      each operator's table, and whether it is a gradient
+    gradient       whether the operators are gradients
+    rows           coordinate and exact weight in each operator, by input element; None for a
+                   coordinate that the dialect lacks, and for an element that is not read
     """
 
     axis: int
     element: int
-    operators: Sequence[tuple[AxisTable, bool]]
-
-    @property
-    def rows(self) -> dict[int, list[tuple[float | None, float | None]]]:
-        """Coordinate and exact weight in each operator, by input element.
-
-        None for a coordinate that the dialect lacks, and for an element that is not read.
-        """
-        weights = [
-            dict(zip(*axis.taps(self.element, of_input=gradient), strict=True))
-            for axis, gradient in self.operators
-        ]
-        return {
-            int(given): [
-                (axis.coordinate(given if gradient else self.element), each.get(given))
-                for (axis, gradient), each in zip(self.operators, weights, strict=True)
-            ]
-            for given in sorted(set[int]().union(*weights))
-        }
+    gradient: bool
+    rows: dict[int, list[tuple[float | None, float | None]]]
 
     @property
     def differ(self) -> list[str]:
-        """Differences between the operators, of "coordinates", "taps" and "weights"."""
-        coordinates = [{known for known, _ in row} for row in self.rows.values()]
-        weights = [{weight for _, weight in row} for row in self.rows.values()]
-        taps = [set(map(bool, each)) for each in weights]
-        kinds: dict[str, list[set[Any]]] = {
-            "coordinates": coordinates,
-            "taps": taps,
-            "weights": weights,
-        }
-        differ = [kind for kind, rows in kinds.items() if any(len(row) > 1 for row in rows)]
-        return [kind for kind in differ if kind != "weights" or "taps" not in differ]
+        """Differences between the operators: "coordinates", and "taps" or "weights"."""
+        rows = self.rows.values()
+        coordinates = any(len({known for known, _ in row}) > 1 for row in rows)
+        taps = any(len({bool(weight) for _, weight in row}) > 1 for row in rows)
+        weights = not taps and any(len({weight for _, weight in row}) > 1 for row in rows)
+        kinds = {"coordinates": coordinates, "taps": taps, "weights": weights}
+        return [kind for kind, differs in kinds.items() if differs]
 
     def words(self, names: Sequence[str]) -> list[str]:
         """Return a table as text, with two columns for each operator."""
         heading, given = f"output {self.element} reads", "input"
-        if self.operators[0][1]:
+        if self.gradient:
             heading, given = f"input {self.element} is read by", "output"
         if not self.rows:
             return [f"axis {self.axis}: {heading} nothing"]
@@ -246,7 +210,7 @@ class Reason:
         for name in names:
             titles += [f"{name} coordinate".strip(), "weight"]
         lines = [
-            [str(one), *("-" if each is None else number(each) for pair in row for each in pair)]
+            [str(one), *(number(each) for pair in row for each in pair)]
             for one, row in self.rows.items()
         ]
         return [f"axis {self.axis}: {heading}", *table(titles, shortened(lines, MOST_TERMS))]
@@ -255,29 +219,40 @@ class Reason:
         """Return the same as a JSON object."""
         sides = [
             [
-                {"given": given, "coordinate": json_number(row[side][0]), "weight": row[side][1]}
-                for given, row in self.rows.items()
-                if row[side][1] is not None
+                {"given": given, "coordinate": json_number(coordinate), "weight": weight}
+                for given, (coordinate, weight) in zip(self.rows, side, strict=True)
+                if weight is not None
             ]
-            for side in range(len(self.operators))
+            for side in zip(*self.rows.values(), strict=True)
         ]
         return {"axis": self.axis, "element": self.element, "differ": self.differ, "sides": sides}
 
 
-def reasons(told: Sequence[Tables], element: Sequence[int]) -> list[Reason]:
+def reasons(told: Sequence[Sequence[AxisTable]], element: Sequence[int]) -> list[Reason]:
     """Return the terms of a result's element for each axis.
 
     Each Reason has the terms of all operators.
     """
-    return [
-        Reason(axis, place, [(each.axes[axis], each.gradient) for each in told])
-        for axis, place in enumerate(element)
-    ]
+    why: list[Reason] = []
+    for axis, place in enumerate(element):
+        sides = [axes[axis] for axes in told]
+        weights = [
+            dict(zip(*side.taps(place, of_input=side.gradient), strict=True)) for side in sides
+        ]
+        rows = {
+            int(given): [
+                (side.coordinate(given if side.gradient else place), each.get(given))
+                for side, each in zip(sides, weights, strict=True)
+            ]
+            for given in sorted(set[int]().union(*weights))
+        }
+        why.append(Reason(axis, place, sides[0].gradient, rows))
+    return why
 
 
-def lines_of(told: Tables, why: Sequence[Reason], name: str = "") -> list[str]:
+def lines_of(axes: Sequence[AxisTable], why: Sequence[Reason], name: str = "") -> list[str]:
     """Describe an element of one operator; leave out identities."""
-    chosen = [one for one in why if not told.axes[one.axis].is_identity] or why[-1:]
+    chosen = [one for one in why if not axes[one.axis].is_identity] or why[-1:]
     return [line for one in chosen for line in one.words([name])]
 
 
@@ -327,14 +302,15 @@ def explain(
     The tables are those of the forward operator, which a gradient applies transposed. They come
     from the server package of this installation; no server is called.
     """
-    axes = range(len(input_shape)) if only is None else (only,)
-    if axes[-1] >= len(input_shape):
+    chosen = range(len(input_shape)) if only is None else (only,)
+    if chosen[-1] >= len(input_shape):
         raise InvalidUsage(f"--axis: {only} is not one of the axes 0 to {len(input_shape) - 1}")
-    drawing = None if picture is None else load_pictures()
-    (told,) = tables([call(operator, dtype, input_shape, output_shape)])
+    drawing = None if picture is None else load("gradwire.cli.pictures")
+    (axes,) = tables([operator], dtype, input_shape, output_shape)
     forward = operator.counterpart if operator.gradient else operator.name
-    title = [f"{operator!r}", f"{operator.name}: {dtype} {input_shape} to {told.output_shape}"]
-    whole = [axis for axis in axes if not told.axes[axis].is_identity] or axes[-1:]
+    shape = tuple(axis.result_length for axis in axes)
+    title = [f"{operator!r}", f"{operator.name}: {dtype} {input_shape} to {shape}"]
+    whole = [axis for axis in chosen if not axes[axis].is_identity] or chosen[-1:]
     facts = {
         "operator": operator.name,
         "attributes": operator.shown(),
@@ -342,9 +318,9 @@ def explain(
         "forward": forward,
         "dtype": str(dtype),
         "input_shape": input_shape,
-        "output_shape": told.output_shape,
-        "fill": told.fill,
-        "axes": [_facts(told.axes[axis], axis) for axis in axes],
+        "output_shape": shape,
+        "fill": axes[0].fill,
+        "axes": [_facts(axes[axis], axis) for axis in chosen],
     }
     lines = [*title]
     if operator.gradient:
@@ -352,57 +328,46 @@ def explain(
             f"Inputs and outputs below are those of {forward}; the gradient goes from its outputs "
             "to its inputs."
         )
-    lines += [line for axis in axes for line in _axis(told, axis, rows, whole=axis in whole)]
+    lines += [line for at in chosen for line in _axis(axes[at], at, rows, whole=at in whole)]
     tell(facts, lines, as_json=as_json)
     if drawing is not None:
         drawing.draw(
-            {f"{_sides(told, axis)} of {forward}": told.axes[axis] for axis in whole},
+            {f"{_sides(axes[at], at)} of {forward}": axes[at] for at in whole},
             title="\n".join(title),
             path=picture,
         )
         click.echo(f"\nWrote {picture}", err=as_json)
 
 
-def _sides(told: Tables, place: int) -> str:
-    axis = told.axes[place]
+def _sides(axis: AxisTable, place: int) -> str:
     sides = f"{counted(axis.inputs, 'input')}, {counted(axis.outputs, 'output')}"
     return f"axis {place}: {sides}"
 
 
-def _axis(told: Tables, place: int, rows: int, *, whole: bool) -> Iterator[str]:
-    axis, sides = told.axes[place], _sides(told, place)
+def _axis(axis: AxisTable, place: int, rows: int, *, whole: bool) -> Iterator[str]:
+    sides = _sides(axis, place)
     if not whole:
         yield f"\n{sides}: the identity, each output is the input of its index"
         return
     yield f"\n{sides}, {counted(len(axis.weight), 'weight')}"
-    known = axis.coordinates
-    if known is None:
-        yield "This dialect tells no coordinates."
-
-    def of_output(output: int) -> list[str]:
-        read, weights = axis.taps(output, of_input=False)
-        where = [] if known is None else [number(known[output])]
-        terms = [places(read), numbers(weights) if len(read) else f"(it is {number(told.fill)})"]
-        return [str(output), *where, *terms]
-
-    def of_input(input_: int) -> list[str]:
-        outputs, weights = axis.taps(input_, of_input=True)
-        return [str(input_), f"{axis.totals[input_]:.9g}", places(outputs), numbers(weights)]
-
-    where = [] if known is None else ["coordinate"]
-    titles = ["output", *where, "reads inputs", "with weights"]
-    yield from ("", *_table(titles, axis.outputs, rows, of_output))
-    titles = ["input", "total weight", "is read by outputs", "with weights"]
-    yield from ("", *_table(titles, axis.inputs, rows, of_input))
+    hint = ": --rows 0 prints all, so does --json"
+    for of_input, count, titles in (
+        (False, axis.outputs, ("output", "coordinate", "reads inputs", "with weights")),
+        (True, axis.inputs, ("input", "total weight", "is read by outputs", "with weights")),
+    ):
+        shown = shortened(range(count), rows or sys.maxsize, hint)
+        lines = [at if isinstance(at, str) else _row(axis, at, of_input=of_input) for at in shown]
+        yield from ("", *table(titles, lines))
     if len(axis.unread):
         yield f"  {counted(len(axis.unread), 'input')} that no output reads: {places(axis.unread)}"
 
 
-def _table(titles: list[str], count: int, rows: int, row: Callable[[int], list[str]]) -> list[str]:
-    hint = ": --rows 0 prints all, so does --json"
-    shown = shortened(range(count), rows or sys.maxsize, hint)
-    lines = [at if isinstance(at, str) else row(at) for at in shown]
-    return table(titles, lines, last_to_left=True)
+def _row(axis: AxisTable, place: int, *, of_input: bool) -> list[str]:
+    others, weights = axis.taps(place, of_input=of_input)
+    if of_input:
+        return [str(place), f"{axis.totals[place]:.9g}", places(others), numbers(weights)]
+    what = numbers(weights) or f"(it is {number(axis.fill)})"
+    return [str(place), number(axis.coordinate(place)), places(others), what]
 
 
 def _facts(axis: AxisTable, place: int) -> Facts:

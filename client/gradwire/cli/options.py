@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -12,16 +12,17 @@ from typing import Any
 
 import click
 
-from gradwire._core.options import read_target
 from gradwire._wire.environment import TARGET_VARIABLE, TLS_VARIABLE
 from gradwire.cli.connection import Connection
 from gradwire.cli.output import UNKNOWN, CommandError, InvalidUsage
 from gradwire.ops import OPERATORS, Operator
-from gradwire.ops._base import did_you_mean, rule_of, unknown_name
+from gradwire.ops._base import Attribute, Number, did_you_mean, rule_of
 from gradwire.tensors import DTYPES, Shape
 
 Decorated = Callable[..., Any]
 
+# Largest number of seconds, and of calls per second.
+MOST = 1e6
 INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -40,14 +41,16 @@ class OutputFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path."""
         path = Path(value)
-        if value == "-":
-            words = "'-' does not stand for standard output here; give the name of a file"
-            self.fail(words, param, ctx)
-        if self.endings and path.suffix.lower() not in self.endings:
-            words = f"is not a name for a picture; end it in {' or '.join(self.endings)}"
-            self.fail(f"{str(path)!r} {words}", param, ctx)
-        if not path.parent.is_dir():
-            self.fail(f"{str(path)!r} is in a folder that does not exist; make it", param, ctx)
+        for is_wrong, words in (
+            (value == "-", "does not stand for standard output here; give the name of a file"),
+            (
+                self.endings and path.suffix.lower() not in self.endings,
+                f"is not a name for a picture; end it in {' or '.join(self.endings)}",
+            ),
+            (not path.parent.is_dir(), "is in a folder that does not exist; make it"),
+        ):
+            if is_wrong:
+                self.fail(f"{value!r} {words}", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -62,35 +65,18 @@ def _read_shape(text: str) -> Shape:
     return lengths
 
 
-class Positive(click.FloatRange):
-    """Numbers above 0; click takes a NaN for within any range."""
-
-    def __init__(self, most: float | None = None) -> None:
-        super().__init__(min=0, min_open=True, max=most)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number."""
-        number = math.nan
-        with suppress(click.BadParameter):
-            number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            most = "" if self.max is None else f", at most {self.max:g}"
-            self.fail(f"{value!r} is not a number above 0{most}", param, ctx)
-        return number
+def positive(text: str) -> float:
+    """Read a number above 0, at most MOST."""
+    number = math.nan
+    with suppress(ValueError):
+        number = float(text)
+    if not 0 < number <= MOST:
+        raise click.BadParameter(f"{text!r} is not a number above 0, at most {MOST:g}")
+    return number
 
 
-seconds_option = functools.partial(click.option, type=Positive(), metavar="SECONDS")
-# Element types by their names.
-DTYPE = click.Choice(list(DTYPES.values()))
-
+seconds_option = functools.partial(click.option, type=positive, metavar="SECONDS")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-attribute_option = click.option(
-    "--attr",
-    "attributes",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="An attribute; arrays are separated by commas. Once for each attribute.",
-)
 input_shape_option = functools.partial(
     click.option,
     "--input-shape",
@@ -104,28 +90,13 @@ output_shape_option = click.option(
     metavar="N,N,...",
     help="Shape of the result; may be left out where attributes determine it.",
 )
-dtype_option = functools.partial(click.option, "--dtype", type=DTYPE, default="float32")
-operator_option = functools.partial(click.option, "--op", "operator", metavar="NAME", required=True)
+dtype_option = functools.partial(
+    click.option, "--dtype", type=click.Choice(list(DTYPES.values())), default="float32"
+)
 seed_option = click.option("--seed", type=click.IntRange(0), default=0)
 
 
-def _checked_target(text: str) -> str:
-    """Refuse a malformed address."""
-    try:
-        read_target(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error).removeprefix("target ")) from error
-    return text
-
-
-_FILES = {
-    "--tls-ca": "Use TLS; trust the authorities in this PEM file instead of the system's.",
-    "--tls-certificate": "PEM file with this client's certificate chain, for servers that require "
-    "client certificates.",
-    "--tls-key": "PEM file with the private key of that certificate.",
-    "--token-file": "Send the token in this file to --target; by default that of GRADWIRE_TOKEN or "
-    "of the file that GRADWIRE_TOKEN_FILE names.",
-}
+_file_option = functools.partial(click.option, type=click.Path(exists=True, dir_okay=False))
 
 
 def server_options(*, default: str | None = None) -> Callable[[Decorated], Decorated]:
@@ -133,68 +104,89 @@ def server_options(*, default: str | None = None) -> Callable[[Decorated], Decor
 
     They reach it as `server`, a Connection.
     """
+    of_its_own = "" if default else " Without it a server is started for this command."
 
     def decorate(command: Decorated) -> Decorated:
-        @functools.wraps(command)
-        def connected(**options: Any) -> Any:
-            told = {field.name: options.pop(field.name) for field in fields(Connection)}
-            return command(server=Connection(**told), **options)
-
-        with_files: Decorated = connected
-        for name, text in reversed(_FILES.items()):
-            file = click.Path(exists=True, dir_okay=False)
-            with_files = click.option(name, type=file, help=text)(with_files)
-
-        with_files = click.option(
+        @click.option(
+            "--target",
+            metavar="HOST:PORT",
+            default=default,
+            envvar=TARGET_VARIABLE,
+            show_envvar=True,
+            help=f"Server to call, or several with commas between.{of_its_own}",
+        )
+        @click.option(
             "--tls",
             is_flag=True,
             envvar=TLS_VARIABLE,
             show_envvar=True,
             help="Call --target with TLS; trust the system's authorities.",
-        )(with_files)
-        of_its_own = "" if default else " Without it a server is started for this command."
-        return click.option(
-            "--target",
-            metavar="HOST:PORT",
-            type=_checked_target,
-            default=default,
-            envvar=TARGET_VARIABLE,
-            show_envvar=True,
-            help=f"Server to call, or several with commas between.{of_its_own}",
-        )(with_files)
+        )
+        @_file_option(
+            "--tls-ca",
+            help="Use TLS; trust the authorities in this PEM file instead of the system's.",
+        )
+        @_file_option(
+            "--tls-certificate",
+            help="PEM file with this client's certificate chain, for servers that require client "
+            "certificates.",
+        )
+        @_file_option("--tls-key", help="PEM file with the private key of that certificate.")
+        @_file_option(
+            "--token-file",
+            help="Send the token in this file to --target; by default that of GRADWIRE_TOKEN or of "
+            "the file that GRADWIRE_TOKEN_FILE names.",
+        )
+        @functools.wraps(command)
+        def connected(**options: Any) -> Any:
+            told = {field.name: options.pop(field.name) for field in fields(Connection)}
+            return command(server=Connection(**told), **options)
+
+        return connected
 
     return decorate
 
 
-def read_operator(name: str, assignments: Iterable[str]) -> Operator:
-    """Make the operator called `name` from assignments.
+def check_known(name: str, known: Collection[str]) -> None:
+    """Raise CommandError unless an operator is known."""
+    if name not in known:
+        hint = did_you_mean(name, known)
+        words = f"{name!r} is not an operator; give one of {', '.join(known)}{hint}"
+        raise CommandError(words, code=UNKNOWN)
 
-    Raises CommandError for an unknown name.
-    """
-    if name in OPERATORS:
-        return operator_from(OPERATORS[name], assignments)
-    raise CommandError(
-        f"--op: {name!r} is not an operator; give one of {', '.join(OPERATORS)}"
-        f"{did_you_mean(name, OPERATORS)}",
-        code=UNKNOWN,
-    )
+
+def read_operator(name: str, assignments: Iterable[str]) -> Operator:
+    """Make the operator called `name` from assignments."""
+    check_known(name, OPERATORS)
+    return operator_from(OPERATORS[name], assignments)
 
 
 def operator_options(command: Decorated) -> Decorated:
     """Add --op and --attr to a command, which reach it as `operator`."""
 
+    @click.option(
+        "--op", "operator", metavar="NAME", required=True, help="See `gradwire operators`."
+    )
+    @click.option(
+        "--attr",
+        "attributes",
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="An attribute; arrays are separated by commas. Once for each attribute.",
+    )
     @functools.wraps(command)
     def with_operator(*, operator: str, attributes: tuple[str, ...], **options: Any) -> Any:
         return command(operator=read_operator(operator, attributes), **options)
 
-    return operator_option(help="See `gradwire operators`.")(attribute_option(with_operator))
+    return with_operator
 
 
 def operator_from(kind: type[Operator], assignments: Iterable[str]) -> Operator:
     """Make an operator from assignments such as "mode=bilinear" and "sizes=112,112".
 
-    Raises CommandError if one cannot be read, InvalidRequestError if a value breaks its rule.
+    Raises InvalidUsage for a malformed assignment, InvalidRequestError for a wrong value.
     """
+    rules = {field.name: rule_of(field) for field in fields(kind)}
     given: dict[str, object] = {}
     for assignment in assignments:
         name, separator, text = assignment.partition("=")
@@ -202,23 +194,18 @@ def operator_from(kind: type[Operator], assignments: Iterable[str]) -> Operator:
             raise InvalidUsage(f"--attr: is {assignment!r}; give NAME=VALUE")
         if name in given:
             raise InvalidUsage(f"--attr: {name} is given twice; give it once")
-        given[name] = _value(kind, name, text)
+        given[name] = _value(rules.get(name), text)
     return kind(**given)
 
 
-def _value(kind: type[Operator], name: str, text: str) -> object:
-    rules = {field.name: rule_of(field) for field in fields(kind)}
-    if name not in rules:
-        raise unknown_name(f"operator.{kind.name}", name, rules)
-    rule = rules[name]
-    kind_of_one, array, _ = rule.type_name.partition("[]")
-    if kind_of_one == "bool":
+def _value(rule: Attribute | None, text: str) -> object:
+    """Read a value; return a wrong text unchanged: the operator refuses it."""
+    if not isinstance(rule, Number):
         return {"true": True, "false": False}.get(text.lower(), text)
-    if kind_of_one == "enum":
-        return text
-    number = int if kind_of_one.startswith("int") else float
+    number = int if rule.integer else float
     try:
-        return tuple(map(number, filter(str.strip, text.split(",")))) if array else number(text)
+        if rule.most is None:
+            return number(text)
+        return tuple(map(number, filter(str.strip, text.split(","))))
     except ValueError:
-        separated = ", separated by commas" if array else ""
-        raise InvalidUsage(f"--attr {name}: is {text!r}; {rule.wanted}{separated}") from None
+        return text

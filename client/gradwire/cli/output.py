@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
@@ -79,31 +80,16 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def terminable() -> Generator[None]:
-    """Have SIGTERM raise Terminated within the block.
-
-    Nothing changes if the signal is ignored.
-    """
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
+    """Have SIGTERM raise Terminated within the block."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
         raise Terminated
 
-    signal.signal(signal.SIGTERM, end)
+    before = signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def code_of_interruption(error: BaseException) -> int:
-    """Return the exit code of a program that its user has ended.
-
-    click may wrap the exception that ended it.
-    """
-    ended = error.__cause__ if isinstance(error, click.Abort) else error
-    return TERMINATED if isinstance(ended, Terminated) else INTERRUPTED
+        signal.signal(signal.SIGTERM, before)
 
 
 def code_of(error: Exception) -> int | None:
@@ -124,13 +110,14 @@ _FLAGS = {
     "array.shape": "the input's shape",
     "array": "the input",
     "output_shape": "--output-shape",
+    "target": "--target",
     "timeout_s": "--timeout",
     "token_file": "--token-file",
     "within timeout_s,": "within",
 }
 # Shapes are also named within a text, which compares one argument with another.
 _NAMES = re.compile(
-    r"array\.shape|output_shape|within timeout_s,|^(?:array|timeout_s|token_file)(?=:)"
+    r"array\.shape|output_shape|within timeout_s,|^(?:array|target|timeout_s|token_file)(?=:| is )"
 )
 
 
@@ -145,7 +132,7 @@ def report(error: Exception) -> None:
     if isinstance(error, errors.InvalidRequestError):
         if (error.field or "").startswith("operator.") and ": " in text:
             text = f"--attr {text}"
-    elif isinstance(error, (errors.AuthenticationError, errors.PermissionDeniedError)):
+    elif code_of(error) == REFUSED:
         text = f"{text}; tokens come from --token-file or GRADWIRE_TOKEN"
     if isinstance(error, click.UsageError) and error.ctx is not None:
         text = f"{text.rstrip('.')}; see {error.ctx.command_path} --help"
@@ -159,9 +146,11 @@ SHOWN = 6
 def number(value: Any) -> str:
     """Return a number with the fewest digits that identify it.
 
-    The digits are those of its type. A float64 that float32 can hold is written as float32: tables
-    in float32 arithmetic arrive widened.
+    It is "-" for None. The digits are those of its type. A float64 that float32 can hold is written
+    as float32: tables in float32 arithmetic arrive widened.
     """
+    if value is None:
+        return "-"
     wide = np.float64(value)
     with np.errstate(over="ignore"):
         narrow = np.float32(wide)
@@ -200,28 +189,19 @@ def tell(facts: object, lines: Iterable[str], *, as_json: bool) -> None:
     click.echo(json.dumps(facts, allow_nan=False) if as_json else "\n".join(lines))
 
 
-def index(place: Sequence[int]) -> str:
-    """Write the index of an element."""
-    return f"[{', '.join(map(str, place))}]"
+def table(titles: Sequence[str], rows: Iterable[Sequence[str] | str]) -> list[str]:
+    """Align columns to the right, but the last one.
 
-
-def table(
-    titles: Sequence[str], rows: Iterable[Sequence[str] | str], *, last_to_left: bool = False
-) -> list[str]:
-    """Align columns to the right; a string is a row by itself.
-
-    last_to_left  whether the last column is aligned to the left
+    A string is a row by itself.
     """
     lines = [titles, *rows]
     cells = [row for row in lines if not isinstance(row, str)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    if last_to_left:
-        widths[-1] = 0
+    *widths, _ = (max(map(len, column)) for column in zip(*cells, strict=True))
 
     def line(row: Sequence[str]) -> str:
-        return "".join(f"  {cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+        return "".join(f"  {cell:>{width}}" for cell, width in zip(row, [*widths, 0], strict=True))
 
-    return [f"  {row}" if isinstance(row, str) else line(row).rstrip() for row in lines]
+    return [f"  {row}" if isinstance(row, str) else line(row) for row in lines]
 
 
 _NONFINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
@@ -238,34 +218,20 @@ def json_number(value: Any) -> float | str | None:
     return _NONFINITE.get(str(wide)) or wide
 
 
-def load_pictures() -> ModuleType:
-    """Import the drawing module; raise CommandError without matplotlib."""
-    try:
-        from gradwire.cli import pictures  # noqa: PLC0415 - matplotlib is slow, or missing
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        raise CommandError(f"pictures are drawn with matplotlib: {installing('plot')}") from None
-    return pictures
+def load(module: str, fix: str = installing("plot")) -> ModuleType:
+    """Import a module; raise CommandError if a package is missing.
 
-
-@contextmanager
-def status_line() -> Generator[Callable[[str], None]]:
-    """Yield a function that shows a text on one line.
-
-    The text replaces the one before on stderr, if that is a terminal.
+    fix  how to install it
     """
-    shown = ""
-
-    def show(text: str) -> None:
-        nonlocal shown
-        if sys.stderr.isatty() and text != shown:
-            # The line is erased to its end, and later output starts at its left.
-            line = text[: shutil.get_terminal_size().columns - 1]
-            click.echo(f"\r{line}\x1b[K\r", file=sys.stderr, nl=False)
-            shown = text
-
     try:
-        yield show
-    finally:
-        show("")
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise CommandError(f"{error.name} is not installed: {fix}") from None
+
+
+def show_status(text: str) -> None:
+    """Replace the line on stderr, if that is a terminal."""
+    if sys.stderr.isatty():
+        # The line is erased to its end, and later output starts at its left.
+        line = text[: shutil.get_terminal_size().columns - 1]
+        click.echo(f"\r{line}\x1b[K\r", err=True, nl=False)

@@ -1,8 +1,9 @@
 """Process that makes the calls of a load test and reports them.
 
 It communicates with the process that started it over a pipe: it receives what makes a client, and
-then a Phase, sends READY, receives the time from which calls count, sends a Batch at intervals, the
-last one with `over` set, and receives the next Phase. The end of the pipe ends the process at once.
+then a Phase, sends None when it is ready, receives the time from which calls count, sends a Batch
+at intervals, the last one with the usage of the process, and receives the next Phase. The end of
+the pipe ends the process.
 
 Times are on the monotonic clock, which all processes of a machine share.
 """
@@ -62,11 +63,10 @@ class Maker:
     timeout_s  limit of calls that are not hurried
     """
 
-    def __init__(self, flow: Flow, client: AsyncClient, *, timeout_s: float, seed: int) -> None:
+    def __init__(self, flow: Flow, client: AsyncClient, *, timeout_s: float) -> None:
         self._flow = flow
         self._client = client
         self._timeout_s = flow.within_s if flow.manner == "hurried" else timeout_s
-        self._chance = random.Random(seed)  # noqa: S311 - nothing secret
         self._input = flow.what.input()
         self._judge = Judge(flow.what)
 
@@ -89,16 +89,10 @@ class Maker:
         flow, what = self._flow, self._flow.what
         if flow.manner == "slow":
             return await self._slow_result()
-        if flow.manner == "many":
-            item = (what.operator, self._input, what.received)
-            results = self._client.evaluate_many([item] * flow.items, timeout_s=self._timeout_s)
-            came = [result async for result in results]
-            # The result of one of the items: a wrong one if there is any.
-            return next((one for one in came if not self._judge.is_right(one)), came[-1])
         call = self._client.evaluate(
             what.operator, self._input, output_shape=what.received, timeout_s=self._timeout_s
         )
-        limit_s = self._chance.uniform(0, flow.within_s) if flow.manner == "cancelled" else None
+        limit_s = random.uniform(0, flow.within_s) if flow.manner == "cancelled" else None  # noqa: S311
         try:
             async with asyncio.timeout(limit_s):
                 return await call
@@ -137,7 +131,6 @@ now = time.monotonic
 REPORT_S = 0.25
 # Pause of a closed loop's caller after an unanswered call, which fails at once.
 _PAUSE_S = 0.25
-READY = "ready"
 # Makes a client, of (connections=, retry=); it can be sent to another process, unlike credentials.
 Connect = Callable[..., AsyncClient]
 
@@ -173,31 +166,51 @@ class Phase:
     number: int = 0
 
 
+@dataclass(frozen=True)
+class GeneratorUsage:
+    """One process that made calls.
+
+    cpu_cores  that it kept busy on average; 1 is all that it can
+    late_*     delays of calls of open loops, from due to made
+    """
+
+    cpu_cores: float
+    late_p50_ms: float
+    late_p99_ms: float
+    late_max_ms: float
+
+
 class Batch(NamedTuple):
     """Calls that ended since the last batch.
 
-    They are grouped by the flow's index in its phase.
-
-    ended    float64[n, 3]: times at which calls were due, made and over
-    cpu_s    processor time that the process has had so far
-    time     of that
+    ended  float64[n, 3]: times at which calls were due, made and over, by the index of their flow
+    usage  of the process; None until its last batch
     """
 
-    number: int
     ended: dict[tuple[int, Outcome], Array]
-    cpu_s: float
-    time: float
-    over: bool
+    usage: GeneratorUsage | None
+
+
+def percentile(times: Array, percent: float) -> float:
+    """Return the least time that a percentage of times does not exceed.
+
+    It is 0 without times.
+    """
+    return float(np.percentile(times, percent, method="inverted_cdf")) if len(times) else 0.0
+
+
+def percentiles_ms(times: Array, *percents: float) -> list[float]:
+    """Return percentiles in milliseconds."""
+    return [round(percentile(times, percent) * 1e3, 3) for percent in percents]
 
 
 def main() -> None:
     """Run phases that come through the pipe whose descriptor is the argument."""
     # SIGTERM of some service managers reaches every process of a group; the leading process
     # decides.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     pipe = Pipe(int(sys.argv[1]))
-    # The leading process may be gone before READY is sent.
+    # The leading process may be gone before this one is ready.
     with (
         contextlib.suppress(OSError, EOFError),
         asyncio.Runner(loop_factory=_precise_loop) as runner,
@@ -214,24 +227,15 @@ def _precise_loop() -> asyncio.AbstractEventLoop:
 
 
 async def _run(pipe: Pipe, connect: Connect) -> None:
-    orders: asyncio.Queue[Any] = asyncio.Queue()
-
-    def listen() -> None:
-        try:
-            orders.put_nowait(pipe.recv())
-        except (EOFError, OSError):
-            os._exit(0)
-
-    asyncio.get_running_loop().add_reader(pipe.fileno(), listen)
     # When the last channel is freed, in any thread, grpc closes the socket by which it wakes the
     # event loop, and select() may fail on that socket. This channel stays, and never connects.
     _staying = open_aio_channel("localhost", None)
     while True:
-        phase: Phase = await orders.get()
+        phase: Phase = await asyncio.to_thread(pipe.recv)
         async with connect(connections=phase.settings.connections, retry=ONCE) as client:
             load = _Load(phase, client, pipe)
-            pipe.send(READY)
-            await load.run(await orders.get())
+            pipe.send(None)
+            await load.run(await asyncio.to_thread(pipe.recv))
 
 
 class _Load:
@@ -242,9 +246,9 @@ class _Load:
         self._begin = 0.0
         self._pipe = pipe
         self._ended: dict[tuple[int, Outcome], list[tuple[float, float, float]]] = defaultdict(list)
+        self._late: list[float] = []
         self._makers = [
-            Maker(flow, client, timeout_s=phase.settings.timeout_s, seed=phase.number)
-            for flow in phase.flows
+            Maker(flow, client, timeout_s=phase.settings.timeout_s) for flow in phase.flows
         ]
 
     async def run(self, begin: float) -> None:
@@ -257,18 +261,27 @@ class _Load:
                     group.create_task(self._open_loop(index, flow, group))
                 for _ in range(self._phase.number, flow.callers, self._phase.settings.processes):
                     group.create_task(self._closed_loop(index))
+            await asyncio.sleep(max(0.0, begin - now()))
+            used_s = time.process_time()
+            await asyncio.sleep(self._phase.settings.duration_s)
+            cores = (time.process_time() - used_s) / self._phase.settings.duration_s
         telling.cancel()
-        self._send(over=True)
+        late = percentiles_ms(np.array(self._late), 50, 99, 100)
+        self._send(GeneratorUsage(round(cores, 3), *late))
 
     async def _tell(self) -> None:
         while True:
             await asyncio.sleep(REPORT_S)
-            self._send(over=False)
+            try:
+                self._send()
+            except OSError:
+                # The leading process has been killed.
+                os._exit(0)
 
-    def _send(self, *, over: bool) -> None:
+    def _send(self, usage: GeneratorUsage | None = None) -> None:
         ended = {key: np.array(times) for key, times in self._ended.items()}
         self._ended.clear()
-        self._pipe.send(Batch(self._phase.number, ended, time.process_time(), now(), over))
+        self._pipe.send(Batch(ended, usage))
 
     async def _open_loop(self, index: int, flow: Flow, group: asyncio.TaskGroup) -> None:
         for due in dues(flow, self._phase, self._begin):
@@ -289,6 +302,8 @@ class _Load:
         outcome = await self._makers[index]()
         if self._begin <= due < self._begin + self._phase.settings.duration_s:
             self._ended[index, outcome].append((due, made, now()))
+            if self._phase.flows[index].is_open:
+                self._late.append(made - due)
         return outcome
 
 

@@ -20,10 +20,13 @@ from gradwire.loadtest.generator import (
     OK,
     WRONG,
     Batch,
+    GeneratorUsage,
     LoadSettings,
     Outcome,
     Phase,
     now,
+    percentile,
+    percentiles_ms,
 )
 from gradwire.loadtest.scenarios import Flow
 from gradwire.tensors import Array
@@ -74,12 +77,12 @@ class Latency:
 
     count: int
     mean_ms: float
+    curve: list[list[float]]
     p50_ms: float
     p90_ms: float
     p99_ms: float
     p999_ms: float
     max_ms: float
-    curve: list[list[float]]
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ class Second:
 class FlowResult:
     """Calls of one kind.
 
-    manner       plain, cancelled, hurried, slow or many
+    manner       plain, cancelled, hurried or slow
     rate         calls per second that were due; None in a closed loop
     callers      of a closed loop; None in an open one
     sent_bytes, received_bytes
@@ -168,20 +171,6 @@ class ServerSecond:
     cpu_cores: float
     rss_mib: float
     processes: int
-
-
-@dataclass(frozen=True)
-class GeneratorUsage:
-    """One process that made calls.
-
-    cpu_cores  that it kept busy on average; 1 is all that it can
-    late_*     delays of calls of open loops, from due to made
-    """
-
-    cpu_cores: float
-    late_p50_ms: float
-    late_p99_ms: float
-    late_max_ms: float
 
 
 @dataclass(frozen=True)
@@ -261,19 +250,16 @@ def comparison(before: Any, after: Any) -> tuple[list[tuple[str, ...]], list[str
         for key, flow in first.items()
         if key in second
     ]
-    notes = ["Ratios B / A; times are corrected for coordinated omission."]
-    notes += [
-        f"{name} was interrupted: its figures are those until then"
-        for name, one in (("A", before), ("B", after))
-        if one.interrupted
-    ]
     settings = [f"settings.{one.name}" for one in dataclasses.fields(LoadSettings)]
+    notes = ["Ratios B / A; times are corrected for coordinated omission."]
     for path in (*_CIRCUMSTANCES, *settings):
         one, other = map(attrgetter(path), (before, after))
         if one != other:
             notes.append(f"{path} differs: {one} and {other}")
-    for key in first.keys() ^ second.keys():
-        notes.append(f"{key[0]}, {key[1]} is in {'A' if key in first else 'B'} only")
+    notes += [
+        f"{scenario}, {flow} is in {'A' if (scenario, flow) in first else 'B'} only"
+        for scenario, flow in first.keys() ^ second.keys()
+    ]
     return rows, notes
 
 
@@ -306,46 +292,42 @@ class Tally:
 
     begin       when calls begin to count
     duration_s  how long calls are due
-    right       calls so far whose results were right
-    other       calls so far that ended otherwise
+    batches     reports of the processes so far
     """
 
     def __init__(self, phase: Phase) -> None:
         self._flows = phase.flows
         self.begin = now()
         self.duration_s = phase.settings.duration_s
-        self._batches: list[Batch] = []
-        self.right = self.other = 0
+        self.batches: list[Batch] = []
 
-    def add(self, batch: Batch) -> None:
-        """Count a process's report."""
-        self._batches.append(batch)
-        for (_, outcome), times in batch.ended.items():
-            if outcome == OK:
-                self.right += len(times)
-            else:
-                self.other += len(times)
+    @property
+    def right(self) -> int:
+        """Calls so far whose results were right."""
+        ends = (end for batch in self.batches for end in batch.ended.items())
+        return sum(len(times) for (_, outcome), times in ends if outcome == OK)
 
     def results(self) -> list[FlowResult]:
         """Return the results of the flows."""
-        parts: list[dict[Outcome, list[Array]]] = [defaultdict(list) for _ in self._flows]
-        for batch in self._batches:
-            for (index, outcome), times in batch.ended.items():
-                parts[index][outcome].append(times - self.begin)
+        parts: dict[tuple[int, Outcome], list[Array]] = defaultdict(list)
+        for batch in self.batches:
+            for key, times in batch.ended.items():
+                parts[key].append(times - self.begin)
+        ended = {key: np.concatenate(times) for key, times in parts.items()}
         return [
-            self._result(flow, {outcome: np.concatenate(times) for outcome, times in part.items()})
-            for flow, part in zip(self._flows, parts, strict=True)
+            self._result(flow, {key[1]: times for key, times in ended.items() if key[0] == index})
+            for index, flow in enumerate(self._flows)
         ]
 
     def _result(self, flow: Flow, ends: dict[Outcome, Array]) -> FlowResult:
         right = ends.get(OK, np.empty((0, 3)))
         due, made, over = right.T
-        uncorrected, from_due = over - made, over - due
+        uncorrected = over - made
+        latencies = over - due if flow.is_open else uncorrected
         interval_s = None if flow.is_open else percentile(uncorrected, 50)
-        times = from_due if interval_s is None else corrected(uncorrected, interval_s)
+        times = latencies if interval_s is None else corrected(uncorrected, interval_s)
         per_s = len(right) / self.duration_s
-        sent_bytes = flow.items * flow.what.sent_bytes
-        received_bytes = flow.items * flow.what.received_bytes
+        sent_bytes, received_bytes = flow.what.sent_bytes, flow.what.received_bytes
         return FlowResult(
             name=flow.name,
             problem=flow.problem,
@@ -360,41 +342,16 @@ class Tally:
             outcomes=_outcomes(flow, ends),
             calls_per_s=round(per_s, 3),
             megabytes_per_s=round(per_s * (sent_bytes + received_bytes) / 1e6, 3),
-            expected_interval_ms=None if interval_s is None else _ms(interval_s),
+            expected_interval_ms=None if interval_s is None else round(interval_s * 1e3, 3),
             corrected=_latency(times),
             uncorrected=_latency(uncorrected),
-            seconds=_seconds(ends, right, from_due if flow.is_open else uncorrected),
+            seconds=_seconds(ends, right, latencies),
         )
 
+    @property
     def generators(self) -> list[GeneratorUsage]:
-        """Return the usage of the processes."""
-        usages: list[GeneratorUsage] = []
-        for number in sorted({one.number for one in self._batches}):
-            batches = [batch for batch in self._batches if batch.number == number]
-            used = [
-                (batch.time, batch.cpu_s)
-                for batch in batches
-                if 0 <= batch.time - self.begin <= self.duration_s
-            ]
-            late = [
-                times[:, 1] - times[:, 0]
-                for batch in batches
-                for (index, _), times in batch.ended.items()
-                if self._flows[index].is_open
-            ]
-            time, cpu_s = np.ptp(used or [(0.0, 0.0)], axis=0)
-            cores = round(float(cpu_s / time), 3) if time else 0.0
-            delays = np.concatenate([*late, np.empty(0)])
-            usages.append(GeneratorUsage(cores, *_percentiles_ms(delays, 50, 99, 100)))
-        return usages
-
-
-def percentile(times: Array, percent: float) -> float:
-    """Return the least time that a percentage of times does not exceed.
-
-    It is 0 without times.
-    """
-    return float(np.percentile(times, percent, method="inverted_cdf")) if len(times) else 0.0
+        """Usage of the processes."""
+        return [batch.usage for batch in self.batches if batch.usage is not None]
 
 
 def corrected(times: Array, interval_s: float) -> Array:
@@ -406,10 +363,9 @@ def corrected(times: Array, interval_s: float) -> Array:
     if interval_s < _LEAST_INTERVAL_S:
         return times
     # Rounding must not lose the last added time, which is the interval itself.
-    added = np.maximum(np.floor(times / interval_s + 1e-6).astype(np.int64) - 1, 0)
-    firsts = np.repeat(np.cumsum(added) - added, added)
-    steps = np.arange(1, len(firsts) + 1) - firsts
-    return np.concatenate([times, np.repeat(times, added) - steps * interval_s])
+    last = interval_s * (1 - 1e-6)
+    added = [np.arange(time - interval_s, last, -interval_s) for time in times[times > interval_s]]
+    return np.concatenate([times, *added])
 
 
 def nines(count: int) -> int:
@@ -424,14 +380,10 @@ def _outcomes(flow: Flow, ends: dict[Outcome, Array]) -> list[OutcomeResult]:
             *outcome,
             outcome == OK or outcome.status in flow.expected,
             len(ended),
-            *_percentiles_ms(ended[:, 2] - ended[:, 1], 50, 99),
+            *percentiles_ms(ended[:, 2] - ended[:, 1], 50, 99),
         )
         for outcome, ended in sorted(ends.items(), key=lambda end: (end[0] != OK, -len(end[1])))
     ]
-
-
-def _percentiles_ms(times: Array, *percents: float) -> list[float]:
-    return [_ms(percentile(times, percent)) for percent in percents]
 
 
 def _seconds(ends: dict[Outcome, Array], right: Array, latencies: Array) -> list[Second]:
@@ -439,21 +391,15 @@ def _seconds(ends: dict[Outcome, Array], right: Array, latencies: Array) -> list
 
     Seconds run from the first to the last one, including empty ones.
     """
-    every = np.concatenate([np.empty((0, 3)), *ends.values()])[:, 1:].astype(int)
-    count = int(every.max(initial=-1)) + 1
-    made, over = (np.bincount(column, minlength=count).tolist() for column in every.T)
+    every = np.concatenate([np.empty((0, 3)), *ends.values()]).astype(int)
     within = right[:, 2].astype(int)
-    each = (latencies[within == second] for second in range(count))
-    return [
-        Second(
-            second,
-            made[second],
-            len(times),
-            over[second] - len(times),
-            *_percentiles_ms(times, 50, 99),
-        )
-        for second, times in enumerate(each)
-    ]
+    seconds: list[Second] = []
+    for second in range(every.max(initial=-1) + 1):
+        _, made, over = (every == second).sum(axis=0).tolist()
+        times = latencies[within == second]
+        errors = over - len(times)
+        seconds.append(Second(second, made, len(times), errors, *percentiles_ms(times, 50, 99)))
+    return seconds
 
 
 def _latency(times: Array) -> Latency:
@@ -463,11 +409,6 @@ def _latency(times: Array) -> Latency:
     """
     exponents = np.arange(nines(len(times)) * _BETWEEN + 1 if len(times) else 0) / _BETWEEN
     percents = 100 * (1 - 10.0**-exponents)
-    curve = [[round(float(one), 6), *_percentiles_ms(times, one)] for one in percents]
-    mean_ms = _ms(float(times.sum()) / max(1, len(times)))
-    p50, p90, p99, p999, most = _percentiles_ms(times, 50, 90, 99, 99.9, 100)
-    return Latency(len(times), mean_ms, p50, p90, p99, p999, most, curve)
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1e3, 3)
+    curve = [[round(float(one), 6), *percentiles_ms(times, one)] for one in percents]
+    mean_ms = round(float(times.sum()) / max(1, len(times)) * 1e3, 3)
+    return Latency(len(times), mean_ms, curve, *percentiles_ms(times, 50, 90, 99, 99.9, 100))
