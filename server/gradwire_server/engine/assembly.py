@@ -49,6 +49,8 @@ class InputAssembler:
             if base <= start and stop <= self.position:
                 self._data = chunk[start - base : stop - base]
                 self._start, self._end = start, stop
+            elif start >= self.position:
+                return  # no memory before bytes arrive
             elif (start, stop - start) != (self._start, len(self._data)):
                 self._begin(start, stop)
             first, last = self._end, min(stop, self.position)
