@@ -269,6 +269,16 @@ def device_numbers(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
+def preload(name: str) -> None:
+    """Import the modules that choose() needs.
+
+    Errors are ignored, since choose() reports them.
+    """
+    if name in {"auto", _COMPILED}:
+        with contextlib.suppress(Exception):
+            import_module("gradwire_server.backends.numba_cpu")
+
+
 def _compiled(*, threads: int, cache_dir: str) -> Backend:
     """Import the compiled backend."""
     from gradwire_server.backends.numba_cpu import NumbaCpu  # noqa: PLC0415 - optional, slow
@@ -332,4 +342,5 @@ __all__ = [
     "instead_of_compiled",
     "may_fall_back",
     "meanwhile",
+    "preload",
 ]
