@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import sys
@@ -259,6 +260,16 @@ def device_numbers(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
+def preload(name: str) -> None:
+    """Import the modules that choose() needs.
+
+    Errors are ignored, since choose() reports them.
+    """
+    if name in {"auto", _COMPILED}:
+        with contextlib.suppress(Exception):
+            import_module("gradwire_server.backends.numba_cpu")
+
+
 def _cuda(*, threads: int, cache_dir: str, memory_bytes: int) -> tuple[Backend, str]:
     """Open the device; a CPU backend computes the light calls."""
     from gradwire_server.backends.cuda.backend import Cuda  # noqa: PLC0415 - seldom wanted
@@ -307,4 +318,5 @@ __all__ = [
     "device_numbers",
     "instead_of_compiled",
     "meanwhile",
+    "preload",
 ]

@@ -55,6 +55,10 @@ class WorkerProcess:
         self.stuck = asyncio.Event()
         self.pid = process.pid
 
+    def go(self) -> None:
+        """Let the process begin its job."""
+        cast("asyncio.StreamWriter", self._process.stdin).close()
+
     @property
     def serves(self) -> bool:
         """Whether the process serves now."""
@@ -151,6 +155,7 @@ class SupervisedWorker:
     ledger    sums the metrics of its processes
     stopping  set once the server stops
     any_hope  returns whether any worker serves, or has not been tried yet
+    turn      to be set when the first process may begin
     ready     set once the first process serves
     tried     set once the first process serves or has ended
     """
@@ -164,7 +169,7 @@ class SupervisedWorker:
 
     def __post_init__(self) -> None:
         self.name = f"worker {self.number}"
-        self.ready, self.tried = asyncio.Event(), asyncio.Event()
+        self.turn, self.ready, self.tried = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._changing, self._renewed = asyncio.Lock(), asyncio.Event()
         self._process: WorkerProcess | None = None
         self._alive: dict[WorkerProcess, asyncio.Task[None]] = {}
@@ -240,6 +245,7 @@ class SupervisedWorker:
             process.send(number)
 
     async def _start(self, settings: Settings) -> WorkerProcess:
+        """Start a process, which prepares and waits for its turn."""
         counting = contextlib.ExitStack()
         cells = counting.enter_context(self.ledger.process())
         # In a new session, so that Ctrl-C reaches only the parent, which stops all in order.
@@ -254,9 +260,8 @@ class SupervisedWorker:
         cells.pid = started.pid
         job = {"number": self.number, "parent": os.getpid(), "settings": asdict(settings)}
         job |= {"cells": cells.fd, "devices": backends.DEVICES}
-        given = cast("asyncio.StreamWriter", started.stdin)
-        given.write(json.dumps(job).encode())
-        given.close()
+        line = json.dumps(job).encode() + b"\n"
+        cast("asyncio.StreamWriter", started.stdin).write(line)
         process = WorkerProcess(started, stall_timeout_s=settings.stall_timeout_s)
         self._alive[process] = asyncio.create_task(self._watch(process, counting))
         if self.stopping.is_set():
@@ -265,6 +270,8 @@ class SupervisedWorker:
 
     async def _watch(self, process: WorkerProcess, counting: contextlib.ExitStack) -> None:
         with counting:
+            await self.turn.wait()
+            process.go()
             if await process.came_to_serve():
                 self._failed_starts = 0
                 self._log(logs.info, "worker serves", process)

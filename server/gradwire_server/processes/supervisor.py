@@ -117,7 +117,7 @@ class Crew:
         # A pending interrupt is raised here, before anything has started: asyncio waits forever for
         # a process whose start is cancelled.
         await asyncio.sleep(0)
-        keeping = [asyncio.create_task(self._keep(worker)) for worker in self.workers]
+        keeping = [asyncio.create_task(worker.keep()) for worker in self.workers]
         leading = asyncio.create_task(self._lead())
         await tasks.first(*keeping)
         self._stop()
@@ -133,17 +133,15 @@ class Crew:
             raise errors[0]
         logs.info("all workers stopped")
 
-    async def _keep(self, worker: SupervisedWorker) -> None:
-        if worker is not self.workers[0]:
-            # Its failure to start would be theirs too, and they load the code that it compiles.
-            await tasks.first(self.workers[0].tried, self._stopping)
-        if not self._stopping.is_set():
-            await worker.keep()
-
     async def _lead(self) -> None:
-        """Wait for all workers; renew them when asked."""
-        for worker in self.workers:
-            await tasks.first(worker.tried, self._stopping)
+        """Start all workers; renew them when asked."""
+        # The others, already prepared, wait for the first: its failure to start would be theirs
+        # too, and they load the code that it compiles.
+        for leaders in (self.workers[:1], self.workers):
+            for worker in leaders:
+                worker.turn.set()
+            for worker in leaders:
+                await tasks.first(worker.tried, self._stopping)
         await tasks.first(self._stopping, *(worker.ready for worker in self.workers))
         if not self._stopping.is_set():
             # Parents that start a server on port 0 read this line.

@@ -24,15 +24,19 @@ _BEATS = 8
 def main() -> None:
     """Serve the job given on standard input.
 
-    It serves at most as long as the parent lives.
+    It serves at most as long as the parent lives. The job is one line. Slow steps that cannot fail
+    run when it arrives, the others when the parent closes its end.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    job = json.loads(sys.stdin.buffer.read() or '{"parent": 0}')
+    job = json.loads(sys.stdin.buffer.readline() or '{"parent": 0}')
     if os.getppid() != job["parent"]:
         # It has ended before prctl(2).
         sys.exit("gradwire-server: the process that watches the workers has ended")
     settings = Settings(**job["settings"])
     backends.DEVICES = job["devices"]
+    if settings.wait_for_kernels or backends.meanwhile(settings.backend) is None:
+        backends.preload(settings.backend)
+    sys.stdin.buffer.read()
     try:
         serve.run(
             serve.serve(settings, worker=job["number"], cells=job["cells"], beside=_send_heartbeats)
