@@ -299,15 +299,14 @@ class RequestTemplate:
 
         Raises ServerError for another result than requested.
         """
-        output, shape, strides, nbytes = _announced(self, header)
+        output, shape, nbytes = _announced(self, header)
         if len(data) != nbytes:
             raise ServerError(f"the server sent {len(data)} result bytes and announced {nbytes}")
-        if out is None:
-            # The copy has the strides' order.
-            view = np.ndarray(shape, self._on_wire, data, strides=strides)
-            return view.astype(self._on_wire.newbyteorder("="))
-        tensors.WireView(out, output).write(0, data)
-        return out
+        if out is None and shape is not None:
+            return np.ndarray(shape, self._on_wire, data).astype(self._on_wire.newbyteorder("="))
+        result = tensors.empty_result(output) if out is None else out
+        tensors.WireView(result, output).write(0, data)
+        return result
 
     def check_result(self, output: Descriptor) -> None:
         """Raise ServerError if the server announces another result than requested."""
@@ -326,10 +325,11 @@ class RequestTemplate:
 
 
 @lru_cache(4 * _MOST_TEMPLATES)
-def _announced(
-    template: RequestTemplate, header: bytes
-) -> tuple[Descriptor, Shape, Shape | None, int]:
-    """Return the announced result, its shape, strides and number of bytes."""
+def _announced(template: RequestTemplate, header: bytes) -> tuple[Descriptor, Shape | None, int]:
+    """Return the announced result, its shape and its bytes.
+
+    The shape is None unless the result is row-major.
+    """
     try:
         output = v1.EvaluateResponse.FromString(header).output
     except DecodeError as error:
@@ -337,7 +337,8 @@ def _announced(
             f"the server sent a header of {len(header)} bytes that cannot be read"
         ) from error
     template.check_result(output)
-    return output, tuple(output.sizes), tensors.byte_strides(output), tensors.wire_bytes(output)
+    shape = None if output.strides else tuple(output.sizes)
+    return output, shape, tensors.wire_bytes(output)
 
 
 def _key_of(op: ops.Operator, array: object, output_shape: Sizes | None) -> Hashable | None:
