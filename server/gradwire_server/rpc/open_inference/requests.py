@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -58,7 +59,9 @@ class Model:
 
     def __init__(self, named: NamedModel) -> None:
         self.named = named
-        self.statistics = message("ModelStatistics")(name=named.name, version=NUMERICS_VERSION)
+        # By outcome of a call, and by name of a duration.
+        self._calls, self._seconds = {True: 0, False: 0}, defaultdict[str, float](float)
+        self._last_ms = 0
         told = {"name": named.name, "platform": PLATFORM}
         any_size = (-1,) * len(named.dims)
         sizes = {INPUT: named.dims, OUTPUT: named.output_shape or any_size}.items()
@@ -69,15 +72,28 @@ class Model:
 
     def note(self, phases: Phases, duration_s: float, *, succeeded: bool) -> None:
         """Count a call; phases of calls that failed are not counted."""
-        told, spent_s = self.statistics, (duration_s, *phases.seconds.values())
+        self._calls[succeeded] += 1
+        spent_s = (duration_s, *phases.seconds.values())
         for name, seconds in zip(_DURATIONS if succeeded else ("fail",), spent_s, strict=False):
-            duration = getattr(told.inference_stats, name)
-            duration.count += 1
-            duration.ns += int(1e9 * seconds)
+            self._seconds[name] += seconds
         if succeeded:
-            told.inference_count += 1
-            told.execution_count += 1
-            told.last_inference = time.time_ns() // 1_000_000
+            self._last_ms = time.time_ns() // 1_000_000
+
+    def statistics(self) -> dict[str, Any]:
+        """Return the fields of ModelStatistics."""
+        count = self._calls[True]
+        counts = {"fail": self._calls[False], **dict.fromkeys(_DURATIONS, count)}
+        return {
+            "name": self.named.name,
+            "version": NUMERICS_VERSION,
+            "last_inference": self._last_ms,
+            "inference_count": count,
+            "execution_count": count,
+            "inference_stats": {
+                name: {"count": calls, "ns": int(1e9 * self._seconds[name])}
+                for name, calls in counts.items()
+            },
+        }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,8 +175,9 @@ def _split(data: bytes) -> tuple[str, bytes, list[memoryview]]:
     request_id, fields, raw, at = b"", list[bytes](), list[memoryview](), 0
     with suppress(IndexError):
         for _ in range(_MOST_FIELDS):
-            tag = data[at]
-            length, start = read_varint(data, at + 1, LENGTH_BYTES)
+            tag, length, start = data[at], data[at + 1], at + 2
+            if length & 0x80:  # it has more bytes
+                length, start = read_varint(data, at + 1, LENGTH_BYTES)
             stop = start + length
             if tag == _RAW:
                 raw.append(memoryview(data)[start:stop])

@@ -185,7 +185,7 @@ class InferenceService(UnaryEvaluator[InferCall]):
         def statistics(asked: Any) -> dict[str, Any]:
             """Tell them of one model, or of all for an empty name."""
             told = [find(asked)] if asked.name else models.values()
-            return {"model_stats": [each.statistics for each in told]}
+            return {"model_stats": [each.statistics() for each in told]}
 
         def index(asked: Any) -> dict[str, Any]:
             state = {"version": NUMERICS_VERSION, "state": "READY"}
