@@ -42,7 +42,7 @@ class EvaluationError(Exception):
     facts    each variable part of the message, by name
     """
 
-    status: ClassVar[tuple[str, str]]
+    status: ClassVar[tuple[str, str]] = "INTERNAL", "INTERNAL"
 
     def __init__(self, message: str, **facts: object) -> None:
         super().__init__(message)

@@ -170,9 +170,11 @@ class Instruments:
             (self._settings.max_streams, STREAMS_LIMIT),
             (self.serves, READY),
             (bool(service.to_come), KERNELS_PENDING),
-            (1.0, BUILD, VERSION, NUMERICS_VERSION, backend.name),
+            *(
+                (name == backend.name, BUILD, VERSION, NUMERICS_VERSION, name)
+                for name in BUILD.labels[-1].values
+            ),
         ]
-        cells(BUILD, own.array)[...] = 0.0
         if isinstance(backend, TakesDeviceMemory):
             readings.append((backend.memory_taken, DEVICE_MEMORY))
         if isinstance(backend, LeavesToCpu):

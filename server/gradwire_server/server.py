@@ -47,7 +47,7 @@ class Server:
     Raises ValueError if the tokens file cannot be used.
     """
 
-    _ending: asyncio.Future[None]
+    _ending: asyncio.Future[None] | None = None
 
     def __init__(
         self,
@@ -240,7 +240,8 @@ class Server:
         if self.service.device.lost.is_set():
             await self.over.wait()
         else:
-            self._ending.cancel()
+            if self._ending is not None:
+                self._ending.cancel()
             await self.instruments.stop()
 
     async def _end_when_lost(self) -> None:
@@ -251,7 +252,7 @@ class Server:
         device = self.service.device
         await device.lost.wait()
         assert device.error is not None  # noqa: S101 - it is lost
-        self._tell(serving=False)
+        self.instruments.note_serving(serves=False)
         stopped = asyncio.ensure_future(self._server.stop(_LAST_WORDS_S))
         for _ in range(_TURNS_TO_CLOSE):
             await asyncio.sleep(0)

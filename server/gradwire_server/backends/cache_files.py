@@ -81,6 +81,7 @@ def forget_others(part: Path) -> None:
         until = time.time() - _KEPT_S
         for other in part.parent.iterdir():
             is_version = _OF_A_VERSION.fullmatch(other.name) and not other.is_symlink()
-            if is_version and other != part and other.stat().st_mtime < until:
-                shutil.rmtree(other, ignore_errors=True)
-                _log.info("removed: long unused", extra={"facts": {"folder": str(other)}})
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                if is_version and other != part and other.stat().st_mtime < until:
+                    shutil.rmtree(other, ignore_errors=True)
+                    _log.info("removed: long unused", extra={"facts": {"folder": str(other)}})

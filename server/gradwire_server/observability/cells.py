@@ -41,7 +41,7 @@ NOTES_BYTES = 2 << 20
 class Notes:
     """Description and latest errors of one process, in NOTES_BYTES of memory.
 
-    Written by one thread: write() writes all that has changed.
+    Written by one thread: write() writes all that has changed, and error() each new error.
 
     description  facts of the process
     """
@@ -64,6 +64,8 @@ class Notes:
             del self._errors[next(iter(self._errors))]
         texts = {name: text[:_LONGEST] for name, text in told.items()}
         self._errors[key] = {"latest": time.time(), "count": count + 1, **texts}
+        if not count:
+            self.write()
 
     def write(self) -> None:
         """Write the notes for others to read."""

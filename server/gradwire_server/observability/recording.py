@@ -18,6 +18,7 @@ from gradwire_server.observability.definitions import (
     ERRORS,
     IN_FLIGHT,
     ITEMS,
+    METHOD,
     PHASE_DURATION,
     PHASES,
     RECEIVED,
@@ -155,7 +156,7 @@ class Observer:
     def begin(self, call: CallRecord) -> None:
         """Record the start of a call."""
         if self.cells is not None:
-            self.cells.values[place(IN_FLIGHT, call.method)] += 1.0
+            self.cells.values[place(IN_FLIGHT, _known(call.method))] += 1.0
         if self.tracer is not None:
             call.span = self.tracer.begin(call)
 
@@ -164,7 +165,8 @@ class Observer:
     ) -> None:
         """Record a call's status, and its error if it has one."""
         if (cells := self.cells) is not None:
-            method, operator, dtype = call.method, call.operator, getattr(call.dtype, "name", "")
+            method, operator = _known(call.method), call.operator
+            dtype = getattr(call.dtype, "name", "")
             cells.values[place(IN_FLIGHT, method)] -= 1.0
             cells.observe(REQUEST_DURATION, duration_s, method, operator, dtype, status)
             for phase, seconds in call.phases.seconds.items():
@@ -204,7 +206,7 @@ class Observer:
         if self.cells is None or failed is None:
             return
         reason, limit = failed.reason_name, failed.facts.get("limit", "")
-        self.cells.values[place(ERRORS, call.method, reason, limit)] += 1.0
+        self.cells.values[place(ERRORS, _known(call.method), reason, limit)] += 1.0
         self.cells.notes.error(
             method=call.method,
             operator=call.operator,
@@ -215,3 +217,8 @@ class Observer:
             # Retry delays differ per caller, so such errors are grouped by limit.
             alike="" if failed.retry_after_s is None else limit or reason,
         )
+
+
+def _known(method: str) -> str:
+    """Return the name of a method; empty for a caller's own text."""
+    return method if method in METHOD.values else ""

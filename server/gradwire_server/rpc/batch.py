@@ -238,8 +238,10 @@ class ManyStream(ServedStream):
             task.add_done_callback(self._threads.discard)
 
     async def _compute_in_thread(self, items: Sequence[BatchItem]) -> None:
-        await self._conclude(items, self._compute_in_turn(items))
-        self._busy -= 1
+        try:
+            await self._conclude(items, self._compute_in_turn(items))
+        finally:
+            self._busy -= 1
 
     async def _compute_in_turn(self, items: Sequence[BatchItem]) -> Bytes:
         """Compute a group in a thread, in its turn.

@@ -27,6 +27,7 @@ import mmap
 import os
 import secrets
 import socket
+import stat
 import struct
 import weakref
 from collections.abc import Collection, Coroutine, Generator, Iterable
@@ -81,6 +82,7 @@ class Segments:
         self._users = {os.geteuid(), *users}
         self._refusals = logs.Refusals()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._open = contextlib.ExitStack()
 
     async def _register(self, own: set[str], file: int, length: int) -> str:
         """Map a file; return its handle, added to the connection's own.
@@ -160,14 +162,16 @@ class Segments:
 
     def start(self, path: Path) -> None:
         """Take segments. Raises OSError if the path cannot be used."""
-        if path.exists() and not path.is_socket():
-            raise FileExistsError(errno.EEXIST, "it is not a socket", str(path))
-        path.unlink(missing_ok=True)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(path.lstat().st_mode):
+                raise FileExistsError(errno.EEXIST, "it is not a socket", str(path))
+            path.unlink()
+        listener = self._open.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         listener.settimeout(0)
         listener.bind(str(path))
+        self._open.enter_context(_removing(path))
         listener.listen()
-        self._begin(self._accept(listener, path))
+        self._begin(self._accept(listener))
         self.are_taken = True
 
     async def stop(self) -> None:
@@ -175,25 +179,25 @@ class Segments:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._open.close()
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _accept(self, listener: socket.socket, path: Path) -> None:
+    async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        with listener, _removing(path):
-            while True:
-                try:
-                    connection, _ = await loop.sock_accept(listener)
-                except OSError:  # too many files are open, or there is no memory
-                    await asyncio.sleep(_PAUSE_S)
-                    continue
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
                 if len(self._tasks) > _MOST_CONNECTIONS or not self._is_allowed(connection):
                     connection.close()
                 else:
                     self._begin(self._serve(connection))
+                await asyncio.sleep(0)  # other work of the loop comes between connections
+            except OSError:  # too many files are open, or there is no memory
+                await asyncio.sleep(_PAUSE_S)
 
     def _is_allowed(self, connection: socket.socket) -> bool:
         """Whether the process at the other end runs as an allowed user."""
@@ -262,12 +266,12 @@ def _check_file(file: int, length: int) -> None:
 @contextlib.contextmanager
 def _removing(path: Path) -> Generator[None]:
     """Remove a file in the end, unless another one is there."""
-    inode = path.stat().st_ino
+    inode = path.lstat().st_ino
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            if path.stat().st_ino == inode:
+            if path.lstat().st_ino == inode:
                 path.unlink()
 
 

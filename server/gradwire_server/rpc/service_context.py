@@ -97,10 +97,9 @@ class ServiceContext:
         if not self.ready.is_set():
             raise StartingError(f"the server is getting ready; retry after {RETRY_AFTER_S} s")
         needs = self.preparer.preparation(request)
-        with call.phases.spending("queue"):
-            if needs.is_quick:
-                return self.preparer.prepare(request, header=header)
-            return await self._prepare_in_thread(request, needs, call, header)
+        if needs.is_quick:
+            return self.preparer.prepare(request, header=header)
+        return await self._prepare_in_thread(request, needs, call, header)
 
     async def _prepare_in_thread(
         self, request: EvaluationRequest, needs: Preparation, call: ActiveCall, header: Hashable

@@ -98,7 +98,8 @@ class EvaluationStream(ServedStream):
         self._call.facts["resume_from"] = header.resume_from
         if header.stop_before:
             self._call.facts["stop_before"] = header.stop_before
-        prepared = await service.prepare(request, self._call)
+        with self._call.phases.spending("queue"):
+            prepared = await service.prepare(request, self._call)
         # Besides the steps' memory, grpc holds one chunk each way, twice.
         most = service.settings.max_chunk_bytes
         ways = (prepared.input.wire_bytes, prepared.output.wire_bytes)

@@ -117,7 +117,8 @@ class UnaryEvaluator(ABC, Generic[Call]):
                 call.note_request(decoded, received=len(data))
                 self._check_size(decoded, call)
                 codec.check_data_length(len(data), decoded)
-            prepared = await service.prepare(decoded, call, header=header)
+            with call.phases.spending("queue"):
+                prepared = await service.prepare(decoded, call, header=header)
         else:
             self._check_size(prepared.request, call)  # it may have been prepared for another RPC
         needed = prepared.message_bytes
@@ -209,7 +210,8 @@ class GradientService(UnaryEvaluator[ActiveCall]):
         prepared = service.preparer.find(header)
         if prepared is None:
             decoded = codec.read_request(request.evaluation)
-            prepared = await service.prepare(decoded, call, header=header)
+            with call.phases.spending("queue"):
+                prepared = await service.prepare(decoded, call, header=header)
         call.note_request(prepared.request, received=prepared.input.wire_bytes)
         data = self._segments.view(request.input, "input", prepared.input.wire_bytes)
         result = self._segments.view(request.output, "output", prepared.output.wire_bytes)

@@ -81,6 +81,8 @@ class DeviceWatch:
         for done, parts in list(self._at_work.items()):
             if done.running():
                 self._at_work[done] = parts + 1
+                if done.done():  # meanwhile, before the callback could find it
+                    self._at_work.pop(done, None)
                 if parts == _PARTS:
                     self.lose(
                         f"it has not answered for {self._stall_timeout_s} s "
