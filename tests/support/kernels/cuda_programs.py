@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -48,7 +49,8 @@ class Built(NamedTuple):
 @cache
 def built(architecture: int) -> list[Built]:
     """Compile every kernel to machine code; what NVRTC made of the same sources is kept."""
-    kept = CACHE / f"{build.version()}-{architecture}.json"
+    kernels = zlib.crc32(repr(every_kernel()).encode())
+    kept = CACHE / f"{build.version()}-{kernels:08x}-{architecture}.json"
     if not kept.exists():
         CACHE.mkdir(exist_ok=True)
         with TemporaryDirectory(dir=CACHE) as folder:
