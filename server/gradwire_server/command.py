@@ -19,12 +19,11 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from gradwire._wire.environment import PREFIX, unknown_variables
+from gradwire._wire.environment import PREFIX, VERSION, unknown_variables
 from gradwire.errors import installing
 from gradwire_server.config import container_limits
 from gradwire_server.config.addresses import is_host_and_port
 from gradwire_server.config.settings import Settings, flag, read_config
-from gradwire_server.config.version import VERSION
 from gradwire_server.errors import counted
 from gradwire_server.processes import gpus, supervisor
 from gradwire_server.security.token_command import token

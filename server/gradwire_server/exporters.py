@@ -10,13 +10,13 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from gradwire._wire.environment import VERSION
 from gradwire.errors import installing
 from gradwire_server.backends import LeavesToCpu, TakesDeviceMemory
 from gradwire_server.config.settings import Settings
-from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION
-from gradwire_server.observability import Cells, Ledger, Observer, logs
-from gradwire_server.observability.cells import cells, place
+from gradwire_server.observability import logs
+from gradwire_server.observability.cells import Cells, Ledger, cells, place
 from gradwire_server.observability.definitions import (
     BUILD,
     COMPUTED,
@@ -33,10 +33,11 @@ from gradwire_server.observability.definitions import (
     STREAMS_LIMIT,
     Metric,
 )
+from gradwire_server.observability.recording import Observer
 from gradwire_server.rpc.service_context import ServiceContext
 
 if TYPE_CHECKING:
-    from gradwire_server.admin_http import Site
+    from gradwire_server.admin_http.site import Site
     from gradwire_server.observability.otlp import Tracer
 
 _SAMPLE_EVERY_S = 0.25
@@ -52,7 +53,7 @@ def open_site(settings: Settings, ledgers: Sequence[Ledger], *, served: str) -> 
     """
     if not settings.http_port:
         return None
-    from gradwire_server.admin_http import Site  # noqa: PLC0415
+    from gradwire_server.admin_http.site import Site  # noqa: PLC0415
 
     site = Site(settings, ledgers, served=served)
     logs.info("http", address=site.address, tls=bool(settings.tls_certificate))

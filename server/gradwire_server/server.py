@@ -11,12 +11,12 @@ from pathlib import Path
 
 import grpc
 
+from gradwire._wire.environment import VERSION
 from gradwire_server import backends
 from gradwire_server.backends import Backend
 from gradwire_server.backends.changeover import load_kernels
 from gradwire_server.config.addresses import check_free
 from gradwire_server.config.settings import Settings
-from gradwire_server.config.version import VERSION
 from gradwire_server.exporters import Instruments
 from gradwire_server.observability import logs
 from gradwire_server.rpc import handlers

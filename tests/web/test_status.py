@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire import Client, ops
+from gradwire._wire.environment import VERSION
 from gradwire_server.admin_http import page
 from gradwire_server.admin_http.status import (
     DEAD_S,
@@ -31,7 +32,6 @@ from gradwire_server.admin_http.status import (
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import Scope, add_token
-from gradwire_server.config.version import VERSION
 from gradwire_server.observability.cells import TOTAL, Cells, Ledger, Worker, place
 from gradwire_server.observability.definitions import (
     ITEMS,

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from gradwire._wire.environment import VERSION
 from gradwire_server.config.settings import Settings
-from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION
 from gradwire_server.observability.cells import Floats, Ledger, Worker, cells, place
 from gradwire_server.observability.definitions import (

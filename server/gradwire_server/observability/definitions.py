@@ -11,9 +11,9 @@ from functools import partial
 from typing import Literal, get_args
 
 from gradwire import ops, v1
+from gradwire._wire.environment import VERSION
 from gradwire.tensors import DTYPES
 from gradwire_server.config.settings import Settings
-from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION
 
 # Phases of a call; recording.Phases describes them.

@@ -12,8 +12,8 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+from gradwire._wire.environment import VERSION
 from gradwire._wire.semantic_conventions import Attributes, Conventions, of_address, span_name
-from gradwire_server.config.version import VERSION
 from gradwire_server.observability.recording import CallRecord
 
 # Time limit for exporting the last spans: the collector may not answer.
