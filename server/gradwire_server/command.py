@@ -129,22 +129,22 @@ def gradwire_server(
     if print_config:
         click.echo(json.dumps(settings.described(paths=True), indent=2))
         return
-    if compile_only:
-        _compile(settings)
-        return
-    _serve(settings, lambda workers: _settings(context, {**values, "workers": workers}))
+    try:
+        if compile_only:
+            _compile(settings)
+        else:
+            _serve(settings, lambda workers: _settings(context, {**values, "workers": workers}))
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _compile(settings: Settings) -> None:
-    try:
-        if settings.compile_cache:
-            Path(settings.compile_cache).mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=settings.compile_cache).close()
-        backend, reason = settings.choose_backend()
-        started = time.monotonic()
-        backend.warm_up()
-    except (ValueError, OSError, RuntimeError, MemoryError) as error:
-        raise click.ClickException(str(error)) from error
+    if settings.compile_cache:
+        Path(settings.compile_cache).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=settings.compile_cache).close()
+    backend, reason = settings.choose_backend()
+    started = time.monotonic()
+    backend.warm_up()
     click.echo(f"{backend.name} is ready after {time.monotonic() - started:.1f} s ({reason})")
 
 
@@ -212,19 +212,16 @@ def _serve(settings: Settings, with_workers: Callable[[int], Settings]) -> None:
             raise click.ClickException(
                 f"{needed} is missing; gradwire-server needs: {installing('server')}"
             )
-    try:
-        if settings.backend == "cuda":
-            devices = gpus.chosen(settings)
-            settings = with_workers(gpus.worker_count(settings, devices))
-            asyncio.run(supervisor.supervise(settings, devices))
-        elif settings.workers > 1:
-            asyncio.run(supervisor.supervise(settings))
-        else:
-            from gradwire_server.processes import serve  # noqa: PLC0415 - so that --help works without the extra
+    if settings.backend == "cuda":
+        devices = gpus.chosen(settings)
+        settings = with_workers(gpus.worker_count(settings, devices))
+        asyncio.run(supervisor.supervise(settings, devices))
+    elif settings.workers > 1:
+        asyncio.run(supervisor.supervise(settings))
+    else:
+        from gradwire_server.processes import serve  # noqa: PLC0415 - so that --help works without the extra
 
-            serve.run(serve.serve(settings))
-    except (ValueError, OSError, RuntimeError, MemoryError) as error:
-        raise click.ClickException(str(error)) from error
+        serve.run(serve.serve(settings))
 
 
 _options(gradwire_server)

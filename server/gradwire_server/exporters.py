@@ -131,11 +131,6 @@ class Instruments:
         if self._cells is not None:
             self._sampling = asyncio.create_task(self._sample_often(self._cells))
 
-    def note_serving(self, *, serves: bool) -> None:
-        """Note that the server serves from now on, or no longer serves."""
-        self.serves = serves
-        self.sample()
-
     async def stop(self) -> None:
         """Export the last traces and close the HTTP port.
 

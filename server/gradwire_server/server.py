@@ -203,7 +203,8 @@ class Server:
 
     def _tell(self, *, serving: bool) -> None:
         """Report from now on that the server serves, or not."""
-        self.instruments.note_serving(serves=serving)
+        self.instruments.serves = serving
+        self.instruments.sample()
         self._health.tell(serving=serving)
 
     async def stop(self, grace_s: float) -> None:

@@ -29,10 +29,9 @@ def tracer_provider(endpoint: str) -> TracerProvider:
     """
     own = {"service.name": "gradwire-server", "service.version": VERSION}
     # The environment's attributes take precedence.
-    told = OTELResourceDetector().detect().attributes
-    own = {name: value for name, value in own.items() if name not in told}
+    resource = Resource.create(own).merge(OTELResourceDetector().detect())
     # The server shuts the provider down itself, with a time limit.
-    provider = TracerProvider(resource=Resource.create(own), shutdown_on_exit=False)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint or None)))
     return provider
 

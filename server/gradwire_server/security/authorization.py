@@ -8,7 +8,6 @@ The module is independent of protocols: its caller passes the header and the pee
 
 from __future__ import annotations
 
-import ipaddress
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,14 +16,13 @@ from functools import lru_cache
 from urllib.parse import unquote
 
 from gradwire._wire.files import Reloaded
+from gradwire_server.config.addresses import is_loopback
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import Scope, Token, digest_of, read_tokens
 from gradwire_server.observability import logs
 from gradwire_server.security.certificates import reason
 
 __all__ = ["Authorizer", "Refusal", "Scope"]
-
-_SCHEME = "bearer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +92,7 @@ class Authorizer:
             return _unknown("a token is needed: send it as authorization: Bearer TOKEN")
         text = authorization if isinstance(authorization, str) else authorization.decode("latin-1")
         scheme, _, shown = text.partition(" ")
-        if scheme.lower() != _SCHEME or not shown:
+        if scheme.lower() != "bearer" or not shown:
             return _unknown("authorization is not of the form Bearer TOKEN")
         # Of a hash of 32 random bytes, the time of a look-up reveals nothing.
         digest = digest_of(shown.strip())
@@ -144,13 +142,7 @@ def is_local(peer: str) -> bool:
     family, _, rest = peer.partition(":")
     if family in {"unix", "unix-abstract"}:
         return True
-    host = unquote(rest).rpartition(":")[0].strip("[]").partition("%")[0]
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
+    return family in {"ipv4", "ipv6"} and is_loopback(unquote(rest))
 
 
 def _keep(error: Exception) -> None:

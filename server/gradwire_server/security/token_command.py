@@ -12,6 +12,7 @@ import click
 
 from gradwire._wire.files import read_small
 from gradwire_server.config.tokens import Scope, add_token, read_scopes, read_tokens, revoke_token
+from gradwire_server.security.certificates import reason
 
 
 def _scopes(_context: click.Context, _: click.Parameter, value: str) -> frozenset[Scope]:
@@ -58,10 +59,8 @@ def _named(path: Path) -> Generator[None]:
     """Convert errors of a file to one line that names it."""
     try:
         yield
-    except OSError as error:
-        raise click.ClickException(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise click.ClickException(f"{path}: {error}") from error
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"{path}: {reason(error)}") from error
 
 
 _file = click.option(
