@@ -19,7 +19,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from gradwire._wire.environment import PREFIX, VERSION, unknown_variables
+from gradwire._wire.environment import PREFIX, SERVER_VARIABLES, VERSION, unknown_variables
 from gradwire.errors import installing
 from gradwire_server.config import container_limits
 from gradwire_server.config.addresses import is_host_and_port
@@ -123,7 +123,7 @@ def gradwire_server(
         settings = _settings(context, values)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    for words in unknown_variables([f"{PREFIX}{one.name.upper()}" for one in fields(Settings)]):
+    for words in unknown_variables(SERVER_VARIABLES):
         click.echo(f"Warning: {words}", err=True)
     _warn_of_memory(settings)
     if print_config:

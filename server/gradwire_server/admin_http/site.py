@@ -23,6 +23,7 @@ from gradwire_server.admin_http.listener import Answer, Listener, Request
 from gradwire_server.admin_http.status import is_alive, is_ready, status
 from gradwire_server.config.addresses import split
 from gradwire_server.config.settings import Settings
+from gradwire_server.errors import MissingScopeError
 from gradwire_server.observability.cells import Ledger
 from gradwire_server.observability.exposition import Exposition
 from gradwire_server.observability.logs import Refusals
@@ -109,11 +110,10 @@ class Site(Listener):
         )
         if refused is None:
             return None
-        why, code, headers = "unauthenticated", HTTPStatus.UNAUTHORIZED, _CHALLENGE
-        if refused.authenticated:
-            why, code, headers = "permission_denied", HTTPStatus.FORBIDDEN, {}
-        self._refusals.note(why, peer=request.peer, port="http")
-        return Answer.text(code, refused.message, **headers)
+        self._refusals.note(refused.status[0].lower(), peer=request.peer, port="http")
+        if isinstance(refused, MissingScopeError):
+            return Answer.text(HTTPStatus.FORBIDDEN, refused.message)
+        return Answer.text(HTTPStatus.UNAUTHORIZED, refused.message, **_CHALLENGE)
 
     def _content(self, request: Request) -> Answer:
         policy = dict[str, str]()
