@@ -51,4 +51,4 @@ class Listing(Listener):
         if request.path != self._path:
             return Answer.text(HTTPStatus.NOT_FOUND, f"there is {self._path}")
         body = json.dumps({"replicas": list(self._addresses())}).encode() + b"\n"
-        return Answer(HTTPStatus.OK, "application/json", body)
+        return Answer(HTTPStatus.OK, "application/json", body, {})

@@ -95,6 +95,7 @@ class Instruments:
 
     observer  of calls; without effect if there are neither metrics nor traces
     serves    whether the server serves
+    site      the HTTP port; None if this process has none
 
     cells  file descriptor of the memory of a supervisor, which has the HTTP port; None without
     """
@@ -109,14 +110,9 @@ class Instruments:
                 logs.warning("no metrics: the supervisor runs another version; restart it")
         self.observer = Observer(self._cells)
         self.serves = False
-        self._site: Site | None = None
+        self.site: Site | None = None
         self._service: ServiceContext | None = None
         self._sampling: asyncio.Task[None] | None = None
-
-    @property
-    def address(self) -> str:
-        """The address of the HTTP port; empty if there is none."""
-        return "" if self._site is None else self._site.address
 
     def start(self, service: ServiceContext, *, address: str) -> None:
         """Open the HTTP port and export traces; address is the server's own.
@@ -126,7 +122,7 @@ class Instruments:
         self._service = service
         if self._cells is not None and self._has_port:
             ledger = Ledger(0, self._cells)
-            self._site = open_site(self._settings, [ledger], served=address)
+            self.site = open_site(self._settings, [ledger], served=address)
         self.observer.tracer = tracer(self._settings, address=address)
         if self._cells is not None:
             self._sampling = asyncio.create_task(self._sample_often(self._cells))
@@ -139,7 +135,7 @@ class Instruments:
         if self._sampling is not None:
             self._sampling.cancel()
         self.sample()
-        parts = (self.observer.tracer, self._site)
+        parts = (self.observer.tracer, self.site)
         await asyncio.gather(*(asyncio.to_thread(one.close) for one in parts if one is not None))
 
     async def _sample_often(self, own: Cells) -> None:
@@ -178,6 +174,5 @@ class Instruments:
         hits_and_misses = preparer.lookups
         cells(LOOKUPS, own.array)[..., 0] = hits_and_misses[:2], hits_and_misses[2:]
         told = {"backend": backend.name, "backend_reason": service.reason}
-        own.notes.description = told | {"backend_to_come": service.to_come}
-        own.notes.write()
+        own.notes.write(told | {"backend_to_come": service.to_come})
         own.beat()

@@ -13,7 +13,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
@@ -56,7 +56,7 @@ class Answer:
     status: HTTPStatus
     content_type: str
     body: bytes
-    more: Mapping[str, str] = field(default_factory=dict[str, str])
+    more: Mapping[str, str]
 
     @classmethod
     def text(cls, status: HTTPStatus, text: str, **more: str) -> Answer:

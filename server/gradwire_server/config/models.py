@@ -137,7 +137,7 @@ def _sizes(field: str, value: Any, *, least: int) -> tuple[int, ...] | None:
     """Return the sizes in a list of JSON; None for null."""
     if value is None:
         return None
-    sizes: list[Any] = value if isinstance(value, list) else []
+    sizes: list[Any] = value if isinstance(value, list) else []  # pyright: ignore[reportUnknownVariableType] - mypy knows it
     sound = all(type(size) is int and least <= size < 2**63 for size in sizes)
     if not sound or not 1 <= len(sizes) <= MAX_RANK:
         raise ValueError(

@@ -38,44 +38,6 @@ SUPERVISOR = "supervisor"
 # Metrics with few time series return all of them from the start; others only nonzero ones.
 _FEW_CELLS = 32
 
-Families = dict[Metric, list[Sample]]
-
-
-def families(workers: Sequence[Worker], certificate_expires_s: float | None) -> Families:
-    """Return the metrics of all workers and processes, and the certificate's.
-
-    Workers are merged, except for metrics that have a worker label.
-    """
-    merged = np.sum([worker.values for worker in workers], axis=0)
-    apart = [((worker.name,), worker.values) for worker in workers]
-    found: Families = {}
-    for metric in (*COUNTS, *STATES):
-        parts = apart if metric.by_worker else [((), merged)]
-        found[metric] = [each for part in parts for each in _samples(metric, *part)]
-    found[BUILD] = [each._replace(value=1.0) for each in found[BUILD] if each.value]
-    found[REQUESTS] = [
-        each._replace(name=REQUESTS.name)
-        for each in found[REQUEST_DURATION]
-        if each.name.endswith("_count")
-    ]
-    found[WORKER_REQUESTS] = [
-        # The first cell of a histogram is its sum.
-        Sample(
-            WORKER_REQUESTS.name,
-            {"worker": worker.name},
-            float(cells(REQUEST_DURATION, worker.values)[..., 1:].sum()),
-        )
-        for worker in workers
-    ]
-    found[CERTIFICATE_EXPIRES] = []
-    if certificate_expires_s is not None:
-        found[CERTIFICATE_EXPIRES] = [Sample(CERTIFICATE_EXPIRES.name, {}, certificate_expires_s)]
-    figures = of_processes(workers)
-    for metric in PROCESSES:
-        each = figures[metric.name].items()
-        found[metric] = [Sample(metric.name, {"worker": name}, value) for name, value in each]
-    return found
-
 
 def _samples(metric: Metric, first: tuple[str, ...], values: Floats) -> Iterator[Sample]:
     name, bounds = metric.name, [*map(str, metric.buckets), "+Inf"]
@@ -124,7 +86,42 @@ class Exposition(Collector):
 
     def collect(self) -> Iterator[PrometheusMetric]:
         """Return all metrics."""
-        for metric, samples in families(self.workers, self.expires_s).items():
+        for metric, samples in self._families().items():
             found = PrometheusMetric(metric.name.removesuffix("_total"), metric.help, metric.kind)
             found.samples = samples
             yield found
+
+    def _families(self) -> dict[Metric, list[Sample]]:
+        """Return the samples of all metrics.
+
+        Workers are merged, except for metrics that have a worker label.
+        """
+        workers, found = self.workers, dict[Metric, list[Sample]]()
+        merged = np.sum([worker.values for worker in workers], axis=0)
+        apart = [((worker.name,), worker.values) for worker in workers]
+        for metric in (*COUNTS, *STATES):
+            parts = apart if metric.by_worker else [((), merged)]
+            found[metric] = [each for part in parts for each in _samples(metric, *part)]
+        found[BUILD] = [each._replace(value=1.0) for each in found[BUILD] if each.value]
+        found[REQUESTS] = [
+            each._replace(name=REQUESTS.name)
+            for each in found[REQUEST_DURATION]
+            if each.name.endswith("_count")
+        ]
+        found[WORKER_REQUESTS] = [
+            # The first cell of a histogram is its sum.
+            Sample(
+                WORKER_REQUESTS.name,
+                {"worker": worker.name},
+                float(cells(REQUEST_DURATION, worker.values)[..., 1:].sum()),
+            )
+            for worker in workers
+        ]
+        found[CERTIFICATE_EXPIRES] = []
+        if self.expires_s is not None:
+            found[CERTIFICATE_EXPIRES] = [Sample(CERTIFICATE_EXPIRES.name, {}, self.expires_s)]
+        figures = of_processes(workers)
+        for metric in PROCESSES:
+            each = figures[metric.name].items()
+            found[metric] = [Sample(metric.name, {"worker": name}, value) for name, value in each]
+        return found

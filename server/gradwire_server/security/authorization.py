@@ -12,21 +12,17 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TypeAlias
 from urllib.parse import unquote
 
 from gradwire._wire.files import Reloaded
 from gradwire_server.config.addresses import is_loopback
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import Scope, Token, digest_of, read_tokens
-from gradwire_server.errors import MissingScopeError, UnauthenticatedError
+from gradwire_server.errors import EvaluationError, MissingScopeError, UnauthenticatedError
 from gradwire_server.observability import logs
 from gradwire_server.security.certificates import reason
 
-__all__ = ["Authorizer", "Refusal", "Scope"]
-
-# Why a call is refused. The message tells nothing that the caller does not know.
-Refusal: TypeAlias = UnauthenticatedError | MissingScopeError
+__all__ = ["Authorizer", "Scope"]
 
 
 class Authorizer:
@@ -58,8 +54,10 @@ class Authorizer:
         authorization: str | bytes | None,
         peer: str,
         certified: bool = False,
-    ) -> Refusal | None:
+    ) -> EvaluationError | None:
         """Return the error of a refused call; None if it is admitted.
+
+        Its message tells nothing that the caller does not know.
 
         authorization  value of the header of that name, "Bearer TOKEN"; None where there is none
         peer           address of the caller, in grpc's form: "ipv4:127.0.0.1:5", "unix:..."
@@ -77,7 +75,7 @@ class Authorizer:
 
     def _of_token(
         self, tokens: Reloaded[dict[bytes, Token]], scope: Scope, authorization: str | bytes | None
-    ) -> Refusal | None:
+    ) -> EvaluationError | None:
         if authorization is None:
             return UnauthenticatedError("a token is needed: send it as authorization: Bearer TOKEN")
         text = authorization if isinstance(authorization, str) else authorization.decode("latin-1")
