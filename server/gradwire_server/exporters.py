@@ -120,9 +120,8 @@ class Instruments:
         Raises as open_site and tracer do.
         """
         self._service = service
-        if self._cells is not None and self._has_port:
-            ledger = Ledger(0, self._cells)
-            self.site = open_site(self._settings, [ledger], served=address)
+        if self._has_port:
+            self.site = open_site(self._settings, [Ledger(0, self._cells)], served=address)
         self.observer.tracer = tracer(self._settings, address=address)
         if self._cells is not None:
             self._sampling = asyncio.create_task(self._sample_often(self._cells))

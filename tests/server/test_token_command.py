@@ -187,7 +187,7 @@ def authorizer(path: Path, *, day: int = 1) -> Authorizer:
     return Authorizer(Settings(tokens=str(path)), clock=lambda: seconds)
 
 
-def verdict(guard: Authorizer, scope: Scope, authorization: str | bytes | None, **call: str) -> str:
+def verdict(guard: Authorizer, scope: Scope, authorization: str | None, **call: str) -> str:
     refusal = guard.refusal(scope, authorization=authorization, peer=call.get("peer", HERE))
     if refusal is None:
         return ""
@@ -240,12 +240,12 @@ def test_a_token_is_taken_whole_and_in_its_form_only(path: Path) -> None:
     token = add_token(path, name="ci", scopes=list(Scope))
     guard = authorizer(path)
     text = f"Bearer {token}"
-    for good in (text, f"bearer {token}", f"BEARER {token}", text.encode()):
+    for good in (text, f"bearer {token}", f"BEARER {token}"):
         for peer in (HERE, AWAY):
             assert verdict(guard, Scope.EVALUATE, good, peer=peer) == ""
     digest = read_tokens(path.read_bytes())[0].digest.hex()
     shown = (f"{token[:-1]}", f"{token}x", f"{token} {token}", token.swapcase(), "\udcff", digest)
-    bad: tuple[str | bytes, ...] = (token, f"Basic {token}", "Bearer", "Bearer ", "", b"\xff\xfe")
+    bad = (token, f"Basic {token}", "Bearer", "Bearer ", "")
     for each in (*bad, *(f"Bearer {text}" for text in shown)):
         assert verdict(guard, Scope.EVALUATE, each) == "unknown"
 

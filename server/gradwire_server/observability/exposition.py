@@ -117,9 +117,10 @@ class Exposition(Collector):
             )
             for worker in workers
         ]
-        found[CERTIFICATE_EXPIRES] = []
-        if self.expires_s is not None:
-            found[CERTIFICATE_EXPIRES] = [Sample(CERTIFICATE_EXPIRES.name, {}, self.expires_s)]
+        expires_s = self.expires_s
+        found[CERTIFICATE_EXPIRES] = (
+            [] if expires_s is None else [Sample(CERTIFICATE_EXPIRES.name, {}, expires_s)]
+        )
         figures = of_processes(workers)
         for metric in PROCESSES:
             each = figures[metric.name].items()

@@ -113,12 +113,13 @@ async def _answer_unknown(_requests: object, context: Context) -> None:
 _UNKNOWN: Handler = STREAM(_answer_unknown)
 
 
-def _authorization(metadata: Metadata | None) -> str | bytes | None:
+def _authorization(metadata: Metadata | None) -> str | None:
     """Return the authorization header.
 
     Returns None without such a header, and an empty string, which is no token, for several.
     """
-    found = [value for key, value in metadata or () if key == "authorization"]
+    # Only keys that end with -bin have bytes.
+    found = [str(value) for key, value in metadata or () if key == "authorization"]
     if len(found) > 1:
         return ""
     return found[0] if found else None

@@ -51,7 +51,7 @@ class Authorizer:
         self,
         scope: Scope,
         *,
-        authorization: str | bytes | None,
+        authorization: str | None,
         peer: str,
         certified: bool = False,
     ) -> EvaluationError | None:
@@ -74,12 +74,11 @@ class Authorizer:
         )
 
     def _of_token(
-        self, tokens: Reloaded[dict[bytes, Token]], scope: Scope, authorization: str | bytes | None
+        self, tokens: Reloaded[dict[bytes, Token]], scope: Scope, authorization: str | None
     ) -> EvaluationError | None:
         if authorization is None:
             return UnauthenticatedError("a token is needed: send it as authorization: Bearer TOKEN")
-        text = authorization if isinstance(authorization, str) else authorization.decode("latin-1")
-        scheme, _, shown = text.partition(" ")
+        scheme, _, shown = authorization.partition(" ")
         if scheme.lower() != "bearer" or not shown:
             return UnauthenticatedError("authorization is not of the form Bearer TOKEN")
         # Of a hash of 32 random bytes, the time of a look-up reveals nothing.

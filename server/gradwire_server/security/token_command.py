@@ -33,17 +33,6 @@ def _last_day(_context: click.Context, _: click.Parameter, value: datetime | Non
     return value.date()
 
 
-def _print(made: str, name: str, path: Path) -> None:
-    """Print a token; revoke it if printing fails."""
-    try:
-        click.echo(made)
-    except OSError as error:
-        revoke_token(path, name)
-        raise click.ClickException(
-            f"the token cannot be printed: {error.strerror}; {name} is not in {path}"
-        ) from error
-
-
 class _CreatesByDefault(click.Group):
     """A group in which options without a command are those of `create`."""
 
@@ -113,7 +102,13 @@ def create(*, name: str | None, scopes: frozenset[Scope], expires: date | None, 
     with _named(path):
         name = f"token-{secrets.token_hex(4)}" if name is None else name
         made = add_token(path, name=name, scopes=scopes, expires=expires)
-    _print(made, name, path)
+    try:
+        click.echo(made)
+    except OSError as error:
+        revoke_token(path, name)
+        raise click.ClickException(
+            f"the token cannot be printed: {error.strerror}; {name} is not in {path}"
+        ) from error
     until = "" if expires is None else f" until {expires}"
     click.echo(f"{name} ({', '.join(sorted(scopes))}) is in {path}{until}", err=True)
 
