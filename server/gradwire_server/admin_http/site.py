@@ -1,4 +1,4 @@
-"""Paths of the HTTP port: health, metrics and status, with checks of Host and permissions.
+"""Answers of the HTTP port by path, after checks of Host and permissions.
 
 Health is public; metrics and status are for authorized callers.
 """
