@@ -1,4 +1,4 @@
-"""Answers of the HTTP port by path, after checks of Host and permissions.
+"""Answers of the HTTP port, after checks of Host and permissions.
 
 Health is public; metrics and status are for authorized callers.
 """
