@@ -36,9 +36,9 @@ from benchmarks.servers import OURS, Server, started
 from benchmarks.wire.loads import EVALUATE, method_of
 from gradwire import Client, ops, v1
 from gradwire.tensors import DTYPES
-from gradwire_server.observability import Cells, Observer
+from gradwire_server.observability.cells import Cells
 from gradwire_server.observability.otlp import Tracer
-from gradwire_server.observability.recording import CallRecord, Phases
+from gradwire_server.observability.recording import CallRecord, Observer, Phases
 
 _REPEATS = 20_000
 _SCRAPED_CALLS = 3000

@@ -43,7 +43,7 @@ from benchmarks.wire.rounds import (
 from gradwire import Client
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import Scope, add_token
-from gradwire_server.observability import Observer
+from gradwire_server.observability.recording import Observer
 from gradwire_server.rpc.call_context import ActiveCalls
 from gradwire_server.rpc.interceptors import AuthorizingHandler
 from gradwire_server.security.authorization import Authorizer

@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
+from gradwire._wire.environment import VERSION
 from gradwire_ray import cluster
 from gradwire_ray.controller import Controller
 from gradwire_ray.deployment import Deployment
-from gradwire_server.config.version import VERSION
 
 _ASK_S = 30.0
 _LOOK_S = 0.5

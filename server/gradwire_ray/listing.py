@@ -12,7 +12,7 @@ from http import HTTPStatus
 
 from gradwire_server.admin_http.listener import Answer, Listener, Request
 from gradwire_server.config.settings import Settings
-from gradwire_server.security.certificates import Certificates
+from gradwire_server.security.certificates import load_certificates
 
 
 class Listing(Listener):
@@ -34,10 +34,10 @@ class Listing(Listener):
     ) -> None:
         self._path = f"/{name}"
         self._addresses = addresses
-        certificates = Certificates.of(settings)
+        certificates = load_certificates(settings) if settings.tls_certificate else None
         written = f"[{host}]" if ":" in host else host
         try:
-            super().__init__(written, port, self._respond, certificates=certificates)
+            super().__init__(written, port, certificates=certificates)
         except OSError as error:
             raise RuntimeError(
                 f"port {port} of {host} cannot be had for the list: {error}; another --port would "
@@ -46,8 +46,9 @@ class Listing(Listener):
         scheme = "replicas+https" if certificates else "replicas+http"
         self.url = f"{scheme}://{self.address}{self._path}"
 
-    def _respond(self, request: Request) -> Answer:
+    def respond(self, request: Request) -> Answer:
+        """Answer a request."""
         if request.path != self._path:
             return Answer.text(HTTPStatus.NOT_FOUND, f"there is {self._path}")
         body = json.dumps({"replicas": list(self._addresses())}).encode() + b"\n"
-        return Answer(HTTPStatus.OK, "application/json", body)
+        return Answer(HTTPStatus.OK, "application/json", body, {})

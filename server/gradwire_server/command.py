@@ -19,12 +19,11 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from gradwire._wire.environment import PREFIX, unknown_variables
+from gradwire._wire.environment import PREFIX, SERVER_VARIABLES, VERSION, unknown_variables
 from gradwire.errors import installing
 from gradwire_server.config import container_limits
 from gradwire_server.config.addresses import is_host_and_port
 from gradwire_server.config.settings import Settings, flag, read_config
-from gradwire_server.config.version import VERSION
 from gradwire_server.errors import counted
 from gradwire_server.processes import gpus, supervisor
 from gradwire_server.security.token_command import token
@@ -124,28 +123,28 @@ def gradwire_server(
         settings = _settings(context, values)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    for words in unknown_variables([f"{PREFIX}{one.name.upper()}" for one in fields(Settings)]):
+    for words in unknown_variables(SERVER_VARIABLES):
         click.echo(f"Warning: {words}", err=True)
     _warn_of_memory(settings)
     if print_config:
         click.echo(json.dumps(settings.described(paths=True), indent=2))
         return
-    if compile_only:
-        _compile(settings)
-        return
-    _serve(settings, lambda workers: _settings(context, {**values, "workers": workers}))
+    try:
+        if compile_only:
+            _compile(settings)
+        else:
+            _serve(settings, lambda workers: _settings(context, {**values, "workers": workers}))
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _compile(settings: Settings) -> None:
-    try:
-        if settings.compile_cache:
-            Path(settings.compile_cache).mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=settings.compile_cache).close()
-        backend, reason = settings.choose_backend()
-        started = time.monotonic()
-        backend.warm_up()
-    except (ValueError, OSError, RuntimeError, MemoryError) as error:
-        raise click.ClickException(str(error)) from error
+    if settings.compile_cache:
+        Path(settings.compile_cache).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=settings.compile_cache).close()
+    backend, reason = settings.choose_backend()
+    started = time.monotonic()
+    backend.warm_up()
     click.echo(f"{backend.name} is ready after {time.monotonic() - started:.1f} s ({reason})")
 
 
@@ -213,19 +212,16 @@ def _serve(settings: Settings, with_workers: Callable[[int], Settings]) -> None:
             raise click.ClickException(
                 f"{needed} is missing; gradwire-server needs: {installing('server')}"
             )
-    try:
-        if settings.backend == "cuda":
-            devices = gpus.chosen(settings)
-            settings = with_workers(gpus.worker_count(settings, devices))
-            asyncio.run(supervisor.supervise(settings, devices))
-        elif settings.workers > 1:
-            asyncio.run(supervisor.supervise(settings))
-        else:
-            from gradwire_server.processes import serve  # noqa: PLC0415 - so that --help works without the extra
+    if settings.backend == "cuda":
+        devices = gpus.chosen(settings)
+        settings = with_workers(gpus.worker_count(settings, devices))
+        asyncio.run(supervisor.supervise(settings, devices))
+    elif settings.workers > 1:
+        asyncio.run(supervisor.supervise(settings))
+    else:
+        from gradwire_server.processes import serve  # noqa: PLC0415 - so that --help works without the extra
 
-            serve.run(serve.serve(settings))
-    except (ValueError, OSError, RuntimeError, MemoryError) as error:
-        raise click.ClickException(str(error)) from error
+        serve.run(serve.serve(settings))
 
 
 _options(gradwire_server)

@@ -10,13 +10,13 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from gradwire._wire.environment import VERSION
 from gradwire.errors import installing
 from gradwire_server.backends import LeavesToCpu, TakesDeviceMemory
 from gradwire_server.config.settings import Settings
-from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION
-from gradwire_server.observability import Cells, Ledger, Observer, logs
-from gradwire_server.observability.cells import cells, place
+from gradwire_server.observability import logs
+from gradwire_server.observability.cells import Cells, Ledger, cells, place
 from gradwire_server.observability.definitions import (
     BUILD,
     COMPUTED,
@@ -33,10 +33,11 @@ from gradwire_server.observability.definitions import (
     STREAMS_LIMIT,
     Metric,
 )
+from gradwire_server.observability.recording import Observer
 from gradwire_server.rpc.service_context import ServiceContext
 
 if TYPE_CHECKING:
-    from gradwire_server.admin_http import Site
+    from gradwire_server.admin_http.site import Site
     from gradwire_server.observability.otlp import Tracer
 
 _SAMPLE_EVERY_S = 0.25
@@ -52,7 +53,7 @@ def open_site(settings: Settings, ledgers: Sequence[Ledger], *, served: str) -> 
     """
     if not settings.http_port:
         return None
-    from gradwire_server.admin_http import Site  # noqa: PLC0415
+    from gradwire_server.admin_http.site import Site  # noqa: PLC0415
 
     site = Site(settings, ledgers, served=served)
     logs.info("http", address=site.address, tls=bool(settings.tls_certificate))
@@ -94,6 +95,7 @@ class Instruments:
 
     observer  of calls; without effect if there are neither metrics nor traces
     serves    whether the server serves
+    site      the HTTP port; None if this process has none
 
     cells  file descriptor of the memory of a supervisor, which has the HTTP port; None without
     """
@@ -108,14 +110,9 @@ class Instruments:
                 logs.warning("no metrics: the supervisor runs another version; restart it")
         self.observer = Observer(self._cells)
         self.serves = False
-        self._site: Site | None = None
+        self.site: Site | None = None
         self._service: ServiceContext | None = None
         self._sampling: asyncio.Task[None] | None = None
-
-    @property
-    def address(self) -> str:
-        """The address of the HTTP port; empty if there is none."""
-        return "" if self._site is None else self._site.address
 
     def start(self, service: ServiceContext, *, address: str) -> None:
         """Open the HTTP port and export traces; address is the server's own.
@@ -123,17 +120,11 @@ class Instruments:
         Raises as open_site and tracer do.
         """
         self._service = service
-        if self._cells is not None and self._has_port:
-            ledger = Ledger(0, self._cells)
-            self._site = open_site(self._settings, [ledger], served=address)
+        if self._has_port:
+            self.site = open_site(self._settings, [Ledger(0, self._cells)], served=address)
         self.observer.tracer = tracer(self._settings, address=address)
         if self._cells is not None:
             self._sampling = asyncio.create_task(self._sample_often(self._cells))
-
-    def note_serving(self, *, serves: bool) -> None:
-        """Note that the server serves from now on, or no longer serves."""
-        self.serves = serves
-        self.sample()
 
     async def stop(self) -> None:
         """Export the last traces and close the HTTP port.
@@ -143,7 +134,7 @@ class Instruments:
         if self._sampling is not None:
             self._sampling.cancel()
         self.sample()
-        parts = (self.observer.tracer, self._site)
+        parts = (self.observer.tracer, self.site)
         await asyncio.gather(*(asyncio.to_thread(one.close) for one in parts if one is not None))
 
     async def _sample_often(self, own: Cells) -> None:
@@ -184,6 +175,5 @@ class Instruments:
         hits_and_misses = preparer.lookups
         cells(LOOKUPS, own.array)[..., 0] = hits_and_misses[:2], hits_and_misses[2:]
         told = {"backend": backend.name, "backend_reason": service.reason}
-        own.notes.description = told | {"backend_to_come": service.to_come}
-        own.notes.write()
+        own.notes.write(told | {"backend_to_come": service.to_come})
         own.beat()

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import grpc
 
+from gradwire._wire.environment import VERSION
 from gradwire_server import backends
 from gradwire_server.backends import Backend
 from gradwire_server.backends.changeover import load_kernels
 from gradwire_server.config.addresses import check_free
 from gradwire_server.config.settings import Settings
-from gradwire_server.config.version import VERSION
 from gradwire_server.exporters import Instruments
 from gradwire_server.observability import logs
 from gradwire_server.rpc import handlers
@@ -203,7 +203,8 @@ class Server:
 
     def _tell(self, *, serving: bool) -> None:
         """Report from now on that the server serves, or not."""
-        self.instruments.note_serving(serves=serving)
+        self.instruments.serves = serving
+        self.instruments.sample()
         self._health.tell(serving=serving)
 
     async def stop(self, grace_s: float) -> None:
@@ -252,7 +253,8 @@ class Server:
         device = self.service.device
         await device.lost.wait()
         assert device.error is not None  # noqa: S101 - it is lost
-        self.instruments.note_serving(serves=False)
+        self.instruments.serves = False
+        self.instruments.sample()
         stopped = asyncio.ensure_future(self._server.stop(_LAST_WORDS_S))
         for _ in range(_TURNS_TO_CLOSE):
             await asyncio.sleep(0)

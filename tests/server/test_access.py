@@ -21,13 +21,13 @@ import pytest
 import trustme
 
 from gradwire import v1
+from gradwire._wire.environment import VERSION
 from gradwire_server.config.addresses import split
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import Scope, add_token, revoke_token
-from gradwire_server.config.version import VERSION
 from gradwire_server.rpc.health import has_list
 from gradwire_server.rpc.interceptors import INSPECTING
-from gradwire_server.security.certificates import Certificates
+from gradwire_server.security.certificates import load_certificates
 from support.certificates import Pair, Papers, pair, trusting
 from support.load import repeated
 from support.processes import running_command
@@ -417,7 +417,7 @@ def test_what_cannot_be_used_is_refused_at_first_and_kept_out_later(
             caplog.clear()
             papers.put(name, broken)
             with pytest.raises(ValueError, match=r"^--tls-"):
-                Certificates(Settings(**papers.mutual))
+                load_certificates(Settings(**papers.mutual))
             wait_until(lambda: is_served(server.address, papers.roots, shown) and told(caplog))
             assert told(caplog) == ["certificates cannot be used"]
             assert "PRIVATE" not in str([vars(each) for each in caplog.records])

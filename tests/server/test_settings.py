@@ -238,19 +238,24 @@ def test_a_variable_that_is_no_setting_is_told() -> None:
 GIB = 1 << 30
 
 
-def groups(folder: Path, own: str, files: dict[str, str]) -> tuple[Path, Path]:
-    """Write the files of control groups; return where, and the file that names one's own."""
-    (folder / "own").write_text(own)
+@pytest.fixture
+def groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, files: dict[str, str]
+) -> None:
+    """Let a process have these control groups."""
+    (tmp_path / "own").write_text(own)
     for name, content in files.items():
-        path = folder / "groups" / name
+        path = tmp_path / "groups" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-    return folder / "groups", folder / "own"
+    monkeypatch.setattr(container_limits, "GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(container_limits, "OWN", tmp_path / "own")
 
 
 OF_VERSION_1 = "4:memory:/docker/abc\n2:cpuacct,cpu:/docker/abc\n0::/docker/abc\n"
 
 
+@pytest.mark.usefixtures("groups")
 @pytest.mark.parametrize(
     ("own", "files", "limit"),
     [
@@ -266,13 +271,12 @@ OF_VERSION_1 = "4:memory:/docker/abc\n2:cpuacct,cpu:/docker/abc\n0::/docker/abc\
         ("", {"memory.max": "7\n"}, None),
     ],
 )
-def test_the_limit_of_memory_is_the_least_of_all_groups(
-    tmp_path: Path, own: str, files: dict[str, str], limit: int | None
-) -> None:
-    least = container_limits.memory_bytes(*groups(tmp_path, own, files))
+def test_the_limit_of_memory_is_the_least_of_all_groups(limit: int | None) -> None:
+    least = container_limits.memory_bytes()
     assert least >= container_limits.UNLIMITED if limit is None else least == limit
 
 
+@pytest.mark.usefixtures("groups")
 @pytest.mark.parametrize(
     ("own", "files", "quota"),
     [
@@ -284,11 +288,9 @@ def test_the_limit_of_memory_is_the_least_of_all_groups(
         (OF_VERSION_1, {"cpu/cpu.cfs_quota_us": "70000\n", "cpu/cpu.cfs_period_us": "50000\n"}, 2),
     ],
 )
-def test_a_quota_of_processor_time_is_rounded_up_to_processors(
-    tmp_path: Path, own: str, files: dict[str, str], quota: int | None
-) -> None:
+def test_a_quota_of_processor_time_is_rounded_up_to_processors(quota: int | None) -> None:
     cores = len(os.sched_getaffinity(0))
-    given = container_limits.processors(*groups(tmp_path, own, files))
+    given = container_limits.processors.__wrapped__()
     assert given == (cores if quota is None else min(cores, quota))
 
 

@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 from gradwire_server.command import gradwire_server
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import Scope, add_token, read_tokens, revoke_token
+from gradwire_server.errors import MissingScopeError
 from gradwire_server.security.authorization import Authorizer, is_local, warn_if_open
 from support.processes import run_command
 from support.raw_calls import wait_until
@@ -186,9 +187,11 @@ def authorizer(path: Path, *, day: int = 1) -> Authorizer:
     return Authorizer(Settings(tokens=str(path)), clock=lambda: seconds)
 
 
-def verdict(guard: Authorizer, scope: Scope, authorization: str | bytes | None, **call: str) -> str:
+def verdict(guard: Authorizer, scope: Scope, authorization: str | None, **call: str) -> str:
     refusal = guard.refusal(scope, authorization=authorization, peer=call.get("peer", HERE))
-    return "" if refusal is None else ("forbidden" if refusal.authenticated else "unknown")
+    if refusal is None:
+        return ""
+    return "forbidden" if isinstance(refusal, MissingScopeError) else "unknown"
 
 
 def test_who_shows_no_certificate_where_one_would_do_is_told_so() -> None:
@@ -237,12 +240,12 @@ def test_a_token_is_taken_whole_and_in_its_form_only(path: Path) -> None:
     token = add_token(path, name="ci", scopes=list(Scope))
     guard = authorizer(path)
     text = f"Bearer {token}"
-    for good in (text, f"bearer {token}", f"BEARER {token}", text.encode()):
+    for good in (text, f"bearer {token}", f"BEARER {token}"):
         for peer in (HERE, AWAY):
             assert verdict(guard, Scope.EVALUATE, good, peer=peer) == ""
     digest = read_tokens(path.read_bytes())[0].digest.hex()
     shown = (f"{token[:-1]}", f"{token}x", f"{token} {token}", token.swapcase(), "\udcff", digest)
-    bad: tuple[str | bytes, ...] = (token, f"Basic {token}", "Bearer", "Bearer ", "", b"\xff\xfe")
+    bad = (token, f"Basic {token}", "Bearer", "Bearer ", "")
     for each in (*bad, *(f"Bearer {text}" for text in shown)):
         assert verdict(guard, Scope.EVALUATE, each) == "unknown"
 
@@ -255,7 +258,7 @@ def test_a_token_opens_what_its_scopes_name_until_the_end_of_its_last_day(path: 
     assert verdict(guard, Scope.INSPECT, bearer) == "forbidden"
     refusal = authorizer(path, day=2).refusal(Scope.EVALUATE, authorization=bearer, peer=HERE)
     assert refusal is not None
-    assert not refusal.authenticated
+    assert not isinstance(refusal, MissingScopeError)
     assert "expired on 2026-11-01" in refusal.message
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradwire_server.observability import Observer
+from gradwire_server.observability.recording import Observer
 from gradwire_server.rpc.call_context import ActiveCall, ActiveCalls
 
 

@@ -60,7 +60,8 @@ class ServerThread:
     @property
     def http_address(self) -> str:
         """HOST:PORT of its HTTP port."""
-        return self.server.instruments.address
+        site = self.server.instruments.site
+        return site.address if site else ""
 
     def wait_until_serving(self) -> None:
         self._started.result(timeout=300)

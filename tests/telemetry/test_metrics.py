@@ -421,8 +421,8 @@ def note(made: Notes, message: str, *, alike: str = "") -> None:
     made.error(**texts, message=message, alike=alike)
 
 
-def messages(made: Notes) -> list[str]:
-    made.write()
+def messages(made: Notes, **description: str) -> list[str]:
+    made.write(description)
     return [error["message"] for error in made.read()[1]]
 
 
@@ -448,10 +448,9 @@ TEXTS = st.text(max_size=3000) | st.builds(mul, st.text(max_size=50), st.integer
 @given(st.lists(TEXTS, max_size=5), TEXTS)
 def test_any_text_fits_or_is_cut(texts: list[str], fact: str) -> None:
     made = notes()
-    made.description = {"backend": fact}
     for text in texts:
         note(made, text)
-    assert sorted(messages(made)) == sorted(text[:600] for text in set(texts))
+    assert sorted(messages(made, backend=fact)) == sorted(text[:600] for text in set(texts))
     assert made.read()[0] == {"backend": fact}
 
 
@@ -460,14 +459,13 @@ def test_another_process_reads_what_is_whole() -> None:
     writer, reader = notes(memory), notes(memory)
     hostile = '<script>alert("1")</script> \\ " \x00\ud800 é'
     note(writer, hostile)
-    writer.description = {"backend": "numpy_cpu"}
-    writer.write()
+    writer.write({"backend": "numpy_cpu"})
     description, (error,) = reader.read()
     assert (description, error["message"]) == ({"backend": "numpy_cpu"}, hostile)
     memory[100] ^= 1
-    assert reader.read() == ({}, [])
+    assert notes(memory).read() == ({}, [])
     memory[:8] = b"\xff" * 8
-    assert reader.read() == ({}, [])
+    assert notes(memory).read() == ({}, [])
 
 
 FILES = Path(__file__).parents[2] / "deploy/monitoring"

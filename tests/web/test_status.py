@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire import Client, ops
+from gradwire._wire.environment import VERSION
 from gradwire_server.admin_http import page
 from gradwire_server.admin_http.status import (
     DEAD_S,
@@ -31,7 +32,6 @@ from gradwire_server.admin_http.status import (
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import Scope, add_token
-from gradwire_server.config.version import VERSION
 from gradwire_server.observability.cells import TOTAL, Cells, Ledger, Worker, place
 from gradwire_server.observability.definitions import (
     ITEMS,
@@ -125,10 +125,9 @@ def plain() -> tuple[dict[str, Any], Structure]:
     """Return what a server tells that has counted a call and an error, and the page of it."""
     cells = Cells()
     count_call(cells, "Evaluate", "interpolate", "OK", 0.1)
-    cells.notes.description = {"backend": "b", "backend_reason": "w", "backend_to_come": "c"}
     names = {"status": "s", "reason": "r", "message": "m", "request_id": "i"}
     cells.notes.error(method="Evaluate", operator="interpolate", **names)
-    cells.notes.write()
+    cells.notes.write({"backend": "b", "backend_reason": "w", "backend_to_come": "c"})
     found = told(cells)
     return found, structure(found)
 
@@ -205,7 +204,7 @@ def test_totals_tell_operators_bytes_and_what_failed() -> None:
 def worker(silent_s: float, *, ready: bool = True, pids: tuple[int, ...] = (1,)) -> Worker:
     values = np.zeros(TOTAL)
     values[place(READY)] = ready
-    return Worker("0", values, pids, silent_s)
+    return Worker("0", values, pids, silent_s, {}, [])
 
 
 def test_a_silent_event_loop_hangs_if_it_served_and_a_server_lives_while_one_does() -> None:

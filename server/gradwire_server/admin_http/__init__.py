@@ -1,8 +1,7 @@
 """HTTP port of all workers: health, metrics and the status page.
 
 listener  threads that accept connections, outside the event loop; TLS; requests and answers
-access    checks of the Host header and of permissions
-site      answers by path
+site      checks of the Host header and of permissions, and answers by path
 status    content of the status page, as a dictionary: pure
 page      HTML of the page, from that dictionary: pure
 
@@ -10,9 +9,3 @@ h11 parses requests. No HTTP server is used: the port has five paths without req
 aiohttp or uvicorn with starlette would add seven packages and a second event loop to the process
 that serves gRPC. Idle threads of the standard library wait in the kernel.
 """
-
-from __future__ import annotations
-
-from gradwire_server.admin_http.site import Site
-
-__all__ = ["Site"]

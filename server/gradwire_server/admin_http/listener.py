@@ -12,11 +12,11 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any
 
 import h11
 
@@ -56,7 +56,7 @@ class Answer:
     status: HTTPStatus
     content_type: str
     body: bytes
-    more: Mapping[str, str] = field(default_factory=dict[str, str])
+    more: Mapping[str, str]
 
     @classmethod
     def text(cls, status: HTTPStatus, text: str, **more: str) -> Answer:
@@ -108,7 +108,7 @@ class Request:
 
 
 class Listener(socketserver.ThreadingTCPServer):
-    """Answers on an address from construction until close().
+    """Answers on an address from construction until close(); a subclass has respond().
 
     certificates  for TLS; None for plain HTTP
     address       HOST:PORT with the port bound
@@ -120,26 +120,23 @@ class Listener(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     request_queue_size = 128
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        respond: Callable[[Request], Answer],
-        *,
-        certificates: Certificates | None,
-    ) -> None:
+    def __init__(self, host: str, port: int, *, certificates: Certificates | None) -> None:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
         self.address_family, _, _, _, place = found[0]
-        self.respond, self.certificates = respond, certificates
+        self.certificates = certificates
         # With the time at which each was accepted, the oldest first.
         self._open: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
-        super().__init__((str(place[0]), port), _HttpConnection)
+        super().__init__((str(place[0]), port), socketserver.BaseRequestHandler)
         self.address = f"{host}:{self.server_address[1]}"
         self._thread = threading.Thread(
             target=self.serve_forever, args=(_POLL_S,), name="gradwire-http", daemon=True
         )
         self._thread.start()
+
+    def respond(self, request: Request) -> Answer:
+        """Answer a request."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Stop answering."""
@@ -185,28 +182,27 @@ class Listener(socketserver.ThreadingTCPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore errors: readers may disconnect, and stderr is for log lines."""
 
-
-class _HttpConnection(socketserver.BaseRequestHandler):
-    def handle(self) -> None:
-        """Answer one request; a connection has no other."""
-        certificates = cast("Listener", self.server).certificates
-        connection = cast("socket.socket", self.request)
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Answer the one request of a connection."""
+        connection: socket.socket = request
+        host, port, *_ = client_address
+        peer = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+        certificates = self.certificates
         is_tls = connection.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE
         if is_tls != (certificates is not None):
             told = "this port uses no TLS; use http" if is_tls else "this port uses TLS; use https"
             _send(connection, h11.Connection(h11.SERVER), Answer.text(HTTPStatus.BAD_REQUEST, told))
         elif certificates is None:
-            self._answer(connection, certified=False)
+            self._answer(connection, peer=peer, certified=False)
         else:
             # Wrap a duplicate: the server closes the original socket itself.
             context = certificates.get().context
             with context.wrap_socket(connection.dup(), server_side=True) as secured:
-                self._answer(secured, certified=bool(secured.getpeercert(binary_form=True)))
+                certified = bool(secured.getpeercert(binary_form=True))
+                self._answer(secured, peer=peer, certified=certified)
 
-    def _answer(self, connection: socket.socket, *, certified: bool) -> None:
+    def _answer(self, connection: socket.socket, *, peer: str, certified: bool) -> None:
         http = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEAD_BYTES)
-        host, port, *_ = self.client_address
-        peer = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
         is_head = False
         try:
             while (event := http.next_event()) is h11.NEED_DATA:
@@ -214,8 +210,7 @@ class _HttpConnection(socketserver.BaseRequestHandler):
             if not isinstance(event, h11.Request):
                 return
             is_head = event.method == b"HEAD"
-            request = Request.of(event, peer=peer, certified=certified)
-            answer = cast("Listener", self.server).respond(request)
+            answer = self.respond(Request.of(event, peer=peer, certified=certified))
         except h11.RemoteProtocolError as error:
             answer = Answer.text(HTTPStatus(error.error_status_hint), str(error))
         _send(connection, http, answer, with_body=not is_head)

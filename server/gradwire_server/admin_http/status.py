@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from gradwire._wire.environment import VERSION
 from gradwire_server.config.settings import Settings
-from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION
 from gradwire_server.observability.cells import Floats, Ledger, Worker, cells, place
 from gradwire_server.observability.definitions import (
@@ -67,6 +67,7 @@ def status(
     started  start of the server on the monotonic clock
     """
     workers, now = [ledger.read() for ledger in ledgers], time.time()
+    values = np.sum([worker.values for worker in workers], axis=0)
     uptime_s = time.monotonic() - started
     rows = _workers(workers)
     serving = sum(row["state"] == "serving" for row in rows)
@@ -84,14 +85,14 @@ def status(
         **{name: told.get(name, "") for name in ("backend", "backend_reason", "backend_to_come")},
         "compute_threads": settings.threads,
         "settings": _changed(settings),
-        **_counted(np.sum([worker.values for worker in workers], axis=0)),
-        "in_flight": _total(workers, IN_FLIGHT),
-        "queue": {"now": _total(workers, QUEUE_DEPTH), "limit": settings.max_queue},
+        **_counted(values),
+        "in_flight": _total(values, IN_FLIGHT),
+        "queue": {"now": _total(values, QUEUE_DEPTH), "limit": settings.max_queue},
         "request_budget_bytes": {
-            "now": _total(workers, MEMORY),
-            "limit": _total(workers, MEMORY_LIMIT),
+            "now": _total(values, MEMORY),
+            "limit": _total(values, MEMORY_LIMIT),
         },
-        "streams": {"now": _total(workers, STREAMS), "limit": _total(workers, STREAMS_LIMIT)},
+        "streams": {"now": _total(values, STREAMS), "limit": _total(values, STREAMS_LIMIT)},
         "workers": rows,
         "errors": _errors([error for worker in workers for error in worker.errors]),
     }
@@ -99,7 +100,7 @@ def status(
 
 def is_ready(workers: Sequence[Worker]) -> bool:
     """Return whether any worker serves."""
-    return _total(workers, READY) > 0
+    return any(_total(worker.values, READY) for worker in workers)
 
 
 def is_alive(workers: Sequence[Worker]) -> bool:
@@ -204,7 +205,7 @@ def _workers(workers: Sequence[Worker]) -> list[dict[str, Any]]:
             "resident_bytes": int(figures[RESIDENT.name][worker.name]),
             "processor_s": round(figures[PROCESSOR.name][worker.name], 2),
             "silent_s": round(worker.silent_s, 1),
-            **{name: _total([worker], metric) for name, metric in totals.items()},
+            **{name: _total(worker.values, metric) for name, metric in totals.items()},
         }
         for worker in workers
     ]
@@ -220,8 +221,8 @@ def _errors(errors: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(found.values())[:_MOST_ERRORS]
 
 
-def _total(workers: Sequence[Worker], metric: Metric) -> int:
-    return int(sum(cells(metric, worker.values).sum() for worker in workers))
+def _total(values: Floats, metric: Metric) -> int:
+    return int(cells(metric, values).sum())
 
 
 def _changed(settings: Settings) -> dict[str, Any]:

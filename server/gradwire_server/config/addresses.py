@@ -6,7 +6,7 @@ import errno
 import ipaddress
 import socket
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -115,9 +115,11 @@ def is_host_and_port(address: str) -> bool:
 def is_loopback(address: str) -> bool:
     """Return whether the host of HOST:PORT is loopback."""
     host = address.rpartition(":")[0].strip("[]")
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
 
 
 def is_http_url(text: str) -> bool:

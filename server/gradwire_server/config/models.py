@@ -137,10 +137,10 @@ def _sizes(field: str, value: Any, *, least: int) -> tuple[int, ...] | None:
     """Return the sizes in a list of JSON; None for null."""
     if value is None:
         return None
-    if not isinstance(value, list):
-        raise ValueError(f"{field} is {value!r}; a list of sizes is needed")  # noqa: TRY004 - of a setting
-    sizes: list[Any] = value  # pyright: ignore[reportUnknownVariableType] - mypy knows it
+    sizes: list[Any] = value if isinstance(value, list) else []  # pyright: ignore[reportUnknownVariableType] - mypy knows it
     sound = all(type(size) is int and least <= size < 2**63 for size in sizes)
     if not sound or not 1 <= len(sizes) <= MAX_RANK:
-        raise ValueError(f"{field} is {sizes}; 1 to {MAX_RANK} sizes from {least} on are needed")
+        raise ValueError(
+            f"{field} is {value!r}; a list of 1 to {MAX_RANK} sizes from {least} on is needed"
+        )
     return tuple(sizes)

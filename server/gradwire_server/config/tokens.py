@@ -49,13 +49,7 @@ class Token:
     name: str
     digest: bytes
     scopes: frozenset[Scope]
-    expires: date | None = None
-
-    @property
-    def line(self) -> str:
-        """The token as a line of the file."""
-        scopes = ",".join(sorted(self.scopes))
-        return f"{self.name} {self.digest.hex()} {scopes} {self.expires or ''}".rstrip()
+    expires: date | None
 
 
 def digest_of(token: str) -> bytes:
@@ -123,9 +117,9 @@ def add_token(
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name[:80]!r} is not a name: {_NAMES}")
     token = secrets.token_urlsafe(_TOKEN_BYTES)
-    line = Token(name, digest_of(token), frozenset(scopes), expires).line
+    digest, opens = digest_of(token).hex(), ",".join(sorted(scopes))
     with _changing(path) as lines:
-        lines.append(line)
+        lines.append(f"{name} {digest} {opens} {expires or ''}".rstrip())
         read_tokens("\n".join(lines).encode())
     return token
 

@@ -7,14 +7,3 @@ exposition   metrics of all workers, and the text formats of Prometheus
 otlp         export of traces with OpenTelemetry, if it is installed and requested
 logs         log lines
 """
-
-from __future__ import annotations
-
-from gradwire_server.observability.cells import Cells, Ledger
-from gradwire_server.observability.recording import Observer
-
-__all__ = [
-    "Cells",
-    "Ledger",
-    "Observer",
-]

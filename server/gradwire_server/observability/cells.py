@@ -18,10 +18,9 @@ import threading
 import time
 import zlib
 from bisect import bisect_left
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,15 +40,16 @@ NOTES_BYTES = 2 << 20
 class Notes:
     """Description and latest errors of one process, in NOTES_BYTES of memory.
 
-    Written by one thread: write() writes all that has changed, and error() each new error.
-
-    description  facts of the process
+    Written by one thread.
     """
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
-        self.description: dict[str, str] = {}
+        self._description: Mapping[str, str] = {}
         self._errors: dict[tuple[str, ...], dict[str, Any]] = {}
+        # What was read last, and its checksum.
+        self._told: tuple[dict[str, str], list[dict[str, Any]]] = {}, []
+        self._checksum = 0
 
     def error(self, *, alike: str = "", **told: str) -> None:
         """Record an error.
@@ -65,11 +65,12 @@ class Notes:
         texts = {name: text[:_LONGEST] for name, text in told.items()}
         self._errors[key] = {"latest": time.time(), "count": count + 1, **texts}
         if not count:
-            self.write()
+            self.write(self._description)
 
-    def write(self) -> None:
-        """Write the notes for others to read."""
-        told = {"description": self.description, "errors": list(self._errors.values())}
+    def write(self, description: Mapping[str, str]) -> None:
+        """Write facts of the process and its errors for others to read."""
+        self._description = description
+        told = {"description": description, "errors": list(self._errors.values())}
         text = json.dumps(told).encode()
         # A reader that sees a partial write finds a checksum mismatch.
         head = np.array([len(text), zlib.crc32(text)], np.uint64).tobytes()
@@ -78,11 +79,13 @@ class Notes:
     def read(self) -> tuple[dict[str, str], list[dict[str, Any]]]:
         """Return the written description and errors, the latest one last."""
         size, checksum = np.frombuffer(self._memory, np.uint64, 2).tolist()
-        text = bytes(self._memory[16 : 16 + size])
-        if not size or zlib.crc32(text) != checksum:
-            return {}, []
-        told = json.loads(text)
-        return told["description"], told["errors"]
+        if checksum != self._checksum:
+            text = bytes(self._memory[16 : 16 + size])
+            if zlib.crc32(text) != checksum:
+                return {}, []
+            told = json.loads(text)
+            self._told, self._checksum = (told["description"], told["errors"]), checksum
+        return self._told
 
 
 _STORED = (*COUNTS, *STATES)
@@ -117,14 +120,14 @@ class Cells:
 
     Written by one thread.
 
-    fd     file descriptor of shared memory, for the process to inherit
+    fd     file descriptor of shared memory, for the process to inherit; -1 for own memory
     pid    of the process; 0 until it has started
     notes  description and errors of the process
     """
 
-    def __init__(self, memory: mmap.mmap | None = None, *, fd: int = -1) -> None:
+    def __init__(self, fd: int = -1) -> None:
         self.fd, self.pid = fd, 0
-        memory = mmap.mmap(-1, _SIZE) if memory is None else memory
+        memory = mmap.mmap(fd, _SIZE)
         everything = memoryview(memory).cast("B")
         self.values = everything[: 8 * TOTAL].cast("d")
         self.array: Floats = np.frombuffer(memory, np.float64, TOTAL)
@@ -136,7 +139,7 @@ class Cells:
         """Make cells for another process, which attaches them by fd."""
         fd = os.memfd_create("gradwire-metrics")
         os.ftruncate(fd, _SIZE)
-        cells = cls(mmap.mmap(fd, _SIZE), fd=fd)
+        cells = cls(fd)
         cells.values[0] = _LAYOUT
         return cells
 
@@ -147,9 +150,10 @@ class Cells:
         None if the supervisor runs another version of the package.
         """
         with os.fdopen(fd):
-            size = os.fstat(fd).st_size
-            cells = cls(mmap.mmap(fd, size)) if size == _SIZE else None
-        return cells if cells is not None and cells.values[0] == _LAYOUT else None
+            if os.fstat(fd).st_size != _SIZE:
+                return None
+            cells = cls(fd)
+        return cells if cells.values[0] == _LAYOUT else None
 
     def observe(self, metric: Metric, value: float, *labels: str) -> None:
         """Add a value to a histogram."""
@@ -176,9 +180,9 @@ class Worker(NamedTuple):
     name: str
     values: Floats
     pids: tuple[int, ...]
-    silent_s: float = 0.0
-    facts: Mapping[str, str] = MappingProxyType({})
-    errors: Sequence[dict[str, Any]] = ()
+    silent_s: float
+    facts: dict[str, str]
+    errors: list[dict[str, Any]]
 
 
 class Ledger:

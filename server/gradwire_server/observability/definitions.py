@@ -11,9 +11,9 @@ from functools import partial
 from typing import Literal, get_args
 
 from gradwire import ops, v1
+from gradwire._wire.environment import VERSION
 from gradwire.tensors import DTYPES
 from gradwire_server.config.settings import Settings
-from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION
 
 # Phases of a call; recording.Phases describes them.
@@ -150,11 +150,14 @@ BUILD = Metric(
 )
 
 # Metrics that each worker stores: counts outlive their process, states do not.
-_OF_CALLS = (REQUEST_DURATION, PHASE_DURATION, RECEIVED, SENT, STEP, ITEMS, ERRORS)
-COUNTS = (*_OF_CALLS, LOOKUPS, COMPUTED, LAG, RESTARTS)
-_MEMORIES = (MEMORY, MEMORY_LIMIT, SHARED_MEMORY, DEVICE_MEMORY)
-_USED = (IN_FLIGHT, QUEUE_DEPTH, *_MEMORIES, STREAMS, STREAMS_LIMIT)
-STATES = (*_USED, READY, KERNELS_PENDING, BUILD)
+COUNTS = (
+    *(REQUEST_DURATION, PHASE_DURATION, RECEIVED, SENT, STEP, ITEMS, ERRORS),
+    *(LOOKUPS, COMPUTED, LAG, RESTARTS),
+)
+STATES = (
+    *(IN_FLIGHT, QUEUE_DEPTH, MEMORY, MEMORY_LIMIT, SHARED_MEMORY, DEVICE_MEMORY),
+    *(STREAMS, STREAMS_LIMIT, READY, KERNELS_PENDING, BUILD),
+)
 
 # Metrics derived from the others, or known to the process that serves them.
 REQUESTS = Metric("gradwire_requests_total", "Calls with a status.", _CALL)

@@ -1,4 +1,4 @@
-"""Metrics of all workers, in prometheus_client's form and in Prometheus's text formats.
+"""Metrics of all workers, in prometheus_client's form.
 
 Processor time, memory and open files of processes come from prometheus_client's collector, which
 reads /proc.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, compress, product
@@ -16,11 +16,10 @@ from itertools import accumulate, compress, product
 import numpy as np
 from prometheus_client import Metric as PrometheusMetric
 from prometheus_client import ProcessCollector
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from gradwire_server.observability.cells import Floats, Ledger, Worker, cells
+from gradwire_server.observability.cells import Floats, Worker, cells
 from gradwire_server.observability.definitions import (
     BUILD,
     CERTIFICATE_EXPIRES,
@@ -39,45 +38,14 @@ SUPERVISOR = "supervisor"
 # Metrics with few time series return all of them from the start; others only nonzero ones.
 _FEW_CELLS = 32
 
-Families = dict[Metric, list[Sample]]
 
-
-def families(workers: Sequence[Worker], certificate_expires_s: float | None = None) -> Families:
-    """Return the metrics of all workers, and the certificate's.
-
-    Workers are merged, except for metrics that have a worker label.
-    """
-    merged = np.sum([worker.values for worker in workers], axis=0)
-    apart = [({"worker": worker.name}, worker.values) for worker in workers]
-    found: Families = {}
-    for metric in (*COUNTS, *STATES):
-        parts = apart if metric.by_worker else [(dict[str, str](), merged)]
-        found[metric] = [each for part in parts for each in _samples(metric, *part)]
-    found[BUILD] = [each._replace(value=1.0) for each in found[BUILD] if each.value]
-    found[REQUESTS] = [
-        each._replace(name=REQUESTS.name)
-        for each in found[REQUEST_DURATION]
-        if each.name.endswith("_count")
-    ]
-    found[WORKER_REQUESTS] = [
-        # The first cell of a histogram is its sum.
-        Sample(WORKER_REQUESTS.name, labels, float(cells(REQUEST_DURATION, values)[..., 1:].sum()))
-        for labels, values in apart
-    ]
-    found[CERTIFICATE_EXPIRES] = []
-    if certificate_expires_s is not None:
-        found[CERTIFICATE_EXPIRES] = [Sample(CERTIFICATE_EXPIRES.name, {}, certificate_expires_s)]
-    return found
-
-
-def _samples(metric: Metric, first: dict[str, str], values: Floats) -> Iterator[Sample]:
+def _samples(metric: Metric, first: tuple[str, ...], values: Floats) -> Iterator[Sample]:
     name, bounds = metric.name, [*map(str, metric.buckets), "+Inf"]
     rows = cells(metric, values).reshape(-1, metric.shape[-1])
-    names = [label.name for label in metric.labels]
     told: list[bool] = np.logical_or(rows.any(axis=1), rows.size <= _FEW_CELLS).tolist()
     every = zip(product(*(label.values for label in metric.labels)), rows, strict=True)
     for texts, row in compress(every, told):
-        labels = first | dict(zip(names, texts, strict=True))
+        labels = dict(zip(metric.label_names, (*first, *texts), strict=True))
         value, *counts = row.tolist()
         if not counts:
             yield Sample(name, labels, value)
@@ -108,27 +76,53 @@ def of_processes(workers: Sequence[Worker]) -> dict[str, Counter[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Exposition(Collector):
-    """Formats the metrics of ledgers.
+    """Metrics of all workers in prometheus_client's form.
 
-    expires_s  returns the expiry of the server's certificate, in seconds since 1970, or None
+    expires_s  expiry of the server's certificate, in seconds since 1970, or None
     """
 
-    ledgers: Sequence[Ledger]
-    expires_s: Callable[[], float | None]
-
-    def encode(self, accept: str) -> tuple[bytes, str]:
-        """Return the metrics in the accepted format, and its content type."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self), content_type
+    workers: Sequence[Worker]
+    expires_s: float | None
 
     def collect(self) -> Iterator[PrometheusMetric]:
         """Return all metrics."""
-        workers = [ledger.read() for ledger in self.ledgers]
-        told, figures = families(workers, self.expires_s()), of_processes(workers)
-        for metric in PROCESSES:
-            each = figures[metric.name].items()
-            told[metric] = [Sample(metric.name, {"worker": name}, value) for name, value in each]
-        for metric, samples in told.items():
+        for metric, samples in self._families().items():
             found = PrometheusMetric(metric.name.removesuffix("_total"), metric.help, metric.kind)
             found.samples = samples
             yield found
+
+    def _families(self) -> dict[Metric, list[Sample]]:
+        """Return the samples of all metrics.
+
+        Workers are merged, except for metrics that have a worker label.
+        """
+        workers, found = self.workers, dict[Metric, list[Sample]]()
+        merged = np.sum([worker.values for worker in workers], axis=0)
+        apart = [((worker.name,), worker.values) for worker in workers]
+        for metric in (*COUNTS, *STATES):
+            parts = apart if metric.by_worker else [((), merged)]
+            found[metric] = [each for part in parts for each in _samples(metric, *part)]
+        found[BUILD] = [each._replace(value=1.0) for each in found[BUILD] if each.value]
+        found[REQUESTS] = [
+            each._replace(name=REQUESTS.name)
+            for each in found[REQUEST_DURATION]
+            if each.name.endswith("_count")
+        ]
+        found[WORKER_REQUESTS] = [
+            # The first cell of a histogram is its sum.
+            Sample(
+                WORKER_REQUESTS.name,
+                {"worker": worker.name},
+                float(cells(REQUEST_DURATION, worker.values)[..., 1:].sum()),
+            )
+            for worker in workers
+        ]
+        expires_s = self.expires_s
+        found[CERTIFICATE_EXPIRES] = (
+            [] if expires_s is None else [Sample(CERTIFICATE_EXPIRES.name, {}, expires_s)]
+        )
+        figures = of_processes(workers)
+        for metric in PROCESSES:
+            each = figures[metric.name].items()
+            found[metric] = [Sample(metric.name, {"worker": name}, value) for name, value in each]
+        return found

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 
 _log = logging.getLogger("gradwire_server")
 
@@ -48,19 +49,14 @@ class Refusals:
         _log.warning("refused", extra={"facts": {**counts, **facts}})
 
 
-def info(event: str, **facts: object) -> None:
+def _tell(level: int, event: str, /, **facts: object) -> None:
     """Log an event and its facts."""
-    _log.info(event, extra={"facts": facts})
+    _log.log(level, event, extra={"facts": facts})
 
 
-def warning(event: str, **facts: object) -> None:
-    """Log an event that an operator should see."""
-    _log.warning(event, extra={"facts": facts})
-
-
-def error(event: str, **facts: object) -> None:
-    """Log a failure."""
-    _log.error(event, extra={"facts": facts})
+info = partial(_tell, logging.INFO)
+warning = partial(_tell, logging.WARNING)
+error = partial(_tell, logging.ERROR)
 
 
 def configure(log_format: str, log_level: str, **always: object) -> None:

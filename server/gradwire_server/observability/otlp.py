@@ -12,8 +12,8 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+from gradwire._wire.environment import VERSION
 from gradwire._wire.semantic_conventions import Attributes, Conventions, of_address, span_name
-from gradwire_server.config.version import VERSION
 from gradwire_server.observability.recording import CallRecord
 
 # Time limit for exporting the last spans: the collector may not answer.
@@ -29,10 +29,9 @@ def tracer_provider(endpoint: str) -> TracerProvider:
     """
     own = {"service.name": "gradwire-server", "service.version": VERSION}
     # The environment's attributes take precedence.
-    told = OTELResourceDetector().detect().attributes
-    own = {name: value for name, value in own.items() if name not in told}
+    resource = Resource.create(own).merge(OTELResourceDetector().detect())
     # The server shuts the provider down itself, with a time limit.
-    provider = TracerProvider(resource=Resource.create(own), shutdown_on_exit=False)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint or None)))
     return provider
 

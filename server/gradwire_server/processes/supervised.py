@@ -17,7 +17,8 @@ from typing import cast
 
 from gradwire_server import backends
 from gradwire_server.config.settings import Settings
-from gradwire_server.observability import Ledger, logs
+from gradwire_server.observability import logs
+from gradwire_server.observability.cells import Ledger
 from gradwire_server.scheduling import tasks
 from gradwire_server.scheduling.device_watch import LOST_STATUS
 

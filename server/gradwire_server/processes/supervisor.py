@@ -24,7 +24,8 @@ from dataclasses import replace
 from gradwire_server import exporters
 from gradwire_server.config import addresses
 from gradwire_server.config.settings import Settings
-from gradwire_server.observability import Ledger, logs
+from gradwire_server.observability import logs
+from gradwire_server.observability.cells import Ledger
 from gradwire_server.processes import startup
 from gradwire_server.processes.supervised import SupervisedWorker
 from gradwire_server.scheduling import tasks

@@ -20,9 +20,9 @@ from gradwire_server.errors import (
     ServerFullError,
     UnauthenticatedError,
 )
-from gradwire_server.observability import Observer, logs
+from gradwire_server.observability import logs
 from gradwire_server.observability.definitions import PHASES, Phase
-from gradwire_server.observability.recording import CallRecord, Phases
+from gradwire_server.observability.recording import CallRecord, Observer, Phases
 from gradwire_server.rpc import codec
 from gradwire_server.rpc.status_map import EncodedStatus, failure
 from gradwire_server.scheduling import tasks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from gradwire_server.rpc.segments import Segments
 from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.rpc.stream import EvaluationStream
 from gradwire_server.rpc.unary import NAME, GradientService
-from gradwire_server.security.certificates import Certificates, LoadedCertificates
+from gradwire_server.security.certificates import LoadedCertificates, load_certificates
 
 
 def of_methods(
@@ -103,7 +104,7 @@ def credentials(settings: Settings) -> grpc.ServerCredentials:
 
     grpc asks for changed certificates at each connection.
     """
-    certificates = Certificates(settings)
+    certificates = load_certificates(settings)
     shown = certificates.get()
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
@@ -125,7 +126,7 @@ def credentials(settings: Settings) -> grpc.ServerCredentials:
 def _configuration(
     loaded: LoadedCertificates, settings: Settings
 ) -> grpc.ServerCertificateConfiguration:
-    if loaded.expired:
+    if loaded.expires_s is not None and loaded.expires_s < time.time():
         path = settings.tls_certificate
         logs.warning("certificate has expired", tls_certificate=path, clients="refuse it")
     pair = (loaded.key, loaded.chain)

@@ -14,8 +14,8 @@ from google.protobuf.message import Message
 
 from gradwire import ops, v1
 from gradwire._wire import checksums
+from gradwire._wire.environment import VERSION
 from gradwire_server.config.settings import Settings
-from gradwire_server.config.version import VERSION
 from gradwire_server.engine import (
     NUMERICS_VERSION,
     EvaluationRequest,

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 from gradwire._wire.files import Reloaded
 from gradwire_server.config.settings import Settings, flag
@@ -36,69 +38,52 @@ class LoadedCertificates:
     context: ssl.SSLContext
     expires_s: float | None
 
-    @property
-    def expired(self) -> bool:
-        """Whether the certificate has expired."""
-        return self.expires_s is not None and self.expires_s < time.time()
+
+Certificates: TypeAlias = Reloaded[LoadedCertificates]
 
 
-class Certificates:
-    """Certificates named by the settings. Thread-safe.
+def load_certificates(settings: Settings) -> Certificates:
+    """Load the certificates named by the settings.
 
     Raises ValueError if they cannot be used.
     """
+    paths = {name: path for name in _NAMES if (path := getattr(settings, name))}
+    try:
+        return Reloaded(tuple(paths.values()), partial(_made, paths), on_error=_keep)
+    except OSError as error:
+        raise ValueError(f"{', '.join(map(flag, paths))}: {error}") from error
 
-    def __init__(self, settings: Settings) -> None:
-        self._paths = {name: path for name in _NAMES if (path := getattr(settings, name))}
+
+def _made(paths: Mapping[str, str], contents: tuple[bytes, ...]) -> LoadedCertificates:
+    """Return the certificates; its context is for HTTP.
+
+    gRPC reports no errors in files. With authorities, a client certificate of theirs replaces a
+    token, and other certificates are refused. Callers without a certificate may still request
+    health, since probes have none.
+    """
+    found = dict(zip(paths, contents, strict=True))
+    for name, content in found.items():
+        if b"-----BEGIN " not in content:
+            raise ValueError(f"{flag(name)} is {paths[name]}, which is not a PEM file")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        # Keys with a password are refused without a prompt.
+        context.load_cert_chain(paths["tls_certificate"], paths["tls_key"], password=lambda: b"")
+    except OSError as error:  # ssl.SSLError is one
+        raise ValueError(
+            f"--tls-certificate and --tls-key cannot be used together: {reason(error)}"
+        ) from error
+    authorities = found.get("tls_client_ca")
+    if authorities is not None:
         try:
-            self._papers = Reloaded(tuple(self._paths.values()), self._made, on_error=_keep)
+            context.load_verify_locations(cadata=authorities.decode("ascii", "replace"))
         except OSError as error:
-            raise ValueError(f"{', '.join(map(flag, self._paths))}: {error}") from error
-
-    @classmethod
-    def of(cls, settings: Settings) -> Certificates | None:
-        """Return the certificates; None without TLS. Raises as the constructor does."""
-        return cls(settings) if settings.tls_certificate else None
-
-    def get(self) -> LoadedCertificates:
-        """Return the current key and certificates."""
-        return self._papers.get()
-
-    def _made(self, contents: tuple[bytes, ...]) -> LoadedCertificates:
-        found = dict(zip(self._paths, contents, strict=True))
-        for name, content in found.items():
-            if b"-----BEGIN " not in content:
-                raise ValueError(f"{flag(name)} is {self._paths[name]}, which is not a PEM file")
-        authorities = found.get("tls_client_ca")
-        key, chain = found["tls_key"], found["tls_certificate"]
-        context = self._context(authorities)
-        return LoadedCertificates(key, chain, authorities, context, _expires_s(chain, context))
-
-    def _context(self, authorities: bytes | None) -> ssl.SSLContext:
-        """Return a context for HTTP; gRPC reports no errors in files.
-
-        With authorities, a client certificate of theirs replaces a token, and other certificates
-        are refused. Callers without a certificate may still request health, since probes have none.
-        """
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.set_alpn_protocols(["http/1.1"])
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        try:
-            # Keys with a password are refused without a prompt.
-            context.load_cert_chain(
-                self._paths["tls_certificate"], self._paths["tls_key"], password=lambda: b""
-            )
-        except OSError as error:  # ssl.SSLError is one
-            raise ValueError(
-                f"--tls-certificate and --tls-key cannot be used together: {reason(error)}"
-            ) from error
-        if authorities is not None:
-            try:
-                context.load_verify_locations(cadata=authorities.decode("ascii", "replace"))
-            except OSError as error:
-                raise ValueError(f"--tls-client-ca cannot be used: {reason(error)}") from error
-            context.verify_mode = ssl.CERT_OPTIONAL
-        return context
+            raise ValueError(f"--tls-client-ca cannot be used: {reason(error)}") from error
+        context.verify_mode = ssl.CERT_OPTIONAL
+    key, chain = found["tls_key"], found["tls_certificate"]
+    return LoadedCertificates(key, chain, authorities, context, _expires_s(chain, context))
 
 
 def _expires_s(chain: bytes, shown: ssl.SSLContext) -> float | None:

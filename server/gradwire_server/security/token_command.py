@@ -12,6 +12,7 @@ import click
 
 from gradwire._wire.files import read_small
 from gradwire_server.config.tokens import Scope, add_token, read_scopes, read_tokens, revoke_token
+from gradwire_server.security.certificates import reason
 
 
 def _scopes(_context: click.Context, _: click.Parameter, value: str) -> frozenset[Scope]:
@@ -32,17 +33,6 @@ def _last_day(_context: click.Context, _: click.Parameter, value: datetime | Non
     return value.date()
 
 
-def _print(made: str, name: str, path: Path) -> None:
-    """Print a token; revoke it if printing fails."""
-    try:
-        click.echo(made)
-    except OSError as error:
-        revoke_token(path, name)
-        raise click.ClickException(
-            f"the token cannot be printed: {error.strerror}; {name} is not in {path}"
-        ) from error
-
-
 class _CreatesByDefault(click.Group):
     """A group in which options without a command are those of `create`."""
 
@@ -58,10 +48,8 @@ def _named(path: Path) -> Generator[None]:
     """Convert errors of a file to one line that names it."""
     try:
         yield
-    except OSError as error:
-        raise click.ClickException(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise click.ClickException(f"{path}: {error}") from error
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"{path}: {reason(error)}") from error
 
 
 _file = click.option(
@@ -114,7 +102,13 @@ def create(*, name: str | None, scopes: frozenset[Scope], expires: date | None, 
     with _named(path):
         name = f"token-{secrets.token_hex(4)}" if name is None else name
         made = add_token(path, name=name, scopes=scopes, expires=expires)
-    _print(made, name, path)
+    try:
+        click.echo(made)
+    except OSError as error:
+        revoke_token(path, name)
+        raise click.ClickException(
+            f"the token cannot be printed: {error.strerror}; {name} is not in {path}"
+        ) from error
     until = "" if expires is None else f" until {expires}"
     click.echo(f"{name} ({', '.join(sorted(scopes))}) is in {path}{until}", err=True)
 

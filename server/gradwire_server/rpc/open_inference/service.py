@@ -13,8 +13,8 @@ from typing import Any, Never, TypeAlias
 import grpc
 from google.protobuf.message import Message
 
+from gradwire._wire.environment import VERSION
 from gradwire._wire.framing import varint
-from gradwire_server.config.version import VERSION
 from gradwire_server.engine import NUMERICS_VERSION, EvaluationRequest, Prepared, exceeded
 from gradwire_server.errors import RequestLimitError, UnknownFieldError, UnsupportedCallError
 from gradwire_server.rpc import codec
