@@ -99,7 +99,7 @@ def test_every_manner_of_call_shows_the_token(tmp_path: Path) -> None:
         assert run_here(*arguments).code == 8
         # A token that opens no call, or not the metrics, ends it before the load.
         url = f"http://{server.http_address}/metrics"
-        denied = f"{url}: HTTP Error 403"
+        denied = f"--metrics {url}: the token evaluate lacks the scope inspect"
         for file, more, words in (
             (looker, (), "the token inspect lacks the scope evaluate"),
             (shown, ("--metrics", url), denied),

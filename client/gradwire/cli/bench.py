@@ -18,8 +18,8 @@ from gradwire.cli.connection import Connection
 from gradwire.cli.options import (
     INPUT_FILE,
     OutputFile,
+    Positive,
     json_option,
-    positive,
     seconds_option,
     server_options,
 )
@@ -88,7 +88,7 @@ def _read_url(text: str) -> str:
 )
 @click.option(
     "--rate",
-    type=positive,
+    type=Positive(0, 1e6, min_open=True),
     metavar="CALLS",
     help="Calls per second that are due, whether or not those before have ended (open loop).",
 )
@@ -203,6 +203,7 @@ def _run(
     when = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     here = machine()
     results: list[ScenarioResult] = []
+    interrupted = False
     with connection.served(http=True) as (subject, own_url):
         facts = _server(subject, own=own)
         probe = None
@@ -225,11 +226,15 @@ def _run(
                     if "UNAVAILABLE" in ends:
                         # Raises if the server is gone.
                         health(subject.target, credentials=subject.credentials())
+            except KeyboardInterrupt:
+                interrupted = True
+                raise
             finally:
-                ended = runner.interrupted is not None
                 command = shlex.join(["gradwire", *sys.argv[1:]])
-                document = Document(FORMAT, when, command, ended, here, facts, settings, results)
                 if results:
+                    document = Document(
+                        FORMAT, when, command, interrupted, here, facts, settings, results
+                    )
                     _write(document, writers, as_json=as_json)
     return output.OTHER if any(map(failures, results)) else 0
 

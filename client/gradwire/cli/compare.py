@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from gradwire.cli.evaluate import mapped
 from gradwire.cli.explain import AxisTable, Reason, lines_of, reasons, tables
 from gradwire.cli.options import (
     INPUT_FILE,
+    attribute_option,
     dtype_option,
     input_shape_option,
     json_option,
@@ -45,21 +46,30 @@ Example:
 """
 
 
+class _Ordered(click.Command):
+    """A command that records the order of options, which click discards."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments."""
+        _, _, order = self.make_parser(ctx).parse_args([*args])
+        ctx.obj = [option.name for option in order]
+        return super().parse_args(ctx, args)
+
+
 @click.command(
+    cls=_Ordered,
     short_help="Compare two operators, or one and a file, bit by bit.",
     epilog=f"{EXAMPLE}\n{HELP}",
 )
-# One option of two names, for click keeps the order of its values.
 @click.option(
     "--op",
-    "--attr",
-    "words",
-    metavar="WORD",
+    "names",
+    metavar="NAME",
     multiple=True,
     required=True,
-    help="--op NAME is an operator, once for each of the two; behind it are its own attributes, "
-    "each as --attr NAME=VALUE.",
+    help="Once for each of the two; the --attr behind it are its own.",
 )
+@attribute_option
 @click.option(
     "--against",
     type=INPUT_FILE,
@@ -79,9 +89,13 @@ Example:
 @seed_option
 @server_options()
 @json_option
+@click.pass_obj
 def compare(
+    order: Sequence[str],
+    /,
     *,
-    words: tuple[str, ...],
+    names: tuple[str, ...],
+    attributes: tuple[str, ...],
     against: Path | None,
     source: Path | None,
     input_shape: Shape | None,
@@ -97,7 +111,7 @@ def compare(
     differs, and why: its coordinates, taps and weights in both. Exit with 0 if they are equal, with
     9 if not.
     """
-    operators = _grouped(words)
+    operators = _grouped(order, iter(names), iter(attributes))
     if len(operators) + (against is not None) != len(NAMES):
         raise InvalidUsage("--op: give it twice, or once with --against")
     if against is not None and source is None:
@@ -113,7 +127,7 @@ def compare(
     elsewhere = [] if against is None else [mapped(against, str(dtype))]
     told = tables(operators, x.dtype, x.shape, output_shape)
     shapes = [tuple(axis.result_length for axis in axes) for axes in told]
-    kinds = {f"{x.dtype} {shape}" for shape in shapes}
+    kinds = {f"{x.dtype.newbyteorder('=')} {shape}" for shape in shapes}
     kinds |= {f"{each.dtype} {each.shape}" for each in elsewhere}
     if len(kinds) > 1:
         both = " and ".join(sorted(kinds))
@@ -121,25 +135,27 @@ def compare(
     with server.client(backend="numpy_cpu") as client:
         results = [client.evaluate(each, x, output_shape=shapes[0]) for each in operators]
     results += elsewhere
-    names = [*map(repr, operators), str(against)]
+    titles = [*map(repr, operators), str(against)]
     one, other = results
     found = difference(one, other)
     facts, lines = _told(one, other, told, found)
-    tell(facts, [*map("{}  {}".format, NAMES, names), *lines], as_json=as_json)
+    tell(facts, [*map("{}  {}".format, NAMES, titles), *lines], as_json=as_json)
     return 0 if found is None else DIFFERENT
 
 
-def _grouped(words: Sequence[str]) -> list[Operator]:
+def _grouped(
+    order: Iterable[str], names: Iterator[str], attributes: Iterator[str]
+) -> list[Operator]:
     """Make operators of names, each with the attributes after it."""
-    groups: list[tuple[str, list[str]]] = []
-    for word in words:
-        if "=" not in word:
-            groups.append((word, []))
-        elif groups:
-            groups[-1][1].append(word)
-        else:
-            raise InvalidUsage(f"--attr: {word!r} stands before any --op; give it behind its own")
-    return [read_operator(*group) for group in groups]
+    groups: list[list[str]] = []
+    for option in order:
+        if option == "names":
+            groups.append([next(names)])
+        elif option == "attributes":
+            if not groups:
+                raise InvalidUsage("--attr stands before any --op; give it behind its own")
+            groups[-1].append(next(attributes))
+    return [read_operator(name, given) for name, *given in groups]
 
 
 NAMES = ("A", "B")

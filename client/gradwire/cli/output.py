@@ -17,7 +17,8 @@ import click
 import numpy as np
 
 from gradwire import errors
-from gradwire.errors import GradwireError, installing
+from gradwire._wire.statuses import is_refused
+from gradwire.errors import GradwireError, UnavailableError, installing
 from gradwire.tensors import Array
 
 T = TypeVar("T")
@@ -80,12 +81,17 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def terminable() -> Generator[None]:
-    """Have SIGTERM raise Terminated within the block."""
+    """Have SIGTERM raise Terminated within the block.
+
+    Nothing changes if the signal is ignored.
+    """
 
     def end(_number: int, _frame: FrameType | None) -> None:
         raise Terminated
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = signal.getsignal(signal.SIGTERM)
+    if before is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
@@ -129,6 +135,9 @@ def report(error: Exception) -> None:
     text = error.format_message() if isinstance(error, click.ClickException) else str(error)
     if isinstance(error, GradwireError):
         text = _NAMES.sub(lambda name: _FLAGS[name[0]], text)
+    if isinstance(error, UnavailableError) and is_refused(error):
+        # What to do is said before the words of grpc.
+        text = text.partition(": failed to connect")[0]
     if isinstance(error, errors.InvalidRequestError):
         if (error.field or "").startswith("operator.") and ": " in text:
             text = f"--attr {text}"

@@ -77,12 +77,12 @@ class Latency:
 
     count: int
     mean_ms: float
-    curve: list[list[float]]
     p50_ms: float
     p90_ms: float
     p99_ms: float
     p999_ms: float
     max_ms: float
+    curve: list[list[float]]
 
 
 @dataclass(frozen=True)
@@ -292,25 +292,30 @@ class Tally:
 
     begin       when calls begin to count
     duration_s  how long calls are due
-    batches     reports of the processes so far
+    right       calls so far whose results were right
+    other       calls so far that ended otherwise
     """
 
     def __init__(self, phase: Phase) -> None:
         self._flows = phase.flows
         self.begin = now()
         self.duration_s = phase.settings.duration_s
-        self.batches: list[Batch] = []
+        self._batches: list[Batch] = []
+        self.right = self.other = 0
 
-    @property
-    def right(self) -> int:
-        """Calls so far whose results were right."""
-        ends = (end for batch in self.batches for end in batch.ended.items())
-        return sum(len(times) for (_, outcome), times in ends if outcome == OK)
+    def add(self, batch: Batch) -> None:
+        """Count a process's report."""
+        self._batches.append(batch)
+        for (_, outcome), times in batch.ended.items():
+            if outcome == OK:
+                self.right += len(times)
+            else:
+                self.other += len(times)
 
     def results(self) -> list[FlowResult]:
         """Return the results of the flows."""
         parts: dict[tuple[int, Outcome], list[Array]] = defaultdict(list)
-        for batch in self.batches:
+        for batch in self._batches:
             for key, times in batch.ended.items():
                 parts[key].append(times - self.begin)
         ended = {key: np.concatenate(times) for key, times in parts.items()}
@@ -351,7 +356,7 @@ class Tally:
     @property
     def generators(self) -> list[GeneratorUsage]:
         """Usage of the processes."""
-        return [batch.usage for batch in self.batches if batch.usage is not None]
+        return [batch.usage for batch in self._batches if batch.usage is not None]
 
 
 def corrected(times: Array, interval_s: float) -> Array:
@@ -411,4 +416,5 @@ def _latency(times: Array) -> Latency:
     percents = 100 * (1 - 10.0**-exponents)
     curve = [[round(float(one), 6), *percentiles_ms(times, one)] for one in percents]
     mean_ms = round(float(times.sum()) / max(1, len(times)) * 1e3, 3)
-    return Latency(len(times), mean_ms, curve, *percentiles_ms(times, 50, 90, 99, 99.9, 100))
+    p50, p90, p99, p999, most = percentiles_ms(times, 50, 90, 99, 99.9, 100)
+    return Latency(len(times), mean_ms, p50, p90, p99, p999, most, curve)
