@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from dataclasses import fields
@@ -20,6 +21,7 @@ from gradwire._wire.environment import SERVER_VARIABLES
 from gradwire._wire.statuses import no_server
 from gradwire.cli import output
 from gradwire.cli.app import commands
+from gradwire.cli.output import Terminated, terminable
 from gradwire_server.config.settings import Settings
 from support.command_line import GRADWIRE, run_here
 from support.processes import run_command
@@ -176,7 +178,10 @@ WRONG: list[tuple[str, str]] = [
         (SHAPED.replace("g.npy", name), f"{name} is not a .npy file of numbers")
         for name in ("empty", "text", "bytes")
     ),
-    (SHAPED.replace("g.npy", "bfloat16.npy"), "holds |V2; ... if they are bfloat16, give --dtype bfloat16"),
+    (
+        SHAPED.replace("g.npy", "bfloat16.npy"),
+        "holds |V2; ... if they are bfloat16, give --dtype bfloat16",
+    ),
     *(
         (SHAPED.replace("g.npy", f"{name}.npy"), f"{name}.npy holds {dtype}; give one of float32, ")
         for name, dtype in DTYPES.items()
@@ -185,6 +190,10 @@ WRONG: list[tuple[str, str]] = [
     (f"compare {NEAREST} {NEAREST} {NEAREST} {SHAPES}", "--op: give it twice"),
     (f"compare {NEAREST} {DML}", "give one of --input and --input-shape"),
     (f"compare --attr mode=nearest {NEAREST} {NEAREST} {SHAPES}", "stands before any --op"),
+    (
+        f"compare {NEAREST} --attr interpolate {DML} {SHAPES}",
+        "--attr: is 'interpolate'; give NAME=",
+    ),
     (f"compare {NEAREST} --against {FILE} {SHAPES}", "give --input too"),
     (f"compare {DML} --input g.npy --output-shape 2,2 --against text", "text is not a .npy file"),
     (f"compare {NEAREST} {DML} --input {FILE}", "is not a .npy file of numbers"),
@@ -273,6 +282,30 @@ def test_a_wrong_request_is_one_line_with_code_2_before_any_server_starts(
     assert done.stderr.count("\n") == 1
     assert all(each in done.stderr for each in words.split(" ... "))
     assert sorted(path for path in folder.iterdir() if path.name != "__pycache__") == before
+
+
+def test_what_needs_the_server_package_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradwire.cli.connection.find_spec", lambda _: None)
+    for command, words in (
+        (f"explain {NEAREST} {SHAPES}", "the tables of an operator need: "),
+        ("info", "no --target is given, and a server of its own needs: "),
+    ):
+        done = run_here(*shlex.split(command))
+        assert (done.code, done.stdout) == (1, "")
+        assert done.stderr.startswith(f"gradwire: error: {words}pip install ")
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with terminable():
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with pytest.raises(Terminated), terminable():
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_what_is_not_there_has_one_code_in_all_commands(nobody: str) -> None:

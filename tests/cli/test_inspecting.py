@@ -18,7 +18,7 @@ from dialect_tables import EXAMPLES
 from gradwire import ops
 from gradwire.cli import pictures
 from gradwire.cli.compare import difference
-from gradwire.cli.explain import AxisTable, tables
+from gradwire.cli.explain import AxisTable, reasons, tables
 from support.command_line import Outcome, run_here
 from support.oracles.dialect_oracles import lowered
 
@@ -189,6 +189,20 @@ def test_equal_bits_end_with_0_and_a_tie_is_explained(target: str) -> None:
     (reason,) = (each for each in facts["why"] if each["axis"] == 2)
     assert reason["differ"] == ["taps"]
     assert reason["sides"] == [[], [{"given": 0, "coordinate": 0.5, "weight": 1.0}]]
+
+
+def test_a_big_endian_input_is_compared(tmp_path: Path, target: str) -> None:
+    np.save(tmp_path / "x.npy", np.ones((1, 1, 2), ">f4"))
+    asked = (*LINEAR, *DML, "interpolation_mode=linear", "--input", tmp_path / "x.npy")
+    done = run_here("compare", *asked, "--output-shape", "1,1,4", "--target", target)
+    assert (done.code, done.stderr) == (0, "")
+
+
+def test_an_element_that_reads_nothing_has_a_side_for_each_operator() -> None:
+    for count in (1, 2):
+        none = axis(3, [(0, []), (0, [])])
+        (why,) = reasons([[none]] * count, [0])
+        assert why.facts()["sides"] == [[]] * count
 
 
 @pytest.mark.parametrize("dtype", [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)], ids=str)

@@ -203,7 +203,6 @@ def _run(
     when = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     here = machine()
     results: list[ScenarioResult] = []
-    interrupted = False
     with connection.served(http=True) as (subject, own_url):
         facts = _server(subject, own=own)
         probe = None
@@ -212,8 +211,8 @@ def _run(
             # An endpoint that cannot be read is refused before the load.
             probe()
         cores = here.cores if own else None
-        connect, processes = subject.async_client, settings.processes
-        with Runner(connect, processes, probe=probe, cores=cores, show=show_status) as runner:
+        connect = subject.async_client
+        with Runner(connect, probe=probe, cores=cores, show=show_status) as runner:
             try:
                 for name in dict.fromkeys(names):
                     result = runner.run(SCENARIOS[name], settings)
@@ -226,15 +225,11 @@ def _run(
                     if "UNAVAILABLE" in ends:
                         # Raises if the server is gone.
                         health(subject.target, credentials=subject.credentials())
-            except KeyboardInterrupt:
-                interrupted = True
-                raise
             finally:
+                ended = isinstance(sys.exception(), KeyboardInterrupt)
                 command = shlex.join(["gradwire", *sys.argv[1:]])
+                document = Document(FORMAT, when, command, ended, here, facts, settings, results)
                 if results:
-                    document = Document(
-                        FORMAT, when, command, interrupted, here, facts, settings, results
-                    )
                     _write(document, writers, as_json=as_json)
     return output.OTHER if any(map(failures, results)) else 0
 

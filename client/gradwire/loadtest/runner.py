@@ -44,7 +44,8 @@ _PROGRAM = "from gradwire.loadtest.generator import main; main()"
 class Runner(AbstractContextManager["Runner"]):
     """Processes that make calls; it runs scenarios on them.
 
-    They end with the block. Each has a session of its own: Ctrl-C reaches the leading process only.
+    They start with the first run and end with the block. Each has a session of its own: Ctrl-C
+    reaches the leading process only.
 
     connect  makes their clients
     show     called some times a second with a line that describes the progress
@@ -57,26 +58,20 @@ class Runner(AbstractContextManager["Runner"]):
     def __init__(
         self,
         connect: Connect,
-        processes: int,
         *,
         show: Callable[[str], None],
         probe: Probe | None = None,
         cores: int | None = None,
     ) -> None:
+        self._connect = connect
         self._probe = probe
         self._cores = cores
         self._show = show
         self._pipes: list[Pipe] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self.interrupted: KeyboardInterrupt | None = None
-        try:
-            for _ in range(processes):
-                self._start(connect)
-        except BaseException:
-            self.__exit__()
-            raise
 
-    def _start(self, connect: Connect) -> None:
+    def _start(self) -> None:
         ours, theirs = connection.Pipe()
         self._pipes.append(ours)
         with theirs:
@@ -88,7 +83,7 @@ class Runner(AbstractContextManager["Runner"]):
                     start_new_session=True,
                 )
             )
-        ours.send(connect)
+        ours.send(self._connect)
 
     def run(self, scenario: Scenario, settings: LoadSettings) -> ScenarioResult:
         """Run one, as the settings change it; return its result.
@@ -146,8 +141,10 @@ class Runner(AbstractContextManager["Runner"]):
 
         tally  gets the time from which calls count, before the first call, and the reports
         """
-        for number, pipe in enumerate(self._pipes):
-            pipe.send(replace(phase, number=number))
+        for number in range(phase.settings.processes):
+            if number == len(self._pipes):
+                self._start()
+            self._pipes[number].send(replace(phase, number=number))
         for pipe in self._pipes:
             # It is ready; from here on there is no hurry.
             pipe.recv()
