@@ -70,7 +70,10 @@ def test_json_is_all_that_it_prints_and_two_files_are_compared(target: str, tmp_
 def test_the_user_may_end_it_between_scenarios(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradwire.cli.bench._told", lambda _: signal.raise_signal(signal.SIGINT))
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gradwire.cli.bench._told", interrupt)
     found = tmp_path / "found.json"
     done = run_here("bench", "--target", target, "--scenario", "tiny", *SHORT, "--output", found)
     assert done.code == 130

@@ -332,7 +332,9 @@ def test_a_function_with_the_right_bits_ends_with_0(check: Check, target: str) -
     done = check("right", "--attr", "sizes=9,9,9")
     assert done.code == 2
     assert "no case fits the operator with these attributes: " in done.stderr
-    assert done.stderr.endswith("; each case has its own sizes: leave sizes out, or give scales\n")
+    assert done.stderr.endswith(
+        "; each case has its own sizes: where some are given, leave them out\n"
+    )
 
 
 def test_a_fault_is_shrunk_to_the_smallest_tensors_that_show_it(check: Check) -> None:

@@ -61,8 +61,6 @@ ROUNDS = 4
 RANKS = (4, 3, 5, 2, 1)
 # Ulps that another order of summation may differ by.
 ROUNDING = 4
-# Attributes that determine the sizes of a forward's output.
-SIZES = ("size", "sizes", "shape", "sizes_tensor")
 # Limits of shrinking: cases that are tried, and elements up to which each one is tried alone.
 TRIES, FEW = 1000, 64
 
@@ -438,10 +436,10 @@ def check(
             if trial.ran and not ranks:
                 break
         if not trial.ran:
-            message = f"no case fits the operator with these attributes: {trial.reason}"
-            pinned = " and ".join(size for size in SIZES if getattr(operator, size, ()))
-            hint = f"; each case has its own sizes: leave {pinned} out, or give scales"
-            raise InvalidUsage(message + (hint if pinned else ""))
+            hint = "each case has its own sizes: where some are given, leave them out"
+            raise InvalidUsage(
+                f"no case fits the operator with these attributes: {trial.reason}; {hint}"
+            )
         findings = [_told(operator, *one) for one in smallest(trial, most)]
     facts = {
         "function": name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,18 +46,29 @@ Example:
 """
 
 
-class _Ordered(click.Command):
-    """A command that records the order of options, which click discards."""
+class _Grouped(click.Command):
+    """A command that makes operators of names, each with the attributes after it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments."""
+        """Parse the arguments; `operators` stands for --op and --attr."""
+        # click discards the order of options.
         _, _, order = self.make_parser(ctx).parse_args([*args])
-        ctx.obj = [option.name for option in order]
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
+        words = {name: iter(ctx.params.pop(name)) for name in ("names", "attributes")}
+        groups: list[list[str]] = []
+        for option in order:
+            if option.name == "names":
+                groups.append([])
+            if option.name in words:
+                if not groups:
+                    raise InvalidUsage("--attr stands before any --op; give it behind its own")
+                groups[-1].append(next(words[option.name]))
+        ctx.params["operators"] = [read_operator(name, given) for name, *given in groups]
+        return rest
 
 
 @click.command(
-    cls=_Ordered,
+    cls=_Grouped,
     short_help="Compare two operators, or one and a file, bit by bit.",
     epilog=f"{EXAMPLE}\n{HELP}",
 )
@@ -89,13 +100,9 @@ class _Ordered(click.Command):
 @seed_option
 @server_options()
 @json_option
-@click.pass_obj
 def compare(
-    order: Sequence[str],
-    /,
     *,
-    names: tuple[str, ...],
-    attributes: tuple[str, ...],
+    operators: list[Operator],
     against: Path | None,
     source: Path | None,
     input_shape: Shape | None,
@@ -111,7 +118,6 @@ def compare(
     differs, and why: its coordinates, taps and weights in both. Exit with 0 if they are equal, with
     9 if not.
     """
-    operators = _grouped(order, iter(names), iter(attributes))
     if len(operators) + (against is not None) != len(NAMES):
         raise InvalidUsage("--op: give it twice, or once with --against")
     if against is not None and source is None:
@@ -135,27 +141,12 @@ def compare(
     with server.client(backend="numpy_cpu") as client:
         results = [client.evaluate(each, x, output_shape=shapes[0]) for each in operators]
     results += elsewhere
-    titles = [*map(repr, operators), str(against)]
+    names = [*map(repr, operators), str(against)]
     one, other = results
     found = difference(one, other)
     facts, lines = _told(one, other, told, found)
-    tell(facts, [*map("{}  {}".format, NAMES, titles), *lines], as_json=as_json)
+    tell(facts, [*map("{}  {}".format, NAMES, names), *lines], as_json=as_json)
     return 0 if found is None else DIFFERENT
-
-
-def _grouped(
-    order: Iterable[str], names: Iterator[str], attributes: Iterator[str]
-) -> list[Operator]:
-    """Make operators of names, each with the attributes after it."""
-    groups: list[list[str]] = []
-    for option in order:
-        if option == "names":
-            groups.append([next(names)])
-        elif option == "attributes":
-            if not groups:
-                raise InvalidUsage("--attr stands before any --op; give it behind its own")
-            groups[-1].append(next(attributes))
-    return [read_operator(name, given) for name, *given in groups]
 
 
 NAMES = ("A", "B")

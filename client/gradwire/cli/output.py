@@ -17,8 +17,7 @@ import click
 import numpy as np
 
 from gradwire import errors
-from gradwire._wire.statuses import is_refused
-from gradwire.errors import GradwireError, UnavailableError, installing
+from gradwire.errors import GradwireError, installing
 from gradwire.tensors import Array
 
 T = TypeVar("T")
@@ -135,9 +134,9 @@ def report(error: Exception) -> None:
     text = error.format_message() if isinstance(error, click.ClickException) else str(error)
     if isinstance(error, GradwireError):
         text = _NAMES.sub(lambda name: _FLAGS[name[0]], text)
-    if isinstance(error, UnavailableError) and is_refused(error):
-        # What to do is said before the words of grpc.
-        text = text.partition(": failed to connect")[0]
+        if "Connection refused" in text:
+            # What to do is said before the words of grpc.
+            text = text.partition(": failed to connect")[0]
     if isinstance(error, errors.InvalidRequestError):
         if (error.field or "").startswith("operator.") and ": " in text:
             text = f"--attr {text}"

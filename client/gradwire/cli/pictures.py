@@ -74,7 +74,8 @@ def _draw_matrix(plot: Axes, axis: AxisTable) -> LineCollection:
             label = "output; o: its coordinate"
             plot.plot(outputs - 0.42, places, "o", mfc="w", mec="0.15", ms=4, clip_on=False)
     idle = outputs[np.diff(axis.offset) == 0]
-    plot.plot(idle, places[idle], "X", color=VERMILION)
+    if len(idle):
+        plot.plot(idle, places[idle], "X", color=VERMILION, clip_on=False)
     plot.set(xlim=(-0.5, axis.outputs - 0.5), ylim=(axis.inputs - 0.5, -0.5))
     plot.set(xlabel=label, ylabel="input")
     plot.locator_params(nbins=10, integer=True, min_n_ticks=1)
