@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +38,8 @@ def test_a_sample_that_fails_does_not_end_those_after_it(
     nobody: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gradwire.loadtest.runner.INTERVAL_S", 0.05)
-    answers = iter([Usage(0.0, 1.0, 1), PermissionDeniedError("no"), OSError("gone")])
+    failures = (PermissionDeniedError("no"), OSError("gone"))
+    answers: Iterator[Usage | Exception] = iter([Usage(0.0, 1.0, 1), *failures])
 
     def probe() -> Usage:
         answer = next(answers, Usage(1.0, 1.0, 1))

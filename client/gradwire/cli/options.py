@@ -38,16 +38,15 @@ class OutputFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path."""
         path = Path(value)
-        for is_wrong, words in (
-            (value == "-", "does not stand for standard output here; give the name of a file"),
-            (
-                self.endings and path.suffix.lower() not in self.endings,
-                f"is not a name for a picture; end it in {' or '.join(self.endings)}",
-            ),
-            (not path.parent.is_dir(), "is in a folder that does not exist; make it"),
-        ):
-            if is_wrong:
-                self.fail(f"{value!r} {words}", param, ctx)
+        words = ""
+        if value == "-":
+            words = "does not stand for standard output here; give the name of a file"
+        elif self.endings and path.suffix.lower() not in self.endings:
+            words = f"is not a name for a picture; end it in {' or '.join(self.endings)}"
+        elif not path.parent.is_dir():
+            words = "is in a folder that does not exist; make it"
+        if words:
+            self.fail(f"{value!r} {words}", param, ctx)
         return super().convert(value, param, ctx)
 
 

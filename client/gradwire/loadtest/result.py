@@ -294,31 +294,31 @@ class Tally:
     duration_s  how long calls are due
     right       calls so far whose results were right
     other       calls so far that ended otherwise
+    generators  usage of the processes that have ended
     """
 
     def __init__(self, phase: Phase) -> None:
         self._flows = phase.flows
         self.begin = now()
         self.duration_s = phase.settings.duration_s
-        self._batches: list[Batch] = []
+        self._ended: dict[tuple[int, Outcome], list[Array]] = defaultdict(list)
+        self.generators: list[GeneratorUsage] = []
         self.right = self.other = 0
 
     def add(self, batch: Batch) -> None:
         """Count a process's report."""
-        self._batches.append(batch)
-        for (_, outcome), times in batch.ended.items():
-            if outcome == OK:
+        if batch.usage is not None:
+            self.generators.append(batch.usage)
+        for key, times in batch.ended.items():
+            self._ended[key].append(times)
+            if key[1] == OK:
                 self.right += len(times)
             else:
                 self.other += len(times)
 
     def results(self) -> list[FlowResult]:
         """Return the results of the flows."""
-        parts: dict[tuple[int, Outcome], list[Array]] = defaultdict(list)
-        for batch in self._batches:
-            for key, times in batch.ended.items():
-                parts[key].append(times - self.begin)
-        ended = {key: np.concatenate(times) for key, times in parts.items()}
+        ended = {key: np.concatenate(times) - self.begin for key, times in self._ended.items()}
         return [
             self._result(flow, {key[1]: times for key, times in ended.items() if key[0] == index})
             for index, flow in enumerate(self._flows)
@@ -352,11 +352,6 @@ class Tally:
             uncorrected=_latency(uncorrected),
             seconds=_seconds(ends, right, latencies),
         )
-
-    @property
-    def generators(self) -> list[GeneratorUsage]:
-        """Usage of the processes."""
-        return [batch.usage for batch in self._batches if batch.usage is not None]
 
 
 def corrected(times: Array, interval_s: float) -> Array:
