@@ -47,7 +47,7 @@ Example:
 
 
 class _Grouped(click.Command):
-    """A command that makes operators of names, each with the attributes after it."""
+    """A command that assigns each --attr to the --op before it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; `operators` stands for --op and --attr."""

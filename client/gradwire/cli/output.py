@@ -135,7 +135,7 @@ def report(error: Exception) -> None:
     if isinstance(error, GradwireError):
         text = _NAMES.sub(lambda name: _FLAGS[name[0]], text)
         if "Connection refused" in text:
-            # What to do is said before the words of grpc.
+            # The words of grpc add nothing to the hint before them.
             text = text.partition(": failed to connect")[0]
     if isinstance(error, errors.InvalidRequestError):
         if (error.field or "").startswith("operator.") and ": " in text:

@@ -309,12 +309,15 @@ _PACKAGES = ("grpcio", "numpy", "protobuf")
 
 def machine() -> Machine:
     """Describe this machine."""
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
     path = Path("/proc/cpuinfo")
     text = path.read_text("utf-8", errors="replace") if path.exists() else ""
     named = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
     return Machine(
         cpu=named[1] if named else platform.machine(),
-        cores=len(os.sched_getaffinity(0)),
+        cores=cores,
         memory_mib=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20,
         system=platform.platform(),
         python=platform.python_version(),
