@@ -285,7 +285,7 @@ def test_a_wrong_request_is_one_line_with_code_2_before_any_server_starts(
 
 
 def test_what_needs_the_server_package_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradwire.cli.connection.find_spec", lambda _: None)
+    monkeypatch.setattr("gradwire.cli.connection.find_spec", dict[str, None]().get)
     for command, words in (
         (f"explain {NEAREST} {SHAPES}", "the tables of an operator need: "),
         ("info", "no --target is given, and a server of its own needs: "),
