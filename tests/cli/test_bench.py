@@ -57,10 +57,27 @@ def test_json_is_all_that_it_prints_and_two_files_are_compared(target: str, tmp_
     assert "Wrote" in done.stderr
     value: Any = json.loads(found.read_text())
     value["scenarios"][0]["flows"][0]["calls_per_s"] *= 2
+    value["interrupted"] = True
     other.write_text(json.dumps(value))
     done = run_here("bench", "--compare", found, other)
     assert done.code == 0
     assert re.search(r"tiny +tiny +2\.00 +1\.00", done.stdout)
+    (note,) = [line for line in done.stdout.splitlines() if "interrupted" in line]
+    assert note.startswith(f"B  {other}: ")
+    assert note.endswith(", interrupted: its figures are those until then")
+
+
+def test_the_user_may_end_it_between_scenarios(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gradwire.cli.bench._told", interrupt)
+    found = tmp_path / "found.json"
+    done = run_here("bench", "--target", target, "--scenario", "tiny", *SHORT, "--output", found)
+    assert done.code == 130
+    assert from_json(found.read_text()).interrupted
 
 
 def test_wrong_bits_are_counted_and_end_it_with_1(target: str, tmp_path: Path) -> None:
@@ -99,7 +116,7 @@ def test_every_manner_of_call_shows_the_token(tmp_path: Path) -> None:
         assert run_here(*arguments).code == 8
         # A token that opens no call, or not the metrics, ends it before the load.
         url = f"http://{server.http_address}/metrics"
-        denied = f"{url}: HTTP Error 403"
+        denied = f"--metrics {url}: the token evaluate lacks the scope inspect"
         for file, more, words in (
             (looker, (), "the token inspect lacks the scope evaluate"),
             (shown, ("--metrics", url), denied),

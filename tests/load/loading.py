@@ -29,7 +29,7 @@ def loading(
 
     show  called once calls count, and then on
     """
-    with Runner(partial(AsyncClient, target), processes, show=show) as runner:
+    with Runner(partial(AsyncClient, target), show=show) as runner:
 
         def run(scenario: Scenario, duration_s: float) -> ScenarioResult:
             settings = LoadSettings(duration_s, warm_up_s=0.0, timeout_s=20.0, processes=processes)

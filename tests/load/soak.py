@@ -186,7 +186,7 @@ def _load(
     connect = partial(AsyncClient, command.address)
     with (
         Callers(command.address, "many") as many,
-        Runner(connect, 1, show=lambda _: None, probe=probe) as runner,
+        Runner(connect, show=lambda _: None, probe=probe) as runner,
     ):
         result = runner.run(MIXED, settings)
     return result, many.seen

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.loadtest.generator import percentile
+from gradwire import AsyncClient
+from gradwire.errors import PermissionDeniedError
+from gradwire.loadtest.generator import LoadSettings, percentile
 from gradwire.loadtest.result import corrected, nines
-from gradwire.loadtest.runner import read_usage
+from gradwire.loadtest.runner import Runner, Usage, read_usage
+from gradwire.loadtest.scenarios import Flow, Scenario
 from load.soak import Held, anonymous, family, growth, held
 from support.processes import running_command
 
@@ -27,6 +32,25 @@ def test_a_metrics_endpoint_tells_the_same_as_the_system(tmp_path: Path) -> None
         assert told.processes == len(seen) == 3
         assert anonymous(seen) / 2 < told.rss_bytes < 4 * anonymous(seen)
         assert told.cpu_s > 0
+
+
+def test_a_sample_that_fails_does_not_end_those_after_it(
+    nobody: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradwire.loadtest.runner.INTERVAL_S", 0.05)
+    failures = (PermissionDeniedError("no"), OSError("gone"))
+    answers: Iterator[Usage | Exception] = iter([Usage(0.0, 1.0, 1), *failures])
+
+    def probe() -> Usage:
+        answer = next(answers, Usage(1.0, 1.0, 1))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    flow = Flow("tiny", "tiny", callers=1)
+    with Runner(partial(AsyncClient, nobody), show=lambda _: None, probe=probe) as runner:
+        result = runner.run(Scenario("tiny", "", (flow,)), LoadSettings(0.5, 0.0, 1.0))
+    assert len(result.server) > 1
 
 
 def test_what_a_process_holds_more_and_memory_that_grows_beyond_noise_are_told() -> None:

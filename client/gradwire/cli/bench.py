@@ -18,8 +18,8 @@ from gradwire.cli.connection import Connection
 from gradwire.cli.options import (
     INPUT_FILE,
     OutputFile,
+    Positive,
     json_option,
-    positive,
     seconds_option,
     server_options,
 )
@@ -88,7 +88,7 @@ def _read_url(text: str) -> str:
 )
 @click.option(
     "--rate",
-    type=positive,
+    type=Positive(0, 1e6, min_open=True),
     metavar="CALLS",
     help="Calls per second that are due, whether or not those before have ended (open loop).",
 )
@@ -211,8 +211,8 @@ def _run(
             # An endpoint that cannot be read is refused before the load.
             probe()
         cores = here.cores if own else None
-        connect, processes = subject.async_client, settings.processes
-        with Runner(connect, processes, probe=probe, cores=cores, show=show_status) as runner:
+        connect = subject.async_client
+        with Runner(connect, probe=probe, cores=cores, show=show_status) as runner:
             try:
                 for name in dict.fromkeys(names):
                     result = runner.run(SCENARIOS[name], settings)
@@ -226,7 +226,7 @@ def _run(
                         # Raises if the server is gone.
                         health(subject.target, credentials=subject.credentials())
             finally:
-                ended = runner.interrupted is not None
+                ended = isinstance(sys.exception(), KeyboardInterrupt)
                 command = shlex.join(["gradwire", *sys.argv[1:]])
                 document = Document(FORMAT, when, command, ended, here, facts, settings, results)
                 if results:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import pkgutil
 import runpy
 import sys
 import tomllib
@@ -293,17 +292,19 @@ def _tensor(array: Array) -> Any:
 def load_function(name: str) -> Callable[[Any, Shape], Any]:
     """Find "module:function" or "file.py:function", also in the current folder."""
     place, _, attribute = name.rpartition(":")
+    if not place or not attribute:
+        raise InvalidUsage(f"{name!r} is not a function; give module:function, or file.py:function")
     # For imports of the function, too.
     sys.path.insert(0, str(Path.cwd()))
     try:
         is_file = place.endswith(".py")
-        function: Callable[[Any, Shape], Any] = (
-            runpy.run_path(place)[attribute] if is_file else pkgutil.resolve_name(name)
-        )
+        names = runpy.run_path(place) if is_file else vars(importlib.import_module(place))
     except (Exception, SystemExit) as error:
-        wanted = "give module:function, or file.py:function"
-        message = f"{name!r} cannot be imported: {type(error).__name__}: {error}; {wanted}"
+        message = f"{place} cannot be imported: {type(error).__name__}: {error}"
         raise InvalidUsage(message) from error
+    if attribute not in names:
+        raise InvalidUsage(f"{place} has no function {attribute}; give the name of one")
+    function: Callable[[Any, Shape], Any] = names[attribute]
     if not callable(function):
         raise InvalidUsage(f"{name} is {type(function).__name__}; a function is needed")
     return function
@@ -415,6 +416,9 @@ def check(
     if torch:
         load("torch", "pip install torch")
     function = load_function(name)
+    fitting = [rank for rank in ranks or RANKS if operator.min_rank <= rank <= operator.max_rank]
+    if not fitting:
+        raise InvalidUsage(f"--rank: {operator.name} takes tensors of {operator.ranks()} axes")
     with server.client(backend="numpy_cpu") as client:
         trial = Trial(
             client=client,
@@ -423,7 +427,7 @@ def check(
             tolerance=tolerance,
             seed=seed,
         )
-        for rank in ranks or RANKS:
+        for rank in fitting:
             # The channel is tried before the spatial axes, then behind them.
             for last in (False, True):
                 cases = all_cases(dict.fromkeys(dtypes), values, rank=rank, channels_last=last)
@@ -432,9 +436,9 @@ def check(
             if trial.ran and not ranks:
                 break
         if not trial.ran:
-            hint = "each case has its own sizes: leave sizes out, or give scales"
+            hint = "each case has its own sizes: where some are given, leave them out"
             raise InvalidUsage(
-                f"no case fits this operator, its attributes and --rank: {trial.reason}; {hint}"
+                f"no case fits the operator with these attributes: {trial.reason}; {hint}"
             )
         findings = [_told(operator, *one) for one in smallest(trial, most)]
     facts = {
@@ -489,10 +493,9 @@ def _told(operator: Operator, failure: Failure, alike: int) -> tuple[Facts, list
     if case.alone is not None:
         place = tuple(map(int, np.unravel_index(case.alone[0], given.shape)))
         values = f"{number(given[place])} at {[*place]}, else 0"
-    lines = [
-        f"{case.dtype} {shapes[0]} to {shapes[1]}, {case.layout} in memory; {alike} like it",
-        f"given {values}",
-    ]
+    layout = "" if case.layout == "contiguous" else f", {case.layout} in memory"
+    like = "" if alike == 1 else f" (the smallest of {alike} like it)"
+    lines = [f"{case.dtype} {shapes[0]} to {shapes[1]}{layout}{like}", f"given {values}"]
     if isinstance(came, str) or found is None:
         return {**facts, "error": came}, [*lines, str(came)]
     (axes,) = tables([operator.for_output(shapes[1])], case.dtype, *shapes)

@@ -17,6 +17,7 @@ from gradwire.cli.evaluate import mapped
 from gradwire.cli.explain import AxisTable, Reason, lines_of, reasons, tables
 from gradwire.cli.options import (
     INPUT_FILE,
+    attribute_option,
     dtype_option,
     input_shape_option,
     json_option,
@@ -45,21 +46,41 @@ Example:
 """
 
 
+class _Grouped(click.Command):
+    """A command that assigns each --attr to the --op before it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; `operators` stands for --op and --attr."""
+        # click discards the order of options.
+        _, _, order = self.make_parser(ctx).parse_args([*args])
+        rest = super().parse_args(ctx, args)
+        words = {name: iter(ctx.params.pop(name)) for name in ("names", "attributes")}
+        groups: list[list[str]] = []
+        for option in order:
+            if option.name == "names":
+                groups.append([])
+            if option.name in words:
+                if not groups:
+                    raise InvalidUsage("--attr stands before any --op; give it behind its own")
+                groups[-1].append(next(words[option.name]))
+        ctx.params["operators"] = [read_operator(name, given) for name, *given in groups]
+        return rest
+
+
 @click.command(
+    cls=_Grouped,
     short_help="Compare two operators, or one and a file, bit by bit.",
     epilog=f"{EXAMPLE}\n{HELP}",
 )
-# One option of two names, for click keeps the order of its values.
 @click.option(
     "--op",
-    "--attr",
-    "words",
-    metavar="WORD",
+    "names",
+    metavar="NAME",
     multiple=True,
     required=True,
-    help="--op NAME is an operator, once for each of the two; behind it are its own attributes, "
-    "each as --attr NAME=VALUE.",
+    help="Once for each of the two; the --attr behind it are its own.",
 )
+@attribute_option
 @click.option(
     "--against",
     type=INPUT_FILE,
@@ -81,7 +102,7 @@ Example:
 @json_option
 def compare(
     *,
-    words: tuple[str, ...],
+    operators: list[Operator],
     against: Path | None,
     source: Path | None,
     input_shape: Shape | None,
@@ -97,7 +118,6 @@ def compare(
     differs, and why: its coordinates, taps and weights in both. Exit with 0 if they are equal, with
     9 if not.
     """
-    operators = _grouped(words)
     if len(operators) + (against is not None) != len(NAMES):
         raise InvalidUsage("--op: give it twice, or once with --against")
     if against is not None and source is None:
@@ -113,7 +133,7 @@ def compare(
     elsewhere = [] if against is None else [mapped(against, str(dtype))]
     told = tables(operators, x.dtype, x.shape, output_shape)
     shapes = [tuple(axis.result_length for axis in axes) for axes in told]
-    kinds = {f"{x.dtype} {shape}" for shape in shapes}
+    kinds = {f"{x.dtype.newbyteorder('=')} {shape}" for shape in shapes}
     kinds |= {f"{each.dtype} {each.shape}" for each in elsewhere}
     if len(kinds) > 1:
         both = " and ".join(sorted(kinds))
@@ -127,19 +147,6 @@ def compare(
     facts, lines = _told(one, other, told, found)
     tell(facts, [*map("{}  {}".format, NAMES, names), *lines], as_json=as_json)
     return 0 if found is None else DIFFERENT
-
-
-def _grouped(words: Sequence[str]) -> list[Operator]:
-    """Make operators of names, each with the attributes after it."""
-    groups: list[tuple[str, list[str]]] = []
-    for word in words:
-        if "=" not in word:
-            groups.append((word, []))
-        elif groups:
-            groups[-1][1].append(word)
-        else:
-            raise InvalidUsage(f"--attr: {word!r} stands before any --op; give it behind its own")
-    return [read_operator(*group) for group in groups]
 
 
 NAMES = ("A", "B")

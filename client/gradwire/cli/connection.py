@@ -159,10 +159,13 @@ GREETING = b"gradwire-server listening on "
 STOP_TIMEOUT_S = 5.0
 
 
-def check_server_installed() -> None:
-    """Raise CommandError without the package of the server."""
+def check_server_installed(reason: str) -> None:
+    """Raise CommandError without the package of the server.
+
+    reason  what needs it
+    """
     if find_spec(SERVER) is None:
-        raise CommandError(f"this needs a --target, or here the server: {installing('server')}")
+        raise CommandError(f"{reason}: {installing('server')}")
 
 
 def last_line(text: bytes) -> str:
@@ -179,7 +182,7 @@ def local_server(*, backend: str = "auto", http: bool = False) -> Generator[tupl
     backend  the server's setting, unless the environment has it
     http     whether it has an HTTP port, which takes a tenth of a second; "" for its address else
     """
-    check_server_installed()
+    check_server_installed("no --target is given, and a server of its own needs")
     # It waits for kernels, so that `gradwire bench` measures one backend all the time; serves this
     # command alone, in plain text and without a token; and its log is read here.
     environment = {"GRADWIRE_BACKEND": backend, "GRADWIRE_WAIT_FOR_KERNELS": "true", **os.environ}

@@ -91,9 +91,13 @@ def evaluate(
         raise InvalidUsage("--split needs --target; give that too")
     with server.client(split=split) as client, _complete(path) as part:
         out = None if output_shape is None else _allocated(part, array.dtype, output_shape)
-        # For a result of unknown size it is full when all is sent.
+        # For a result of unknown size only sent bytes are counted.
         length = array.nbytes + (0 if out is None else out.nbytes)
         bar: Any = click.progressbar(length=length, file=sys.stderr, hidden=not sys.stderr.isatty())
+
+        def show(sent: int, received: int) -> None:
+            bar.update((sent if out is None else sent + received) - bar.pos)
+
         start = time.monotonic()
         with bar:
             done = client.evaluate(
@@ -102,7 +106,7 @@ def evaluate(
                 output_shape=output_shape,
                 out=out,
                 timeout_s=timeout_s,
-                on_progress=lambda sent, received: bar.update(sent + received - bar.pos),
+                on_progress=show,
             )
         if out is None:
             with part.open("xb") as file:
@@ -143,7 +147,8 @@ def mapped(path: Path, dtype: str | None) -> Array:
             raise InvalidUsage(message)
         return array.view(ml_dtypes.bfloat16)
     if array.dtype.newbyteorder("=") not in DATA_TYPES:
-        wanted = f"give one of {', '.join(map(str, DATA_TYPES))}; for V2 give --dtype bfloat16"
+        hint = "; if they are bfloat16, give --dtype bfloat16" if array.dtype == "V2" else ""
+        wanted = f"give one of {', '.join(map(str, DATA_TYPES))}{hint}"
         raise InvalidUsage(f"{path} holds {array.dtype}; {wanted}")
     return array
 

@@ -136,7 +136,7 @@ def tables(
 
     output_shape  None if attributes determine it
     """
-    check_server_installed()
+    check_server_installed("the tables of an operator need")
     describe = partial(v1.TensorDescriptor, data_type=data_type_of(dtype))
     output = None if output_shape is None else describe(sizes=output_shape)
     source = describe(sizes=input_shape)
@@ -180,6 +180,7 @@ class Reason:
 
     axis, element  of the result
     gradient       whether the operators are gradients
+    operators      their number
     rows           coordinate and exact weight in each operator, by input element; None for a
                    coordinate that the dialect lacks, and for an element that is not read
     """
@@ -187,6 +188,7 @@ class Reason:
     axis: int
     element: int
     gradient: bool
+    operators: int
     rows: dict[int, list[tuple[float | None, float | None]]]
 
     @property
@@ -219,11 +221,11 @@ class Reason:
         """Return the same as a JSON object."""
         sides = [
             [
-                {"given": given, "coordinate": json_number(coordinate), "weight": weight}
-                for given, (coordinate, weight) in zip(self.rows, side, strict=True)
-                if weight is not None
+                {"given": given, "coordinate": json_number(row[side][0]), "weight": row[side][1]}
+                for given, row in self.rows.items()
+                if row[side][1] is not None
             ]
-            for side in zip(*self.rows.values(), strict=True)
+            for side in range(self.operators)
         ]
         return {"axis": self.axis, "element": self.element, "differ": self.differ, "sides": sides}
 
@@ -246,7 +248,7 @@ def reasons(told: Sequence[Sequence[AxisTable]], element: Sequence[int]) -> list
             ]
             for given in sorted(set[int]().union(*weights))
         }
-        why.append(Reason(axis, place, sides[0].gradient, rows))
+        why.append(Reason(axis, place, sides[0].gradient, len(sides), rows))
     return why
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,6 @@ from gradwire.tensors import DTYPES, Shape
 
 Decorated = Callable[..., Any]
 
-# Largest number of seconds, and of calls per second.
-MOST = 1e6
 INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -41,16 +38,15 @@ class OutputFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path."""
         path = Path(value)
-        for is_wrong, words in (
-            (value == "-", "does not stand for standard output here; give the name of a file"),
-            (
-                self.endings and path.suffix.lower() not in self.endings,
-                f"is not a name for a picture; end it in {' or '.join(self.endings)}",
-            ),
-            (not path.parent.is_dir(), "is in a folder that does not exist; make it"),
-        ):
-            if is_wrong:
-                self.fail(f"{value!r} {words}", param, ctx)
+        words = ""
+        if value == "-":
+            words = "does not stand for standard output here; give the name of a file"
+        elif self.endings and path.suffix.lower() not in self.endings:
+            words = f"is not a name for a picture; end it in {' or '.join(self.endings)}"
+        elif not path.parent.is_dir():
+            words = "is in a folder that does not exist; make it"
+        if words:
+            self.fail(f"{value!r} {words}", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -65,18 +61,26 @@ def _read_shape(text: str) -> Shape:
     return lengths
 
 
-def positive(text: str) -> float:
-    """Read a number above 0, at most MOST."""
-    number = math.nan
-    with suppress(ValueError):
-        number = float(text)
-    if not 0 < number <= MOST:
-        raise click.BadParameter(f"{text!r} is not a number above 0, at most {MOST:g}")
-    return number
+class Positive(click.FloatRange):
+    """Numbers above 0: click takes a NaN for within any range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number above 0", param, ctx)
+        return number
 
 
-seconds_option = functools.partial(click.option, type=positive, metavar="SECONDS")
+seconds_option = functools.partial(click.option, type=Positive(0, min_open=True), metavar="SECONDS")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+attribute_option = click.option(
+    "--attr",
+    "attributes",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="An attribute; arrays are separated by commas. Once for each attribute.",
+)
 input_shape_option = functools.partial(
     click.option,
     "--input-shape",
@@ -167,13 +171,7 @@ def operator_options(command: Decorated) -> Decorated:
     @click.option(
         "--op", "operator", metavar="NAME", required=True, help="See `gradwire operators`."
     )
-    @click.option(
-        "--attr",
-        "attributes",
-        metavar="NAME=VALUE",
-        multiple=True,
-        help="An attribute; arrays are separated by commas. Once for each attribute.",
-    )
+    @attribute_option
     @functools.wraps(command)
     def with_operator(*, operator: str, attributes: tuple[str, ...], **options: Any) -> Any:
         return command(operator=read_operator(operator, attributes), **options)

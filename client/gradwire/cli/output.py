@@ -80,12 +80,17 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def terminable() -> Generator[None]:
-    """Have SIGTERM raise Terminated within the block."""
+    """Have SIGTERM raise Terminated within the block.
+
+    Nothing changes if the signal is ignored.
+    """
 
     def end(_number: int, _frame: FrameType | None) -> None:
         raise Terminated
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = signal.getsignal(signal.SIGTERM)
+    if before is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
@@ -129,6 +134,9 @@ def report(error: Exception) -> None:
     text = error.format_message() if isinstance(error, click.ClickException) else str(error)
     if isinstance(error, GradwireError):
         text = _NAMES.sub(lambda name: _FLAGS[name[0]], text)
+        if "Connection refused" in text:
+            # The words of grpc add nothing to the hint before them.
+            text = text.partition(": failed to connect")[0]
     if isinstance(error, errors.InvalidRequestError):
         if (error.field or "").startswith("operator.") and ": " in text:
             text = f"--attr {text}"

@@ -39,7 +39,8 @@ def draw(axes: Mapping[str, AxisTable], *, title: str, path: Path) -> None:
     plots = figure.subplots(len(axes), 2, squeeze=False, sharey="row", width_ratios=(2, 1))
     for (matrix, totals), (caption, axis) in zip(plots, axes.items(), strict=True):
         matrix.set_title(caption)
-        figure.colorbar(_draw_matrix(matrix, axis), ax=matrix, label="weight")
+        bar = figure.colorbar(_draw_matrix(matrix, axis), ax=matrix, label="weight")
+        bar.ax.set_ylim(axis.weight.min(initial=0))
         _draw_totals(totals, axis)
     figure.savefig(path)
 
@@ -63,17 +64,20 @@ def _draw_matrix(plot: Axes, axis: AxisTable) -> LineCollection:
         cmap="PuOr",
         rasterized=True,
     )
-    outputs = np.arange(axis.outputs)
+    outputs, places, label = np.arange(axis.outputs), np.zeros(axis.outputs), "output"
+    if axis.coordinates is not None:
+        places = np.clip(axis.coordinates, -0.5, axis.inputs - 0.5)
     if len(axis.weight) <= LEGIBLE:
         for output, input_, weight in zip(axis.rows, axis.columns, axis.weight, strict=True):
             plot.text(output, input_, f"{weight:.3g}", ha="center", va="center", size=7)
         if axis.coordinates is not None:
-            shown = np.clip(axis.coordinates, -0.5, axis.inputs - 0.5)
-            plot.plot(outputs - 0.42, shown, "o", mfc="w", mec="0.15", ms=4, clip_on=False)
+            label = "output; o: its coordinate"
+            plot.plot(outputs - 0.42, places, "o", mfc="w", mec="0.15", ms=4, clip_on=False)
     idle = outputs[np.diff(axis.offset) == 0]
-    plot.plot(idle, idle * 0, "X", color=VERMILION)
+    if len(idle):
+        plot.plot(idle, places[idle], "X", color=VERMILION, clip_on=False)
     plot.set(xlim=(-0.5, axis.outputs - 0.5), ylim=(axis.inputs - 0.5, -0.5))
-    plot.set(xlabel="output; o: its coordinate", ylabel="input")
+    plot.set(xlabel=label, ylabel="input")
     plot.locator_params(nbins=10, integer=True, min_n_ticks=1)
     return cells
 
@@ -81,7 +85,8 @@ def _draw_matrix(plot: Axes, axis: AxisTable) -> LineCollection:
 def _draw_totals(plot: Axes, axis: AxisTable) -> None:
     edges = np.arange(axis.inputs + 1) - 0.5
     plot.stairs(axis.totals, edges, orientation="horizontal", fill=True, color=BLUE)
-    plot.plot(axis.unread * 0, axis.unread, "x", color=VERMILION)
+    if len(axis.unread):
+        plot.plot(axis.unread * 0, axis.unread, "x", color=VERMILION, clip_on=False)
     # The mean, if every output's weights have the sum 1.
     plot.axvline(axis.outputs / axis.inputs, color=GREY, linestyle="--")
     plot.set(title="total weight of each input", xlabel="total weight; dashed: outputs / inputs")

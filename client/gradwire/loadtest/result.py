@@ -77,12 +77,12 @@ class Latency:
 
     count: int
     mean_ms: float
-    curve: list[list[float]]
     p50_ms: float
     p90_ms: float
     p99_ms: float
     p999_ms: float
     max_ms: float
+    curve: list[list[float]]
 
 
 @dataclass(frozen=True)
@@ -292,28 +292,33 @@ class Tally:
 
     begin       when calls begin to count
     duration_s  how long calls are due
-    batches     reports of the processes so far
+    right       calls so far whose results were right
+    other       calls so far that ended otherwise
+    generators  usage of the processes that have ended
     """
 
     def __init__(self, phase: Phase) -> None:
         self._flows = phase.flows
         self.begin = now()
         self.duration_s = phase.settings.duration_s
-        self.batches: list[Batch] = []
+        self._ended: dict[tuple[int, Outcome], list[Array]] = defaultdict(list)
+        self.generators: list[GeneratorUsage] = []
+        self.right = self.other = 0
 
-    @property
-    def right(self) -> int:
-        """Calls so far whose results were right."""
-        ends = (end for batch in self.batches for end in batch.ended.items())
-        return sum(len(times) for (_, outcome), times in ends if outcome == OK)
+    def add(self, batch: Batch) -> None:
+        """Count a process's report."""
+        if batch.usage is not None:
+            self.generators.append(batch.usage)
+        for key, times in batch.ended.items():
+            self._ended[key].append(times)
+            if key[1] == OK:
+                self.right += len(times)
+            else:
+                self.other += len(times)
 
     def results(self) -> list[FlowResult]:
         """Return the results of the flows."""
-        parts: dict[tuple[int, Outcome], list[Array]] = defaultdict(list)
-        for batch in self.batches:
-            for key, times in batch.ended.items():
-                parts[key].append(times - self.begin)
-        ended = {key: np.concatenate(times) for key, times in parts.items()}
+        ended = {key: np.concatenate(times) - self.begin for key, times in self._ended.items()}
         return [
             self._result(flow, {key[1]: times for key, times in ended.items() if key[0] == index})
             for index, flow in enumerate(self._flows)
@@ -347,11 +352,6 @@ class Tally:
             uncorrected=_latency(uncorrected),
             seconds=_seconds(ends, right, latencies),
         )
-
-    @property
-    def generators(self) -> list[GeneratorUsage]:
-        """Usage of the processes."""
-        return [batch.usage for batch in self.batches if batch.usage is not None]
 
 
 def corrected(times: Array, interval_s: float) -> Array:
@@ -411,4 +411,5 @@ def _latency(times: Array) -> Latency:
     percents = 100 * (1 - 10.0**-exponents)
     curve = [[round(float(one), 6), *percentiles_ms(times, one)] for one in percents]
     mean_ms = round(float(times.sum()) / max(1, len(times)) * 1e3, 3)
-    return Latency(len(times), mean_ms, curve, *percentiles_ms(times, 50, 90, 99, 99.9, 100))
+    p50, p90, p99, p999, most = percentiles_ms(times, 50, 90, 99, 99.9, 100)
+    return Latency(len(times), mean_ms, p50, p90, p99, p999, most, curve)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 
 from gradwire import __version__
-from gradwire.errors import PermissionDeniedError
+from gradwire.errors import GradwireError, PermissionDeniedError
 from gradwire.loadtest.generator import Batch, Connect, GeneratorUsage, LoadSettings, Phase, now
 from gradwire.loadtest.result import (
     FlowResult,
@@ -44,7 +44,8 @@ _PROGRAM = "from gradwire.loadtest.generator import main; main()"
 class Runner(AbstractContextManager["Runner"]):
     """Processes that make calls; it runs scenarios on them.
 
-    They end with the block. Each has a session of its own: Ctrl-C reaches the leading process only.
+    They start with the first run and end with the block. Each has a session of its own: Ctrl-C
+    reaches the leading process only.
 
     connect  makes their clients
     show     called some times a second with a line that describes the progress
@@ -57,31 +58,32 @@ class Runner(AbstractContextManager["Runner"]):
     def __init__(
         self,
         connect: Connect,
-        processes: int,
         *,
         show: Callable[[str], None],
         probe: Probe | None = None,
         cores: int | None = None,
     ) -> None:
+        self._connect = connect
         self._probe = probe
         self._cores = cores
         self._show = show
         self._pipes: list[Pipe] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self.interrupted: KeyboardInterrupt | None = None
-        for _ in range(processes):
-            ours, theirs = connection.Pipe()
-            self._pipes.append(ours)
-            with theirs:
-                descriptor = theirs.fileno()
-                self._processes.append(
-                    subprocess.Popen(  # noqa: S603 - our own program
-                        [sys.executable, "-c", _PROGRAM, str(descriptor)],
-                        pass_fds=[descriptor],
-                        start_new_session=True,
-                    )
+
+    def _start(self) -> None:
+        ours, theirs = connection.Pipe()
+        self._pipes.append(ours)
+        with theirs:
+            descriptor = theirs.fileno()
+            self._processes.append(
+                subprocess.Popen(  # noqa: S603 - our own program
+                    [sys.executable, "-c", _PROGRAM, str(descriptor)],
+                    pass_fds=[descriptor],
+                    start_new_session=True,
                 )
-            ours.send(connect)
+            )
+        ours.send(self._connect)
 
     def run(self, scenario: Scenario, settings: LoadSettings) -> ScenarioResult:
         """Run one, as the settings change it; return its result.
@@ -123,7 +125,8 @@ class Runner(AbstractContextManager["Runner"]):
         tally = Tally(phase)
         with _sampling(self._probe) as samples:
             try:
-                self._make_calls(name, phase, tally)
+                for _ in self._calls(phase, tally):
+                    self._show(f"{name}: {_progress(tally)}")
             except KeyboardInterrupt as error:
                 self.interrupted = error
                 tally.duration_s = min(tally.duration_s, max(0.001, now() - tally.begin))
@@ -133,13 +136,15 @@ class Runner(AbstractContextManager["Runner"]):
                 self._show("")
         return tally, _server_seconds(samples, tally.begin)
 
-    def _make_calls(self, name: str, phase: Phase, tally: Tally) -> None:
-        """Run a phase in all processes.
+    def _calls(self, phase: Phase, tally: Tally) -> Iterator[None]:
+        """Run a phase in all processes; yield some times a second.
 
         tally  gets the time from which calls count, before the first call, and the reports
         """
-        for number, pipe in enumerate(self._pipes):
-            pipe.send(replace(phase, number=number))
+        for number in range(phase.settings.processes):
+            if number == len(self._pipes):
+                self._start()
+            self._pipes[number].send(replace(phase, number=number))
         for pipe in self._pipes:
             # It is ready; from here on there is no hurry.
             pipe.recv()
@@ -150,11 +155,10 @@ class Runner(AbstractContextManager["Runner"]):
         while left:
             for pipe in left.intersection(connection.wait(list(left), timeout=0.1)):
                 batch: Batch = pipe.recv()
-                tally.batches.append(batch)
+                tally.add(batch)
                 if batch.usage is not None:
                     left.discard(pipe)
-            elapsed_s = max(0.0, now() - tally.begin)
-            self._show(f"{name}: {elapsed_s:.0f} s, {tally.right} right results")
+            yield
 
     def __exit__(self, *_: object) -> None:
         for pipe in self._pipes:
@@ -162,6 +166,13 @@ class Runner(AbstractContextManager["Runner"]):
         for process in self._processes:
             process.kill()
             process.wait()
+
+
+def _progress(tally: Tally) -> str:
+    elapsed_s = now() - tally.begin
+    if elapsed_s < 0:
+        return "warming up"
+    return f"{elapsed_s:.0f} s, {tally.right} right results, {tally.other} otherwise ended"
 
 
 # Share of a core that a process can use; a busier process makes its calls late.
@@ -206,6 +217,8 @@ def warnings(
 
 INTERVAL_S = 1.0
 _ANSWER_S = 2.0
+# Bytes shown of an endpoint's refusal.
+_MOST_SAID = 1000
 _SAMPLES = (
     r"^process_cpu_seconds_total(?:\{[^}]*\})? (\S+)",
     r"^process_resident_memory_bytes(?:\{[^}]*\})? (\S+)",
@@ -238,14 +251,16 @@ def read_usage(url: str, headers: dict[str, str], context: ssl.SSLContext | None
             text = answer.read().decode(errors="replace")
     except HTTPError as error:
         kind = PermissionDeniedError if error.code in {401, 403} else OSError
-        raise kind(f"{url}: {error}") from None
+        with error:
+            said = error.read(_MOST_SAID).decode(errors="replace").strip()
+        raise kind(f"--metrics {url}: {said or error}") from None
     except (HTTPException, OSError) as error:
-        raise OSError(f"{url}: {error}") from None
+        raise OSError(f"--metrics {url}: {error}") from None
     cpu_s, rss = ([*map(float, re.findall(pattern, text, re.MULTILINE))] for pattern in _SAMPLES)
     if not cpu_s:
         raise OSError(
-            f"{url}: no processor time and memory is told there; give the /metrics of the server's "
-            "--http-port"
+            f"--metrics {url}: no processor time and memory is told there; give the /metrics of "
+            "the server's --http-port"
         )
     return Usage(sum(cpu_s), sum(rss), len(cpu_s))
 
@@ -258,7 +273,7 @@ def _sampling(probe: Probe | None) -> Generator[list[tuple[float, Usage]]]:
 
     def sample(probe: Probe) -> None:
         while True:
-            with suppress(OSError):
+            with suppress(OSError, GradwireError):
                 samples.append((now(), probe()))
             if over.wait(INTERVAL_S):
                 return
@@ -294,12 +309,15 @@ _PACKAGES = ("grpcio", "numpy", "protobuf")
 
 def machine() -> Machine:
     """Describe this machine."""
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
     path = Path("/proc/cpuinfo")
     text = path.read_text("utf-8", errors="replace") if path.exists() else ""
     named = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
     return Machine(
         cpu=named[1] if named else platform.machine(),
-        cores=os.cpu_count() or 1,
+        cores=cores,
         memory_mib=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20,
         system=platform.platform(),
         python=platform.python_version(),
