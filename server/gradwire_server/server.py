@@ -120,8 +120,7 @@ class Server:
         self.service.device.listeners_shut.clear()
         self._ending = asyncio.ensure_future(self._end_when_lost())
         await self._server.start()
-        admission = self.service.admission
-        trimming = malloc.trim_when_idle(lambda: admission.entered, self.service.off_loop)
+        trimming = malloc.trim_when_idle(self.service.admission, self.service.pool)
         self._background.append(asyncio.create_task(trimming))
 
     async def get_ready(self) -> None:

@@ -252,7 +252,7 @@ class ManyStream(ServedStream):
             claim = call.claim(len(items) * prepared.work, paced=True)
             with service.admission.turns(claim) as turns:
                 work = partial(_together, items, service.backend)
-                return await service.in_turn(call, turns, work)
+                return await service.in_turn(call.phases, turns, work)
         # Kernels need aligned data; in the message it may lie at any offset.
         data = np.frombuffer(bytes(items[0].data), np.uint8)
         result = np.empty((1, prepared.output.wire_bytes), np.uint8)

@@ -40,16 +40,16 @@ class DeviceWatch:
         self.listeners_shut = asyncio.Event()
         self.listeners_shut.set()
 
-    async def result(self, done: Future[Any], outcome: asyncio.Future[T]) -> T:
-        """Return the outcome of work on the device.
+    async def result(self, done: Future[T]) -> T:
+        """Return the result of work on the device, in a thread.
 
-        done  the end of the work in its thread; it is watched even after the caller stopped waiting
+        The work is watched even after the caller stopped waiting.
 
         Raises DeviceLostError if the device is lost meanwhile.
         """
         self._watch(done)
         try:
-            return await outcome
+            return await asyncio.wrap_future(done)
         except DeviceLostError as error:
             lost = self.lose(str(error))
         await self.listeners_shut.wait()
