@@ -158,19 +158,14 @@ class Server:
         logs.info("warming up", backend=backend.name)
         started = time.monotonic()
         try:
-            await self._compute_first(backend)
+            # Not watched: compilers may take longer than any call to a device.
+            await self.service.off_loop(backend.warm_up)
+            await self.service.out_of_turn(partial(check_backend, backend))
         except Exception as error:
             if not (self._chooses and isinstance(backend, backends.StoresKernels)):
                 raise
-            backend, reason = backends.instead_of_compiled(self.settings.backend, error)
-            self.service.use(backend, reason)
-            await self._compute_first(backend)
+            self.service.use(*backends.instead_of_compiled(self.settings.backend, error))
         self._warm_up_s = round(time.monotonic() - started, 3)
-
-    async def _compute_first(self, backend: Backend) -> None:
-        # Not watched: compilers may take longer than any call to a device.
-        await self.service.off_loop(backend.warm_up)
-        await self.service.out_of_turn(partial(check_backend, backend))
 
     async def _change_backend(self) -> None:
         """Compute with compiled kernels once they are there; calls go on meanwhile."""

@@ -385,24 +385,6 @@ def response_header(output: TensorSpec) -> bytes:
     return v1.EvaluateResponse(output=write_descriptor(output)).SerializeToString()
 
 
-def response(
-    request_id: str, header: bytes, data: memoryview, *, after: int | None = None
-) -> bytes:
-    """Return the message that carries a result; request_id is ASCII.
-
-    after  checksum of the request; None if it has none
-    """
-    return framing.evaluation_frame(request_id.encode("ascii"), header, data, after)[0]
-
-
-def chunk_response(offset: int, data: Bytes, *, after: int | None = None) -> bytes:
-    """Return the message that carries a part of a result.
-
-    after  checksum of opened; None if it has none
-    """
-    return framing.chunk_frame(offset, data.data, after)
-
-
 def check_data_length(length: int, request: EvaluationRequest) -> None:
     """Raise InvalidDataError unless the length is that of the input."""
     needed = request.input.wire_bytes

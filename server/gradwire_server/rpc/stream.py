@@ -16,6 +16,7 @@ import numpy as np
 
 from gradwire import v1
 from gradwire._wire import checksums
+from gradwire._wire.framing import chunk_frame
 from gradwire._wire.requests import LEAST_CHUNK_BYTES
 from gradwire_server.engine import (
     Execution,
@@ -221,8 +222,7 @@ class EvaluationStream(ServedStream):
             offset, data = response
             for first in range(0, len(data), self._chunk_bytes):
                 part = data[first : first + self._chunk_bytes]
-                frame = codec.chunk_response(offset + first, part, after=self._opened_checksum)
-                await self._send(frame)
+                await self._send(chunk_frame(offset + first, part.data, self._opened_checksum))
                 self._call.sent_bytes += len(part)
 
     async def _send(self, message: bytes) -> None:

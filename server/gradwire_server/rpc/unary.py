@@ -13,7 +13,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from gradwire import ops, v1
-from gradwire._wire import checksums
+from gradwire._wire import checksums, framing
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.version import VERSION
 from gradwire_server.engine import (
@@ -113,7 +113,7 @@ class UnaryEvaluator(ABC, Generic[Call]):
         service, needed = self._service, prepared.message_bytes
         call.note_request(prepared.request, received=len(data))
         codec.check_data_length(len(data), prepared.request)
-        if not self._workbench.takes(prepared) or not service.inline.admits(prepared):
+        if not self._workbench.takes(prepared) or not service.inline.most(prepared):
             return None
         if service.active.end is not None:
             return None
@@ -152,7 +152,7 @@ class UnaryEvaluator(ABC, Generic[Call]):
         reply = b""
         try:
             # Iterations of the event loop are no event.
-            while inline.is_short(prepared) and not inline.admits(prepared):  # noqa: ASYNC110
+            while inline.is_short(prepared) and not inline.most(prepared):  # noqa: ASYNC110
                 await asyncio.sleep(0)
             if inline.is_short(prepared):
                 compute = partial(at_once, prepared, data, service.backend)
@@ -197,8 +197,8 @@ class GradientService(UnaryEvaluator[ActiveCall]):
         self._service.refuse_bulk(request, "Evaluate")
 
     def _reply(self, prepared: Prepared, result: memoryview, call: ActiveCall) -> bytes:
-        header = prepared.response_header
-        return codec.response(call.request_id, header, result, after=call.checksum)
+        request_id, header = call.request_id.encode("ascii"), prepared.response_header
+        return framing.evaluation_frame(request_id, header, result, call.checksum)[0]
 
     async def _evaluate_shared(
         self, request: v1.EvaluateSharedRequest, call: ActiveCall

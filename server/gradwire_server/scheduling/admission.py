@@ -357,10 +357,6 @@ class InlineWork:
         is_small = prepared.inline_work <= self._most_work
         return is_small and self.estimate_s(prepared) <= self._most_s
 
-    def admits(self, prepared: Prepared) -> bool:
-        """Whether such an evaluation is computed in this turn."""
-        return self.most(prepared) > 0
-
     def most(self, prepared: Prepared) -> int:
         """Return the number of evaluations to compute in this turn.
 
