@@ -11,6 +11,7 @@ from contextlib import suppress
 from http import HTTPStatus
 
 from gradwire_server.admin_http.listener import Answer, Request
+from gradwire_server.errors import MissingScopeError
 from gradwire_server.observability.logs import Refusals
 from gradwire_server.security.authorization import Authorizer, Scope
 
@@ -63,7 +64,7 @@ class AccessCheck:
         if refused is None:
             return None
         why, status, headers = "unauthenticated", HTTPStatus.UNAUTHORIZED, _CHALLENGE
-        if refused.authenticated:
+        if isinstance(refused, MissingScopeError):
             why, status, headers = "permission_denied", HTTPStatus.FORBIDDEN, {}
         self._refusals.note(why, peer=request.peer, port="http")
         return Answer.text(status, refused.message, **headers)

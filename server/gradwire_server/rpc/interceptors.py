@@ -15,7 +15,6 @@ import grpc
 from google.protobuf.message import Message
 
 from gradwire import v1
-from gradwire_server.errors import MissingScopeError, UnauthenticatedError
 from gradwire_server.observability.recording import Metadata
 from gradwire_server.rpc.call_context import (
     STREAM,
@@ -87,7 +86,6 @@ class AuthorizingHandler(grpc.GenericRpcHandler):
             )
             if refusal is None:
                 return await untyped(requests, context)
-            kind = MissingScopeError if refusal.authenticated else UnauthenticatedError
             call = ActiveCall(method.rpartition("/")[2], context, self._active)
             response = _STREAMS.get(method)
 
@@ -95,7 +93,7 @@ class AuthorizingHandler(grpc.GenericRpcHandler):
                 if response is not None:
                     await write_last(context, response(error=failed.in_band()))
 
-            work = partial(refusing, kind(refusal.message))
+            work = partial(refusing, refusal)
             return await call.answer(work, in_band=send_error)
 
         make = UNARY if is_unary else STREAM

@@ -58,7 +58,6 @@ class ServiceContext:
         self.settings = settings
         self.active = active
         self.device = device
-        self.backend, self.reason, self.to_come = backend, reason, to_come
         self.preparer = Preparer(settings.limits, encode_output=codec.response_header)
         self.admission = Admission(
             max_memory_bytes=settings.max_memory_bytes,
@@ -68,7 +67,8 @@ class ServiceContext:
             max_queue_s=settings.max_queue_s,
         )
         self.inline = InlineWork()
-        self.inline.limit(backend, settings.threads)
+        self.use(backend, reason)
+        self.to_come = to_come
         self.pool = compute_pool(settings.threads)
         self.table_pool = compute_pool(TABLE_THREADS)
         self.ready, self.draining = asyncio.Event(), asyncio.Event()

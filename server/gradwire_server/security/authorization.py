@@ -11,7 +11,6 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from urllib.parse import unquote
@@ -19,25 +18,13 @@ from urllib.parse import unquote
 from gradwire._wire.files import Reloaded
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import Scope, Token, digest_of, read_tokens
+from gradwire_server.errors import EvaluationError, MissingScopeError, UnauthenticatedError
 from gradwire_server.observability import logs
 from gradwire_server.security.certificates import reason
 
-__all__ = ["Authorizer", "Refusal", "Scope"]
+__all__ = ["Authorizer", "Scope"]
 
 _SCHEME = "bearer"
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Reason for refusing a call.
-
-    authenticated  False where a token is missing or not taken (UNAUTHENTICATED, 401); True where
-                   a scope is missing (PERMISSION_DENIED, 403)
-    message        advice to the caller; tells nothing that the caller does not know
-    """
-
-    authenticated: bool
-    message: str
 
 
 class Authorizer:
@@ -69,8 +56,11 @@ class Authorizer:
         authorization: str | bytes | None,
         peer: str,
         certified: bool = False,
-    ) -> Refusal | None:
-        """Return the reason for refusing a call; None if it is admitted.
+    ) -> EvaluationError | None:
+        """Return the error of a refused call; None if it is admitted.
+
+        UnauthenticatedError where a token is missing or not taken (401 in HTTP), MissingScopeError
+        where a scope is missing (403). Their messages tell nothing that the caller does not know.
 
         authorization  value of the header of that name, "Bearer TOKEN"; None where there is none
         peer           address of the caller, in grpc's form: "ipv4:127.0.0.1:5", "unix:..."
@@ -80,22 +70,21 @@ class Authorizer:
             return self._of_token(self._tokens, scope, authorization)
         if scope in self._anonymous or certified or is_local(peer):
             return None
-        return Refusal(
-            authenticated=True,
-            message=f"this call needs the scope {scope.value}, which callers of other machines do "
+        return MissingScopeError(
+            f"this call needs the scope {scope.value}, which callers of other machines do "
             "not have: call from the server's own machine, use a client certificate signed by one "
             "of its --tls-client-ca, or set --tokens or --anonymous-scopes on the server",
         )
 
     def _of_token(
         self, tokens: Reloaded[dict[bytes, Token]], scope: Scope, authorization: str | bytes | None
-    ) -> Refusal | None:
+    ) -> EvaluationError | None:
         if authorization is None:
-            return _unknown("a token is needed: send it as authorization: Bearer TOKEN")
+            return UnauthenticatedError("a token is needed: send it as authorization: Bearer TOKEN")
         text = authorization if isinstance(authorization, str) else authorization.decode("latin-1")
         scheme, _, shown = text.partition(" ")
         if scheme.lower() != _SCHEME or not shown:
-            return _unknown("authorization is not of the form Bearer TOKEN")
+            return UnauthenticatedError("authorization is not of the form Bearer TOKEN")
         # Of a hash of 32 random bytes, the time of a look-up reveals nothing.
         digest = digest_of(shown.strip())
         found = tokens.get().get(digest)
@@ -103,14 +92,15 @@ class Authorizer:
             # It was added a moment ago.
             found = tokens.get().get(digest)
         if found is None:
-            return _unknown("the server does not know this token")
+            return UnauthenticatedError("the server does not know this token")
         today = datetime.fromtimestamp(self._clock(), UTC).date()
         if found.expires is not None and today > found.expires:
-            return _unknown(f"the token {found.name} expired on {found.expires}; use another one")
+            return UnauthenticatedError(
+                f"the token {found.name} expired on {found.expires}; use another one"
+            )
         if scope not in found.scopes:
-            return Refusal(
-                authenticated=True,
-                message=f"the token {found.name} lacks the scope {scope.value}, which this call "
+            return MissingScopeError(
+                f"the token {found.name} lacks the scope {scope.value}, which this call "
                 "needs; use one that has it",
             )
         return None
@@ -129,10 +119,6 @@ def warn_if_open(settings: Settings) -> None:
 
 def _by_digest(contents: tuple[bytes, ...]) -> dict[bytes, Token]:
     return {token.digest: token for token in read_tokens(contents[0])}
-
-
-def _unknown(message: str) -> Refusal:
-    return Refusal(authenticated=False, message=message)
 
 
 @lru_cache(maxsize=1 << 10)
