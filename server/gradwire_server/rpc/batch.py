@@ -155,7 +155,7 @@ class ManyStream(ServedStream):
             # If the caller disconnects only now, grpc cancels this too.
             await super()._close(*self._threads, *others)
         finally:
-            self._memory.free_all()
+            self._memory.free(self._memory.nbytes)
 
     async def _read(self) -> None:
         most = self._service.settings.max_in_flight

@@ -349,7 +349,9 @@ def read_evaluate(message: bytes) -> CheckedParts:
 def read_framed(
     read: Callable[[bytes, int | None], CheckedParts | None], message: bytes
 ) -> CheckedParts | None:
-    """Read a request that may have a checksum; None if it is left to protobuf.
+    """Read a request that may have a checksum.
+
+    None if it is left to protobuf.
 
     Raises DataLossError if its checksum does not match.
     """

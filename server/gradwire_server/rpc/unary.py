@@ -68,7 +68,7 @@ class UnaryEvaluator(ABC, Generic[Call]):
         """Return the message that carries a result."""
 
     async def _receive(self, method: str, context: Context) -> tuple[bytes | Exception, Call]:
-        """Return the request, or an error in its place, and the call that it begins."""
+        """Return the request, or an error instead, and its call."""
         message = await self._budget.receive(context)
         return message, self._call(method, context, self._service.active)
 

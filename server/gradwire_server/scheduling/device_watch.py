@@ -47,7 +47,10 @@ class DeviceWatch:
 
         Raises DeviceLostError if the device is lost meanwhile.
         """
-        self._watch(done)
+        self._at_work[done] = 0
+        done.add_done_callback(lambda ended: self._at_work.pop(ended, None))
+        if self._timer is None:
+            self._wait_on()
         try:
             return await asyncio.wrap_future(done)
         except DeviceLostError as error:
@@ -65,12 +68,6 @@ class DeviceWatch:
             self.lost.set()
             logs.error("device lost", error=why, status=LOST_STATUS)
         return self.error
-
-    def _watch(self, done: Future[Any]) -> None:
-        self._at_work[done] = 0
-        done.add_done_callback(lambda ended: self._at_work.pop(ended, None))
-        if self._timer is None:
-            self._wait_on()
 
     def _wait_on(self) -> None:
         loop = asyncio.get_running_loop()
