@@ -79,7 +79,7 @@ class Server:
         self._background: list[asyncio.Task[None]] = []
         self._warm_up_s: float | None = None
         self.port = 0
-        self._segments = Segments(self.service.admission, users=settings.users_sharing_memory)
+        self._segments = Segments(self.service.admission, settings.users_sharing_memory)
         found = handlers.of_methods(self.service, self._segments, self._health)
         options = handlers.options(settings, shares_port=self._shares_port)
         self._server = grpc.aio.server(options=options)
@@ -207,8 +207,7 @@ class Server:
         status does not change: if others serve the port, clients must not leave it.
         """
         logs.info("draining", grace_s=grace_s, streams=self.service.admission.streams)
-        tasks.cancel(self._background)
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await tasks.end(self._background)
         stopped = asyncio.ensure_future(self._server.stop(grace_s + _LAST_WORDS_S))
         await self.service.active.ended(grace_s)
         self.service.draining.set()

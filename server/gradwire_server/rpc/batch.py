@@ -108,7 +108,7 @@ def _parse(message: bytes) -> Parts:
     """Parse a message whose encoding differs from the usual one."""
     fields = {v1.EvaluateManyRequest.EVALUATION_FIELD_NUMBER: codec.DATA}
     request = codec.parse(v1.EvaluateManyRequest, message, fields)
-    codec.refuse_unknown_fields(request, "")
+    codec.refuse_unknown_fields(request)
     if not request.HasField("evaluation"):
         raise InvalidDataError("evaluation", "not set; every message holds one")
     return codec.parts_of(request.evaluation)

@@ -46,7 +46,7 @@ def read_request(header: Header) -> EvaluationRequest:
 
     Raises EvaluationError for unknown or invalid fields.
     """
-    refuse_unknown_fields(header, "")
+    refuse_unknown_fields(header)
     refuse_unknown_fields(header.options, "options")
     operator = _read_operator(header.operator)
     source = read_descriptor(header.input, "input")
@@ -69,7 +69,7 @@ def read_request(header: Header) -> EvaluationRequest:
     return EvaluationRequest(type(operator).name, operator, source, result)
 
 
-def refuse_unknown_fields(message: Message, path: str) -> None:
+def refuse_unknown_fields(message: Message, path: str = "") -> None:
     """Raise UnknownFieldError if a message carries fields this server does not know."""
     unknown = UnknownFieldSet(message)
     if len(unknown):
@@ -314,7 +314,7 @@ def _read_stream_request(message: bytes) -> tuple[v1.EvaluateStreamRequest, str]
     """Parse a message of a stream; return its field's name too."""
     fields = {v1.EvaluateStreamRequest.CHUNK_FIELD_NUMBER: DATA}
     request = parse(v1.EvaluateStreamRequest, message, fields)
-    refuse_unknown_fields(request, "")
+    refuse_unknown_fields(request)
     return request, request.WhichOneof("message") or "an empty message"
 
 

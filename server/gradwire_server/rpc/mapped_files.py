@@ -175,7 +175,7 @@ class Regions:
 
     def __init__(self, settings: Settings) -> None:
         self._pattern = settings.open_inference_memory
-        self._users = {os.geteuid(), *settings.users_sharing_memory}
+        self._users = settings.users_sharing_memory
         self._all: dict[str, Region] = {}
 
     def register(self, request: Any) -> dict[str, Any]:

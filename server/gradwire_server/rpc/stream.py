@@ -73,8 +73,8 @@ class EvaluationStream(ServedStream):
     def __init__(self, service: ServiceContext, context: Context) -> None:
         super().__init__(service, context)
         # The first message, then what takes the others; None if the stream has failed.
-        self._first = asyncio.get_running_loop().create_future()
-        self._wanted: asyncio.Future[InputAssembler | None] = self._first.get_loop().create_future()
+        self._first = asyncio.Future[bytes | None]()
+        self._wanted = asyncio.Future[InputAssembler | None]()
         self._steps: asyncio.Queue[tuple[Step, codec.Bytes] | None] = asyncio.Queue(1)
         self._responses: asyncio.Queue[tuple[int, codec.Bytes] | bytes | None] = asyncio.Queue(1)
         self._chunk_bytes = service.settings.max_chunk_bytes

@@ -205,7 +205,7 @@ class GradientService(UnaryEvaluator[ActiveCall]):
     ) -> v1.EvaluateSharedResponse:
         """Evaluate one operator on one tensor in shared memory."""
         service = self._service
-        codec.refuse_unknown_fields(request, "")
+        codec.refuse_unknown_fields(request)
         for field in ("input", "output"):
             codec.refuse_unknown_fields(getattr(request, field), field)
         call.take_id(request.evaluation.request_id)

@@ -152,7 +152,7 @@ class InferenceService(UnaryEvaluator[InferCall]):
         self, method: Any, answer: Answer, request: Message, call: InferCall
     ) -> Message:
         """Answer a call without tensors."""
-        codec.refuse_unknown_fields(request, "")
+        codec.refuse_unknown_fields(request)
         if method.name.startswith("SystemSharedMemory"):
             call.check_local()
         reply: Message = message(method.output_type.name)(**answer(request))
