@@ -28,7 +28,7 @@ from gradwire_server.backends import Backend
 from gradwire_server.engine import Prepared, together
 from gradwire_server.errors import InvalidDataError, StartingError
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import ActiveCall, Context
+from gradwire_server.rpc.call_context import Context
 from gradwire_server.rpc.codec import Bytes, NoMessageError
 from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.rpc.status_map import failure
@@ -49,22 +49,6 @@ class BatchItem:
     prepared: Prepared
     data: memoryview
     checksum: int | None = None
-
-
-async def find_prepared(header: bytes, service: ServiceContext, call: ActiveCall) -> Prepared:
-    """Return the Prepared of a request's header.
-
-    The header is all fields except request_id and data.
-
-    Raises EvaluationError if the request cannot be evaluated here, NoMessageError if the header
-    is not an EvaluateRequest.
-    """
-    prepared = service.preparer.find(header)
-    if prepared is not None:
-        return prepared
-    decoded = codec.read_header(header)
-    service.refuse_bulk(decoded, "EvaluateMany")
-    return await service.prepare(decoded, call, header=header)
 
 
 def read_item(message: bytes) -> CheckedParts:
@@ -182,7 +166,7 @@ class ManyStream(ServedStream):
         self._call.received_bytes += len(data)
         try:
             codec.read_request_id(name.decode())
-            prepared = await find_prepared(header, self._service, self._call)
+            prepared = await self._service.prepared(header, self._call, method=self.METHOD)
             codec.check_data_length(len(data), prepared.request)
             await self._admit(prepared.message_bytes)
         except (NoMessageError, StartingError):

@@ -83,6 +83,24 @@ class ServiceContext:
         self.admission.forget_times()
         self.preparer.forget()
 
+    async def prepared(self, header: bytes, call: ActiveCall, *, method: str = "") -> Prepared:
+        """Return the Prepared of a request's header.
+
+        The header is all fields except request_id and data.
+
+        method  where tensors that are too large for one message are refused
+
+        Raises EvaluationError if the request cannot be evaluated here, NoMessageError if the header
+        is not an EvaluateRequest.
+        """
+        known = self.preparer.find(header)
+        if known is not None:
+            return known
+        request = codec.read_header(header)
+        if method:
+            self.refuse_bulk(request, method)
+        return await self.prepare(request, call, header=header)
+
     async def prepare(
         self, request: EvaluationRequest, call: ActiveCall, *, header: Hashable = None
     ) -> Prepared:

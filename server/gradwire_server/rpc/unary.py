@@ -213,10 +213,7 @@ class GradientService(UnaryEvaluator[ActiveCall]):
         if request.evaluation.data:
             raise InvalidDataError("evaluation.data", "given; the input's range has the bytes")
         header = request.evaluation.SerializeToString(deterministic=True)
-        prepared = service.preparer.find(header)
-        if prepared is None:
-            decoded = codec.read_request(request.evaluation)
-            prepared = await service.prepare(decoded, call, header=header)
+        prepared = await service.prepared(header, call)
         call.note_request(prepared.request, received=prepared.input.wire_bytes)
         data = self._segments.view(request.input, "input", prepared.input.wire_bytes)
         result = self._segments.view(request.output, "output", prepared.output.wire_bytes)
