@@ -117,9 +117,8 @@ def _controller(name: str) -> Any:
     return cluster.actor(f"{name}/controller")
 
 
-def _ask(actor: Any) -> dict[str, Any]:
-    status: dict[str, Any] = cluster.result(actor.status.remote(), timeout_s=_ASK_S)
-    return status
+def _ask(actor: Any) -> Any:
+    return cluster.result(actor.status.remote(), timeout_s=_ASK_S)
 
 
 def _wait(actor: Any, least: int, *, until: float) -> str:

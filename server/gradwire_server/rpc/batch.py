@@ -48,7 +48,7 @@ class BatchItem:
     name: bytes
     prepared: Prepared
     data: memoryview
-    checksum: int | None = None
+    checksum: int | None
 
 
 def read_item(message: bytes) -> CheckedParts:

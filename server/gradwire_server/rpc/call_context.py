@@ -80,8 +80,7 @@ class ActiveCalls:
         self.none_left.set()
 
     def __enter__(self) -> None:
-        if not self._count:
-            self.none_left.clear()
+        self.none_left.clear()
         self._count += 1
 
     def __exit__(self, *_: object) -> None:
