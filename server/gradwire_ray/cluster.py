@@ -130,9 +130,10 @@ def result(asked: Any, *, timeout_s: float | None = None) -> Any:
     try:
         return _ray().get(asked, timeout=timeout_s)
     except import_module("ray.exceptions").RayError as error:
-        raise RuntimeError(
-            f"the actor has ended, or does not answer: {_last_words(error)}"
-        ) from error
+        # It holds the whole traceback of another error, which the last line names.
+        lines = str(error).strip() or type(error).__name__
+        last = lines.splitlines()[-1].strip()
+        raise RuntimeError(f"the actor has ended, or does not answer: {last}") from error
 
 
 def actor(name: str) -> Any:
@@ -162,15 +163,6 @@ class _ReplicaActor:
 
     def stop(self, drain_s: float) -> None:
         self._replica.stop(drain_s)
-
-
-def _last_words(error: Exception) -> str:
-    """Return the last line of an error.
-
-    Errors of Ray hold the whole traceback of another error.
-    """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
 
 
 def _ray() -> Any:

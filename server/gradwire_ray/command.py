@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -88,17 +88,16 @@ def up(address: str, *, most: int | None, least: int, wait_s: float, **values: A
     --backend and so on. Files that they name have to be on every node, at the same absolute path.
     Servers listen on their node's address, which needs TLS or --insecure.
     """
-    with _errors_shown():
-        deployment = Deployment(least=least, most=least if most is None else most, **values)
-        cluster.connect(address)
-        _check_nothing_is_left(deployment.name)
-        actor = cluster.place_controller(Controller, deployment)
-        try:
-            target = _wait(actor, deployment.least, until=time.monotonic() + wait_s)
-        except BaseException:
-            with suppress(LookupError, RuntimeError):
-                _take_down(deployment.name)
-            raise
+    deployment = Deployment(least=least, most=least if most is None else most, **values)
+    cluster.connect(address)
+    _check_nothing_is_left(deployment.name)
+    actor = cluster.place_controller(Controller, deployment)
+    try:
+        target = _wait(actor, deployment.least, until=time.monotonic() + wait_s)
+    except BaseException:
+        with suppress(LookupError, RuntimeError):
+            _take_down(deployment.name)
+        raise
     click.echo(target)
 
 
@@ -118,9 +117,8 @@ def _controller(name: str) -> Any:
     return cluster.actor(f"{name}/controller")
 
 
-def _ask(actor: Any) -> dict[str, Any]:
-    status: dict[str, Any] = cluster.result(actor.status.remote(), timeout_s=_ASK_S)
-    return status
+def _ask(actor: Any) -> Any:
+    return cluster.result(actor.status.remote(), timeout_s=_ASK_S)
 
 
 def _wait(actor: Any, least: int, *, until: float) -> str:
@@ -146,9 +144,8 @@ def _wait(actor: Any, least: int, *, until: float) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def status(address: str, name: str, *, as_json: bool) -> None:
     """Show the address, the state and the load of each replica."""
-    with _errors_shown():
-        cluster.connect(address)
-        told = _ask(_controller(name))
+    cluster.connect(address)
+    told = _ask(_controller(name))
     if as_json:
         click.echo(json.dumps(told, indent=2))
         return
@@ -168,17 +165,16 @@ def status(address: str, name: str, *, as_json: bool) -> None:
 @_name
 def down(address: str, name: str) -> None:
     """Have all replicas finish their calls, and end."""
-    with _errors_shown():
-        cluster.connect(address)
-        try:
-            _take_down(name)
-        except LookupError:
-            left = cluster.replica_names(name)
-            if not left:
-                raise
-            # Their controller is gone, so nothing else lists them.
-            for replica in left:
-                cluster.remove(replica)
+    cluster.connect(address)
+    try:
+        _take_down(name)
+    except LookupError:
+        left = cluster.replica_names(name)
+        if not left:
+            raise
+        # Their controller is gone, so nothing else lists them.
+        for replica in left:
+            cluster.remove(replica)
 
 
 def _take_down(name: str) -> None:
@@ -186,15 +182,9 @@ def _take_down(name: str) -> None:
     cluster.remove(f"{name}/controller")
 
 
-@contextmanager
-def _errors_shown() -> Generator[None]:
-    """Show errors of a block like those of the command line."""
-    try:
-        yield
-    except (ValueError, LookupError, RuntimeError) as error:
-        raise click.ClickException(str(error)) from error
-
-
 def main() -> None:
     """Run the command."""
-    gradwire_ray.main(prog_name="gradwire-ray")
+    try:
+        gradwire_ray.main(prog_name="gradwire-ray")
+    except (ValueError, LookupError, RuntimeError) as error:
+        sys.exit(f"Error: {error}")

@@ -13,7 +13,6 @@ import json
 import os
 import sys
 import time
-from dataclasses import replace
 from statistics import fmean
 
 from gradwire_server.command import read_settings
@@ -30,7 +29,7 @@ def main() -> None:
     startup.hold()
     try:
         # One process per replica: more workers are more replicas. The variable does not apply.
-        settings = replace(read_settings(sys.argv[1:]), workers=1)
+        settings = read_settings(["--workers", "1", *sys.argv[1:]])
         serve.run(serve.serve(settings, beside=_write_load))
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         # The actor passes it on; the log of its process has it too.

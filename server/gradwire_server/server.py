@@ -79,7 +79,7 @@ class Server:
         self._background: list[asyncio.Task[None]] = []
         self._warm_up_s: float | None = None
         self.port = 0
-        self._segments = Segments(self.service.admission, users=settings.users_sharing_memory)
+        self._segments = Segments(self.service.admission, settings.users_sharing_memory)
         found = handlers.of_methods(self.service, self._segments, self._health)
         options = handlers.options(settings, shares_port=self._shares_port)
         self._server = grpc.aio.server(options=options)
@@ -120,8 +120,7 @@ class Server:
         self.service.device.listeners_shut.clear()
         self._ending = asyncio.ensure_future(self._end_when_lost())
         await self._server.start()
-        admission = self.service.admission
-        trimming = malloc.trim_when_idle(lambda: admission.entered, self.service.off_loop)
+        trimming = malloc.trim_when_idle(self.service.admission, self.service.pool)
         self._background.append(asyncio.create_task(trimming))
 
     async def get_ready(self) -> None:
@@ -159,19 +158,14 @@ class Server:
         logs.info("warming up", backend=backend.name)
         started = time.monotonic()
         try:
-            await self._compute_first(backend)
+            # Not watched: compilers may take longer than any call to a device.
+            await self.service.off_loop(backend.warm_up)
+            await self.service.out_of_turn(partial(check_backend, backend))
         except Exception as error:
             if not (self._chooses and isinstance(backend, backends.StoresKernels)):
                 raise
-            backend, reason = backends.instead_of_compiled(self.settings.backend, error)
-            self.service.use(backend, reason)
-            await self._compute_first(backend)
+            self.service.use(*backends.instead_of_compiled(self.settings.backend, error))
         self._warm_up_s = round(time.monotonic() - started, 3)
-
-    async def _compute_first(self, backend: Backend) -> None:
-        # Not watched: compilers may take longer than any call to a device.
-        await self.service.off_loop(backend.warm_up)
-        await self.service.out_of_turn(partial(check_backend, backend))
 
     async def _change_backend(self) -> None:
         """Compute with compiled kernels once they are there; calls go on meanwhile."""
@@ -214,8 +208,7 @@ class Server:
         status does not change: if others serve the port, clients must not leave it.
         """
         logs.info("draining", grace_s=grace_s, streams=self.service.admission.streams)
-        tasks.cancel(self._background)
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await tasks.end(self._background)
         stopped = asyncio.ensure_future(self._server.stop(grace_s + _LAST_WORDS_S))
         await self.service.active.ended(grace_s)
         self.service.draining.set()

@@ -241,7 +241,7 @@ def _service_context() -> ServiceContext:
 def _run(parts: Parts) -> bytes:
     _, header, data = parts
     service = _service_context()
-    prepared = _at_once(batch.find_prepared(header, service, a_call()))
+    prepared = _at_once(service.prepared(header, a_call(), method="EvaluateMany"))
     codec.check_data_length(len(data), prepared.request)
     return at_once(prepared, bytes(data), service.backend).tobytes()
 

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from gradwire import ops, tensors, v1
-from gradwire_server.rpc.batch import find_prepared
 from gradwire_server.scheduling.admission import Admission
 from support.nobody import a_call
 from support.raw_calls import (
@@ -462,7 +461,7 @@ def test_what_was_made_of_a_header_is_kept_unless_that_is_long(
     header = v1.EvaluateRequest(operator=before).SerializeToString()
     header += changed(without="data").SerializeToString()
     service = server.server.service
-    first, second = (asyncio.run(find_prepared(header, service, a_call())) for _ in range(2))
+    first, second = (asyncio.run(service.prepared(header, a_call())) for _ in range(2))
     # One memory serves Evaluate too.
     assert (service.preparer.find(header) is second) == kept
     assert first is second

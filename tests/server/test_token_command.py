@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from gradwire_server.command import gradwire_server
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import Scope, add_token, read_tokens, revoke_token
-from gradwire_server.errors import MissingScopeError
+from gradwire_server.errors import MissingScopeError, UnauthenticatedError
 from gradwire_server.security.authorization import Authorizer, is_local, warn_if_open
 from support.processes import run_command
 from support.raw_calls import wait_until
@@ -257,8 +257,7 @@ def test_a_token_opens_what_its_scopes_name_until_the_end_of_its_last_day(path: 
     assert verdict(guard, Scope.EVALUATE, bearer) == ""
     assert verdict(guard, Scope.INSPECT, bearer) == "forbidden"
     refusal = authorizer(path, day=2).refusal(Scope.EVALUATE, authorization=bearer, peer=HERE)
-    assert refusal is not None
-    assert not isinstance(refusal, MissingScopeError)
+    assert isinstance(refusal, UnauthenticatedError)
     assert "expired on 2026-11-01" in refusal.message
 
 

@@ -393,14 +393,17 @@ class Settings:
 
     @property
     def users_sharing_memory(self) -> frozenset[int]:
-        """The ids of shared_memory_users. Raises ValueError for other texts than numbers."""
+        """The ids of shared_memory_users, and this process's own.
+
+        Raises ValueError for other texts than numbers.
+        """
         ids = [one.strip() for one in self.shared_memory_users.split(",") if one.strip()]
         if not all(one.isascii() and one.isdecimal() for one in ids):
             raise ValueError(
                 f"--shared-memory-users is {self.shared_memory_users}; numbers separated by "
                 "commas are needed"
             )
-        return frozenset(map(int, ids))
+        return frozenset((os.geteuid(), *map(int, ids)))
 
     @property
     def serves_open_inference(self) -> bool:

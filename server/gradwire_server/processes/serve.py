@@ -22,7 +22,6 @@ from gradwire_server.observability import logs
 from gradwire_server.processes import startup
 from gradwire_server.scheduling import malloc, tasks
 from gradwire_server.scheduling.device_watch import LOST_STATUS, DeviceWatch
-from gradwire_server.scheduling.thread_pool import submit
 from gradwire_server.security.authorization import warn_if_open
 from gradwire_server.server import Server
 
@@ -95,8 +94,8 @@ async def _start(
     reason = ""
     if backend is None and settings.backend == "cuda":
         # In a thread of its own: a driver may hang.
-        opening = submit(ThreadPoolExecutor(1), settings.choose_backend)
-        chosen = await device.result(*opening)
+        opening = ThreadPoolExecutor(1).submit(settings.choose_backend)
+        chosen = await device.result(opening)
         backend, reason = chosen
     server = Server(settings, backend=backend, reason=reason, cells=cells, device=device)
     await server.start()

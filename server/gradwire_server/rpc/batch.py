@@ -28,7 +28,7 @@ from gradwire_server.backends import Backend
 from gradwire_server.engine import Prepared, together
 from gradwire_server.errors import InvalidDataError, StartingError
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import ActiveCall, Context
+from gradwire_server.rpc.call_context import Context
 from gradwire_server.rpc.codec import Bytes, NoMessageError
 from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.rpc.status_map import failure
@@ -48,23 +48,7 @@ class BatchItem:
     name: bytes
     prepared: Prepared
     data: memoryview
-    checksum: int | None = None
-
-
-async def find_prepared(header: bytes, service: ServiceContext, call: ActiveCall) -> Prepared:
-    """Return the Prepared of a request's header.
-
-    The header is all fields except request_id and data.
-
-    Raises EvaluationError if the request cannot be evaluated here, NoMessageError if the header
-    is not an EvaluateRequest.
-    """
-    prepared = service.preparer.find(header)
-    if prepared is not None:
-        return prepared
-    decoded = codec.read_header(header)
-    service.refuse_bulk(decoded, "EvaluateMany")
-    return await service.prepare(decoded, call, header=header)
+    checksum: int | None
 
 
 def read_item(message: bytes) -> CheckedParts:
@@ -108,7 +92,7 @@ def _parse(message: bytes) -> Parts:
     """Parse a message whose encoding differs from the usual one."""
     fields = {v1.EvaluateManyRequest.EVALUATION_FIELD_NUMBER: codec.DATA}
     request = codec.parse(v1.EvaluateManyRequest, message, fields)
-    codec.refuse_unknown_fields(request, "")
+    codec.refuse_unknown_fields(request)
     if not request.HasField("evaluation"):
         raise InvalidDataError("evaluation", "not set; every message holds one")
     return codec.parts_of(request.evaluation)
@@ -155,7 +139,7 @@ class ManyStream(ServedStream):
             # If the caller disconnects only now, grpc cancels this too.
             await super()._close(*self._threads, *others)
         finally:
-            self._memory.free_all()
+            self._memory.free(self._memory.nbytes)
 
     async def _read(self) -> None:
         most = self._service.settings.max_in_flight
@@ -182,7 +166,7 @@ class ManyStream(ServedStream):
         self._call.received_bytes += len(data)
         try:
             codec.read_request_id(name.decode())
-            prepared = await find_prepared(header, self._service, self._call)
+            prepared = await self._service.prepared(header, self._call, method=self.METHOD)
             codec.check_data_length(len(data), prepared.request)
             await self._admit(prepared.message_bytes)
         except (NoMessageError, StartingError):
@@ -254,7 +238,7 @@ class ManyStream(ServedStream):
             claim = call.claim(len(items) * prepared.work, paced=True)
             with service.admission.turns(claim) as turns:
                 work = partial(_together, items, service.backend)
-                return await service.in_turn(call, turns, work)
+                return await service.in_turn(call.phases, turns, work)
         # Kernels need aligned data; in the message it may lie at any offset.
         data = np.frombuffer(bytes(items[0].data), np.uint8)
         result = np.empty((1, prepared.output.wire_bytes), np.uint8)

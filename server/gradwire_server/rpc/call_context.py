@@ -34,8 +34,7 @@ from gradwire_server.scheduling.scheduler import Claim
 UNARY: Any = grpc.stream_unary_rpc_method_handler
 STREAM: Any = grpc.stream_stream_rpc_method_handler
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-Reply = TypeVar("Reply")
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 _log = logging.getLogger("gradwire_server")
 
@@ -81,8 +80,7 @@ class ActiveCalls:
         self.none_left.set()
 
     def __enter__(self) -> None:
-        if not self._count:
-            self.none_left.clear()
+        self.none_left.clear()
         self._count += 1
 
     def __exit__(self, *_: object) -> None:
@@ -100,7 +98,7 @@ class ActiveCalls:
         self.end = error
         tasks.cancel(self._at_work)
 
-    async def work(self, work: Callable[[], Awaitable[Reply]]) -> Reply:
+    async def work(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run the work of a call.
 
         Raises the error of end_all() if that was or is called.
@@ -160,7 +158,7 @@ class ActiveCall(CallRecord):
         deadline = math.inf if left_s is None else time.monotonic() + left_s
         return Claim(work=work, peer=caller_of(self.context), deadline=deadline, paced=paced)
 
-    def compute_inline(self, work: Callable[[], Result], inline: InlineWork) -> Result:
+    def compute_inline(self, work: Callable[[], T], inline: InlineWork) -> T:
         """Run work that `inline` has admitted, on the event loop."""
         began = time.perf_counter()
         result = work()
@@ -176,10 +174,10 @@ class ActiveCall(CallRecord):
 
     async def answer(
         self,
-        work: Callable[[], Awaitable[Reply]],
+        work: Callable[[], Awaitable[T]],
         *,
         in_band: Callable[[EncodedStatus], Awaitable[object]] | None = None,
-    ) -> Reply:
+    ) -> T:
         """Run the work, and turn its exception into a status.
 
         The error is first sent through in_band, if that is given.
@@ -202,7 +200,7 @@ class ActiveCall(CallRecord):
                 self.succeed()
                 return reply
             # With any status but OK grpc sends no reply.
-            return cast("Reply", None)
+            return cast("T", None)
 
     async def _fail(
         self, error: Exception, in_band: Callable[[EncodedStatus], Awaitable[object]] | None

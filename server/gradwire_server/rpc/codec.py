@@ -46,7 +46,7 @@ def read_request(header: Header) -> EvaluationRequest:
 
     Raises EvaluationError for unknown or invalid fields.
     """
-    refuse_unknown_fields(header, "")
+    refuse_unknown_fields(header)
     refuse_unknown_fields(header.options, "options")
     operator = _read_operator(header.operator)
     source = read_descriptor(header.input, "input")
@@ -69,7 +69,7 @@ def read_request(header: Header) -> EvaluationRequest:
     return EvaluationRequest(type(operator).name, operator, source, result)
 
 
-def refuse_unknown_fields(message: Message, path: str) -> None:
+def refuse_unknown_fields(message: Message, path: str = "") -> None:
     """Raise UnknownFieldError if a message carries fields this server does not know."""
     unknown = UnknownFieldSet(message)
     if len(unknown):
@@ -314,7 +314,7 @@ def _read_stream_request(message: bytes) -> tuple[v1.EvaluateStreamRequest, str]
     """Parse a message of a stream; return its field's name too."""
     fields = {v1.EvaluateStreamRequest.CHUNK_FIELD_NUMBER: DATA}
     request = parse(v1.EvaluateStreamRequest, message, fields)
-    refuse_unknown_fields(request, "")
+    refuse_unknown_fields(request)
     return request, request.WhichOneof("message") or "an empty message"
 
 
@@ -385,24 +385,6 @@ def read_header(header: bytes) -> EvaluationRequest:
 def response_header(output: TensorSpec) -> bytes:
     """Encode the header of a response."""
     return v1.EvaluateResponse(output=write_descriptor(output)).SerializeToString()
-
-
-def response(
-    request_id: str, header: bytes, data: memoryview, *, after: int | None = None
-) -> bytes:
-    """Return the message that carries a result; request_id is ASCII.
-
-    after  checksum of the request; None if it has none
-    """
-    return framing.evaluation_frame(request_id.encode("ascii"), header, data, after)[0]
-
-
-def chunk_response(offset: int, data: Bytes, *, after: int | None = None) -> bytes:
-    """Return the message that carries a part of a result.
-
-    after  checksum of opened; None if it has none
-    """
-    return framing.chunk_frame(offset, data.data, after)
 
 
 def check_data_length(length: int, request: EvaluationRequest) -> None:

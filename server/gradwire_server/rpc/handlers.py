@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from gradwire_server.config.settings import Settings
 from gradwire_server.observability import logs
 from gradwire_server.rpc.batch import ManyStream
-from gradwire_server.rpc.call_context import STREAM, UNARY, Context
+from gradwire_server.rpc.call_context import STREAM, Context
 from gradwire_server.rpc.health import HEALTH, Health
 from gradwire_server.rpc.message_budget import MessageBudget
 from gradwire_server.rpc.open_inference import descriptors
@@ -25,17 +25,13 @@ from gradwire_server.rpc.unary import NAME, GradientService
 from gradwire_server.security.certificates import LoadedCertificates, load_certificates
 
 
-def of_methods(
-    service: ServiceContext, segments: Segments, health: Health
-) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+def of_methods(service: ServiceContext, segments: Segments, health: Health) -> dict[str, Any]:
     """Return the handlers of all RPCs, by path."""
     budget = MessageBudget(service.admission, service.settings)
-    plain = GradientService(service, budget, segments)
     found = {
-        f"/{NAME}/Evaluate": UNARY(plain.evaluate),
         f"/{NAME}/EvaluateStream": STREAM(partial(EvaluationStream.serve, service)),
         f"/{NAME}/EvaluateMany": STREAM(partial(ManyStream.serve, service)),
-        **{f"/{NAME}/{method}": UNARY(answer) for method, answer in plain.others().items()},
+        **GradientService(service, budget, segments).handlers(),
         **health.handlers,
     }
     names = [NAME, HEALTH, reflection.SERVICE_NAME]

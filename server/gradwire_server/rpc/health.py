@@ -50,7 +50,7 @@ class Health:
         self._changed = asyncio.Event()
         self._awaited: dict[asyncio.Timeout, None] = {}
         # The wire format is the schema's; the handlers read the requests themselves.
-        self.handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        self.handlers = {
             f"/{HEALTH}/Check": UNARY(self._check),
             f"/{HEALTH}/Watch": STREAM(self._watch),
         }

@@ -72,7 +72,7 @@ class AuthorizingHandler(grpc.GenericRpcHandler):
         method = handler_call_details.method
         return self._handlers.get(method) or self._asking(method, _UNKNOWN)
 
-    def _asking(self, method: str, handler: Handler) -> Handler:
+    def _asking(self, method: str, handler: Handler) -> Any:
         """Return a handler that first checks the caller."""
         is_unary = handler.stream_unary is not None
         untyped: Any = handler.stream_unary if is_unary else handler.stream_stream
@@ -97,8 +97,7 @@ class AuthorizingHandler(grpc.GenericRpcHandler):
             return await call.answer(work, in_band=send_error)
 
         make = UNARY if is_unary else STREAM
-        guarded: Handler = make(answer, handler.request_deserializer, handler.response_serializer)
-        return guarded
+        return make(answer, handler.request_deserializer, handler.response_serializer)
 
 
 def _scope(method: str) -> Scope:

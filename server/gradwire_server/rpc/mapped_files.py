@@ -158,12 +158,9 @@ class Range:
     def takes_result(self, source: Range | None) -> bool:
         """Whether a result may be computed in place.
 
-        It is aligned then, and known to be apart from its source.
+        It is aligned then, and in another file than its source.
         """
-        if source is not None and source.region is self.region:
-            is_apart = not np.may_share_memory(source.data, self.data)
-        else:
-            is_apart = source is None or source.region.inode != self.region.inode
+        is_apart = source is None or source.region.inode != self.region.inode
         return is_apart and self.data.ctypes.data % ALIGNMENT == 0
 
     def store(self, result: memoryview) -> None:
@@ -178,7 +175,7 @@ class Regions:
 
     def __init__(self, settings: Settings) -> None:
         self._pattern = settings.open_inference_memory
-        self._users = {os.geteuid(), *settings.users_sharing_memory}
+        self._users = settings.users_sharing_memory
         self._all: dict[str, Region] = {}
 
     def register(self, request: Any) -> dict[str, Any]:

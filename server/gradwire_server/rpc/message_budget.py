@@ -94,11 +94,18 @@ class MessageBudget:
 
     def _note_slow(self, arrival: _Arrival) -> None:
         """Reserve memory for a slow request, or end its call."""
+        caller, needed = caller_of(arrival.context), self._message_bytes
+        own, every = self._arriving_bytes[caller], self._arriving_bytes.total()
+        whose = "requests of {} that have not come whole reserve".format
         try:
-            arrival.caller = self._reserve(arrival.context)
+            self._check_share(whose("this caller"), own, _ARRIVING_OF_A_CALLER, needed)
+            self._check_share(whose("all callers"), every, _ARRIVING, needed)
+            self._admission.take_memory(needed)
         except Exception as error:  # noqa: BLE001 - the caller gets a status
             arrival.end(error)
             return
+        self._arriving_bytes[caller] += needed
+        arrival.caller = caller
         stalled = StalledError(
             f"the request was not there after {self._timeout_s} s (GRADWIRE_STALL_TIMEOUT_S)",
             timeout_s=self._timeout_s,
@@ -124,20 +131,6 @@ class MessageBudget:
                 missing=held + needed - most,
                 amount=needed,
             )
-
-    def _reserve(self, context: Context) -> Hashable:
-        """Reserve memory for a slow request, and return its caller.
-
-        Raises ServerFullError if other requests have reserved too much, or there is no room.
-        """
-        caller, needed = caller_of(context), self._message_bytes
-        own, every = self._arriving_bytes[caller], self._arriving_bytes.total()
-        whose = "requests of {} that have not come whole reserve".format
-        self._check_share(whose("this caller"), own, _ARRIVING_OF_A_CALLER, needed)
-        self._check_share(whose("all callers"), every, _ARRIVING, needed)
-        self._admission.take_memory(needed)
-        self._arriving_bytes[caller] += needed
-        return caller
 
     def send(self, context: Context, reply: bytes, *, held: int) -> None:
         """Free the memory of a call, except the reply's bytes.

@@ -45,6 +45,7 @@ from gradwire_server.errors import (
 from gradwire_server.observability import logs
 from gradwire_server.rpc.codec import Bytes
 from gradwire_server.rpc.mapped_files import ALIGNMENT, mapped
+from gradwire_server.scheduling import tasks
 from gradwire_server.scheduling.admission import Admission
 
 _REGISTER, _FORGET, _HANDLE, _ERROR = b"R", b"F", b"H", b"E"
@@ -69,17 +70,17 @@ class Segments:
 
     Used from one event loop only.
 
-    users      ids of the users whose processes may connect, beside this process's own
+    users      ids of the users whose processes may connect
     are_taken  whether the socket takes further ones
     """
 
-    def __init__(self, admission: Admission, *, users: Collection[int] = ()) -> None:
+    def __init__(self, admission: Admission, users: Collection[int]) -> None:
         self._admission = admission
         self._most_bytes = int(admission.max_memory_bytes * _SHARE)
         # Memory stays mapped as long as a view of it exists.
         self._all: dict[str, Bytes] = {}
         self.are_taken = False
-        self._users = {os.geteuid(), *users}
+        self._users = users
         self._refusals = logs.Refusals()
         self._tasks: set[asyncio.Task[None]] = set()
         self._open = contextlib.ExitStack()
@@ -176,9 +177,7 @@ class Segments:
 
     async def stop(self) -> None:
         """Close the socket and every connection."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await tasks.end(self._tasks)
         self._open.close()
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:

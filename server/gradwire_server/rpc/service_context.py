@@ -30,7 +30,7 @@ from gradwire_server.rpc.codec import Bytes
 from gradwire_server.scheduling.admission import TABLE_THREADS, Admission, InlineWork
 from gradwire_server.scheduling.device_watch import DeviceWatch
 from gradwire_server.scheduling.scheduler import TURN_S, Turns
-from gradwire_server.scheduling.thread_pool import compute_pool, submit
+from gradwire_server.scheduling.thread_pool import compute_pool
 
 T = TypeVar("T")
 
@@ -58,7 +58,6 @@ class ServiceContext:
         self.settings = settings
         self.active = active
         self.device = device
-        self.backend, self.reason, self.to_come = backend, reason, to_come
         self.preparer = Preparer(settings.limits, encode_output=codec.response_header)
         self.admission = Admission(
             max_memory_bytes=settings.max_memory_bytes,
@@ -68,7 +67,8 @@ class ServiceContext:
             max_queue_s=settings.max_queue_s,
         )
         self.inline = InlineWork()
-        self.inline.limit(backend, settings.threads)
+        self.use(backend, reason)
+        self.to_come = to_come
         self.pool = compute_pool(settings.threads)
         self.table_pool = compute_pool(TABLE_THREADS)
         self.ready, self.draining = asyncio.Event(), asyncio.Event()
@@ -82,6 +82,24 @@ class ServiceContext:
         self.inline.limit(backend, self.settings.threads)
         self.admission.forget_times()
         self.preparer.forget()
+
+    async def prepared(self, header: bytes, call: ActiveCall, *, method: str = "") -> Prepared:
+        """Return the Prepared of a request's header.
+
+        The header is all fields except request_id and data.
+
+        method  where tensors that are too large for one message are refused
+
+        Raises EvaluationError if the request cannot be evaluated here, NoMessageError if the header
+        is not an EvaluateRequest.
+        """
+        known = self.preparer.find(header)
+        if known is not None:
+            return known
+        request = codec.read_header(header)
+        if method:
+            self.refuse_bulk(request, method)
+        return await self.prepare(request, call, header=header)
 
     async def prepare(
         self, request: EvaluationRequest, call: ActiveCall, *, header: Hashable = None
@@ -121,7 +139,7 @@ class ServiceContext:
         with memory, self.admission.turns(call.claim(needs.work), tables=True) as turns:
             try:
                 # The call that needs the tables counts all of this time as waiting.
-                return await self._in_turn(Phases(), turns, build, self.table_pool)
+                return await self.in_turn(Phases(), turns, build, pool=self.table_pool)
             finally:
                 is_abandoned.set()
 
@@ -162,7 +180,7 @@ class ServiceContext:
                 call.compute_inline(measured, self.inline)
                 return
             await asyncio.sleep(0)
-        await self.in_turn(call, turns, measured)
+        await self.in_turn(call.phases, turns, measured)
 
     async def compute(
         self,
@@ -176,22 +194,24 @@ class ServiceContext:
         """Evaluate whole tensors in a thread, in turns."""
         steps = in_memory(prepared, result, data, self.backend)
         with self.admission.turns(call.claim(prepared.work, paced=paced)) as turns:
-            while await self.in_turn(call, turns, partial(_take_turn, steps)):
+            while await self.in_turn(call.phases, turns, partial(_take_turn, steps)):
                 pass
 
-    async def in_turn(self, call: ActiveCall, turns: Turns, work: Callable[[], T]) -> T:
-        """Run a part of an evaluation in a thread, in its turn."""
-        return await self._in_turn(call.phases, turns, work, self.pool)
-
-    async def _in_turn(
-        self, phases: Phases, turns: Turns, work: Callable[[], T], pool: ThreadPoolExecutor
+    async def in_turn(
+        self,
+        phases: Phases,
+        turns: Turns,
+        work: Callable[[], T],
+        *,
+        pool: ThreadPoolExecutor | None = None,
     ) -> T:
+        """Run a part of an evaluation in a thread, in its turn."""
         with phases.spending("queue"):
             slots = await turns.slot()
         with phases.spending("compute"):
-            done, outcome = submit(pool, partial(_timed, work, turns.claim.deadline))
+            done = (pool or self.pool).submit(_timed, work, turns.claim.deadline)
             try:
-                result, seconds = await self._result(done, outcome)
+                result, seconds = await self._result(done)
             finally:
                 done.cancel()  # which does nothing once it has begun
                 slots.free_after(done)
@@ -200,18 +220,18 @@ class ServiceContext:
 
     async def off_loop(self, work: Callable[[], T]) -> T:
         """Run work in the thread pool."""
-        return await submit(self.pool, work)[1]
+        return await asyncio.wrap_future(self.pool.submit(work))
 
     async def out_of_turn(self, work: Callable[[], T]) -> T:
         """Run work of the backend in the thread pool, out of turn."""
-        return await self._result(*submit(self.pool, work))
+        return await self._result(self.pool.submit(work))
 
-    def _result(self, done: Future[T], outcome: asyncio.Future[T]) -> Awaitable[T]:
+    def _result(self, done: Future[T]) -> Awaitable[T]:
         """Return the outcome of work in a thread.
 
         It is watched if the backend may wait for a device.
         """
-        return self.device.result(done, outcome) if self.backend.may_wait else outcome
+        return self.device.result(done) if self.backend.may_wait else asyncio.wrap_future(done)
 
 
 def _timed(work: Callable[[], T], deadline: float) -> tuple[T, float]:

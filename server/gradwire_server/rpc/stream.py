@@ -16,6 +16,7 @@ import numpy as np
 
 from gradwire import v1
 from gradwire._wire import checksums
+from gradwire._wire.framing import chunk_frame
 from gradwire._wire.requests import LEAST_CHUNK_BYTES
 from gradwire_server.engine import (
     Execution,
@@ -72,8 +73,8 @@ class EvaluationStream(ServedStream):
     def __init__(self, service: ServiceContext, context: Context) -> None:
         super().__init__(service, context)
         # The first message, then what takes the others; None if the stream has failed.
-        self._first = asyncio.get_running_loop().create_future()
-        self._wanted: asyncio.Future[InputAssembler | None] = self._first.get_loop().create_future()
+        self._first = asyncio.Future[bytes | None]()
+        self._wanted = asyncio.Future[InputAssembler | None]()
         self._steps: asyncio.Queue[tuple[Step, codec.Bytes] | None] = asyncio.Queue(1)
         self._responses: asyncio.Queue[tuple[int, codec.Bytes] | bytes | None] = asyncio.Queue(1)
         self._chunk_bytes = service.settings.max_chunk_bytes
@@ -222,8 +223,7 @@ class EvaluationStream(ServedStream):
             offset, data = response
             for first in range(0, len(data), self._chunk_bytes):
                 part = data[first : first + self._chunk_bytes]
-                frame = codec.chunk_response(offset + first, part, after=self._opened_checksum)
-                await self._send(frame)
+                await self._send(chunk_frame(offset + first, part.data, self._opened_checksum))
                 self._call.sent_bytes += len(part)
 
     async def _send(self, message: bytes) -> None:

@@ -130,8 +130,7 @@ class ServedStream(ABC):
         left = [task for task in (self._reader, self._writer, *others) if task is not None]
         # Otherwise the traceback of a failed task refers to itself and keeps all buffers alive.
         self._reader = self._writer = None
-        tasks.cancel(left)
-        await asyncio.gather(*left, return_exceptions=True)
+        await tasks.end(left)
 
     async def _watch(self) -> None:
         timeout = self._service.settings.stall_timeout_s

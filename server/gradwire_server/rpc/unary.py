@@ -13,7 +13,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from gradwire import ops, v1
-from gradwire._wire import checksums
+from gradwire._wire import checksums, framing
 from gradwire._wire.environment import VERSION
 from gradwire_server.config.settings import Settings
 from gradwire_server.engine import (
@@ -25,7 +25,7 @@ from gradwire_server.engine import (
 )
 from gradwire_server.errors import InvalidDataError, InvalidFieldError
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import ActiveCall, Context, refusing
+from gradwire_server.rpc.call_context import UNARY, ActiveCall, Context, refusing
 from gradwire_server.rpc.message_budget import MessageBudget
 from gradwire_server.rpc.segments import Segments
 from gradwire_server.rpc.service_context import ServiceContext
@@ -39,11 +39,12 @@ Call = TypeVar("Call", bound=ActiveCall)
 class UnaryEvaluator(ABC, Generic[Call]):
     """Evaluates tensors that each fit one message, in any protocol.
 
-    Call  the call in flight
+    call  type of the calls in flight
     """
 
-    def __init__(self, service: ServiceContext, budget: MessageBudget) -> None:
+    def __init__(self, service: ServiceContext, budget: MessageBudget, call: type[Call]) -> None:
         self._service = service
+        self._call = call
         self._budget = budget
         self._workbench = Workbench(service.backend)
 
@@ -66,6 +67,31 @@ class UnaryEvaluator(ABC, Generic[Call]):
     def _reply(self, prepared: Prepared, result: memoryview, call: Call) -> bytes:
         """Return the message that carries a result."""
 
+    async def _receive(self, method: str, context: Context) -> tuple[bytes | Exception, Call]:
+        """Return the request, or an error instead, and its call."""
+        message = await self._budget.receive(context)
+        return message, self._call(method, context, self._service.active)
+
+    async def evaluate(self, method: str, _requests: object, context: Context) -> bytes:
+        """Evaluate one operator on one small tensor."""
+        return await self._answer(*await self._receive(method, context))
+
+    def _responding(
+        self, method: str, kind: type[Message], answer: Callable[[Any, Call], Awaitable[Message]]
+    ) -> Any:
+        """Return the handler of a method that receives and sends whole messages."""
+
+        async def respond(_requests: object, context: Context) -> bytes:
+            message, call = await self._receive(method, context)
+
+            async def work() -> bytes:
+                reply = await answer(codec.parse(kind, codec.well_formed(message)), call)
+                return reply.SerializeToString()
+
+            return await call.answer(work)
+
+        return UNARY(respond)
+
     async def _answer(self, message: bytes | Exception, call: Call) -> bytes:
         """Evaluate one message, as received; the call ends with its status."""
         try:
@@ -87,7 +113,7 @@ class UnaryEvaluator(ABC, Generic[Call]):
         service, needed = self._service, prepared.message_bytes
         call.note_request(prepared.request, received=len(data))
         codec.check_data_length(len(data), prepared.request)
-        if not self._workbench.takes(prepared) or not service.inline.admits(prepared):
+        if not self._workbench.takes(prepared) or not service.inline.most(prepared):
             return None
         if service.active.end is not None:
             return None
@@ -127,7 +153,7 @@ class UnaryEvaluator(ABC, Generic[Call]):
         reply = b""
         try:
             # Iterations of the event loop are no event.
-            while inline.is_short(prepared) and not inline.admits(prepared):  # noqa: ASYNC110
+            while inline.is_short(prepared) and not inline.most(prepared):  # noqa: ASYNC110
                 await asyncio.sleep(0)
             if inline.is_short(prepared):
                 compute = partial(at_once, prepared, data, service.backend)
@@ -148,13 +174,20 @@ class GradientService(UnaryEvaluator[ActiveCall]):
     """The unary RPCs of gradwire.v1.GradientService."""
 
     def __init__(self, service: ServiceContext, budget: MessageBudget, segments: Segments) -> None:
-        super().__init__(service, budget)
+        super().__init__(service, budget, ActiveCall)
         self._segments = segments
 
-    async def evaluate(self, _requests: object, context: Context) -> bytes:
-        """Evaluate one operator on one small tensor."""
-        message = await self._budget.receive(context)
-        return await self._answer(message, ActiveCall("Evaluate", context, self._service.active))
+    def handlers(self) -> dict[str, Any]:
+        """Return the handlers of the unary methods, by path."""
+        answers: dict[str, tuple[type[Message], Any]] = {
+            "EvaluateShared": (v1.EvaluateSharedRequest, self._evaluate_shared),
+            "ListOperators": (v1.ListOperatorsRequest, self._list_operators),
+            "GetServerInfo": (v1.GetServerInfoRequest, self._get_server_info),
+        }
+        others = {
+            f"/{NAME}/{method}": self._responding(method, *told) for method, told in answers.items()
+        }
+        return {f"/{NAME}/Evaluate": UNARY(partial(self.evaluate, "Evaluate")), **others}
 
     def _split(self, message: bytes, call: ActiveCall) -> tuple[bytes, memoryview]:
         (request_id, header, data), call.checksum = codec.read_evaluate(message)
@@ -165,41 +198,15 @@ class GradientService(UnaryEvaluator[ActiveCall]):
         self._service.refuse_bulk(request, "Evaluate")
 
     def _reply(self, prepared: Prepared, result: memoryview, call: ActiveCall) -> bytes:
-        header = prepared.response_header
-        return codec.response(call.request_id, header, result, after=call.checksum)
-
-    def others(self) -> dict[str, Callable[[object, Context], Awaitable[bytes]]]:
-        """Return the handlers of the other unary methods, by name."""
-        answers: dict[str, tuple[type[Message], Any]] = {
-            "EvaluateShared": (v1.EvaluateSharedRequest, self._evaluate_shared),
-            "ListOperators": (v1.ListOperatorsRequest, self._list_operators),
-            "GetServerInfo": (v1.GetServerInfoRequest, self._get_server_info),
-        }
-        return {method: partial(self._respond, method, *told) for method, told in answers.items()}
-
-    async def _respond(
-        self,
-        method: str,
-        kind: type[Message],
-        answer: Callable[[Any, ActiveCall], Awaitable[Message]],
-        _requests: object,
-        context: Context,
-    ) -> bytes:
-        message = await self._budget.receive(context)
-        call = ActiveCall(method, context, self._service.active)
-
-        async def work() -> bytes:
-            reply = await answer(codec.parse(kind, codec.well_formed(message)), call)
-            return reply.SerializeToString()
-
-        return await call.answer(work)
+        request_id, header = call.request_id.encode("ascii"), prepared.response_header
+        return framing.evaluation_frame(request_id, header, result, call.checksum)[0]
 
     async def _evaluate_shared(
         self, request: v1.EvaluateSharedRequest, call: ActiveCall
     ) -> v1.EvaluateSharedResponse:
         """Evaluate one operator on one tensor in shared memory."""
         service = self._service
-        codec.refuse_unknown_fields(request, "")
+        codec.refuse_unknown_fields(request)
         for field in ("input", "output"):
             codec.refuse_unknown_fields(getattr(request, field), field)
         call.take_id(request.evaluation.request_id)
@@ -207,11 +214,8 @@ class GradientService(UnaryEvaluator[ActiveCall]):
         if request.evaluation.data:
             raise InvalidDataError("evaluation.data", "given; the input's range has the bytes")
         header = request.evaluation.SerializeToString(deterministic=True)
-        prepared = service.preparer.find(header)
-        if prepared is None:
-            decoded = codec.read_request(request.evaluation)
-            with call.phases.spending("queue"):
-                prepared = await service.prepare(decoded, call, header=header)
+        with call.phases.spending("queue"):
+            prepared = await service.prepared(header, call)
         call.note_request(prepared.request, received=prepared.input.wire_bytes)
         data = self._segments.view(request.input, "input", prepared.input.wire_bytes)
         result = self._segments.view(request.output, "output", prepared.output.wire_bytes)

@@ -5,7 +5,7 @@
   not fit is refused.
 - There are as many slots as computing threads, and one for the next evaluation, so that no thread
   waits for the event loop. An evaluation holds a slot for one turn and waits for the next turn in a
-  fair queue (fair_queue.py). So streams hold no slot while they read or write, and long work lets
+  fair queue (scheduler.py). So streams hold no slot while they read or write, and long work lets
   short work pass.
 - The queue is bounded in time: a burst is admitted as far as it is done `max_queue_s` after it
   began. Under a lasting load a long queue serves no more calls than a short one and delays each of
@@ -182,8 +182,8 @@ class Admission:
 
         The request needs `amount` bytes, of which `missing` are unavailable.
         """
-        limit, allowed, drain = "max_memory_bytes", self.max_memory_bytes, self._memory_drain
-        return self._full(came, limit, allowed, drain, missing=missing, amount=amount)
+        allowed, drain = self.max_memory_bytes, self._memory_drain
+        return self._full(came, "max_memory_bytes", allowed, drain, missing=missing, amount=amount)
 
     @property
     def streams(self) -> int:
@@ -305,14 +305,10 @@ class StreamMemory:
         self.nbytes += needed
 
     def free(self, held: int) -> None:
-        """Free the memory of a request, unless free_all() has done so."""
+        """Free bytes, unless all are free."""
         if self.nbytes:
             self.nbytes -= held
             self._admission.free_memory(held)
-
-    def free_all(self) -> None:
-        """Free all remaining memory at the end of the stream."""
-        self.free(self.nbytes)
 
 
 # While the event loop computes, no other call is served.
@@ -356,10 +352,6 @@ class InlineWork:
         """
         is_small = prepared.inline_work <= self._most_work
         return is_small and self.estimate_s(prepared) <= self._most_s
-
-    def admits(self, prepared: Prepared) -> bool:
-        """Whether such an evaluation is computed in this turn."""
-        return self.most(prepared) > 0
 
     def most(self, prepared: Prepared) -> int:
         """Return the number of evaluations to compute in this turn.

@@ -40,16 +40,19 @@ class DeviceWatch:
         self.listeners_shut = asyncio.Event()
         self.listeners_shut.set()
 
-    async def result(self, done: Future[Any], outcome: asyncio.Future[T]) -> T:
-        """Return the outcome of work on the device.
+    async def result(self, done: Future[T]) -> T:
+        """Return the result of work on the device, in a thread.
 
-        done  the end of the work in its thread; it is watched even after the caller stopped waiting
+        The work is watched even after the caller stopped waiting.
 
         Raises DeviceLostError if the device is lost meanwhile.
         """
-        self._watch(done)
+        self._at_work[done] = 0
+        done.add_done_callback(lambda ended: self._at_work.pop(ended, None))
+        if self._timer is None:
+            self._wait_on()
         try:
-            return await outcome
+            return await asyncio.wrap_future(done)
         except DeviceLostError as error:
             lost = self.lose(str(error))
         await self.listeners_shut.wait()
@@ -65,12 +68,6 @@ class DeviceWatch:
             self.lost.set()
             logs.error("device lost", error=why, status=LOST_STATUS)
         return self.error
-
-    def _watch(self, done: Future[Any]) -> None:
-        self._at_work[done] = 0
-        done.add_done_callback(lambda ended: self._at_work.pop(ended, None))
-        if self._timer is None:
-            self._wait_on()
 
     def _wait_on(self) -> None:
         loop = asyncio.get_running_loop()

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
-from collections.abc import Awaitable, Callable
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+
+from gradwire_server.scheduling.admission import Admission
 
 # Freed bytes that a worker keeps for later calls, and asks the system for at once.
 _KEPT_BYTES = 16 << 20
@@ -41,22 +42,17 @@ def keep_freed_memory() -> None:
         mallopt(name, value)
 
 
-async def trim_when_idle(
-    calls: Callable[[], int], off_loop: Callable[[Callable[[], object]], Awaitable[object]]
-) -> None:
+async def trim_when_idle(admission: Admission, pool: ThreadPoolExecutor) -> None:
     """Return freed memory to the system after a time without calls.
 
     The C library keeps blocks that were freed in small pieces or by other threads: after large
     streams, twice as much as an idle process needs.
-
-    calls     returns the number of calls so far
-    off_loop  runs a function in a thread
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     seen = trimmed = 0
     while trim is not None:
         await asyncio.sleep(_IDLE_S)
-        before, seen = seen, calls()
+        before, seen = seen, admission.entered
         if before == seen != trimmed:
-            await off_loop(partial(trim, 0))
+            await asyncio.wrap_future(pool.submit(trim, 0))
             trimmed = seen

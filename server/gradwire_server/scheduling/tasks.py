@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Collection, Coroutine, Iterable
 from typing import Any
 
 
@@ -29,8 +29,7 @@ async def watched(
             if errors:
                 raise errors.pop()
     finally:
-        cancel(own)
-        await asyncio.gather(*own, return_exceptions=True)
+        await end(own)
         # The error's traceback holds this frame: a reference back to the error would keep both, and
         # the steps' buffers in the frames below, alive until a garbage collection.
         beside = ()
@@ -56,3 +55,9 @@ def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel them all."""
     for task in tasks:
         task.cancel()
+
+
+async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel them all, and wait for their end."""
+    cancel(tasks)
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from typing import TypeVar
-
-T = TypeVar("T")
-
 
 # Added to the event loop's niceness: a thread has a ninth of its weight when both want a core.
 NICENESS = 10
@@ -37,13 +31,3 @@ def _stand_back() -> None:
     # Elsewhere the niceness is one of all threads. Threads that this one starts inherit it.
     if sys.platform == "linux":
         os.nice(NICENESS)
-
-
-def submit(pool: ThreadPoolExecutor, work: Callable[[], T]) -> tuple[Future[T], asyncio.Future[T]]:
-    """Run work in a thread; return two futures.
-
-    The first one is the pool's, the second one the event loop's. Cancelling either one cancels work
-    that has not begun.
-    """
-    done = pool.submit(work)
-    return done, asyncio.wrap_future(done)

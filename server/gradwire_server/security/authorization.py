@@ -57,7 +57,8 @@ class Authorizer:
     ) -> EvaluationError | None:
         """Return the error of a refused call; None if it is admitted.
 
-        Its message tells nothing that the caller does not know.
+        UnauthenticatedError where a token is missing or not taken (401 in HTTP), MissingScopeError
+        where a scope is missing (403). Their messages tell nothing that the caller does not know.
 
         authorization  value of the header of that name, "Bearer TOKEN"; None where there is none
         peer           address of the caller, in grpc's form: "ipv4:127.0.0.1:5", "unix:..."

@@ -146,7 +146,7 @@ class Models(dict[str, Model]):
             return request_id, known, raw[0] if raw else _NOTHING
         request = codec.parse(ModelInferRequest, fields, _DATA_FIELDS)
         for part in (request, *request.inputs, *request.outputs):
-            codec.refuse_unknown_fields(part, "")
+            codec.refuse_unknown_fields(part)
         model = self.find(request.model_name, request.model_version)
         contents = _contents(request, raw)
         inference = _decode(model, request, contents)

@@ -18,7 +18,7 @@ from gradwire._wire.framing import varint
 from gradwire_server.engine import NUMERICS_VERSION, EvaluationRequest, Prepared, exceeded
 from gradwire_server.errors import RequestLimitError, UnknownFieldError, UnsupportedCallError
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import ActiveCall, Context
+from gradwire_server.rpc.call_context import STREAM, UNARY, ActiveCall, Context
 from gradwire_server.rpc.mapped_files import Range, Regions
 from gradwire_server.rpc.message_budget import MessageBudget
 from gradwire_server.rpc.open_inference.descriptors import NAME, SERVICE, message
@@ -76,27 +76,21 @@ class InferenceService(UnaryEvaluator[InferCall]):
     """All handlers of the service."""
 
     def __init__(self, service: ServiceContext, budget: MessageBudget) -> None:
-        super().__init__(service, budget)
+        super().__init__(service, budget, InferCall)
         self._models = Models(service.settings.named_models)
         self._regions = Regions(service.settings)
 
-    def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    def handlers(self) -> dict[str, Any]:
         """Return the handlers of all methods, by path."""
-        unary: Any = grpc.stream_unary_rpc_method_handler
-        stream: Any = grpc.stream_stream_rpc_method_handler
         answers = self._answers()
-        found: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        found = dict[str, Any]()
         for method in SERVICE.methods:
-            answer = answers.get(method.name, _refuse)
-            found[f"/{NAME}/{method.name}"] = unary(partial(self._control, method, answer))
-        found[f"/{NAME}/ModelInfer"] = unary(self.infer)
-        found[f"/{NAME}/ModelStreamInfer"] = stream(self._stream)
+            answer = partial(self._control, method, answers.get(method.name, _refuse))
+            kind = message(method.input_type.name)
+            found[f"/{NAME}/{method.name}"] = self._responding(method.name, kind, answer)
+        found[f"/{NAME}/ModelInfer"] = UNARY(partial(self.evaluate, "ModelInfer"))
+        found[f"/{NAME}/ModelStreamInfer"] = STREAM(self._stream)
         return found
-
-    async def infer(self, _requests: object, context: Context) -> bytes:
-        """Evaluate one model on one tensor."""
-        received = await self._budget.receive(context)
-        return await self._answer(received, InferCall("ModelInfer", context, self._service.active))
 
     async def infer_item(self, received: bytes, context: Context) -> bytes:
         """Answer one message of a stream, whose status stays its own."""
@@ -155,22 +149,14 @@ class InferenceService(UnaryEvaluator[InferCall]):
         return call.inference.reply(call.given_id, result)
 
     async def _control(
-        self, method: Any, answer: Answer, _requests: object, context: Context
-    ) -> bytes | None:
+        self, method: Any, answer: Answer, request: Message, call: InferCall
+    ) -> Message:
         """Answer a call without tensors."""
-        received = await self._budget.receive(context)
-        call = InferCall(method.name, context, self._service.active)
-
-        async def work() -> bytes:
-            kind = message(method.input_type.name)
-            request = codec.parse(kind, codec.well_formed(received), {})
-            codec.refuse_unknown_fields(request, "")
-            if method.name.startswith("SystemSharedMemory"):
-                call.check_local()
-            reply: Message = message(method.output_type.name)(**answer(request))
-            return reply.SerializeToString()
-
-        return await call.answer(work)
+        codec.refuse_unknown_fields(request)
+        if method.name.startswith("SystemSharedMemory"):
+            call.check_local()
+        reply: Message = message(method.output_type.name)(**answer(request))
+        return reply
 
     def _answers(self) -> dict[str, Answer]:
         """Return the functions that answer calls without tensors."""
