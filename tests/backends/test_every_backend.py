@@ -190,7 +190,7 @@ def test_memory_is_in_proportion_to_what_goes_in_and_comes_out(
 def test_a_long_band_is_added_in_memory_that_does_not_grow_with_it(backend: Backend) -> None:
     x = np.ones((2048, 2048), np.float32)
     index = np.arange(2048)[np.newaxis]
-    bands = BandedMap.from_taps(index, np.full((1, 2048), 0.5), inputs=2048)
+    bands = BandedMap.from_blocks([(index, np.full((1, 2048), 0.5))], inputs=2048)
     plan = Plan.build([bands, None], x.shape)
     result, peak = _traced(backend, plan, x)
     assert (result == 1024).all()
@@ -206,7 +206,7 @@ def test_the_one_rounding_goes_to_the_nearest_and_ties_to_even(
     sums = {1 + ulp / 2: 1, 1 + 1.5 * ulp: 1 + 2 * ulp, 1 + ulp / 2 + 2**-23: 1 + ulp}
     for exact, rounded in sums.items():
         index = np.array([[0, 1]])
-        bands = BandedMap.from_taps(index, np.array([[1, exact - 1]]), inputs=2)
+        bands = BandedMap.from_blocks([(index, np.array([[1, exact - 1]]))], inputs=2)
         result = applied(backend, Plan.build([bands], (2,)), np.ones(2, dtype), dtype)
         assert result.astype(np.float64) == [rounded]
 
@@ -260,7 +260,7 @@ def test_weights_that_are_zeros_of_both_signs_by_turns_keep_their_signs(
 @pytest.mark.parametrize("fill", [0.0, -0.0, 2.5, np.inf])
 def test_an_element_without_taps_on_any_axis_is_exactly_fill(backend: Backend, fill: float) -> None:
     index, weight = np.array([[0], [0], [1]]), np.array([[-1.0], [0], [-1]])
-    gap = BandedMap.from_taps(index, weight, inputs=2)
+    gap = BandedMap.from_blocks([(index, weight)], inputs=2)
     x = np.array([[1, np.nan], [np.inf, 4]], np.float32)
     result = applied(backend, Plan.build([gap, gap], (2, 2), fill=fill), x, np.float32)
     expected = [[1, fill, np.nan], [fill, fill, fill], [np.inf, fill, 4]]

@@ -44,7 +44,7 @@ def mxcsr(bits: int) -> Generator[None]:
 
 
 def _halved(backend: Backend) -> oracles.Tensor:
-    half = BandedMap.from_taps(np.array([[0], [1]]), np.full((2, 1), 0.5), inputs=2)
+    half = BandedMap.from_blocks([(np.array([[0], [1]]), np.full((2, 1), 0.5))], inputs=2)
     x = np.array([2.0**-126, 2.0**-148], np.float32)
     return applied(backend, Plan.build([half], (2,)), x, np.float32)
 

@@ -102,7 +102,7 @@ def test_ranges_that_end_with_an_empty_band_need_no_bytes_beyond_the_input(
     index = np.minimum(4 * np.arange(5)[:, None] + np.arange(4), 11)
     weight = np.ones((5, 4))
     weight[empty] = 0
-    bands = BandedMap.from_taps(index, weight, inputs=12)
+    bands = BandedMap.from_blocks([(index, weight)], inputs=12)
     plan = Plan.build([None, bands, None], (2, bands.inputs, 3))
     case = Case.packed(plan, slab)
     data, evaluation = data_for(case.source), case.evaluation()

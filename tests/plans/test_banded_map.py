@@ -16,7 +16,7 @@ from support.oracles import oracles
 
 
 def of_taps(index: Any, weight: Any, inputs: int) -> BandedMap:
-    return BandedMap.from_taps(np.array(index), np.array(weight, np.float32), inputs=inputs)
+    return BandedMap.from_blocks([(np.array(index), np.array(weight, np.float32))], inputs=inputs)
 
 
 @given(table=oracles.tap_tables())
@@ -68,14 +68,14 @@ def test_a_window_that_cuts_no_band_shares_its_weights() -> None:
 
 def test_only_the_identity_is_the_identity() -> None:
     index, one = np.arange(4)[:, None], np.ones((4, 1))
-    assert BandedMap.from_taps(index, one, inputs=4).is_identity
+    assert BandedMap.from_blocks([(index, one)], inputs=4).is_identity
     for taps, weight, inputs in (
         (index, one, 5),
         (index[::-1], one, 4),
         (index, one * (1 + 2**-52), 4),
         (np.zeros_like(index), one, 4),
     ):
-        assert not BandedMap.from_taps(taps, weight, inputs=inputs).is_identity
+        assert not BandedMap.from_blocks([(taps, weight)], inputs=inputs).is_identity
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_taps_on_one_input_are_added_in_their_order_in_their_own_type() -> None:
 def test_weights_are_widened_and_never_rounded() -> None:
     weight = np.array([[1 / 3], [1 / 3]])
     for kind in (np.float32, np.float64):
-        bands = BandedMap.from_taps(np.array([[0], [1]]), weight.astype(kind), inputs=2)
+        bands = BandedMap.from_blocks([(np.array([[0], [1]]), weight.astype(kind))], inputs=2)
         np.testing.assert_array_equal(bands.weight, weight.astype(kind)[:, 0].astype(np.float64))
 
 
@@ -213,7 +213,7 @@ def test_bands_are_widened_by_the_least_that_either_direction_takes(
 
 def test_a_reversed_axis_descends_without_added_weights() -> None:
     table = oracles.linear_taps(5, 9)
-    bands = BandedMap.from_taps(table.index[::-1], table.weight[::-1], inputs=5)
+    bands = BandedMap.from_blocks([(table.index[::-1], table.weight[::-1])], inputs=5)
     assert not bands.is_increasing
     assert bands.nnz == table.map().nnz
     np.testing.assert_array_equal(bands.dense(), table.dense()[::-1])
@@ -226,7 +226,7 @@ def test_an_axis_of_ten_million_takes_memory_in_proportion_to_its_length() -> No
     weight = np.full((outputs, 2), np.float32(0.5))
     tracemalloc.start()
     try:
-        bands = BandedMap.from_taps(index, weight, inputs=inputs).adjoint()
+        bands = BandedMap.from_blocks([(index, weight)], inputs=inputs).adjoint()
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -23,7 +23,7 @@ def _linear(inputs: int, outputs: int) -> BandedMap:
 
 
 def test_identities_are_left_out_and_passes_ascend() -> None:
-    identity = BandedMap.from_taps(np.arange(3)[:, None], np.ones((3, 1)), inputs=3)
+    identity = BandedMap.from_blocks([(np.arange(3)[:, None], np.ones((3, 1)))], inputs=3)
     plan = Plan.build([_linear(2, 4), identity, None, _linear(5, 3)], (2, 3, 9, 5))
     assert [one.axis for one in plan.passes] == [0, 3]
     assert plan.output_shape == (4, 3, 9, 3)

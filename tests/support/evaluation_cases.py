@@ -54,7 +54,7 @@ def maps(draw: st.DrawFn, inputs: int) -> BandedMap:
     first = sorted(drawn(outputs, 0, inputs - 1), reverse=draw(st.booleans()))
     index = np.minimum(np.array(first)[:, None] + np.arange(width), inputs - 1)
     weight = np.array(drawn(outputs * width, -3, 3), np.float64).reshape(outputs, width) / 4
-    return BandedMap.from_taps(index, weight, inputs=inputs)
+    return BandedMap.from_blocks([(index, weight)], inputs=inputs)
 
 
 @st.composite

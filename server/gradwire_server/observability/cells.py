@@ -47,7 +47,7 @@ class Notes:
         self._memory = memory
         self._description: Mapping[str, str] = {}
         self._errors: dict[tuple[str, ...], dict[str, Any]] = {}
-        # What was read last, and its checksum.
+        # The notes read last, and their checksum.
         self._told: tuple[dict[str, str], list[dict[str, Any]]] = {}, []
         self._checksum = 0
 

@@ -163,12 +163,10 @@ class BandedMap:
             )
 
     @classmethod
-    def from_taps(
-        cls, index: Indices, weight: npt.NDArray[np.floating[Any]], *, inputs: int
-    ) -> BandedMap:
+    def from_blocks(cls, blocks: Iterable[Block], *, inputs: int) -> BandedMap:
         """Collect the taps of every output into bands.
 
-        Taps come in any order, and may repeat inputs.
+        Taps come in any order, and may repeat inputs. A block has those of some outputs:
 
         index   int64[outputs, taps], inputs read, in the dialect's order of taps
         weight  floating[outputs, taps], their weights in the dialect's arithmetic type
@@ -176,15 +174,8 @@ class BandedMap:
         Taps on one input are added in that type, in the order given, then widened to float64. A
         band runs from the first to the last non-zero weight and holds the zeros between; an output
         without non-zero weights gets an empty band. Bands are then widened with zeros until they
-        ascend, or descend if that takes fewer. Memory is O(taps + weights).
-        """
-        return cls.from_blocks([(index, weight)], inputs=inputs)
-
-    @classmethod
-    def from_blocks(cls, blocks: Iterable[Block], *, inputs: int) -> BandedMap:
-        """Build a map as `from_taps` does, from blocks of outputs.
-
-        Each block is freed once read. Memory is O(outputs + weights) besides the blocks.
+        ascend, or descend if that takes fewer. Each block is freed once read; memory is
+        O(outputs + weights) besides.
         """
         spans: list[Spans] = []
         pieces: list[Weights] = []
@@ -240,7 +231,7 @@ class BandedMap:
         """Return the transpose: the same weights, ordered by input.
 
         The adjoint of the adjoint has the bits of the original: counting twice restores starts and
-        stops. (A map that descends only by its empty bands, which `from_taps` never makes, gets
+        stops. (A map that descends only by its empty bands, which `from_blocks` never makes, gets
         ascending ones instead.)
         """
         ended = _counts_up_to(self.stop, self.inputs)

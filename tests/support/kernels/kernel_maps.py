@@ -26,7 +26,7 @@ def cubic(inputs: int, outputs: int) -> BandedMap:
 
 def nearest(inputs: int, outputs: int) -> BandedMap:
     index = (2 * np.arange(outputs) + 1) * inputs // (2 * outputs)
-    return BandedMap.from_taps(index[:, np.newaxis], np.ones((outputs, 1)), inputs=inputs)
+    return BandedMap.from_blocks([(index[:, np.newaxis], np.ones((outputs, 1)))], inputs=inputs)
 
 
 def corners(inputs: int, outputs: int) -> BandedMap:
@@ -35,7 +35,7 @@ def corners(inputs: int, outputs: int) -> BandedMap:
     low = np.minimum(position.astype(np.int64), max(0, inputs - 2))
     upper = position - low
     index = np.clip(low[:, np.newaxis] + np.arange(2), 0, inputs - 1)
-    return BandedMap.from_taps(index, np.stack([1 - upper, upper], axis=1), inputs=inputs)
+    return BandedMap.from_blocks([(index, np.stack([1 - upper, upper], axis=1))], inputs=inputs)
 
 
 def area(inputs: int, outputs: int) -> BandedMap:
@@ -117,7 +117,7 @@ def thinned(bands: BandedMap, empty: npt.NDArray[np.bool_]) -> BandedMap:
     index = np.minimum(bands.start[:, np.newaxis] + taps, bands.inputs - 1)
     weight = np.zeros(there.shape)
     weight[there] = bands.weight[(bands.offset[:-1, np.newaxis] + taps)[there]]
-    return BandedMap.from_taps(index, weight, inputs=bands.inputs)
+    return BandedMap.from_blocks([(index, weight)], inputs=bands.inputs)
 
 
 def _offsets(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

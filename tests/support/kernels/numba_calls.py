@@ -173,7 +173,7 @@ def _check_copied(backend: Backend, x: oracles.Tensor, dtype: np.dtype[np.generi
         for rows in (2, 3):
             length = len(x) // rows * rows
             index, weight = np.arange(rows)[::-1, np.newaxis], np.ones((rows, 1))
-            backwards = BandedMap.from_taps(index, weight, inputs=rows)
+            backwards = BandedMap.from_blocks([(index, weight)], inputs=rows)
             plan = Plan.build([backwards, None], (rows, length // rows))
             result = applied(backend, plan, x[:length].reshape(rows, -1), dtype)
             oracles.same_bits(result, expected[:length].reshape(rows, -1)[::-1])

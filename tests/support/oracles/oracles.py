@@ -28,14 +28,14 @@ VALUES = [0.0, -0.0, 1.0, -1.0, 1 / 3, -2.75, 1e-41, 6e4, np.inf, -np.inf, np.na
 
 @dataclass(frozen=True, slots=True)
 class TapTable:
-    """Arguments of BandedMap.from_taps."""
+    """A block of taps, and the arguments of BandedMap.from_blocks."""
 
     index: npt.NDArray[np.int64]
     weight: npt.NDArray[np.floating[Any]]
     inputs: int
 
     def map(self) -> BandedMap:
-        return BandedMap.from_taps(self.index, self.weight, inputs=self.inputs)
+        return BandedMap.from_blocks([(self.index, self.weight)], inputs=self.inputs)
 
     def dense(self) -> Matrix:
         matrix = np.zeros((len(self.index), self.inputs), self.weight.dtype)
