@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from fuzz.run import read
 from fuzz.targets import pieces
 from gradwire import Client, GradwireError, Item, RetryPolicy, errors, ops
+from gradwire._wire.framing import chunk_frame
 from support.clients import ONCE
 from support.raw_calls import wait_until
 
@@ -111,6 +112,17 @@ def test_an_error_that_no_retry_mends_is_not_retried(
     with client, pytest.raises(errors.InvalidRequestError):
         client.evaluate(HALVE, SMALL, output_shape=(1, 1, 3))
     assert handler.calls == 1
+
+
+@pytest.mark.parametrize("after", [None, 0], ids=["bare", "sealed"])
+def test_with_checksums_a_chunk_before_opened_is_lost_data(
+    strange: tuple[Strange, str], after: int | None
+) -> None:
+    handler, address = strange
+    handler.messages, handler.code = [chunk_frame(0, bytes(12), after)], None
+    client = Client(address, retry=ONCE, stream_threshold_bytes=0, checksums=True)
+    with client, pytest.raises(errors.DataLossError, match="a chunk came before opened"):
+        client.evaluate(HALVE, SMALL, output_shape=(1, 1, 3))
 
 
 def test_a_layout_that_is_refused_in_every_order_is_an_error(

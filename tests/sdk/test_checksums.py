@@ -22,7 +22,8 @@ LARGE = np.arange(1 << 19, dtype=np.float32).reshape(1, 2, 512, 512)
 
 
 def are_on(**options: Any) -> bool:
-    return vars(Client(**options))["_options"].first_checksum is not None
+    sends: bool = vars(Client(**options))["_options"].sends_checksums
+    return sends
 
 
 def test_checksums_are_on_where_plain_text_leaves_the_machine(

@@ -72,7 +72,7 @@ MADE: list[tuple[dict[str, Any], str | None, str]] = [
         (
             {"connect_timeout_s": s},
             "connect_timeout_s",
-            f"connect_timeout_s: is {s!r}; {SECONDS}, or None",
+            f"connect_timeout_s: is {s!r}; {SECONDS}, or None for the default",
         )
         for s in (0, -1, math.nan, math.inf, "1")
     ),

@@ -6,6 +6,8 @@ import gc
 import os
 import socket
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,9 +22,10 @@ import pytest
 from gradwire import Client, DeadlineExceededError, InvalidRequestError, ops, v1
 from gradwire._transport.shared_memory import SegmentPool, SegmentRefusedError, SharedTry
 from gradwire._wire.requests import prepare
+from gradwire.tensors import WireView
 from sdk.test_processes import FORKING, run_script
 from support.clients import BILINEAR, LAYOUTS, Array, Face
-from support.raw_calls import wait_until
+from support.raw_calls import PATIENCE_S, wait_until
 from support.scraping import scrape
 from support.servers import ServerThread, gated, same_bits, serving
 
@@ -247,3 +250,28 @@ def test_an_abandoned_try_writes_nothing_to_its_caller(pool: SegmentPool) -> Non
     attempt.close()
     attempt.result(v1.EvaluateSharedResponse(output=request.template.output).SerializeToString())
     assert (out == 7).all()
+
+
+def test_a_try_that_is_closed_while_its_result_is_copied_ends_with_a_piece(
+    pool: SegmentPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = np.ones((1, 1, 8, 8), np.float32), np.full((1, 1, 2048, 2048), 7, np.float32)
+    request = prepare(LINEAR, source, output_shape=None, out=out)
+    attempt = SharedTry(pool, request, out.nbytes, 1.0)
+    reply = v1.EvaluateSharedResponse(output=request.template.output).SerializeToString()
+    write, begun = WireView.write, threading.Event()
+
+    def write_slowly(self: WireView, offset: int, data: memoryview) -> None:
+        write(self, offset, data)
+        begun.set()
+        time.sleep(0.1)
+
+    monkeypatch.setattr(WireView, "write", write_slowly)
+    with ThreadPoolExecutor(1) as thread:
+        copied = thread.submit(attempt.result, reply)
+        assert begun.wait(PATIENCE_S)
+        attempt.close()
+        written = np.count_nonzero(out != 7)
+        assert 0 < written < out.size / 2
+        copied.result(PATIENCE_S)
+    assert np.count_nonzero(out != 7) == written

@@ -296,7 +296,7 @@ class ItemBatch:
             pending.name,
             pending.template.header,
             data,
-            self._options.first_checksum,
+            0 if self._options.sends_checksums else None,
         )
 
     def _checksum_of(self, name: bytes) -> int | None:
@@ -340,7 +340,7 @@ class ItemBatch:
 
 
 def _data_of(pending: PendingItem) -> memoryview:
-    """Return the data of an item's request, which end it."""
+    """Return the data of an item's request, its last bytes."""
     return memoryview(pending.frame)[len(pending.frame) - pending.template.input_bytes :]
 
 

@@ -108,7 +108,7 @@ class Evaluation:
     def unary_request(self) -> bytes:
         """Encode the message for a try of Evaluate."""
         self._begin_try()
-        request, self._checksum = self._request.unary_request(self.options.first_checksum)
+        request, self._checksum = self._request.unary_request(checked=self.options.sends_checksums)
         return request
 
     def _keep_trailers(self, trailers: Metadata) -> None:

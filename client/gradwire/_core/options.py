@@ -125,11 +125,10 @@ def _sent(token: str, name: str, path: str = "") -> Sent:
 class Options:
     """Checked arguments of a client, and facts that its calls learn.
 
-    bearer          gives the metadata of the token, if any
-    one_server      whether each call goes to the same server, as far as known
-    budget          of retries
-    first_checksum  what the first checksum of a call continues: 0, or None where messages carry
-                    none. Read before each message, which keeps to it
+    bearer           gives the metadata of the token, if any
+    one_server       whether each call goes to the same server, as far as known
+    budget           of retries
+    sends_checksums  whether messages carry checksums. Read before each message, which keeps to it
     """
 
     target: Sequence[str]
@@ -149,7 +148,7 @@ class Options:
     bearer: Bearer | None = field(init=False, repr=False)
     one_server: bool = field(init=False)
     budget: RetryBudget = field(init=False, repr=False, default_factory=RetryBudget)
-    first_checksum: int | None = field(init=False)
+    sends_checksums: bool = field(init=False)
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -161,13 +160,13 @@ class Options:
             value = getattr(self, name)
             if not (isinstance(value, int) and least <= value <= most):
                 raise ValueError(f"{name} is {value!r}; give an integer from {least} to {most}")
-        check_timeout(self.timeout_s, or_none="")
-        check_timeout(self.connect_timeout_s, "connect_timeout_s", or_none=", or None")
+        check_timeout(self.timeout_s, or_none=False)
+        check_timeout(self.connect_timeout_s, "connect_timeout_s")
         secure = self.credentials is not None
         self.bearer = read_bearer(self.token, self.token_file, target=self.target, secure=secure)
         self.one_server = len(self.target) == 1 and not is_list(self.target[0])
-        self.first_checksum = 0 if self._wants_checksums() else None
-        if self.first_checksum is not None and not checksums.AVAILABLE:
+        self.sends_checksums = self._wants_checksums()
+        if self.sends_checksums and not checksums.AVAILABLE:
             self._leave_out_checksums("google-crc32c is not installed with its compiled code")
 
     def _wants_checksums(self) -> bool:
@@ -185,7 +184,7 @@ class Options:
         return _WORDS.get(word, leaves)
 
     def _leave_out_checksums(self, why: str) -> None:
-        self.first_checksum = None
+        self.sends_checksums = False
         _log.warning("no checksums: %s", why)
 
     def refused_checksum(self, error: GradwireError) -> bool:
@@ -196,7 +195,7 @@ class Options:
         number = error.metadata.get("field_number")
         if not error.checked or error.reason != "UNKNOWN_FIELD" or number != str(checksums.FIELD):
             return False
-        if self.first_checksum is not None:
+        if self.sends_checksums:
             self._leave_out_checksums("a server does not know them")
         return True
 

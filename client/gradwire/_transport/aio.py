@@ -198,7 +198,7 @@ class AsyncResults(Outcomes[T_co], AsyncIterator[T_co]):
         self._room = asyncio.Event()
         self._news = LoopEvent(channels)
         super().__init__(BatchEngine(channels.blocking_calls, batch, self._news.set))
-        self._at_close.callback(self._news.set)
+        self._at_close.append(self._news.set)
 
     async def __anext__(self) -> T_co:
         pending = await self._outcome()
@@ -217,7 +217,7 @@ class AsyncResults(Outcomes[T_co], AsyncIterator[T_co]):
             taking = asyncio.ensure_future(_take(self._items, engine, self._room, self._news))
             _taking.add(taking)
             taking.add_done_callback(_taking.discard)
-            self._at_close.callback(self._channels.in_loop, taking.cancel)
+            self._at_close.append(partial(self._channels.in_loop, taking.cancel))
         while True:
             self._news.clear()
             pending = engine.outcome()
@@ -232,7 +232,8 @@ class AsyncResults(Outcomes[T_co], AsyncIterator[T_co]):
 
         The caller closes a generator that makes the items.
         """
-        self._at_close.close()
+        for action in self._at_close:
+            action()
 
     async def __aenter__(self) -> Self:
         return self

@@ -55,7 +55,6 @@ class BatchEngine:
 
     batch    its items
     stopped  whether the client was closed
-    closed   whether close() has ended
 
     notify  called after each step that a thread makes
     """
@@ -64,7 +63,6 @@ class BatchEngine:
         self.batch = batch
         self._calls = calls
         self._notify = notify
-        self.closed = False
         self._run: StreamRun | None = None
         self._process = os.getpid()
         # The caller's span is the parent of the streams' spans.
@@ -180,7 +178,6 @@ class BatchEngine:
         if self._run is not None:
             self._run.stop()
         self._hang_up()
-        self.closed = True
 
     def _send(self, request: bytes) -> None:
         if self._stream is not None:
@@ -258,9 +255,9 @@ class Outcomes(Generic[T_co]):
     def __init__(self, engine: BatchEngine) -> None:
         self.index = -1
         self._engine = engine
-        self._at_close = contextlib.ExitStack()
-        self._at_close.callback(engine.close)
         self._drop = _CLOSER.get().put
+        # Each may be called again, and by several threads at once.
+        self._at_close: list[Callable[[], object]] = [engine.close]
 
     def _deliver(self, pending: PendingItem) -> T_co:
         """Return an item's result, or raise its error.
@@ -275,9 +272,8 @@ class Outcomes(Generic[T_co]):
         return cast("T_co", result)
 
     def __del__(self) -> None:
-        engine: BatchEngine | None = getattr(self, "_engine", None)
-        if engine is not None and not engine.closed:
-            self._drop(self._at_close.close)
+        for action in getattr(self, "_at_close", ()):
+            self._drop(action)
 
 
 class Results(Outcomes[T_co], Iterator[T_co]):
@@ -324,7 +320,7 @@ class Results(Outcomes[T_co], Iterator[T_co]):
 
         The caller closes a generator that makes the items.
         """
-        self._at_close.close()
+        self._engine.close()
 
     def _outcome(self) -> PendingItem | None:
         batch, engine = self._engine.batch, self._engine
@@ -403,7 +399,8 @@ class BatchStream:
         self._pool, self._failed = channels.unary, False
         self.stalled = False
         self._call: Any = None
-        # Done once, though another thread may cancel.
+        # Taken for good by the thread that ends it: others may cancel at the same time.
+        self._ending = threading.Lock()
         self._at_end = contextlib.ExitStack()
         self._span = self._at_end.enter_context(call_span("EvaluateMany", channels.options))
 
@@ -472,8 +469,9 @@ class BatchStream:
             self._end(None if ok else from_rpc_error(self._call))
 
     def _end(self, error: GradwireError | None) -> None:
-        self._span.answer = error
-        self._at_end.close()
+        if self._ending.acquire(blocking=False):
+            self._span.answer = error
+            self._at_end.close()
 
     def _give_back(self, taken: PooledChannel) -> None:
         self._pool.give_back(taken, failed=self._failed)

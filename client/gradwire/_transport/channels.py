@@ -397,7 +397,9 @@ def explained(error: UnavailableError, options: Options) -> UnavailableError:
     gRPC reports the error of one address, and a name such as localhost stands for several: one may
     refuse a connection while the server at another one requires TLS.
     """
-    for place in itertools.chain(*map(host_ports, options.target)) if is_refused(error) else ():
+    if not is_refused(error):
+        return error
+    for place in itertools.chain(*map(host_ports, options.target)):
         host, _, port = place.rpartition(":")
         host = host.strip("[]")
         try:

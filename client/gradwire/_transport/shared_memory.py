@@ -45,6 +45,8 @@ _ANSWER_S = 10.0
 _STEPS = 8
 # Unused segments that the pool keeps.
 _MOST_UNUSED = 16
+# A result is copied to its caller's array in pieces, since cancelling waits for one.
+_PIECE_BYTES = 1 << 20
 
 
 class SegmentRefusedError(Exception):
@@ -291,9 +293,12 @@ class SharedTry:
         memory, out = self._pool.memory(self._output, self._output_bytes), self._request.out
         if out is None:
             return tensors.empty_result(output, memory)
-        with self._writing:
-            if not self._is_over:
-                tensors.WireView(out, output).write(0, memory.data)
+        view = tensors.WireView(out, output)
+        for start in range(0, view.nbytes, _PIECE_BYTES):
+            with self._writing:
+                if self._is_over:
+                    break
+                view.write(start, memory[start : start + _PIECE_BYTES].data)
         return out
 
     def close(self) -> None:
@@ -301,8 +306,10 @@ class SharedTry:
 
         The server may still write to them.
         """
+        # Set without the lock, which a copying thread takes again before others get it.
+        self._is_over = True
         with self._writing:
-            self._is_over = True
+            pass
         if self._is_late:
             self._pool.forget(self._output.handle)
             self._free_input()

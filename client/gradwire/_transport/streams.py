@@ -65,7 +65,7 @@ class StreamTry:
     def __post_init__(self) -> None:
         self._timeout_s = self.evaluation.begin_stream()
         limit = self.channels.max_chunk_bytes if self.eager else None
-        checked = self.channels.options.first_checksum is not None
+        checked = self.channels.options.sends_checksums
         self._sender = _Sender(self.transfer, limit=limit, checked=checked)
 
     def start(self) -> None:
@@ -139,7 +139,7 @@ class StreamTry:
     def _take(self, message: bytes) -> None:
         chunk = read_chunk(message, self._opened_checksum)
         if chunk is not None:
-            self.transfer.store(*chunk)
+            self._store(*chunk)
             return
         response = parsed(v1.EvaluateStreamResponse, message)
         match response.WhichOneof("message"):
@@ -150,13 +150,18 @@ class StreamTry:
                 self.channels.max_chunk_bytes = opened.max_chunk_bytes
                 self._sender.go(opened)
             case "chunk":
-                if self._sender.checksum is not None:
+                if self._opened_checksum is not None:
                     raise DataLossError("a chunk came without its checksum")
-                self.transfer.store(response.chunk.offset, response.chunk.data)
+                self._store(response.chunk.offset, response.chunk.data)
             case "error":
                 raise from_in_band(response.error)
             case None:
                 return
+
+    def _store(self, offset: int, data: bytes | memoryview) -> None:
+        if self._sender.checksum is not None and self._opened_checksum is None:
+            raise DataLossError("a chunk came before opened")
+        self.transfer.store(offset, data)
 
     def _verify(self, opened: v1.Opened, message: bytes) -> None:
         checksum = self._sender.checksum

@@ -69,17 +69,18 @@ def check_timeout(
     timeout_s: float | None,
     name: str = "timeout_s",
     *,
-    or_none: str = ", or None for the default",
+    or_none: bool = True,
 ) -> float | None:
     """Return a timeout; raise InvalidRequestError unless it is positive or None.
 
-    or_none  meaning of None; empty where None is wrong
+    or_none  whether None is allowed
     """
     if timeout_s is None and or_none:
         return None
     if not (isinstance(timeout_s, int | float) and 0 < timeout_s <= MAX_TIMEOUT_S):
+        hint = ", or None for the default" if or_none else ""
         raise InvalidRequestError.of(
-            name, f"is {timeout_s!r}; give seconds above 0, at most {MAX_TIMEOUT_S}{or_none}"
+            name, f"is {timeout_s!r}; give seconds above 0, at most {MAX_TIMEOUT_S}{hint}"
         )
     return timeout_s
 
@@ -149,13 +150,10 @@ class ArrayRequest:
             return None
         return replace(self, template=replace(self.template, input=reordered))
 
-    def unary_request(self, after: int | None = None) -> tuple[bytes, int | None]:
-        """Return the request as one message, and its checksum.
-
-        after  0 for a checksum; None for none
-        """
+    def unary_request(self, *, checked: bool = False) -> tuple[bytes, int | None]:
+        """Return the request as one message, and its checksum if it has one."""
         name, data = self.request_id.encode("ascii"), self.template.data(self.source)
-        return evaluation_frame(name, self.template.header, data, after)
+        return evaluation_frame(name, self.template.header, data, 0 if checked else None)
 
     def unary_result(self, response: bytes, *, after: int | None = None) -> Array:
         """Decode the response.
