@@ -4,7 +4,7 @@
 - ms        4 bytes there, 16 KiB back, 4096 x 4096 elements: computing, about a millisecond
 - work      the same of 8192 x 8192 elements: 5 ms
 - ten       the same of 10240 x 10240 elements: 10 ms
-- long      the same of 16384 x 16384 elements: 25 ms
+- long      the same of 24576 x 24576 elements: 25 ms
 - mix       ms on three connections, work on the fourth
 - medium    1 MiB there, 256 KiB back, bilinear x2: moving bytes
 - tiny      3 KiB there, 768 B back, bilinear x2: the event loop's work
@@ -63,7 +63,7 @@ def requests() -> dict[str, tuple[bytes, ...]]:
         "ms": (ms,),
         "work": (work,),
         "ten": (_laborious(10240),),
-        "long": (_laborious(16384),),
+        "long": (_laborious(24576),),
         "mix": (ms, ms, ms, work),
         "medium": (bilinear(1, 4, 256, 256),),
         "tiny": (bilinear(1, 3, 16, 16),),

@@ -151,7 +151,7 @@ class ArrayRequest:
         return replace(self, template=replace(self.template, input=reordered))
 
     def unary_request(self, *, checked: bool = False) -> tuple[bytes, int | None]:
-        """Return the request as one message, and its checksum, if any."""
+        """Return the request as one message, and its checksum if any."""
         name, data = self.request_id.encode("ascii"), self.template.data(self.source)
         return evaluation_frame(name, self.template.header, data, 0 if checked else None)
 
