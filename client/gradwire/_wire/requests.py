@@ -301,7 +301,9 @@ class RequestTemplate:
         if len(data) != nbytes:
             raise ServerError(f"the server sent {len(data)} result bytes and announced {nbytes}")
         if out is None and shape is not None:
-            return np.ndarray(shape, self._on_wire, data).astype(self._on_wire.newbyteorder("="))
+            # The type itself, not an equal one: some libraries compare by identity.
+            kind = tensors.DTYPES[self.input.data_type]
+            return np.ndarray(shape, self._on_wire, data).astype(kind)
         result = tensors.empty_result(output) if out is None else out
         tensors.WireView(result, output).write(0, data)
         return result
