@@ -148,7 +148,7 @@ def guard(rounds: int) -> dict[str, float]:
 
 @dataclass(slots=True)
 class _Details:
-    """What grpc tells of a call before it is read."""
+    """Details of a call, which grpc has before its body is read."""
 
     method: str = _EVALUATE
     invocation_metadata: tuple[tuple[str, str | bytes], ...] = ()

@@ -36,12 +36,7 @@ from typing import Any, Final
 
 from benchmarks import machine
 from benchmarks.peers import h2load, perf_analyzer, triton_server
-from benchmarks.peers.environments import (
-    ROOT,
-    Environments,
-    MissingPeerError,
-    say,
-)
+from benchmarks.peers.environments import ROOT, Environments, MissingPeerError, say
 from benchmarks.peers.environments import h2load as h2load_program
 from benchmarks.peers.loops import CallSample
 from benchmarks.peers.problems import LARGE, SMALL, Shape, result_shape

@@ -29,15 +29,7 @@ from gradwire.tensors import share_memory, to_array
 from gradwire_server import backends
 from gradwire_server.backends import compute_dtype
 from gradwire_server.config import container_limits
-from gradwire_server.engine import (
-    Execution,
-    Limits,
-    Prepared,
-    Preparer,
-    Step,
-    are_rows,
-    rows_of,
-)
+from gradwire_server.engine import Execution, Limits, Prepared, Preparer, Step, are_rows, rows_of
 from gradwire_server.errors import DeviceLostError, EvaluationError, LayoutNotStreamableError
 from gradwire_server.lru import Recent
 from gradwire_server.plans.cancellation import asking

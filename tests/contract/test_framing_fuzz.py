@@ -24,9 +24,9 @@ from support.raw_calls import chunk, opening, published_request
 RESPONSE = v1.EvaluateResponse(request_id="a", output=v1.TensorDescriptor(sizes=(2, 3)), data=b"12")
 REQUESTS = [published_request(), opening(published_request()), chunk(300, bytes(9))]
 SOUND = [message.SerializeToString() for message in (*REQUESTS, RESPONSE)]
-# What the code of both sides raises, and what the server's own does.
+# The shared code raises the first, the server's own code the second.
 CHANGED = DataLossError, ChecksumError
-# What is given several times is drawn more often.
+# Values that are listed several times are drawn more often.
 LENGTHS = st.sampled_from([1] * 40 + [2, 3, 5, 10, 11])
 KINDS = st.sampled_from([2] * 40 + [0, 1, 3, 4, 5, 6, 7])
 

@@ -35,7 +35,7 @@ def test_memory_is_nan_until_it_is_written() -> None:
     assert np.isnan(show("missing barrier")).any()
 
 
-# What becomes of the samples that are wrong.
+# The error of each wrong sample.
 _WRONG = {
     "reads beyond": "illegal address: beyond a buffer, 256 bytes from its start",
     "reads before": "illegal address: below a buffer, -4 bytes from its start",

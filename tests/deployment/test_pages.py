@@ -20,13 +20,7 @@ from deployment.manifests import ARRIVING, ROOT, WATCHER, WORKER
 from gradwire import ops
 from gradwire_server.command import gradwire_server
 from gradwire_server.config.settings import Settings
-from gradwire_server.engine import (
-    EvaluationRequest,
-    Limits,
-    Prepared,
-    Preparer,
-    TensorSpec,
-)
+from gradwire_server.engine import EvaluationRequest, Limits, Prepared, Preparer, TensorSpec
 from gradwire_server.observability.definitions import METRICS
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -35,15 +35,7 @@ from gradwire.loadtest.result import (
     to_json,
 )
 from gradwire.loadtest.runner import warnings
-from gradwire.loadtest.scenarios import (
-    PROBLEMS,
-    SCENARIOS,
-    Flow,
-    Judge,
-    Problem,
-    Scenario,
-    changed,
-)
+from gradwire.loadtest.scenarios import PROBLEMS, SCENARIOS, Flow, Judge, Problem, Scenario, changed
 from gradwire_server import LocalClient
 from load.loading import Run, loading
 from support.servers import serving, serving_process

@@ -12,9 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gradwire import (
-    v1,
-)
+from gradwire import v1
 from support.processes import EAGER, Command, memory_kib, running_command
 from support.raw_calls import (
     ManyCall,
@@ -32,11 +30,7 @@ from support.raw_calls import (
     silence,
     wait_until,
 )
-from support.servers import (
-    commanded,
-    served,
-    wait_idle,
-)
+from support.servers import commanded, served, wait_idle
 
 MIB = 1 << 20
 

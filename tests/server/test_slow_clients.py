@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator
 import grpc
 import pytest
 
-from gradwire import (
-    v1,
-)
+from gradwire import v1
 from support.raw_calls import (
     BOTH_WAYS,
     PATIENCE_S,
@@ -34,15 +32,7 @@ from support.raw_calls import (
     wait_until,
 )
 from support.relay import relaying
-from support.servers import (
-    ServerThread,
-    gated,
-    laborious,
-    served,
-    serving,
-    wait_for,
-    wait_idle,
-)
+from support.servers import ServerThread, gated, laborious, served, serving, wait_for, wait_idle
 
 MIB = 1 << 20
 

@@ -155,7 +155,7 @@ def test_a_request_without_end_is_read_to_the_limit(server: ServerThread, start:
         with contextlib.suppress(ConnectionError):
             connection.sendall(start.ljust(MOST_HEAD_BYTES + 8192, b"a"))
         assert connection.recv(100).startswith(b"HTTP/1.1 431 ")
-    # What has come whole with its last bytes is read.
+    # The last read may complete a head that is longer than the limit.
     for nbytes, status in ((MOST_HEAD_BYTES, 200), (MOST_HEAD_BYTES + 8192, 431)):
         start = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: "
         assert say(server, start.ljust(nbytes - len(EMPTY), b"a"))[0] == status

@@ -21,14 +21,7 @@ from hypothesis import strategies as st
 from gradwire import Client, ops
 from gradwire._wire.environment import VERSION
 from gradwire_server.admin_http import page
-from gradwire_server.admin_http.status import (
-    DEAD_S,
-    SILENT_S,
-    is_alive,
-    quantile,
-    state_of,
-    status,
-)
+from gradwire_server.admin_http.status import DEAD_S, SILENT_S, is_alive, quantile, state_of, status
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import Scope, add_token

@@ -26,15 +26,7 @@ from gradwire.cli.options import (
     seed_option,
     server_options,
 )
-from gradwire.cli.output import (
-    DIFFERENT,
-    HELP,
-    Facts,
-    InvalidUsage,
-    json_number,
-    number,
-    tell,
-)
+from gradwire.cli.output import DIFFERENT, HELP, Facts, InvalidUsage, json_number, number, tell
 from gradwire.ops import Operator
 from gradwire.tensors import Array, DType, Shape
 

@@ -21,7 +21,7 @@ from gradwire.errors import counted, installing
 from gradwire.loadtest.result import Document, FlowResult, ScenarioResult, failed, nines
 from gradwire.tensors import Array
 
-# What needs an identifier, or names a place elsewhere.
+# Attributes that name or refer to an element, which would be ambiguous in one page.
 _REFERENCES = re.compile(r' (?:id|clip-path|xmlns(?::xlink)?|version)="[^"]*"')
 
 

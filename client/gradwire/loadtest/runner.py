@@ -25,13 +25,7 @@ from urllib.error import HTTPError
 from gradwire import __version__
 from gradwire.errors import GradwireError, PermissionDeniedError
 from gradwire.loadtest.generator import Batch, Connect, GeneratorUsage, LoadSettings, Phase, now
-from gradwire.loadtest.result import (
-    FlowResult,
-    Machine,
-    ScenarioResult,
-    ServerSecond,
-    Tally,
-)
+from gradwire.loadtest.result import FlowResult, Machine, ScenarioResult, ServerSecond, Tally
 from gradwire.loadtest.scenarios import Scenario, changed
 
 # Seconds from the last order to the first call.

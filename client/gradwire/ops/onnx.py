@@ -12,13 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
-from gradwire.ops._base import (
-    SLOPE_BITS,
-    Operator,
-    attribute,
-    operator_class,
-    sequence,
-)
+from gradwire.ops._base import SLOPE_BITS, Operator, attribute, operator_class, sequence
 from gradwire.tensors import MAX_RANK
 
 Mode = Literal["nearest", "linear", "cubic"]

@@ -12,13 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from gradwire.ops._base import (
-    SLOPE_BITS,
-    Operator,
-    attribute,
-    operator_class,
-    sequence,
-)
+from gradwire.ops._base import SLOPE_BITS, Operator, attribute, operator_class, sequence
 
 Mode = Literal["nearest", "linear", "linear_onnx", "cubic", "bilinear_pillow", "bicubic_pillow"]
 ShapeCalculationMode = Literal["sizes", "scales"]

@@ -12,6 +12,7 @@ import socket
 import socketserver
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -34,7 +35,7 @@ _TLS_HANDSHAKE = b"\x16"
 # Delay after a failed accept, for example for lack of file descriptors.
 _NEXT_TRY_S = 0.1
 _POLL_S = 0.1
-# Forbid framing, caching, content sniffing, and reading by other sites.
+# Name the methods; forbid framing, caching, content sniffing, and reading by other sites.
 _ALWAYS = {
     "Allow": "GET, HEAD",
     "Cache-Control": "no-store",
@@ -107,7 +108,7 @@ class Request:
         return cls(path, headers, peer, certified)
 
 
-class Listener(socketserver.ThreadingTCPServer):
+class Listener(socketserver.ThreadingTCPServer, ABC):
     """Answers on an address from construction until close(); a subclass has respond().
 
     certificates  for TLS; None for plain HTTP
@@ -134,9 +135,9 @@ class Listener(socketserver.ThreadingTCPServer):
         )
         self._thread.start()
 
+    @abstractmethod
     def respond(self, request: Request) -> Answer:
         """Answer a request."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Stop answering."""

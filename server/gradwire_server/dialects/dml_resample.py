@@ -20,14 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from gradwire_server.dialects.dialect import (
-    Attributes,
-    Axes,
-    Axis,
-    OperatorCall,
-    both,
-    check_count,
-)
+from gradwire_server.dialects.dialect import Attributes, Axes, Axis, OperatorCall, both, check_count
 from gradwire_server.plans import sampling
 from gradwire_server.plans.banded_map import Indices
 from gradwire_server.plans.sampling import Coordinates, Rounding, Taps

@@ -37,11 +37,7 @@ from typing import Final
 import numpy as np
 
 from gradwire import v1
-from gradwire_server.errors import (
-    EvaluationError,
-    InvalidFieldError,
-    UnknownSegmentError,
-)
+from gradwire_server.errors import EvaluationError, InvalidFieldError, UnknownSegmentError
 from gradwire_server.observability import logs
 from gradwire_server.rpc.codec import Bytes
 from gradwire_server.rpc.mapped_files import ALIGNMENT, mapped

@@ -18,17 +18,8 @@ from gradwire import v1
 from gradwire._wire import checksums
 from gradwire._wire.framing import chunk_frame
 from gradwire._wire.requests import LEAST_CHUNK_BYTES
-from gradwire_server.engine import (
-    Execution,
-    InputAssembler,
-    Prepared,
-    Step,
-)
-from gradwire_server.errors import (
-    DigestMismatchError,
-    InvalidDataError,
-    InvalidFieldError,
-)
+from gradwire_server.engine import Execution, InputAssembler, Prepared, Step
+from gradwire_server.errors import DigestMismatchError, InvalidDataError, InvalidFieldError
 from gradwire_server.rpc import codec
 from gradwire_server.rpc.call_context import Context, half_close
 from gradwire_server.rpc.service_context import ServiceContext

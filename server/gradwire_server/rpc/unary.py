@@ -16,13 +16,7 @@ from gradwire import ops, v1
 from gradwire._wire import checksums, framing
 from gradwire._wire.environment import VERSION
 from gradwire_server.config.settings import Settings
-from gradwire_server.engine import (
-    NUMERICS_VERSION,
-    EvaluationRequest,
-    Prepared,
-    Workbench,
-    at_once,
-)
+from gradwire_server.engine import NUMERICS_VERSION, EvaluationRequest, Prepared, Workbench, at_once
 from gradwire_server.errors import InvalidDataError, InvalidFieldError
 from gradwire_server.rpc import codec
 from gradwire_server.rpc.call_context import UNARY, ActiveCall, Context, refusing

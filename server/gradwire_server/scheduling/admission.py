@@ -34,12 +34,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 
-from gradwire_server.backends import (
-    Backend,
-    most_inline_s,
-    most_inline_step_s,
-    most_inline_work,
-)
+from gradwire_server.backends import Backend, most_inline_s, most_inline_step_s, most_inline_work
 from gradwire_server.engine.prepared import Prepared
 from gradwire_server.errors import RETRY_AFTER_S, ServerFullError, beyond
 from gradwire_server.scheduling.estimator import (

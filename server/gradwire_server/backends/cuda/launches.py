@@ -14,15 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradwire_server.backends.cuda import programs
-from gradwire_server.backends.cuda.programs import (
-    Argument,
-    Buffer,
-    Dim3,
-    Format,
-    Launch,
-    X,
-    Y,
-)
+from gradwire_server.backends.cuda.programs import Argument, Buffer, Dim3, Format, Launch, X, Y
 from gradwire_server.backends.numpy_cpu import compute_dtype
 from gradwire_server.plans import BandedMap
 
