@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from gradwire import RetryPolicy, ops
+from gradwire._wire.requests import check_operator
 from gradwire.health import health
 from support.clients import COPY, SMALL, Face, copied, halved
 
@@ -84,6 +85,14 @@ MADE: list[tuple[dict[str, Any], str | None, str]] = [
         )
     ),
     *(
+        ({name: given}, None, f"{name} is {given!r}; give {wanted}")
+        for name, given, wanted in (
+            *(("retry", given, "a RetryPolicy") for given in (3, None)),
+            *((name, "no", "True or False") for name in ("split", "shared_memory")),
+            ("checksums", "no", "True, False or None"),
+        )
+    ),
+    *(
         ({"credentials": wrong}, "credentials", f"credentials: is of type {name}; {CREDENTIALS}")
         for wrong, name in ((True, "bool"), ("roots.pem", "str"), (b"-----BEGIN", "bytes"))
     ),
@@ -107,6 +116,11 @@ def test_a_client_cannot_be_made_of_nonsense(
 ) -> None:
     made: dict[str, Any] = {"target": "127.0.0.1:1", **arguments}
     assert refused(lambda: face(**made)) == (field, message)
+
+
+def test_the_base_of_all_operators_is_not_one() -> None:
+    told = "op is a Operator; give an operator of gradwire.ops"
+    assert refused(lambda: check_operator(ops.Operator())) == (None, told)
 
 
 def test_a_bad_target_in_the_environment_is_named(

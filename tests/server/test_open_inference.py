@@ -176,6 +176,11 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("outputs.y.parameters.classification", result_in(classification=1)),
     ("request_id", {"id": "x" * 200}),
     ("output_shape: is missing", upsample()),
+    (
+        "parameters.output_shape: is an input too",
+        upsample(output_shape="[1, 3, 32, 32]")
+        | {"inputs": [X, SIZES], "raw_input_contents": [bytes(49152), bytes(800)]},
+    ),
     ("output_shape", upsample(output_shape="[1, 3]")),
     ("output_shape: 'abc'; a list of sizes", upsample(output_shape="abc")),
     ("output_shape", upsample(output_shape="[1, 3, 32, -1]")),

@@ -160,6 +160,15 @@ class Options:
             value = getattr(self, name)
             if not (isinstance(value, int) and least <= value <= most):
                 raise ValueError(f"{name} is {value!r}; give an integer from {least} to {most}")
+        for name, kind, wanted in (
+            ("retry", RetryPolicy, "a RetryPolicy"),
+            ("split", bool, "True or False"),
+            ("shared_memory", bool, "True or False"),
+            ("checksums", bool | None, "True, False or None"),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise TypeError(f"{name} is {value!r}; give {wanted}")
         check_timeout(self.timeout_s, or_none=False)
         check_timeout(self.connect_timeout_s, "connect_timeout_s")
         secure = self.credentials is not None

@@ -53,7 +53,7 @@ def as_item(given: Any) -> Item:
 
 def check_operator(operator: object) -> ops.Operator:
     """Return operator if it is one; raise TypeError otherwise."""
-    if not isinstance(operator, ops.Operator):
+    if not isinstance(operator, ops.Operator) or type(operator) is ops.Operator:
         raise TypeError(f"op is a {type(operator).__name__}; give an operator of gradwire.ops")
     return operator
 

@@ -245,7 +245,7 @@ class NoMessageError(InvalidDataError):
 
     def __init__(self, message: bytes, kind: type[Message]) -> None:
         super().__init__(
-            "message", f"has {len(message)} bytes that are not a {kind.DESCRIPTOR.full_name}"
+            "message", f"has {len(message)} bytes that are no {kind.DESCRIPTOR.full_name}"
         )
 
 

@@ -246,6 +246,8 @@ def _decode(model: Model, request: Any, contents: Mapping[str, memoryview]) -> I
                 with suppress(ValueError, RecursionError):
                     attributes[name] = json.loads(value)
     if OUTPUT_SHAPE in tensors:
+        if OUTPUT_SHAPE in request.parameters:
+            raise InvalidFieldError("parameters.output_shape", "is an input too; give one of them")
         attributes[OUTPUT_SHAPE] = _sizes(tensors[OUTPUT_SHAPE], contents[OUTPUT_SHAPE])
     x, outputs = tensors[INPUT], [tensor.name for tensor in request.outputs]
     ours = named.request(x.datatype, x.shape, attributes.pop(OUTPUT_SHAPE), attributes)
