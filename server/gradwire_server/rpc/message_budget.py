@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,8 +23,8 @@ from gradwire_server.errors import StalledError
 from gradwire_server.rpc.call_context import Context, caller_of, half_close
 from gradwire_server.scheduling.admission import Admission
 
-# A request that is incomplete after this time counts as slow.
-_MOMENT_S = 0.5
+# Time between two looks at incomplete requests. A request that both see counts as slow.
+_LOOK_S = 0.5
 # A reply of fewer bytes fits into the socket's own buffers.
 LEAST_BYTES = 1 << 16
 # Parts of the budget, for slow requests and for unsent replies.
@@ -35,15 +35,15 @@ _ARRIVING_OF_A_CALLER, _ARRIVING, _LEAVING_OF_A_CALLER = 1 / 4, 1 / 2, 1 / 4
 class _Arrival:
     """A request that has not arrived whole.
 
-    timer   for the moment at which it is slow, then for the end of its time
     caller  for which memory is reserved; None while it is not slow
+    timer   for the end of a slow request's time
     error   that ends its call, if any
     """
 
     context: Context
     task: asyncio.Task[Any]
-    timer: asyncio.TimerHandle = field(init=False)
     caller: Hashable | None = None
+    timer: asyncio.TimerHandle | None = None
     error: Exception | None = None
 
     def end(self, error: Exception) -> None:
@@ -62,6 +62,10 @@ class MessageBudget:
         self._admission = admission
         self._message_bytes = settings.max_message_bytes
         self._timeout_s = settings.stall_timeout_s
+        # One timer for all: a timer for each takes a tenth of a small call's processor time.
+        self._timer: asyncio.TimerHandle | None = None
+        self._arrivals: set[_Arrival] = set()
+        self._seen: set[_Arrival] = set()
         self._arriving_bytes: Counter[Hashable] = Counter()
         self._leaving_bytes: Counter[Hashable] = Counter()
 
@@ -74,7 +78,9 @@ class MessageBudget:
         """
         task: Any = asyncio.current_task()
         arrival = _Arrival(context, task)
-        arrival.timer = task.get_loop().call_later(_MOMENT_S, self._note_slow, arrival)
+        self._arrivals.add(arrival)
+        if self._timer is None:
+            self._timer = task.get_loop().call_later(_LOOK_S, self._look)
         try:
             message = await context.read()
         except asyncio.CancelledError:
@@ -85,12 +91,23 @@ class MessageBudget:
             # grpc could not allocate the message; raised outside answer(), it would be UNKNOWN.
             return error
         finally:
-            arrival.timer.cancel()
+            self._arrivals.discard(arrival)
+            self._seen.discard(arrival)
+            if arrival.timer is not None:
+                arrival.timer.cancel()
             if arrival.caller is not None:
                 self._free(self._arriving_bytes, arrival.caller, self._message_bytes)
         if message is grpc.aio.EOF:
             return await half_close("message", "none came; a call has one request")
         return message
+
+    def _look(self) -> None:
+        for arrival in self._seen:
+            self._note_slow(arrival)
+        self._seen, self._arrivals = self._arrivals, set()
+        self._timer = None
+        if self._seen:
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
     def _note_slow(self, arrival: _Arrival) -> None:
         """Reserve memory for a slow request, or end its call."""
@@ -110,7 +127,7 @@ class MessageBudget:
             f"the request was not there after {self._timeout_s} s (GRADWIRE_STALL_TIMEOUT_S)",
             timeout_s=self._timeout_s,
         )
-        left_s = self._timeout_s - _MOMENT_S
+        left_s = self._timeout_s - _LOOK_S
         arrival.timer = arrival.task.get_loop().call_later(left_s, arrival.end, stalled)
 
     def check(self, context: Context, needed: int) -> None:

@@ -18,7 +18,7 @@ from gradwire._wire.framing import varint
 from gradwire_server.engine import NUMERICS_VERSION, EvaluationRequest, Prepared, exceeded
 from gradwire_server.errors import RequestLimitError, UnknownFieldError, UnsupportedCallError
 from gradwire_server.rpc import codec
-from gradwire_server.rpc.call_context import STREAM, UNARY, ActiveCall, Context
+from gradwire_server.rpc.call_context import STREAM, ActiveCall, Context
 from gradwire_server.rpc.mapped_files import Range, Regions
 from gradwire_server.rpc.message_budget import MessageBudget
 from gradwire_server.rpc.open_inference.descriptors import NAME, SERVICE, message
@@ -88,7 +88,7 @@ class InferenceService(UnaryEvaluator[InferCall]):
             answer = partial(self._control, method, answers.get(method.name, _refuse))
             kind = message(method.input_type.name)
             found[f"/{NAME}/{method.name}"] = self._responding(method.name, kind, answer)
-        found[f"/{NAME}/ModelInfer"] = UNARY(partial(self.evaluate, "ModelInfer"))
+        found[f"/{NAME}/ModelInfer"] = self._evaluating("ModelInfer")
         found[f"/{NAME}/ModelStreamInfer"] = STREAM(self._stream)
         return found
 
