@@ -34,7 +34,7 @@ _MUTANT = Mutant(
 )
 
 
-def test_every_recorded_mutant_is_described_and_judged_and_the_table_is_written_as_read() -> None:
+def test_every_recorded_mutant_is_described_and_judged_and_its_lines_are_in_the_code() -> None:
     mutants = table.read(TABLE)
     assert [mutant.number for mutant in mutants] == list(range(1, len(mutants) + 1))
     assert len({mutant.behavior for mutant in mutants}) == len(mutants) == 120
@@ -42,6 +42,7 @@ def test_every_recorded_mutant_is_described_and_judged_and_the_table_is_written_
         assert mutant.outcome in {"caught", "equivalent"}
         assert (mutant.reason != "") == (mutant.outcome == "equivalent")
         assert (mutant.tests != ()) == (mutant.outcome == "caught")
+        mutant.applied((ROOT / mutant.file).read_text(encoding="utf-8"))
     assert table.text(mutants) == TABLE.read_text(encoding="utf-8")
     with pytest.raises(LookupError, match=r"express again: The last number is counted twice\."):
         _MUTANT.applied(_SOURCE.replace("total += number", "total = total + number"))
