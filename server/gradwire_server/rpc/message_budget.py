@@ -63,7 +63,7 @@ class MessageBudget:
         self._message_bytes = settings.max_message_bytes
         self._timeout_s = settings.stall_timeout_s
         # One timer for all: a timer for each takes a tenth of a small call's processor time.
-        self._timer: asyncio.TimerHandle | None = None
+        self._looks = False
         self._arrivals: set[_Arrival] = set()
         self._seen: set[_Arrival] = set()
         self._arriving_bytes: Counter[Hashable] = Counter()
@@ -79,8 +79,8 @@ class MessageBudget:
         task: Any = asyncio.current_task()
         arrival = _Arrival(context, task)
         self._arrivals.add(arrival)
-        if self._timer is None:
-            self._timer = task.get_loop().call_later(_LOOK_S, self._look)
+        if not self._looks:
+            self._look()
         try:
             message = await context.read()
         except asyncio.CancelledError:
@@ -105,9 +105,9 @@ class MessageBudget:
         for arrival in self._seen:
             self._note_slow(arrival)
         self._seen, self._arrivals = self._arrivals, set()
-        self._timer = None
-        if self._seen:
-            self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+        self._looks = bool(self._seen)
+        if self._looks:
+            asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
     def _note_slow(self, arrival: _Arrival) -> None:
         """Reserve memory for a slow request, or end its call."""

@@ -61,32 +61,31 @@ class UnaryEvaluator(ABC, Generic[Call]):
     def _reply(self, prepared: Prepared, result: memoryview, call: Call) -> bytes:
         """Return the message that carries a result."""
 
-    def _evaluating(self, method: str) -> Any:
-        """Return the handler of a method that evaluates one small tensor."""
+    def _handler(
+        self, method: str, answer: Callable[[bytes | Exception, Call], Awaitable[bytes]]
+    ) -> Any:
+        """Return the handler of a unary method."""
 
-        # grpc.aio inspects it twice per call, which takes longer for partial objects.
-        async def evaluate(_requests: object, context: Context) -> bytes:
+        # A function: grpc.aio inspects it twice per call, and takes longer for partial objects.
+        async def respond(_requests: object, context: Context) -> bytes:
             message = await self._budget.receive(context)
-            return await self._answer(message, self._call(method, context, self._service.active))
+            return await answer(message, self._call(method, context, self._service.active))
 
-        return UNARY(evaluate)
+        return UNARY(respond)
 
     def _responding(
         self, method: str, kind: type[Message], answer: Callable[[Any, Call], Awaitable[Message]]
     ) -> Any:
-        """Return the handler of a method that receives and sends whole messages."""
+        """Return the handler of a method whose messages protobuf parses."""
 
-        async def respond(_requests: object, context: Context) -> bytes:
-            message = await self._budget.receive(context)
-            call = self._call(method, context, self._service.active)
-
+        async def respond(message: bytes | Exception, call: Call) -> bytes:
             async def work() -> bytes:
                 reply = await answer(codec.parse(kind, codec.well_formed(message)), call)
                 return reply.SerializeToString()
 
             return await call.answer(work)
 
-        return UNARY(respond)
+        return self._handler(method, respond)
 
     async def _answer(self, message: bytes | Exception, call: Call) -> bytes:
         """Evaluate one message, as received; the call ends with its status."""
@@ -183,7 +182,7 @@ class GradientService(UnaryEvaluator[ActiveCall]):
         others = {
             f"/{NAME}/{method}": self._responding(method, *told) for method, told in answers.items()
         }
-        return {f"/{NAME}/Evaluate": self._evaluating("Evaluate"), **others}
+        return {f"/{NAME}/Evaluate": self._handler("Evaluate", self._answer), **others}
 
     def _split(self, message: bytes, call: ActiveCall) -> tuple[bytes, memoryview]:
         (request_id, header, data), call.checksum = codec.read_evaluate(message)

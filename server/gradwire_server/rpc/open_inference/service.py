@@ -88,7 +88,7 @@ class InferenceService(UnaryEvaluator[InferCall]):
             answer = partial(self._control, method, answers.get(method.name, _refuse))
             kind = message(method.input_type.name)
             found[f"/{NAME}/{method.name}"] = self._responding(method.name, kind, answer)
-        found[f"/{NAME}/ModelInfer"] = self._evaluating("ModelInfer")
+        found[f"/{NAME}/ModelInfer"] = self._handler("ModelInfer", self._answer)
         found[f"/{NAME}/ModelStreamInfer"] = STREAM(self._stream)
         return found
 
