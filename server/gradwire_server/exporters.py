@@ -151,7 +151,7 @@ class Instruments:
         own, service = self._cells, self._service
         if own is None or service is None:
             return
-        backend, admission, preparer = service.backend, service.admission, service.preparer
+        backend, admission = service.backend, service.admission
         readings: list[tuple[float, Metric, *tuple[str, ...]]] = [
             (service.active.in_phase["queue"], QUEUE_DEPTH),
             (admission.memory_bytes, MEMORY),
@@ -172,8 +172,7 @@ class Instruments:
             readings += [(count, COMPUTED, name) for name, count in backend.computed_by.items()]
         for value, metric, *labels in readings:
             own.values[place(metric, *labels)] = value
-        hits_and_misses = preparer.lookups
-        cells(LOOKUPS, own.array)[..., 0] = hits_and_misses[:2], hits_and_misses[2:]
+        cells(LOOKUPS, own.array)[..., 0] = service.preparer.lookups
         told = {"backend": backend.name, "backend_reason": service.reason}
         own.notes.write(told | {"backend_to_come": service.to_come})
         own.beat()

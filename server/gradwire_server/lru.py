@@ -15,7 +15,7 @@ class Recent(Generic[V]):
 
     It holds at most `most` values, with at most `max_weight` in all.
 
-    hits, misses  approximate numbers of get() calls with and without a value
+    lookups  approximate numbers of get() calls with and without a value
     """
 
     def __init__(self, *, most: int, max_weight: int) -> None:
@@ -24,16 +24,10 @@ class Recent(Generic[V]):
         self._weight = 0
         self._values: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
         self._lock = Lock()
-        self.hits = 0
-        self.misses = 0
+        self.lookups = [0, 0]
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._values
-
-    @property
-    def lookups(self) -> tuple[int, int]:
-        """Hits and misses."""
-        return self.hits, self.misses
 
     def get(self, key: Hashable, *, counted: bool = True) -> V | None:
         """Return the value of key; None where there is none.
@@ -44,10 +38,9 @@ class Recent(Generic[V]):
         kept = self._values.get(key)
         if not counted:
             return None if kept is None else kept[0]
+        self.lookups[kept is None] += 1
         if kept is None:
-            self.misses += 1
             return None
-        self.hits += 1
         try:  # noqa: SIM105 - suppress() takes longer
             self._values.move_to_end(key)
         except KeyError:

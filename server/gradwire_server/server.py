@@ -159,7 +159,8 @@ class Server:
         started = time.monotonic()
         try:
             # Not watched: compilers may take longer than any call to a device.
-            await self.service.off_loop(backend.warm_up)
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self.service.pool, backend.warm_up)
             await self.service.out_of_turn(partial(check_backend, backend))
         except Exception as error:
             if not (self._chooses and isinstance(backend, backends.StoresKernels)):

@@ -25,7 +25,7 @@ from gradwire._wire.environment import VERSION
 from gradwire_server.config.addresses import split
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import Scope, add_token, revoke_token
-from gradwire_server.rpc.health import has_list
+from gradwire_server.rpc.health import HAS_LIST
 from gradwire_server.rpc.interceptors import INSPECTING
 from gradwire_server.security.certificates import load_certificates
 from support.certificates import Pair, Papers, pair, trusting
@@ -68,7 +68,7 @@ STRANGE = (
     "/a/b",
 )
 METHODS = (*EVERY, SHARED, UNKNOWN, *STRANGE)
-OPEN = tuple(f"/grpc.health.v1.Health/{method}" for method in ("Check", *["List"] * has_list()))
+OPEN = tuple(f"/grpc.health.v1.Health/{method}" for method in ("Check", *["List"] * HAS_LIST))
 # Paths of the HTTP port, and what they answer to callers who may inspect.
 PATHS = {
     **dict.fromkeys(("/", "/status.json", "/metrics"), 200),

@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from gradwire import v1
 from gradwire.v1 import gradient_service_pb2
-from gradwire_server.rpc.health import has_list
+from gradwire_server.rpc.health import HAS_LIST
 from gradwire_server.rpc.open_inference.descriptors import SERVICE
 from support.processes import run_command
 from support.raw_calls import (
@@ -44,7 +44,7 @@ from support.raw_frames import DATA, END_HEADERS, HEADERS, RawConnection, call_h
 from support.servers import commanded, served, served_many, wait_idle
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
-METHODS = ("Check", "Watch", *["List"] * has_list())
+METHODS = ("Check", "Watch", *["List"] * HAS_LIST)
 
 
 def test_the_server_and_its_service_are_serving_and_others_unknown(client: RawClient) -> None:
@@ -60,7 +60,7 @@ def test_the_server_and_its_service_are_serving_and_others_unknown(client: RawCl
     watch.cancel()
 
 
-@pytest.mark.skipif(not has_list(), reason="grpcio-health-checking is too old for the RPC List")
+@pytest.mark.skipif(not HAS_LIST, reason="grpcio-health-checking is too old for the RPC List")
 def test_all_that_is_served_is_listed(client: RawClient) -> None:
     untyped: Any = health_pb2
     (listed,), refusal = call(client.channel, "/grpc.health.v1.Health/List", (b"",))

@@ -252,7 +252,7 @@ def test_no_trace_of_the_warm_up_is_left(tmp_path: Path, workers: int) -> None:
 def test_nothing_of_the_warm_up_is_kept() -> None:
     with serving(warm_up=True) as server:
         service = server.server.service
-        assert service.preparer.lookups == (0, 0, 0, 0)
+        assert service.preparer.lookups == ([0, 0], [0, 0])
         assert (service.admission.memory_bytes, service.admission.streams) == (0, 0)
         assert service.active.none_left.is_set()
         assert not any(service.active.in_phase.values())

@@ -318,9 +318,9 @@ class Preparer:
         self._tables: Recent[BandedMap] = Recent(most=_RECENT_TABLES, max_weight=most_kept)
 
     @property
-    def lookups(self) -> tuple[int, int, int, int]:
+    def lookups(self) -> tuple[list[int], list[int]]:
         """Hits and misses: of prepared requests, then of tables."""
-        return *self._recent.lookups, *self._tables.lookups
+        return self._recent.lookups, self._tables.lookups
 
     def find(self, header: Hashable) -> Prepared | None:
         """Return the cached evaluation of a request's header; None on a miss."""

@@ -24,7 +24,6 @@ import numpy as np
 
 from gradwire import v1
 from gradwire._wire.framing import CheckedParts, Parts, many_result_frame, read_many_request
-from gradwire_server.backends import Backend
 from gradwire_server.engine import Prepared, together
 from gradwire_server.errors import InvalidDataError, StartingError
 from gradwire_server.rpc import codec
@@ -81,11 +80,6 @@ def equal_requests(items: Sequence[BatchItem]) -> Iterator[list[BatchItem]]:
         most = max(1, prepared.most_at_once)
         for first in range(0, len(group), most):
             yield group[first : first + most]
-
-
-def _together(items: Sequence[BatchItem], backend: Backend) -> Bytes:
-    """Return the results of equal requests, [item, byte], in one step."""
-    return together(items[0].prepared, [each.data for each in items], backend)
 
 
 def _parse(message: bytes) -> Parts:
@@ -237,7 +231,7 @@ class ManyStream(ServedStream):
         if prepared.most_at_once:
             claim = call.claim(len(items) * prepared.work, paced=True)
             with service.admission.turns(claim) as turns:
-                work = partial(_together, items, service.backend)
+                work = partial(together, prepared, [each.data for each in items], service.backend)
                 return await service.in_turn(call.phases, turns, work)
         # Kernels need aligned data; in the message it may lie at any offset.
         data = np.frombuffer(bytes(items[0].data), np.uint8)
@@ -263,8 +257,9 @@ class ManyStream(ServedStream):
             await (self._write_answers() if now else asyncio.sleep(0))
 
     async def _compute_inline(self, items: Sequence[BatchItem]) -> Bytes:
-        work = partial(_together, items, self._service.backend)
-        return self._call.compute_inline(work, self._service.inline)
+        data, service = [each.data for each in items], self._service
+        work = partial(together, items[0].prepared, data, service.backend)
+        return self._call.compute_inline(work, service.inline)
 
     async def _conclude(self, items: Sequence[BatchItem], computing: Awaitable[Bytes]) -> None:
         try:

@@ -27,14 +27,8 @@ _MOST_AWAITED = 16
 _PATIENCE_S = 5.0
 # The name of a service has some dozen bytes.
 _MOST_BYTES = 4096
-
-
-def has_list() -> bool:
-    """Return whether the installed schema has the RPC List.
-
-    grpcio-health-checking 1.76 lacks it.
-    """
-    return "List" in health_pb2.DESCRIPTOR.services_by_name["Health"].methods_by_name
+# grpcio-health-checking 1.76 lacks the RPC List.
+HAS_LIST = "List" in health_pb2.DESCRIPTOR.services_by_name["Health"].methods_by_name
 
 
 class Health:
@@ -54,7 +48,7 @@ class Health:
             f"/{HEALTH}/Check": UNARY(self._check),
             f"/{HEALTH}/Watch": STREAM(self._watch),
         }
-        if has_list():
+        if HAS_LIST:
             self.handlers[f"/{HEALTH}/List"] = UNARY(self._list)
 
     def tell(self, *, serving: bool) -> None:

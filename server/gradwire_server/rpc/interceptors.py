@@ -74,8 +74,8 @@ class AuthorizingHandler(grpc.GenericRpcHandler):
 
     def _asking(self, method: str, handler: Handler) -> Any:
         """Return a handler that first checks the caller."""
-        is_unary = handler.stream_unary is not None
-        untyped: Any = handler.stream_unary if is_unary else handler.stream_stream
+        make = UNARY if handler.stream_unary else STREAM
+        untyped: Any = handler.stream_unary or handler.stream_stream
 
         async def answer(requests: Any, context: Context) -> Any:
             refusal = self._authorizer.refusal(
@@ -96,7 +96,6 @@ class AuthorizingHandler(grpc.GenericRpcHandler):
             work = partial(refusing, refusal)
             return await call.answer(work, in_band=send_error)
 
-        make = UNARY if is_unary else STREAM
         return make(answer, handler.request_deserializer, handler.response_serializer)
 
 

@@ -218,12 +218,8 @@ class ServiceContext:
         turns.spend(seconds)
         return result
 
-    async def off_loop(self, work: Callable[[], T]) -> T:
-        """Run work in the thread pool."""
-        return await asyncio.wrap_future(self.pool.submit(work))
-
     async def out_of_turn(self, work: Callable[[], T]) -> T:
-        """Run work of the backend in the thread pool, out of turn."""
+        """Run work in the thread pool, out of turn."""
         return await self._result(self.pool.submit(work))
 
     def _result(self, done: Future[T]) -> Awaitable[T]:

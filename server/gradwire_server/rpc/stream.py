@@ -116,7 +116,7 @@ class EvaluationStream(ServedStream):
         return header
 
     async def _answer(self, header: v1.Open, prepared: Prepared) -> None:
-        digest = await self._service.off_loop(lambda: prepared.digest)
+        digest = await self._service.out_of_turn(lambda: prepared.digest)
         wanted = wanted_bytes(header, prepared, digest)
         assembler = InputAssembler(prepared, resume_from=wanted.start, stop_before=wanted.stop)
         limit = self._service.settings.max_chunk_bytes
