@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable
 from typing import Any, Literal, Self, overload
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from gradwire import ops
 from gradwire._core.batch import ItemBatch
@@ -15,7 +15,8 @@ from gradwire._core.reports import OperatorInfo, ServerInfo, Timing
 from gradwire._transport.aio import AsyncClientChannels, AsyncResults
 from gradwire._transport.channels import BaseClient, PerProcess
 from gradwire._transport.streams import StreamRun
-from gradwire._wire.requests import Item
+from gradwire._wire.requests import ItemLike
+from gradwire.tensors import Array, Sizes
 
 
 class AsyncClient(BaseClient):
@@ -36,12 +37,12 @@ class AsyncClient(BaseClient):
         op: ops.Operator,
         array: object,
         *,
-        output_shape: Sequence[int] | None = None,
-        out: NDArray[Any] | None = None,
+        output_shape: Sizes | None = None,
+        out: Array | None = None,
         timeout_s: float | None = None,
         on_progress: Callable[[int, int], object] | None = None,
         on_timing: Callable[[Timing], object] | None = None,
-    ) -> NDArray[Any]:
+    ) -> Array:
         """Return the operator applied to an array, as Client.evaluate does.
 
         on_progress and on_timing are called in the event loop's thread. array and out belong to the
@@ -66,26 +67,26 @@ class AsyncClient(BaseClient):
     @overload
     def evaluate_many(
         self,
-        items: Iterable[Item | tuple[Any, ...]] | AsyncIterable[Item | tuple[Any, ...]],
+        items: Iterable[ItemLike] | AsyncIterable[ItemLike],
         *,
         ordered: Literal[True] = True,
         max_in_flight: int = 64,
         timeout_s: float | None = None,
-    ) -> AsyncResults[NDArray[Any]]: ...
+    ) -> AsyncResults[Array]: ...
 
     @overload
     def evaluate_many(
         self,
-        items: Iterable[Item | tuple[Any, ...]] | AsyncIterable[Item | tuple[Any, ...]],
+        items: Iterable[ItemLike] | AsyncIterable[ItemLike],
         *,
         ordered: Literal[False],
         max_in_flight: int = 64,
         timeout_s: float | None = None,
-    ) -> AsyncResults[tuple[int, NDArray[Any]]]: ...
+    ) -> AsyncResults[tuple[int, Array]]: ...
 
     def evaluate_many(
         self,
-        items: Iterable[Item | tuple[Any, ...]] | AsyncIterable[Item | tuple[Any, ...]],
+        items: Iterable[ItemLike] | AsyncIterable[ItemLike],
         *,
         ordered: bool = True,
         max_in_flight: int = 64,
@@ -102,7 +103,7 @@ class AsyncClient(BaseClient):
         )
         return AsyncResults(items, self._channels(), batch)
 
-    async def empty(self, shape: Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
+    async def empty(self, shape: Sizes, dtype: DTypeLike = np.float32) -> Array:
         """Return a new array that evaluate() need not copy, as Client.empty does."""
         shared = self._channels().blocking.shared_memory
         return await asyncio.to_thread(shared.empty, shape, dtype)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, Self, overload
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from gradwire import ops
 from gradwire._core.batch import ItemBatch
@@ -15,7 +15,8 @@ from gradwire._transport.batch import Results
 from gradwire._transport.channels import BaseClient, ClientChannels, PerProcess
 from gradwire._transport.streams import StreamRun
 from gradwire._transport.unary import Runtime, UnaryCalls, now
-from gradwire._wire.requests import Item
+from gradwire._wire.requests import ItemLike
+from gradwire.tensors import Array, Sizes
 
 _RUNTIME = Runtime()
 
@@ -74,12 +75,12 @@ class Client(BaseClient):
         op: ops.Operator,
         array: object,
         *,
-        output_shape: Sequence[int] | None = None,
-        out: NDArray[Any] | None = None,
+        output_shape: Sizes | None = None,
+        out: Array | None = None,
         timeout_s: float | None = None,
         on_progress: Callable[[int, int], object] | None = None,
         on_timing: Callable[[Timing], object] | None = None,
-    ) -> NDArray[Any]:
+    ) -> Array:
         """Return the operator applied to an array.
 
         The result has the array's type, and is out if that is given.
@@ -119,26 +120,26 @@ class Client(BaseClient):
     @overload
     def evaluate_many(
         self,
-        items: Iterable[Item | tuple[Any, ...]],
+        items: Iterable[ItemLike],
         *,
         ordered: Literal[True] = True,
         max_in_flight: int = 64,
         timeout_s: float | None = None,
-    ) -> Results[NDArray[Any]]: ...
+    ) -> Results[Array]: ...
 
     @overload
     def evaluate_many(
         self,
-        items: Iterable[Item | tuple[Any, ...]],
+        items: Iterable[ItemLike],
         *,
         ordered: Literal[False],
         max_in_flight: int = 64,
         timeout_s: float | None = None,
-    ) -> Results[tuple[int, NDArray[Any]]]: ...
+    ) -> Results[tuple[int, Array]]: ...
 
     def evaluate_many(
         self,
-        items: Iterable[Item | tuple[Any, ...]],
+        items: Iterable[ItemLike],
         *,
         ordered: bool = True,
         max_in_flight: int = 64,
@@ -169,7 +170,7 @@ class Client(BaseClient):
         )
         return Results(items, self._calls.get(), batch)
 
-    def empty(self, shape: Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
+    def empty(self, shape: Sizes, dtype: DTypeLike = np.float32) -> Array:
         """Return a new, uninitialized array that evaluate() need not copy.
 
         It lies in memory shared with the server if shared_memory has an effect; otherwise it is an

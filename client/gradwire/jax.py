@@ -19,7 +19,6 @@ error, whose message ends with the name and message of ours.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -35,7 +34,7 @@ from gradwire._wire.requests import Item
 from gradwire.client import Client
 from gradwire.errors import InvalidRequestError
 from gradwire.ops.jax import Method
-from gradwire.tensors import data_type_of
+from gradwire.tensors import Shape, Sizes, data_type_of
 
 jax: Any = import_module("jax")
 
@@ -45,7 +44,7 @@ Array = Any
 def evaluate(
     operator: ops.Operator,
     x: Array,
-    output_shape: Sequence[int],
+    output_shape: Sizes,
     *,
     adjoint: ops.Operator | None = None,
     client: Evaluator | None = None,
@@ -74,7 +73,7 @@ def evaluate(
 
 def resize(
     image: Array,
-    shape: Sequence[int],
+    shape: Sizes,
     method: Method | Any,
     antialias: bool = True,  # noqa: FBT001, FBT002
     precision: Any = None,
@@ -125,7 +124,7 @@ class _JaxCall:
 
     operator: str
     adjoint: str
-    shape: tuple[int, ...]
+    shape: Shape
     client: int
 
 
@@ -159,11 +158,11 @@ def _run(call: _JaxCall, rank: int, x: Array) -> NDArray[Any]:
     return results.reshape(*batch, *call.shape)
 
 
-def _forward(call: _JaxCall, x: Array) -> tuple[Array, tuple[int, ...]]:
+def _forward(call: _JaxCall, x: Array) -> tuple[Array, Shape]:
     return _evaluate(call, x), x.shape
 
 
-def _backward(call: _JaxCall, shape: tuple[int, ...], gradient: Array) -> tuple[Array]:
+def _backward(call: _JaxCall, shape: Shape, gradient: Array) -> tuple[Array]:
     return (_evaluate(_JaxCall(call.adjoint, linear(call.operator), shape, call.client), gradient),)
 
 

@@ -32,7 +32,7 @@ from gradwire._core.bridges import (
 from gradwire.client import Client
 from gradwire.errors import InvalidRequestError
 from gradwire.ops.torch import Follow, Mode
-from gradwire.tensors import to_array
+from gradwire.tensors import Shape, Sizes, to_array
 
 torch: Any = import_module("torch")
 forward_ad: Any = import_module("torch.autograd.forward_ad")
@@ -46,7 +46,7 @@ LARGEST_LENGTH = 2**53
 def evaluate(
     operator: ops.Operator,
     x: Tensor,
-    output_shape: Sequence[int],
+    output_shape: Sizes,
     *,
     adjoint: ops.Operator | None = None,
     client: Evaluator | None = None,
@@ -73,7 +73,7 @@ def evaluate(
 
 def interpolate(  # noqa: PLR0917 - so are their order and kinds
     input: Tensor,  # noqa: A002 - the names are those of torch.nn.functional.interpolate
-    size: int | Sequence[int] | None = None,
+    size: int | Sizes | None = None,
     scale_factor: float | Sequence[float] | None = None,
     mode: Mode = "nearest",
     align_corners: bool | None = None,  # noqa: FBT001
@@ -122,7 +122,7 @@ def _number(client: Evaluator | None) -> int:
 
 def _interpolation(
     follow: Follow, **asked: Any
-) -> tuple[tuple[str, str], tuple[int, ...], tuple[float, ...]]:
+) -> tuple[tuple[str, str], Shape, tuple[float, ...]]:
     """Return the interpolation and its gradient as texts.
 
     The operator's size and scale_factor follow.
@@ -138,7 +138,7 @@ def _interpolation(
     return _texts(operator, gradient), operator.size, operator.scale_factor
 
 
-def _scaled(source: Sequence[int], sizes: tuple[int, ...], factors: tuple[float, ...]) -> list[int]:
+def _scaled(source: Sizes, sizes: Shape, factors: tuple[float, ...]) -> list[int]:
     """Return the spatial sizes of the result.
 
     Their number is checked elsewhere.
@@ -184,7 +184,7 @@ def _run(x: Tensor, operator: str, adjoint: str, output_shape: list[int], client
     return result.to(x.device)
 
 
-def _allocated(shape: Sequence[int], dtype: Any, *, pin_memory: bool) -> Tensor:
+def _allocated(shape: Sizes, dtype: Any, *, pin_memory: bool) -> Tensor:
     try:
         return torch.empty(shape, dtype=dtype, pin_memory=pin_memory)
     except RuntimeError as error:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Literal, Self, TypeVar, cast, overload
 from uuid import uuid4
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwire import Item, ops, tensors, v1
 from gradwire._wire.requests import (
     ArrayRequest,
+    ItemLike,
     Progress,
     as_item,
     check_max_in_flight,
@@ -25,7 +25,7 @@ from gradwire._wire.requests import (
 )
 from gradwire._wire.statuses import from_in_band
 from gradwire.errors import DeadlineExceededError
-from gradwire.tensors import share_memory, to_array
+from gradwire.tensors import Array, Sizes, share_memory, to_array
 from gradwire_server import backends
 from gradwire_server.backends import compute_dtype
 from gradwire_server.config import container_limits
@@ -42,8 +42,6 @@ _RECENT_ENTRIES = 1 << 20
 
 # Slab of a single step for the whole evaluation.
 _WHOLE = 1 << 62
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +116,11 @@ class LocalClient:
         operator: ops.Operator,
         array: object,
         *,
-        output_shape: Sequence[int] | None = None,
-        out: NDArray[Any] | None = None,
+        output_shape: Sizes | None = None,
+        out: Array | None = None,
         timeout_s: float | None = None,
         on_progress: Callable[[int, int], object] | None = None,
-    ) -> NDArray[Any]:
+    ) -> Array:
         """Return the operator's result, as Client.evaluate does, with the same errors.
 
         timeout_s is the total; None means none. It is checked between two steps, and between two
@@ -150,26 +148,26 @@ class LocalClient:
     @overload
     def evaluate_many(
         self,
-        items: Iterable[Item | tuple[Any, ...]],
+        items: Iterable[ItemLike],
         *,
         ordered: Literal[True] = True,
         max_in_flight: int = 64,
         timeout_s: float | None = None,
-    ) -> LocalResults[NDArray[Any]]: ...
+    ) -> LocalResults[Array]: ...
 
     @overload
     def evaluate_many(
         self,
-        items: Iterable[Item | tuple[Any, ...]],
+        items: Iterable[ItemLike],
         *,
         ordered: Literal[False],
         max_in_flight: int = 64,
         timeout_s: float | None = None,
-    ) -> LocalResults[tuple[int, NDArray[Any]]]: ...
+    ) -> LocalResults[tuple[int, Array]]: ...
 
     def evaluate_many(
         self,
-        items: Iterable[Item | tuple[Any, ...]],
+        items: Iterable[ItemLike],
         *,
         ordered: bool = True,
         max_in_flight: int = 64,
@@ -199,7 +197,7 @@ class LocalClient:
         source: Array,
         until: float,
         *,
-        output_shape: Sequence[int] | None,
+        output_shape: Sizes | None,
         out: Array | None,
     ) -> tuple[_LocalCall, Array]:
         """Check a call, and return it with the array for its result."""
@@ -283,7 +281,7 @@ def _check_time(until: float, *, received: int) -> None:
 
 
 def _key(
-    operator: ops.Operator, source: Array, *, output_shape: Sequence[int] | None, out: object
+    operator: ops.Operator, source: Array, *, output_shape: Sizes | None, out: object
 ) -> Hashable | None:
     """Return a key for a call's checks and preparation.
 
@@ -318,7 +316,7 @@ class LocalResults(Iterator[T_co]):
     """
 
     def __init__(
-        self, items: Iterable[object], evaluate: Callable[[Item], NDArray[Any]], *, ordered: bool
+        self, items: Iterable[object], evaluate: Callable[[Item], Array], *, ordered: bool
     ) -> None:
         self.index = -1
         self._items = iter(items)

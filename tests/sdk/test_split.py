@@ -25,7 +25,7 @@ from gradwire_server import LocalClient
 from gradwire_server.config.tokens import Scope, add_token
 from gradwire_server.engine import Prepared
 from support.certificates import Papers, trusting
-from support.clients import BILINEAR, BRISK, ONCE, PROMPT, Array, Face, halved
+from support.clients import BILINEAR, PROMPT, Array, Counting, Face, halved
 from support.oracles.dialect_table import Case
 from support.raw_calls import wait_until
 from support.relay import relaying
@@ -231,13 +231,17 @@ def test_a_server_that_vanishes_amid_its_part_leaves_it_to_the_others(
             same_bits(halved(client, DIFF_DST), expected)
 
 
-@pytest.mark.parametrize(("retry", "others"), [(BRISK, False), (ONCE, True)])
+@pytest.mark.parametrize(("attempts", "others"), [(3, False), (1, True)])
 def test_where_no_server_is_left_or_may_be_tried_the_call_is_unavailable(
-    targets: list[str], retry: RetryPolicy, *, others: bool
+    targets: list[str], attempts: int, *, others: bool
 ) -> None:
+    Counting.failed.clear()
+    retry = Counting(initial_backoff_s=0.01, max_attempts=attempts)
     tried = ["127.0.0.1:1", targets[0] if others else "127.0.0.1:2"]
     with Client(tried, retry=retry, **ALWAYS) as client, pytest.raises(errors.UnavailableError):
         halved(client, DIFF_DST)
+    # No share is tried again where none had a result.
+    assert others or Counting.failed.count(1) == len(tried)
 
 
 # On slow connections a share of a large tensor takes longer than it may stand still.

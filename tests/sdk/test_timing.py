@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gradwire import Client, Timing
 from gradwire._core.reports import read_timing
 from gradwire._wire.requests import Progress
-from gradwire._wire.semantic_conventions import Conventions, of_address
+from gradwire._wire.semantic_conventions import of_address
 from gradwire.errors import InvalidRequestError
 from support.clients import COPY, LARGE, PROMPT, SMALL, Array, Face, copied, either_size, halved
 from support.relay import relaying
@@ -173,14 +173,3 @@ def test_an_address_is_told_in_its_parts() -> None:
     ):
         told = of_address("server", address)
         assert told == {"server.address": host, **({"server.port": port[0]} if port else {})}
-
-
-def test_the_conventions_are_those_that_are_asked_for() -> None:
-    older, newer = {"rpc.system", "rpc.service", "rpc.method"}, {"rpc.system.name", "rpc.method"}
-    for variable, names in (
-        *(("", older), ("http", older), ("rpc", newer), ("rpc/dup", older | newer)),
-    ):
-        chosen = Conventions.chosen({"OTEL_SEMCONV_STABILITY_OPT_IN": variable})
-        assert chosen.of_method("Evaluate").keys() == names
-        assert len(chosen.of_status("OK", failed=False)) == (2 if variable == "rpc/dup" else 1)
-        assert chosen.of_status("status 99", failed=True)["error.type"] == "status 99"

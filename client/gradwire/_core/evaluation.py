@@ -14,7 +14,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from gradwire import ops, tensors, v1
@@ -36,7 +36,7 @@ from gradwire.errors import (
     LimitExceededError,
     ServerError,
 )
-from gradwire.tensors import Array
+from gradwire.tensors import Array, Sizes
 
 
 class Evaluation:
@@ -57,7 +57,7 @@ class Evaluation:
         *,
         op: ops.Operator,
         array: object,
-        output_shape: Sequence[int] | None,
+        output_shape: Sizes | None,
         out: Array | None,
         timeout_s: float | None,
         on_progress: Callable[[int, int], object] | None = None,

@@ -17,7 +17,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from http.client import HTTPException
-from typing import Any, cast
+from typing import Any
 from urllib.error import HTTPError, URLError
 
 from gradwire._core.options import ip_version, is_host_port, is_list
@@ -69,13 +69,13 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedire
 
 
 def _read(body: bytes) -> tuple[str, ...]:
-    told: Any = json.loads(body)
-    replicas: Any = cast("dict[str, Any]", told).get("replicas") if isinstance(told, dict) else None
-    if not isinstance(replicas, list):
-        raise ValueError("the answer is not a list of replicas")  # noqa: TRY004 - of its content
+    try:
+        replicas = tuple(dict.fromkeys(map(_target, json.loads(body)["replicas"])))
+    except (TypeError, LookupError):
+        raise ValueError("the answer is not a list of replicas") from None
     if not replicas:
         raise ValueError("it lists none now")
-    return tuple(dict.fromkeys(map(_target, cast("list[object]", replicas))))
+    return replicas
 
 
 def _target(value: object) -> str:

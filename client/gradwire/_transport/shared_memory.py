@@ -18,7 +18,6 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from gradwire._core.evaluation import Evaluation
 from gradwire._core.options import Options
 from gradwire._wire.framing import parsed
 from gradwire._wire.requests import ArrayRequest
-from gradwire.tensors import Array
+from gradwire.tensors import Array, Sizes
 
 _log = logging.getLogger("gradwire")
 
@@ -150,7 +149,7 @@ class SegmentPool:
         self._arrays[address] = segment
         return root[:nbytes]
 
-    def empty(self, shape: Sequence[int], dtype: DTypeLike) -> Array:
+    def empty(self, shape: Sizes, dtype: DTypeLike) -> Array:
         """Return an array in a new segment."""
         like = np.broadcast_to(np.empty((), dtype), shape)
         return self.memory(self.take(like.nbytes), like.nbytes).view(like.dtype).reshape(like.shape)
@@ -347,7 +346,7 @@ class SharedMemory:
                     _log.debug("no shared memory: %s", error)
             return self._pool
 
-    def empty(self, shape: Sequence[int], dtype: DTypeLike) -> Array:
+    def empty(self, shape: Sizes, dtype: DTypeLike) -> Array:
         """Return an array, in a segment where the server takes any."""
         pool = self.pool()
         if pool is not None:

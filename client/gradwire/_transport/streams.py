@@ -252,8 +252,8 @@ def _returned(error: BaseException | None) -> GradwireError | None:
 class SplitTry:
     """The streams of one shared evaluation, from first to last.
 
-    Each share has a thread. If no server has room for a share, its thread waits until another share
-    has ended, since that share's server then has room.
+    Each share has a thread. A share that no server has room for is transferred after the others,
+    since their servers have room then.
 
     ended  event, set once no thread accesses the caller's arrays any more
     error  the first one; None while it runs and after success
@@ -271,12 +271,13 @@ class SplitTry:
         self._recovery = evaluation.share_recovery
         # Seconds that a server has to answer before another one is asked.
         self._patience_s = evaluation.options.timeout_s / 2
-        self._waits = evaluation.options.retry.max_attempts > 1
-        self._changed = threading.Condition()
+        self._postpones = evaluation.options.retry.max_attempts > 1
+        self._lock = threading.Lock()
         self._streams: set[StreamTry] = set()
         self._stopping = threading.Event()
-        # Threads that do not wait for others, and shares that have ended.
-        self._running, self._done = 1, 0
+        self._succeeded = False
+        # Shares whose tries are over, and their errors.
+        self._postponed: list[tuple[Transfer, GradwireError]] = []
         self.error: BaseException | None = None
         self.ended = ended
 
@@ -290,9 +291,8 @@ class SplitTry:
 
     def cancel(self) -> None:
         """Cancel all streams; stored bytes stay."""
-        with self._changed:
+        with self._lock:
             self._stopping.set()
-            self._changed.notify_all()
             streams = tuple(self._streams)
         for stream in streams:
             stream.cancel()
@@ -304,12 +304,19 @@ class SplitTry:
                 self._transfer(question)
             if not self._stopping.is_set():
                 parts = self._shares.cut()
-                self._running = len(parts)
                 started.extend(start_thread("share", self._work, part) for part in parts)
         except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
             self._fail(error)
         for thread in started:
             thread.join()
+        try:
+            for share, last in self._postponed:
+                if not self._succeeded:
+                    self._fail(last)
+                share.moved_at = time.monotonic()
+                self._transfer(share)
+        except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
+            self._fail(error)
         if self._stopping.is_set() and self.error is None:
             self.error = CallCancelledError("the evaluation was cancelled")
         self.ended.set()
@@ -317,50 +324,29 @@ class SplitTry:
     def _work(self, share: Transfer) -> None:
         try:
             self._transfer(share)
+            self._succeeded = True
+        except GradwireError as error:
+            if self._postpones and is_retryable(error, streamed=True):
+                share.moved_at = math.inf
+                self._postponed.append((share, error))
+            else:
+                self._fail(error)
         except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
             self._fail(error)
-        with self._changed:
-            self._running -= 1
-            self._changed.notify_all()
 
     def _transfer(self, share: Transfer) -> None:
         """Transfer a share, with retries."""
-        recover, done = self._recovery(), self._done
+        recover = self._recovery()
         while (stream := self._begin(share)) is not None:
             error = self._outcome(stream)
-            with self._changed:
+            with self._lock:
                 self._streams.discard(stream)
-                if error is None:
-                    self._done += 1
-                    return
-            if self._stopping.is_set():
+            if error is None or self._stopping.is_set():
                 return
-            try:
-                self._stopping.wait(recover(error, share))
-            except GradwireError as last:
-                if not (self._waits and is_retryable(last, streamed=True)):
-                    raise
-                self._wait_for_room(share, last, done=done)
-                recover, done = self._recovery(), self._done
-
-    def _wait_for_room(self, share: Transfer, error: GradwireError, *, done: int) -> None:
-        """Wait until more shares than `done` have ended.
-
-        Raises the error if no other share is transferred.
-        """
-        share.moved_at = math.inf
-        with self._changed:
-            self._running -= 1
-            self._changed.notify_all()
-            while self._done == done and not self._stopping.is_set():
-                if not self._running:
-                    raise error
-                self._changed.wait()
-            self._running += 1
-        share.moved_at = time.monotonic()
+            self._stopping.wait(recover(error, share))
 
     def _begin(self, share: Transfer) -> StreamTry | None:
-        with self._changed:
+        with self._lock:
             if self._stopping.is_set():
                 return None
             stream = self._start(share, ended=threading.Event())
@@ -384,7 +370,7 @@ class SplitTry:
         return error
 
     def _fail(self, error: BaseException) -> None:
-        with self._changed:
+        with self._lock:
             if self.error is None and not self._stopping.is_set():
                 self.error = error
         self.cancel()

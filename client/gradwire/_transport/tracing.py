@@ -6,7 +6,6 @@ package does not import it by itself.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 
 from gradwire._core.options import Options, Sent
 from gradwire._wire.environment import VERSION
-from gradwire._wire.semantic_conventions import Conventions, of_address, span_name
+from gradwire._wire.semantic_conventions import of_address, of_method, of_status, span_name
 from gradwire.errors import DeadlineExceededError, GradwireError
 
 
@@ -49,8 +48,7 @@ def _traced(method: str, *, target: str, sent: Sent) -> Generator[CallSpan]:
     """
     from opentelemetry import propagate, trace  # noqa: PLC0415 - optional
 
-    conventions = Conventions.chosen(os.environ)
-    attributes = conventions.of_method(method) | of_address("server", target)
+    attributes = of_method(method) | of_address("server", target)
     tracer = trace.get_tracer("gradwire", VERSION)
     span = tracer.start_span(span_name(method), kind=trace.SpanKind.CLIENT, attributes=attributes)
     carrier: dict[str, str] = {}
@@ -69,7 +67,7 @@ def _traced(method: str, *, target: str, sent: Sent) -> Generator[CallSpan]:
         raise
     finally:
         failed = status != "OK"
-        span.set_attributes(conventions.of_status(status, failed=failed))
+        span.set_attributes(of_status(status, failed=failed))
         if failed:
             span.set_status(trace.StatusCode.ERROR, str(call.answer or ""))
         span.end()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 
 from gradwire import ops, tensors, v1
 from gradwire._wire.framing import Parts, evaluation_frame, parsed, read_evaluation
@@ -35,8 +34,11 @@ class Item(NamedTuple):
 
     op: ops.Operator
     array: object
-    output_shape: Sequence[int] | None = None
-    out: NDArray[Any] | None = None
+    output_shape: Sizes | None = None
+    out: Array | None = None
+
+
+ItemLike: TypeAlias = Item | tuple[Any, ...]
 
 
 def as_item(given: Any) -> Item:

@@ -23,8 +23,8 @@ from matplotlib.image import imread
 from gradwire.cli.explain import AxisTable
 from gradwire.tensors import Array
 
-# Okabe and Ito's blue and vermilion, which people with any color vision tell apart.
-BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "0.45"
+# Okabe and Ito's blue.
+BLUE, GREY = "#0072B2", "0.45"
 # Weights up to which they are written into the matrix, with markers at the outputs' coordinates.
 LEGIBLE = 48
 
@@ -64,18 +64,22 @@ def _draw_matrix(plot: Axes, axis: AxisTable) -> LineCollection:
         cmap="PuOr",
         rasterized=True,
     )
-    outputs, places, label = np.arange(axis.outputs), np.zeros(axis.outputs), "output"
-    if axis.coordinates is not None:
-        places = np.clip(axis.coordinates, -0.5, axis.inputs - 0.5)
+    label = "output"
     if len(axis.weight) <= LEGIBLE:
         for output, input_, weight in zip(axis.rows, axis.columns, axis.weight, strict=True):
             plot.text(output, input_, f"{weight:.3g}", ha="center", va="center", size=7)
         if axis.coordinates is not None:
             label = "output; o: its coordinate"
-            plot.plot(outputs - 0.42, places, "o", mfc="w", mec="0.15", ms=4, clip_on=False)
-    idle = outputs[np.diff(axis.offset) == 0]
-    if len(idle):
-        plot.plot(idle, places[idle], "X", color=VERMILION, clip_on=False)
+            places = np.clip(axis.coordinates, -0.5, axis.inputs - 0.5)
+            plot.plot(
+                np.arange(axis.outputs) - 0.42,
+                places,
+                "o",
+                mfc="w",
+                mec="0.15",
+                ms=4,
+                clip_on=False,
+            )
     plot.set(xlim=(-0.5, axis.outputs - 0.5), ylim=(axis.inputs - 0.5, -0.5))
     plot.set(xlabel=label, ylabel="input")
     plot.locator_params(nbins=10, integer=True, min_n_ticks=1)
@@ -85,8 +89,6 @@ def _draw_matrix(plot: Axes, axis: AxisTable) -> LineCollection:
 def _draw_totals(plot: Axes, axis: AxisTable) -> None:
     edges = np.arange(axis.inputs + 1) - 0.5
     plot.stairs(axis.totals, edges, orientation="horizontal", fill=True, color=BLUE)
-    if len(axis.unread):
-        plot.plot(axis.unread * 0, axis.unread, "x", color=VERMILION, clip_on=False)
     # The mean, if every output's weights have the sum 1.
     plot.axvline(axis.outputs / axis.inputs, color=GREY, linestyle="--")
     plot.set(title="total weight of each input", xlabel="total weight; dashed: outputs / inputs")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 
@@ -13,7 +12,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from gradwire._wire.environment import VERSION
-from gradwire._wire.semantic_conventions import Attributes, Conventions, of_address, span_name
+from gradwire._wire.semantic_conventions import (
+    Attributes,
+    of_address,
+    of_method,
+    of_status,
+    span_name,
+)
 from gradwire_server.observability.recording import CallRecord
 
 # Time limit for exporting the last spans: the collector may not answer.
@@ -49,12 +54,11 @@ class Tracer:
     def __init__(self, provider: TracerProvider, *, address: str) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("gradwire_server", VERSION)
-        self._conventions = Conventions.chosen(os.environ)
         self._server = of_address("server", address)
 
     def begin(self, call: CallRecord) -> trace.Span:
         """Start a call's span, within the caller's trace if present."""
-        attributes = self._conventions.of_method(call.method) | self._server
+        attributes = of_method(call.method) | self._server
         peer, sent = call.context.peer(), call.context.invocation_metadata() or ()
         texts = {key: value for key, value in sent if isinstance(value, str)}
         attributes |= of_address("client", peer) | of_address("network.peer", peer)
@@ -76,7 +80,7 @@ class Tracer:
         span: trace.Span = call.span
         if span.is_recording():
             failed = status in _FAULTS
-            attributes: Attributes = self._conventions.of_status(status, failed=failed)
+            attributes: Attributes = of_status(status, failed=failed)
             facts: Attributes = {
                 "request_id": call.request_id,
                 "operator": call.operator,
