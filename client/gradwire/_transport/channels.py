@@ -148,7 +148,7 @@ class PooledChannel:
         try:
             return self.channel.stream_stream(f"{SERVICE_PATH}{method}")(messages, **options)
         except ValueError as error:
-            raise CallCancelledError(str(error)) from error
+            raise CallCancelledError("the client was closed") from error
 
 
 class Pool:

@@ -252,9 +252,9 @@ class UnaryCalls:
             except grpc.RpcError as error:
                 reply = from_rpc_error(error)
                 failed = is_retryable(reply, streamed=False)
-            except (ValueError, grpc.aio.UsageError) as error:
+            except (ValueError, grpc.aio.UsageError):
                 # The channel is closed.
-                reply = CallCancelledError(str(error))
+                reply = CallCancelledError("the client was closed")
             except asyncio.CancelledError:
                 if not self._is_cancelled_by_closing():
                     raise

@@ -143,7 +143,7 @@ def _exception(
     if kind is OverloadedError and retry_after is None:
         kind = LimitExceededError
     text = named_as_arguments(message) or f"the server answered {status} without a message"
-    if not reason and kind in {UnavailableError, DeadlineExceededError}:
+    if not reason and kind in {UnavailableError, DeadlineExceededError, CallCancelledError}:
         text = with_hint(text)
     elif not reason and kind is ServerError:
         text = f"{status}: {text}"
@@ -194,6 +194,7 @@ _HINTS = {
         "--http-port: give the gRPC port"
     ),
     "^Deadline Exceeded$": "no answer came within the timeout",
+    "Channel closed|Locally cancelled by application": "the client was closed",
     "timed out before receiving SETTINGS": (
         "the program at this port takes connections and does not answer; it may be no gRPC server"
     ),
