@@ -157,14 +157,9 @@ def dml_axis(
     return matrix.astype(np.float64)
 
 
-def onednn_weights(
-    src: int, dst: int, *, align_corners: bool, nearest: bool
-) -> dict[tuple[int, int], float]:
-    """Weights other than 0 of a oneDNN interpolation, by output and input of one axis.
-
-    One float32 scalar at a time.
-    """
-    weights: dict[tuple[int, int], float] = {}
+def onednn_axis(src: int, dst: int, *, align_corners: bool, nearest: bool) -> Matrix:
+    """One axis of a oneDNN interpolation, one float32 scalar at a time."""
+    matrix = np.zeros((dst, src))
     for index in range(dst):
         if not align_corners:
             x = ((np.float32(index) + _half) * np.float32(src)) / np.float32(dst) - _half
@@ -175,15 +170,14 @@ def onednn_weights(
         if nearest:
             # A double holds x + 0.5 exactly, so this is half away from zero.
             away = int(math.copysign(math.floor(abs(float(x)) + 0.5), x))
-            weights[index, min(max(away, 0), src - 1)] = 1
+            matrix[index, min(max(away, 0), src - 1)] = 1
             continue
         low, high = max(int(x), 0), min(max(math.ceil(x), 0), src - 1)
         upper = abs(x - np.float32(low))
         lower = np.float32(1) - upper
-        weights[index, low] = float(lower + upper if low == high else lower)
-        if low != high:
-            weights[index, high] = float(upper)
-    return {place: weight for place, weight in weights.items() if weight}
+        matrix[index, high] = upper
+        matrix[index, low] = lower + upper if low == high else lower
+    return matrix
 
 
 @dataclass(frozen=True, slots=True)
