@@ -20,7 +20,6 @@ from gradwire_server.backends.numpy_cpu import NumpyCpu
 from support import relay
 from support.clients import ONCE
 from support.raw_calls import (
-    PUBLISHED_RESULT,
     SERVICE,
     Answer,
     ManyCall,
@@ -206,20 +205,6 @@ def test_an_operator_with_a_newer_field_beside_it_is_refused(client: RawClient, 
     merged(request.operator, varint(number << 3) + b"\x01")
     refusal = unimplemented(client.ask(request, how), how)
     assert f"field {number} of gradwire.v1.Operator at operator " in refusal.message
-
-
-@every_way
-def test_an_operator_that_is_not_set_at_all_is_an_invalid_field(
-    client: RawClient, how: str
-) -> None:
-    request = published_request()
-    request.ClearField("operator")
-    refused(client.ask(request, how), "INVALID_FIELD", field="operator")
-
-
-@every_way
-def test_a_newer_caller_that_sets_nothing_new_is_served(client: RawClient, how: str) -> None:
-    assert client.ask(published_request(), how).data == PUBLISHED_RESULT
 
 
 @pytest.mark.parametrize(

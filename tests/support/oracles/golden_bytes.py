@@ -18,14 +18,6 @@ from dialect_tables import TABLES
 from gradwire import v1
 from support.raw_calls import published_request
 
-TENSOR = v1.TensorDescriptor(
-    data_type=v1.DataType.DATA_TYPE_FLOAT32, sizes=(2, 300), strides=(0, 1)
-)
-LINEAR = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_LINEAR
-OPERATOR = v1.Operator(dml_resample=v1.DmlResample(interpolation_mode=LINEAR))
-OPERATOR_HEX = "1a 02 08 02"  # member 3 of 2 bytes: interpolation_mode 2
-TENSOR_HEX = "08 01 | 12 03 02 ac 02 | 1a 02 00 01"  # 300 is ac 02
-
 # A name that begins with the message's, the message as text, and its bytes.
 # float32 on the wire is little-endian: 0.5 is 3f000000, 1.5 is 3fc00000, -0.5 is bf000000.
 _TABLE = r"""
@@ -136,9 +128,9 @@ Limits := max_rank: 8 max_elements: 0x1000000000 max_table_entries: 3 max_float3
 """
 _PARTS = {
     "tensor": "data_type: DATA_TYPE_FLOAT32 sizes: [2, 300] strides: [0, 1]",
-    "TENSOR": TENSOR_HEX,
+    "TENSOR": "08 01 | 12 03 02 ac 02 | 1a 02 00 01",  # 300 is ac 02
     "operator": "dml_resample { interpolation_mode: DML_INTERPOLATION_MODE_LINEAR }",
-    "OPERATOR": OPERATOR_HEX,
+    "OPERATOR": "1a 02 08 02",  # member 3 of 2 bytes: interpolation_mode 2
     "nulls": r"\000" * 200,
     "NULLS": "00" * 200,
 }
