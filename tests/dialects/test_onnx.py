@@ -179,41 +179,30 @@ def check(axis: Axis, transformation: str, arithmetic: str, sizing: Attributes) 
         np.testing.assert_array_equal(ours, expected, err_msg=str(extra))
 
 
-@ARITHMETIC
 @EACH
 @settings(deadline=None, max_examples=25)
-@given(inputs=LENGTHS, outputs=LENGTHS, roi=ROIS)
-@example(inputs=7, outputs=17, roi=(0, 1))
-@example(inputs=10, outputs=14, roi=(0, 1))
-@example(inputs=20, outputs=6, roi=(1, 0))
-@example(inputs=1, outputs=1, roi=(0.5, 0.5))
-def test_tables_by_size_follow_the_formula(
-    arithmetic: str, transformation: str, inputs: int, outputs: int, roi: tuple[float, float]
+@given(inputs=LENGTHS, outputs=LENGTHS, roi=ROIS, factor=st.floats(0, 4))
+@example(inputs=7, outputs=17, roi=(0, 1), factor=0.5)
+@example(inputs=10, outputs=14, roi=(0, 1), factor=1)
+@example(inputs=20, outputs=6, roi=(1, 0), factor=0)
+@example(inputs=1, outputs=1, roi=(0.5, 0.5), factor=4)
+@example(inputs=19, outputs=19, roi=(0, 1), factor=0.25)
+@example(inputs=2, outputs=2, roi=(0, 1), factor=1.25)
+def test_tables_by_size_and_by_scale_follow_the_formula(
+    transformation: str, inputs: int, outputs: int, roi: tuple[float, float], factor: float
 ) -> None:
     if transformation != "tf_crop_and_resize":
         roi = (0, 1)
-    kind = KINDS[arithmetic]
-    scale = kind(outputs) / kind(inputs)
-    # An axis that is given its size; by the specification that is its width.
-    width = scale * kind(inputs) if kind is np.float32 else kind(outputs)
-    axis = Axis(inputs, outputs, scale, width, roi)
-    check(axis, transformation, arithmetic, {"sizes": (outputs,)})
-
-
-@ARITHMETIC
-@EACH
-@settings(deadline=None, max_examples=25)
-@given(inputs=LENGTHS, factor=st.floats(0, 4))
-@example(inputs=19, factor=0.25)
-@example(inputs=7, factor=0.5)
-@example(inputs=2, factor=1.25)
-def test_tables_by_scale_follow_the_formula(
-    arithmetic: str, transformation: str, inputs: int, factor: float
-) -> None:
-    kind, scale = KINDS[arithmetic], float(np.float32(max(factor, 1.01 / inputs)))
-    width = kind(scale) * kind(inputs)
-    axis = Axis(inputs, math.floor(width), kind(scale), width, (0, 1))
-    check(axis, transformation, arithmetic, {"scales": (scale,)})
+    given = float(np.float32(max(factor, 1.01 / inputs)))
+    for arithmetic, kind in KINDS.items():
+        scale = kind(outputs) / kind(inputs)
+        # An axis that is given its size; by the specification that is its width.
+        width = scale * kind(inputs) if kind is np.float32 else kind(outputs)
+        axis = Axis(inputs, outputs, scale, width, roi)
+        check(axis, transformation, arithmetic, {"sizes": (outputs,)})
+        width = kind(given) * kind(inputs)
+        axis = Axis(inputs, math.floor(width), kind(given), width, roi)
+        check(axis, transformation, arithmetic, {"scales": (given,)})
 
 
 @pytest.mark.parametrize("exclude_outside", [False, True])

@@ -7,7 +7,7 @@ evaluate() is the other side of every comparison: ours.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,7 +21,6 @@ from gradwire_server.backends import compute_dtype
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.plans import BandedMap, Plan
 from support.kernels.backend_calls import applied
-from support.oracles.oracles import dense_apply
 
 Matrix = npt.NDArray[np.float64]
 Tensor = npt.NDArray[Any]
@@ -234,8 +233,3 @@ def ulp(values: Matrix, dtype: Any) -> Matrix:
     # Of negative powers of two NumPy gives float16's spacing toward zero.
     spacing: Matrix = np.spacing(np.abs(values).astype(dtype)).astype(np.float64)
     return spacing
-
-
-def gradient(matrices: Sequence[Matrix], g: Tensor) -> Matrix:
-    """Apply the transpose of one forward matrix per axis."""
-    return dense_apply({axis: matrix.T for axis, matrix in enumerate(matrices)}, g)
