@@ -15,12 +15,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dialects.random_calls import RandomCall, random_call
+from dialects.random_calls import random_call, request_of
 from gradwire import InvalidRequestError, ops
 from gradwire.ops import jax, onnx
 from gradwire_server import dialects
 from gradwire_server.backends import NumpyCpu, compute_dtype
-from gradwire_server.engine import EvaluationRequest, Limits, Preparer
+from gradwire_server.engine import Limits, Preparer
 from gradwire_server.errors import RequestLimitError, TableTooLargeError, UnknownOperatorError
 from support.evaluation_cases import computed
 from support.oracles.dialect_oracles import DML_RULES, Shape, dml_operators, lowered
@@ -216,20 +216,20 @@ def elements_written(work: Callable[[], object]) -> int:
     return written
 
 
-def prepared(call: RandomCall) -> tuple[Preparer, EvaluationRequest]:
-    return Preparer(Limits(), most_kept=1 << 20), call.request()
+def preparer() -> Preparer:
+    return Preparer(Limits(), most_kept=1 << 20)
 
 
 @laws
 @given(chance=st.randoms(use_true_random=False))
 def test_what_counts_as_quick_writes_few_elements(chance: Random) -> None:
-    preparer, request = prepared(random_call(chance, longest=1 << 22))
+    made, request = preparer(), random_call(chance, longest=1 << 22)
     try:
-        assume(preparer.preparation(request).is_quick)
+        assume(made.preparation(request).is_quick)
     except RequestLimitError:
         return
-    assert elements_written(lambda: preparer.prepare(request)) < _BUDGET
-    evaluation = preparer.prepare(request)
+    assert elements_written(lambda: made.prepare(request)) < _BUDGET
+    evaluation = made.prepare(request)
     if evaluation.inline_work <= _MOST_INLINE:
         data = np.ones(1, evaluation.input.dtype).view(np.uint8)
         written = elements_written(lambda: computed(evaluation, data, NumpyCpu()))
@@ -256,18 +256,17 @@ PILLOW: Any = {"mode": "bilinear_pillow", "axes": (0, 1), "antialias": True}
 def test_taps_on_one_input_count_too(
     operator: ops.Operator, source: Shape, result: Shape, dtype: Any
 ) -> None:
-    preparer, request = prepared(RandomCall(operator, source, result, np.dtype(dtype)))
-    assert preparer.preparation(request).is_quick
-    assert elements_written(lambda: preparer.prepare(request)) < _BUDGET
+    made, request = preparer(), request_of(operator, source, result, dtype)
+    assert made.preparation(request).is_quick
+    assert elements_written(lambda: made.prepare(request)) < _BUDGET
 
 
 @pytest.mark.parametrize(("dtype", "least"), [(np.float32, 3), (np.float64, 7)])
 def test_fused_sums_take_more_work_than_plain_ones(dtype: Any, least: int) -> None:
     def work(mode: Any) -> int:
         operator = ops.TorchInterpolate(size=(8, 1), mode=mode, antialias=True)
-        call = RandomCall(operator, (1, 1, 8000, 1), (1, 1, 8, 1), np.dtype(dtype))
-        preparer, request = prepared(call)
-        return preparer.preparation(request).work
+        request = request_of(operator, (1, 1, 8000, 1), (1, 1, 8, 1), dtype)
+        return preparer().preparation(request).work
 
     # Twice as many taps, of which each takes longer.
     assert work("bicubic") > least * work("bilinear")
@@ -276,10 +275,11 @@ def test_fused_sums_take_more_work_than_plain_ones(dtype: Any, least: int) -> No
 @laws
 @given(chance=st.randoms(use_true_random=False))
 def test_tables_take_no_more_memory_than_is_told_before(chance: Random) -> None:
-    call = random_call(chance, longest=1 << 18)
-    shapes = call.operator.name, call.operator, call.source, call.result
+    request = random_call(chance, longest=1 << 18)
+    shapes = request.input.sizes, request.resolved().sizes
+    compute = compute_dtype(request.input.dtype)
     try:
-        told = dialects.forward(*shapes, compute=compute_dtype(call.dtype))
+        told = dialects.forward(request.operator, request.attributes, *shapes, compute=compute)
     except RequestLimitError:
         return
     assume(told.tables and sum(axis.work for axis in told.tables) < 1 << 24)
