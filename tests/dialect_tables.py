@@ -77,7 +77,6 @@ JAX = Table(
         Example(ops.JaxResize(method="linear", shape=(4,)), (2,), (4,), [1, 1.25, 1.75, 2]),
         Example(ops.JaxResize(method="lanczos5", shape=(5, 9)), (12, 4), (5, 9)),
     ],
-    enums={"JaxResize.Method": ["UNSPECIFIED", *map(str.upper, JAX_METHODS)]},
     golden="""
 JaxResize := method: METHOD_LANCZOS5 shape: [4, 300] antialias: false
 = 08 05 | 12 03 04 ac 02 | 18 00
@@ -205,18 +204,6 @@ ONNX = Table(
         Example(CROPPED, (2, 2), (2, 3), [[3, 4, -1.5], [1, 2, -1.5]]),
         Example(LARGE, (1, 2, 4, 6), (1, 2, 5, 8)),
     ],
-    enums={
-        "OnnxResize.Mode": ["UNSPECIFIED", "NEAREST", "LINEAR", "CUBIC"],
-        "OnnxResize.CoordinateTransformationMode": [
-            *("UNSPECIFIED", "HALF_PIXEL", "HALF_PIXEL_SYMMETRIC", "PYTORCH_HALF_PIXEL"),
-            *("ALIGN_CORNERS", "ASYMMETRIC", "TF_HALF_PIXEL_FOR_NN", "TF_CROP_AND_RESIZE"),
-        ],
-        "OnnxResize.NearestMode": [
-            *("UNSPECIFIED", "ROUND_PREFER_FLOOR", "ROUND_PREFER_CEIL", "FLOOR", "CEIL", "SIMPLE"),
-        ],
-        "OnnxResize.KeepAspectRatioPolicy": ["UNSPECIFIED", "STRETCH", "NOT_LARGER", "NOT_SMALLER"],
-        "OnnxResize.Arithmetic": ["UNSPECIFIED", "SPEC_FLOAT64", "FLOAT32"],
-    },
     # 0.5 in float32 is 3f000000, -0.0 is 80000000; -1 is ten bytes.
     golden="""
 OnnxResize := mode: MODE_CUBIC cubic_coeff_a: 0 exclude_outside: true antialias: true axes: [2, -1]
@@ -295,15 +282,6 @@ OPENVINO = Table(
         Example(OPENVINO_SIMPLE, (3,), (4,), [0, 1, 2, 3]),
         Example(PILLOW, (8, 4), (3, 7)),
     ],
-    enums={
-        f"OpenvinoInterpolate.{name}": ["UNSPECIFIED", *map(str.upper, values)]
-        for name, values in {
-            "Mode": OPENVINO_MODES,
-            "ShapeCalculationMode": ("sizes", "scales"),
-            "CoordinateTransformationMode": TRANSFORMATIONS,
-            "NearestMode": ROUNDINGS,
-        }.items()
-    },
     # 1.5 in float32 is 3fc00000, -0.5 in float64 bfe0000000000000.
     golden="""
 OpenvinoInterpolate := mode: MODE_BICUBIC_PILLOW sizes: 300 scales: 1.5 axes: 2
@@ -353,7 +331,6 @@ TENSORFLOW = Table(
         Example(TENSORFLOW_NEAREST, (1, 1, 3, 1), (1, 1, 4, 1), [[[[1], [2], [2], [3]]]]),
         Example(BICUBIC, (1, 9, 8, 1), (1, 4, 3, 1)),
     ],
-    enums={"TfResize.Kind": ["UNSPECIFIED", *map(str.upper, TENSORFLOW_KINDS)]},
     golden="""
 TfResize := kind: KIND_BICUBIC size: [4, 300] align_corners: true half_pixel_centers: true
 = 08 03 | 12 03 04 ac 02 | 18 01 | 20 01
@@ -418,13 +395,6 @@ TORCH = Table(
         Example(Torch(**EXACT), (1, 2, 4, 3), (1, 2, 6, 5)),
         Example(Torch(mode="lanczos", antialias=True, size=(4, 3)), (1, 1, 9, 8), (1, 1, 4, 3)),
     ],
-    enums={
-        "TorchInterpolate.Mode": [
-            *("UNSPECIFIED", "NEAREST", "NEAREST_EXACT", "LINEAR", "BILINEAR", "TRILINEAR"),
-            *("BICUBIC", "AREA", "LANCZOS"),
-        ],
-        "TorchInterpolate.Follow": ["UNSPECIFIED", "BACKWARD_OP", "FORWARD_ADJOINT"],
-    },
     # 1.5 in float64 is 3ff8000000000000.
     golden="""
 TorchInterpolate := size: [4, 300] scale_factor: 1.5 mode: MODE_LANCZOS align_corners: false

@@ -43,9 +43,10 @@ def breaking(buf: str, proto: Path, *more: str) -> subprocess.CompletedProcess[s
         ("tensor.proto", ("repeated int64 sizes = 2;", "repeated int64 sizes = 9;"), '"2"'),
         ("tensor.proto", ("repeated int64 strides = 3;", ""), '"3" with name "strides"'),
         ("tensor.proto", ("int64 sizes", "int32 sizes"), "changed type"),
+        ("tensor.proto", ("FLOAT16 = 2;", "FLOAT16 = 9;"), '"2" on enum "DataType"'),
         ("gradient_service.proto", ("rpc ListOperators", "rpc Operators"), "ListOperators"),
     ],
-    ids=["renumbered", "removed", "type", "method"],
+    ids=["renumbered", "removed", "type", "enum", "method"],
 )
 def test_a_change_that_breaks_released_clients_fails(
     buf: str, tmp_path: Path, file: str, change: tuple[str, str], message: str

@@ -12,12 +12,11 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from dialect_tables import TABLES
 from gradwire import ops, v1
 from gradwire._wire import framing
 from gradwire.ops._base import rule_of
-from gradwire.tensors import DTYPES, MAX_RANK
-from gradwire.v1 import gradient_service_pb2, gradient_service_pb2_grpc
+from gradwire.tensors import DTYPES
+from gradwire.v1 import gradient_service_pb2_grpc
 from support.oracles.golden_bytes import GOLDEN, of_hex
 
 FILES: list[typing.Any] = [
@@ -43,53 +42,6 @@ def test_bulk_bytes_are_field_15_and_last(message: Descriptor) -> None:
     bulk = {field.number for field in message.fields if field.type == FieldDescriptor.TYPE_BYTES}
     assert bulk == numbers & {15}
     assert not bulk or max(numbers) == 15
-
-
-ENUMS = {
-    "DataType": ["UNSPECIFIED", "FLOAT32", "FLOAT16", "BFLOAT16", "FLOAT64"],
-    "DmlInterpolationMode": ["UNSPECIFIED", "NEAREST_NEIGHBOR", "LINEAR"],
-    "DmlAxisDirection": ["UNSPECIFIED", "INCREASING", "DECREASING"],
-    "DmlNearestRounding": ["UNSPECIFIED", "HALF_DOWN", "HALF_UP"],
-    "DmlOffsetConvention": ["UNSPECIFIED", "FORWARD", "SWAPPED"],
-    "Interpolate.Mode": ["UNSPECIFIED", "NEAREST", "LINEAR", "BILINEAR", "TRILINEAR"],
-    "Interpolate.CoordinateTransformationMode": ["UNSPECIFIED", "HALF_PIXEL", "ALIGN_CORNERS"],
-    "Interpolate.DataFormat": ["UNSPECIFIED", "NCX", "NXC"],
-    "ErrorReason": [
-        *("UNSPECIFIED", "INVALID_FIELD", "INVALID_DATA", "UNKNOWN_FIELD", "UNKNOWN_OPERATOR"),
-        *("USE_STREAM", "LIMIT_EXCEEDED", "TABLE_TOO_LARGE", "LAYOUT_NOT_STREAMABLE", "OVERLOADED"),
-        *("OUT_OF_MEMORY", "DEADLINE_EXCEEDED", "STALLED", "DRAINING", "EVALUATION_CHANGED"),
-        *("INTERNAL", "STARTING", "DEVICE_LOST", "UNAUTHENTICATED", "PERMISSION_DENIED"),
-        *("UNKNOWN_SEGMENT", "CHECKSUM_MISMATCH"),
-    ],
-    **{name: values for table in TABLES.values() for name, values in table.enums.items()},
-}
-
-
-def test_every_enum_has_its_numbers_in_this_order() -> None:
-    enums = [each for file in FILES for each in file.DESCRIPTOR.enum_types_by_name.values()]
-    enums += [each for message in MESSAGES for each in message.enum_types]
-    seen = {
-        enum.full_name.removeprefix("gradwire.v1."): [
-            value.name.removeprefix(enum.values[0].name.removesuffix("UNSPECIFIED"))
-            for value in sorted(enum.values, key=lambda value: value.number)
-        ]
-        for enum in enums
-    }
-    assert seen == ENUMS
-    for enum in enums:
-        assert [value.number for value in enum.values] == [*range(len(enum.values))]
-
-
-def test_the_methods_have_their_paths_types_and_directions() -> None:
-    service = gradient_service_pb2.DESCRIPTOR.services_by_name["GradientService"]
-    assert service.full_name == "gradwire.v1.GradientService"
-    streaming = {"EvaluateStream", "EvaluateMany"}
-    unary = {"Evaluate", "EvaluateShared", "ListOperators", "GetServerInfo"}
-    assert {each.name for each in service.methods} == streaming | unary
-    for each in service.methods:
-        assert each.client_streaming == each.server_streaming == (each.name in streaming)
-        types = each.input_type.name, each.output_type.name
-        assert types == (f"{each.name}Request", f"{each.name}Response")
 
 
 MEMBERS = list(v1.Operator.DESCRIPTOR.oneofs_by_name["operator"].fields)
@@ -197,18 +149,6 @@ def test_a_description_states_each_attribute_as_the_schema_has_it(
         assert attribute.required == (attribute.default_value == "")
         if attribute.allowed_values and not attribute.required:
             assert attribute.default_value.startswith((*attribute.allowed_values, "not given"))
-
-
-def test_ranks_and_needs_are_those_of_the_frameworks() -> None:
-    known = {
-        **dict.fromkeys(["dml_resample_grad", "dml_resample_grad1"], (1, MAX_RANK, True)),
-        **dict.fromkeys(["dml_resample", "dml_resample2"], (1, MAX_RANK, True)),
-        **dict.fromkeys(["interpolate_backward", "torch_upsample_backward"], (3, 5, True)),
-        **dict.fromkeys(["interpolate", "torch_interpolate"], (3, 5, False)),
-    }
-    for name, facts in known.items():
-        kind = ops.OPERATORS[name]
-        assert (kind.min_rank, kind.max_rank, kind.output_required) == facts
 
 
 def test_every_element_type_of_the_schema_has_a_dtype_of_its_width() -> None:
