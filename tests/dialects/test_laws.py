@@ -45,30 +45,24 @@ def test_a_gradient_is_the_adjoint_of_its_forward(case: Case, seed: int) -> None
 def test_inferred_sizes_are_integers_of_python(case: Case) -> None:
     forward = case.pair.forward
     infer = dialects.DIALECTS[forward.name].output_shape
-    assume(infer is not None)
-    assert infer is not None
     try:
-        sizes = infer(forward, case.source)
+        sizes = infer(forward, case.source) if infer else None
     except InvalidFieldError:
         return  # the attributes do not determine them
+    assume(sizes is not None)
     assert sizes == case.result
     assert {type(size) for size in sizes} == {int}
 
 
 @laws
 @given(case=CASES)
-def test_the_plan_of_a_gradient_transposes_the_plan_of_its_forward(case: Case) -> None:
+def test_a_gradient_transposes_its_forward_whose_entries_are_bounded(case: Case) -> None:
+    forward = case.pair.forward
     plan = lowered(case.pair.gradient, case.result, case.source, np.float64)
     assert (plan.input_shape, plan.output_shape, plan.fill) == (case.result, case.source, 0)
     assert [each.axis for each in plan.passes] == sorted(each.axis for each in plan.passes)
     for each in plan.passes:
         np.testing.assert_array_equal(each.map.dense(), case.matrices()[each.axis].T)
-
-
-@laws
-@given(case=CASES)
-def test_the_bound_on_entries_is_never_below_what_the_plan_holds(case: Case) -> None:
-    forward = case.pair.forward
     call = OperatorCall(forward.name, case.source, case.result, gradient=False)
     axes = dialects.DIALECTS[forward.name].axes(forward, call)
     plan = lowered(forward, case.source, case.result, np.float32)
