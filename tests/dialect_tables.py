@@ -80,10 +80,6 @@ JAX = Table(
     golden="""
 JaxResize := method: METHOD_LANCZOS5 shape: [4, 300] antialias: false
 = 08 05 | 12 03 04 ac 02 | 18 00
-Operator jax_resize_grad := jax_resize_grad {}
-= 6a 00
-Operator jax_resize := jax_resize {}
-= 72 00
 """,
 )
 
@@ -212,10 +208,6 @@ OnnxResize := mode: MODE_CUBIC cubic_coeff_a: 0 exclude_outside: true antialias:
   keep_aspect_ratio_policy: KEEP_ASPECT_RATIO_POLICY_NOT_SMALLER arithmetic: ARITHMETIC_FLOAT32
 = 08 03 | 10 07 | 18 05 | 25 00000000 | 28 01 | 30 01 | 3a 0b 02 ffffffffffffffffff01 | 40 03
 | 4a 04 0000003f | 52 02 ac 02 | 5a 08 00000000 0000003f | 65 00000080 | 68 02
-Operator onnx_resize_grad := onnx_resize_grad {}
-= 4a 00
-Operator onnx_resize := onnx_resize {}
-= 52 00
 """,
 )
 
@@ -290,10 +282,6 @@ OpenvinoInterpolate := mode: MODE_BICUBIC_PILLOW sizes: 300 scales: 1.5 axes: 2
   nearest_mode: NEAREST_MODE_SIMPLE antialias: true pads_begin: 1 pads_end: [0, 3] cube_coeff: -0.5
 = 08 06 | 10 02 | 1a 02 ac 02 | 22 04 0000c03f | 2a 01 02 | 30 05 | 38 05 | 40 01
 | 4a 01 01 | 52 02 00 03 | 59 000000000000e0bf
-Operator openvino_interpolate_grad := openvino_interpolate_grad {}
-= 82 01 00
-Operator openvino_interpolate := openvino_interpolate {}
-= 8a 01 00
 """,
 )
 
@@ -334,10 +322,6 @@ TENSORFLOW = Table(
     golden="""
 TfResize := kind: KIND_BICUBIC size: [4, 300] align_corners: true half_pixel_centers: true
 = 08 03 | 12 03 04 ac 02 | 18 01 | 20 01
-Operator tf_resize_grad := tf_resize_grad {}
-= 5a 00
-Operator tf_resize := tf_resize {}
-= 62 00
 """,
 )
 
@@ -400,10 +384,6 @@ TORCH = Table(
 TorchInterpolate := size: [4, 300] scale_factor: 1.5 mode: MODE_LANCZOS align_corners: false
   recompute_scale_factor: true antialias: true follow: FOLLOW_FORWARD_ADJOINT
 = 0a 03 04 ac 02 | 12 08 000000000000f83f | 18 08 | 20 00 | 28 01 | 30 01 | 38 02
-Operator torch_upsample_backward := torch_upsample_backward {}
-= 3a 00
-Operator torch_interpolate := torch_interpolate {}
-= 42 00
 """,
 )
 
