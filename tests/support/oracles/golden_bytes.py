@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from operator import attrgetter
 from string import Template
+from typing import Any
 
 from google.protobuf import text_format
 from google.protobuf.message import Message
@@ -148,7 +149,7 @@ GOLDEN: dict[str, tuple[Message, str]] = {
         for message, rest, text, hexadecimals in _ENTRY.findall(_TEXT)
     },
     **{
-        f"Operator {name}": (v1.Operator(**{name: {}}), f"{tag} 00")
+        f"Operator {name}": (v1.Operator(**dict[str, Any]({name: {}})), f"{tag} 00")
         for tag, _, name in (each.strip().rpartition(" ") for each in _MEMBERS.split("|"))
     },
 }
