@@ -13,9 +13,7 @@ from conformance.pytorch import NOT_ADJOINT, AxisCase
 from gradwire import ops
 from gradwire_server import dialects
 from gradwire_server.errors import TableTooLargeError
-from support.oracles.dialect_oracles import DTYPES, ExactTaps, Tensor, evaluate, lowered, ulp
-
-Shape = tuple[int, ...]
+from support.oracles.dialect_oracles import DTYPES, ExactTaps, Shape, Tensor, evaluate, lowered, ulp
 
 SIZES: list[tuple[dict[str, Any], Shape, Shape]] = [
     ({"size": 5}, (2, 3, 4, 7, 1), (2, 3, 5, 5, 5)),

@@ -14,22 +14,19 @@ from hypothesis import strategies as st
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.plans import BandedMap, Pass, Plan
 from support.kernels.backend_calls import applied
+from support.kernels.kernel_maps import linear
 from support.oracles import oracles
-
-
-def _linear(inputs: int, outputs: int) -> BandedMap:
-    return oracles.linear_taps(inputs, outputs).map()
 
 
 def test_identities_are_left_out_and_passes_ascend() -> None:
     identity = BandedMap.from_blocks([(np.arange(3)[:, None], np.ones((3, 1)))], inputs=3)
-    plan = Plan.build([_linear(2, 4), identity, None, _linear(5, 3)], (2, 3, 9, 5))
+    plan = Plan.build([linear(2, 4), identity, None, linear(5, 3)], (2, 3, 9, 5))
     assert [one.axis for one in plan.passes] == [0, 3]
     assert plan.output_shape == (4, 3, 9, 3)
 
 
 def test_costs_are_exact_beyond_any_machine_integer() -> None:
-    up, down = _linear(2, 4), _linear(4, 1)
+    up, down = linear(2, 4), linear(4, 1)
     plan = Plan.build([None, up, down], (2**70, 2, 4))
     assert (up.nnz, down.nnz) == (6, 2)
     assert plan.work == 2**70 * 4 * up.nnz + 2**70 * 4 * down.nnz
@@ -55,7 +52,7 @@ def test_a_permuted_plan_does_the_same_to_the_permuted_tensor(
 def test_a_map_that_does_not_fit_the_shape_is_refused() -> None:
     message = r"the map of axis 0 reads 2 inputs; the tensor is \[3, 7\] there"
     with pytest.raises(ValueError, match=message):
-        Plan((3, 7), (Pass(0, _linear(2, 4)),))
+        Plan((3, 7), (Pass(0, linear(2, 4)),))
 
 
 def test_a_digest_is_fed_all_of_a_plan_and_the_same_bytes_everywhere() -> None:
