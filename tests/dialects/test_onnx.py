@@ -46,7 +46,8 @@ def test_sizes_keep_the_aspect_ratio_and_scales_do_not(
 
 @ARITHMETIC
 def test_a_roi_is_read_by_tf_crop_and_resize_alone_and_may_run_backward(arithmetic: str) -> None:
-    x, given = np.arange(5.0), {"mode": "linear", "sizes": (9,)}
+    given: Attributes = {"mode": "linear", "sizes": (9,)}
+    x = np.arange(5.0)
     ours = evaluated(x, {"roi": (0.5, 1), "extrapolation_value": 7, **given}, arithmetic)
     np.testing.assert_array_equal(ours, evaluated(x, given, arithmetic))
     # Without one it reads all.
