@@ -77,14 +77,9 @@ JAX = Table(
         Example(ops.JaxResize(method="linear", shape=(4,)), (2,), (4,), [1, 1.25, 1.75, 2]),
         Example(ops.JaxResize(method="lanczos5", shape=(5, 9)), (12, 4), (5, 9)),
     ],
-    enums={"JaxResize.Method": ["UNSPECIFIED", *map(str.upper, JAX_METHODS)]},
     golden="""
 JaxResize := method: METHOD_LANCZOS5 shape: [4, 300] antialias: false
 = 08 05 | 12 03 04 ac 02 | 18 00
-Operator jax_resize_grad := jax_resize_grad {}
-= 6a 00
-Operator jax_resize := jax_resize {}
-= 72 00
 """,
 )
 
@@ -205,18 +200,6 @@ ONNX = Table(
         Example(CROPPED, (2, 2), (2, 3), [[3, 4, -1.5], [1, 2, -1.5]]),
         Example(LARGE, (1, 2, 4, 6), (1, 2, 5, 8)),
     ],
-    enums={
-        "OnnxResize.Mode": ["UNSPECIFIED", "NEAREST", "LINEAR", "CUBIC"],
-        "OnnxResize.CoordinateTransformationMode": [
-            *("UNSPECIFIED", "HALF_PIXEL", "HALF_PIXEL_SYMMETRIC", "PYTORCH_HALF_PIXEL"),
-            *("ALIGN_CORNERS", "ASYMMETRIC", "TF_HALF_PIXEL_FOR_NN", "TF_CROP_AND_RESIZE"),
-        ],
-        "OnnxResize.NearestMode": [
-            *("UNSPECIFIED", "ROUND_PREFER_FLOOR", "ROUND_PREFER_CEIL", "FLOOR", "CEIL", "SIMPLE"),
-        ],
-        "OnnxResize.KeepAspectRatioPolicy": ["UNSPECIFIED", "STRETCH", "NOT_LARGER", "NOT_SMALLER"],
-        "OnnxResize.Arithmetic": ["UNSPECIFIED", "SPEC_FLOAT64", "FLOAT32"],
-    },
     # 0.5 in float32 is 3f000000, -0.0 is 80000000; -1 is ten bytes.
     golden="""
 OnnxResize := mode: MODE_CUBIC cubic_coeff_a: 0 exclude_outside: true antialias: true axes: [2, -1]
@@ -225,10 +208,6 @@ OnnxResize := mode: MODE_CUBIC cubic_coeff_a: 0 exclude_outside: true antialias:
   keep_aspect_ratio_policy: KEEP_ASPECT_RATIO_POLICY_NOT_SMALLER arithmetic: ARITHMETIC_FLOAT32
 = 08 03 | 10 07 | 18 05 | 25 00000000 | 28 01 | 30 01 | 3a 0b 02 ffffffffffffffffff01 | 40 03
 | 4a 04 0000003f | 52 02 ac 02 | 5a 08 00000000 0000003f | 65 00000080 | 68 02
-Operator onnx_resize_grad := onnx_resize_grad {}
-= 4a 00
-Operator onnx_resize := onnx_resize {}
-= 52 00
 """,
 )
 
@@ -295,15 +274,6 @@ OPENVINO = Table(
         Example(OPENVINO_SIMPLE, (3,), (4,), [0, 1, 2, 3]),
         Example(PILLOW, (8, 4), (3, 7)),
     ],
-    enums={
-        f"OpenvinoInterpolate.{name}": ["UNSPECIFIED", *map(str.upper, values)]
-        for name, values in {
-            "Mode": OPENVINO_MODES,
-            "ShapeCalculationMode": ("sizes", "scales"),
-            "CoordinateTransformationMode": TRANSFORMATIONS,
-            "NearestMode": ROUNDINGS,
-        }.items()
-    },
     # 1.5 in float32 is 3fc00000, -0.5 in float64 bfe0000000000000.
     golden="""
 OpenvinoInterpolate := mode: MODE_BICUBIC_PILLOW sizes: 300 scales: 1.5 axes: 2
@@ -312,10 +282,6 @@ OpenvinoInterpolate := mode: MODE_BICUBIC_PILLOW sizes: 300 scales: 1.5 axes: 2
   nearest_mode: NEAREST_MODE_SIMPLE antialias: true pads_begin: 1 pads_end: [0, 3] cube_coeff: -0.5
 = 08 06 | 10 02 | 1a 02 ac 02 | 22 04 0000c03f | 2a 01 02 | 30 05 | 38 05 | 40 01
 | 4a 01 01 | 52 02 00 03 | 59 000000000000e0bf
-Operator openvino_interpolate_grad := openvino_interpolate_grad {}
-= 82 01 00
-Operator openvino_interpolate := openvino_interpolate {}
-= 8a 01 00
 """,
 )
 
@@ -353,14 +319,9 @@ TENSORFLOW = Table(
         Example(TENSORFLOW_NEAREST, (1, 1, 3, 1), (1, 1, 4, 1), [[[[1], [2], [2], [3]]]]),
         Example(BICUBIC, (1, 9, 8, 1), (1, 4, 3, 1)),
     ],
-    enums={"TfResize.Kind": ["UNSPECIFIED", *map(str.upper, TENSORFLOW_KINDS)]},
     golden="""
 TfResize := kind: KIND_BICUBIC size: [4, 300] align_corners: true half_pixel_centers: true
 = 08 03 | 12 03 04 ac 02 | 18 01 | 20 01
-Operator tf_resize_grad := tf_resize_grad {}
-= 5a 00
-Operator tf_resize := tf_resize {}
-= 62 00
 """,
 )
 
@@ -418,22 +379,11 @@ TORCH = Table(
         Example(Torch(**EXACT), (1, 2, 4, 3), (1, 2, 6, 5)),
         Example(Torch(mode="lanczos", antialias=True, size=(4, 3)), (1, 1, 9, 8), (1, 1, 4, 3)),
     ],
-    enums={
-        "TorchInterpolate.Mode": [
-            *("UNSPECIFIED", "NEAREST", "NEAREST_EXACT", "LINEAR", "BILINEAR", "TRILINEAR"),
-            *("BICUBIC", "AREA", "LANCZOS"),
-        ],
-        "TorchInterpolate.Follow": ["UNSPECIFIED", "BACKWARD_OP", "FORWARD_ADJOINT"],
-    },
     # 1.5 in float64 is 3ff8000000000000.
     golden="""
 TorchInterpolate := size: [4, 300] scale_factor: 1.5 mode: MODE_LANCZOS align_corners: false
   recompute_scale_factor: true antialias: true follow: FOLLOW_FORWARD_ADJOINT
 = 0a 03 04 ac 02 | 12 08 000000000000f83f | 18 08 | 20 00 | 28 01 | 30 01 | 38 02
-Operator torch_upsample_backward := torch_upsample_backward {}
-= 3a 00
-Operator torch_interpolate := torch_interpolate {}
-= 42 00
 """,
 )
 

@@ -152,7 +152,7 @@ def _compare(tally: Tally) -> None:
         for lengths in tally.lengths():
             _add(tally, AxisCase(attributes, *lengths), f", {UP_TO_64}")
     for case, diff_dst, expected in library.RESULTS:
-        dtype: Any = library.DTYPES[case.dtype]
+        dtype = np.dtype(library.DTYPES[case.dtype])
         key = ("oneDNN: whole gradients, stored", "interpolate_backward", case.mode, dtype.name)
         result = case.evaluate(diff_dst.astype(dtype))
         tally.add(key, result, expected, allowed=library.allowed(case, diff_dst, expected))

@@ -109,10 +109,6 @@ def table_here(case: AxisCase) -> Matrix:
     return ours.astype(np.float32).astype(np.float64)
 
 
-def allowed(_: AxisCase) -> float:
-    return 0
-
-
 def _deviates(case: AxisCase, theirs: Matrix) -> bool:
     """Tell whether the plugin has the table without what it ignores."""
     known = _IGNORED.get(case.attributes["mode"])

@@ -48,10 +48,6 @@ def table_here(case: AxisCase) -> Matrix:
     return axis_tables.axis_matrix(operator, case, rank=4, axis=1, dtype=np.float32)
 
 
-def allowed(_: AxisCase) -> float:
-    return 0
-
-
 def _compare(tally: Tally) -> None:
     tf: Any = importlib.import_module("tensorflow")
     generator = np.random.default_rng(9)

@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +43,10 @@ def breaking(buf: str, proto: Path, *more: str) -> subprocess.CompletedProcess[s
         ("tensor.proto", ("repeated int64 sizes = 2;", "repeated int64 sizes = 9;"), '"2"'),
         ("tensor.proto", ("repeated int64 strides = 3;", ""), '"3" with name "strides"'),
         ("tensor.proto", ("int64 sizes", "int32 sizes"), "changed type"),
+        ("tensor.proto", ("FLOAT16 = 2;", "FLOAT16 = 9;"), '"2" on enum "DataType"'),
         ("gradient_service.proto", ("rpc ListOperators", "rpc Operators"), "ListOperators"),
     ],
-    ids=["renumbered", "removed", "type", "method"],
+    ids=["renumbered", "removed", "type", "enum", "method"],
 )
 def test_a_change_that_breaks_released_clients_fails(
     buf: str, tmp_path: Path, file: str, change: tuple[str, str], message: str
@@ -97,7 +97,6 @@ def buf() -> str:
     return found
 
 
-PLAIN_GRPC = ("--protocol", "grpc", "--http2-prior-knowledge")
 HEADER = {
     "requestId": "from buf",
     "operator": {
@@ -111,62 +110,45 @@ HEADER = {
 }
 
 
-Curl = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture(scope="module")
-def curl(buf: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Curl]:
-    """Give `buf curl`, which calls a method with messages as JSON."""
-    environment = {**os.environ, "BUF_CACHE_DIR": str(tmp_path_factory.mktemp("buf"))}
-    with serving() as server:
-
-        def run(method: str, *messages: object) -> subprocess.CompletedProcess[str]:
-            url = f"http://{server.address}/gradwire.v1.GradientService/{method}"
-            command = [buf, "curl", *PLAIN_GRPC, "--data", "@-", url]
-            given: Any = {"input": "\n".join(map(json.dumps, messages)), "env": environment}
-            return subprocess.run(  # noqa: S603 - the tool that this environment pins
-                command, **given, capture_output=True, text=True, check=False, timeout=60
-            )
-
-        yield run
-
-
-def replies(done: subprocess.CompletedProcess[str]) -> Iterator[dict[str, Any]]:
-    assert done.returncode == 0, done.stderr
-    text = done.stdout.strip()
-    while text:
-        reply, end = json.JSONDecoder().raw_decode(text)
-        yield reply
-        text = text[end:].lstrip()
-
-
 def encoded(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def test_the_operators_can_be_listed_and_one_evaluated(curl: Curl) -> None:
-    (reply,) = replies(curl("ListOperators", {}))
-    assert [each["name"] for each in reply["operators"]] == list(ops.OPERATORS)
-    (reply,) = replies(curl("Evaluate", {**HEADER, "data": encoded(PUBLISHED_GRADIENT)}))
-    assert reply["requestId"] == "from buf"
-    assert reply["output"] == HEADER["output"]
-    assert base64.b64decode(reply["data"]) == PUBLISHED_RESULT
+def test_buf_calls_every_kind_of_method_with_json(buf: str, tmp_path: Path) -> None:
+    def curl(method: str, *messages: object) -> subprocess.CompletedProcess[str]:
+        url = f"http://{server.address}/gradwire.v1.GradientService/{method}"
+        return subprocess.run(  # noqa: S603 - the tool that this environment pins
+            [buf, "curl", "--protocol", "grpc", "--http2-prior-knowledge", "--data", "@-", url],
+            input="\n".join(map(json.dumps, messages)),
+            env={**os.environ, "BUF_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
 
+    def replies(method: str, *messages: object) -> list[Any]:
+        done = curl(method, *messages)
+        assert done.returncode == 0, done.stderr
+        # Each ends with a line of its own.
+        return [json.loads(reply) for reply in re.split(r"(?m)(?<=^})\n", done.stdout.strip())]
 
-def test_evaluate_stream_takes_and_gives_json(curl: Curl) -> None:
     first, second = encoded(PUBLISHED_GRADIENT[:5]), encoded(PUBLISHED_GRADIENT[5:])
     sent = [{"offset": 0, "data": first}, {"offset": 5, "data": second}]
-    done = curl("EvaluateStream", {"open": HEADER}, *({"chunk": each} for each in sent))
-    opened, *chunks = replies(done)
+    with serving() as server:
+        (listed,) = replies("ListOperators", {})
+        (reply,) = replies("Evaluate", {**HEADER, "data": encoded(PUBLISHED_GRADIENT)})
+        stream = replies("EvaluateStream", {"open": HEADER}, *({"chunk": each} for each in sent))
+        refused = curl("Evaluate", {**HEADER, "data": encoded(b"1234")})
+    assert [each["name"] for each in listed["operators"]] == list(ops.OPERATORS)
+    assert (reply["requestId"], reply["output"]) == ("from buf", HEADER["output"])
+    assert base64.b64decode(reply["data"]) == PUBLISHED_RESULT
+    opened, *chunks = stream
     assert opened["opened"]["output"] == HEADER["output"]
     data = b"".join(base64.b64decode(each["chunk"]["data"]) for each in chunks)
     assert data == PUBLISHED_RESULT
-
-
-def test_a_refusal_is_told_with_its_details(curl: Curl) -> None:
-    done = curl("Evaluate", {**HEADER, "data": encoded(b"1234")})
-    assert done.returncode != 0
-    said = json.loads(done.stderr)
+    assert refused.returncode != 0
+    said = json.loads(refused.stderr)
     assert said["code"] == "invalid_argument"
     assert said["message"].startswith("data: 4 bytes")
     details = [each["type"] for each in said["details"]]

@@ -168,25 +168,20 @@ EMPTY: dict[str, tuple[ops.Operator, tuple[int, ...], tuple[int, ...] | None, tu
     "channels last": (ONEDNN, (0, 8, 8, 3), (0, 4, 4, 3), (0, 4, 4, 3)),
     "copied": (DML, (0, 1, 8, 8), (0, 1, 8, 8), (0, 1, 8, 8)),
 }
-WAYS: dict[str, Callable[[str], Any]] = {
-    "client": Client,
-    "async": AWAITED,
-    "local": lambda _: LocalClient("numpy_cpu"),
-}
 
 
-@pytest.fixture(params=["client", "client many", "async", "local", "local many"])
-def ask(request: pytest.FixtureRequest, target: str) -> Iterator[Callable[..., NDArray[Any]]]:
+@pytest.fixture(params=["client", "client many", "local", "local many", "async"])
+def ask(request: pytest.FixtureRequest, clients: list[Any]) -> Callable[..., NDArray[Any]]:
     """Give evaluate() of a client, or evaluate_many() of one item."""
     way, _, many = request.param.partition(" ")
-    with WAYS[way](target) as client:
+    client = clients[["client", "local", "async"].index(way)]
 
-        def ask(op: ops.Operator, array: object, shape: Any = None, out: Any = None) -> Any:
-            if many:
-                return next(client.evaluate_many([(op, array, shape, out)]))
-            return client.evaluate(op, array, output_shape=shape, out=out)
+    def ask(op: ops.Operator, array: object, shape: Any = None, out: Any = None) -> Any:
+        if many:
+            return next(client.evaluate_many([(op, array, shape, out)]))
+        return client.evaluate(op, array, output_shape=shape, out=out)
 
-        yield ask
+    return ask
 
 
 @pytest.mark.parametrize("name", EMPTY)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gradwire import ops
 from gradwire.errors import InvalidRequestError
@@ -33,23 +33,19 @@ _FIXED: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RandomCall:
-    """One call; the shapes are those of the operator as called."""
+def request_of(
+    operator: ops.Operator, source: Shape, result: Shape, dtype: npt.DTypeLike
+) -> EvaluationRequest:
+    """Return what the engine is asked, of an input that is one element on the wire.
 
-    operator: ops.Operator
-    source: Shape
-    result: Shape
-    dtype: np.dtype[Any]
-
-    def request(self) -> EvaluationRequest:
-        """Return what the engine is asked, of an input that is one element on the wire."""
-        given = TensorSpec(self.dtype, self.source, (0,) * len(self.source))
-        result = TensorSpec.packed(self.dtype, self.result)
-        return EvaluationRequest(self.operator.name, self.operator, given, result)
+    The shapes are those of the operator as called.
+    """
+    kind = np.dtype(dtype)
+    given = TensorSpec(kind, source, (0,) * len(source))
+    return EvaluationRequest(operator.name, operator, given, TensorSpec.packed(kind, result))
 
 
-def random_call(chance: Random, *, longest: int) -> RandomCall:
+def random_call(chance: Random, *, longest: int) -> EvaluationRequest:
     """Draw an operator, its attributes and its shapes.
 
     longest  bound of an axis and of its padding; short ones are as likely
@@ -57,7 +53,7 @@ def random_call(chance: Random, *, longest: int) -> RandomCall:
     forward = chance.choice(list(_FORWARDS))
     gradient = chance.random() < 1 / 2
     kind = ops.OPERATORS[ops.OPERATORS[forward].counterpart if gradient else forward]
-    dtype = np.dtype(chance.choice([np.float32, np.float32, np.float64]))
+    dtype = chance.choice([np.float32, np.float32, np.float64])
     while True:
         words = _words(chance, kind)
         lengths = [math.ceil(math.exp(chance.uniform(0, math.log(longest)))) for _ in range(4)]
@@ -77,7 +73,7 @@ def random_call(chance: Random, *, longest: int) -> RandomCall:
         except InvalidRequestError:
             continue  # words that no call has together
         shapes = (result, source) if gradient else (source, result)
-        return RandomCall(operator, *shapes, dtype)
+        return request_of(operator, *shapes, dtype)
 
 
 def _words(chance: Random, kind: type[ops.Operator]) -> dict[str, Any]:

@@ -14,17 +14,15 @@ from hypothesis import strategies as st
 
 from gradwire import ops
 from gradwire_server import dialects
-from gradwire_server.plans import BandedMap, sampling
-from gradwire_server.plans.sampling import Rounding
 from support.oracles.axis_tables import DATA
 from support.oracles.dialect_oracles import (
     ExactTaps,
     Matrix,
     Tensor,
-    axis_map,
+    axis_table,
     evaluate,
     f32,
-    onednn_weights,
+    onednn_axis,
     ulp,
 )
 
@@ -40,74 +38,25 @@ def interpolate(**attributes: Any) -> ops.Interpolate:
 
 
 @pytest.mark.parametrize("transformation", ["half_pixel", "align_corners"])
-@pytest.mark.parametrize(
-    ("mode", "expected"), [("nearest", [[0, 3], [9, 24]]), ("bilinear", [[3, 6], [12, 15]])]
-)
-def test_the_numbers_of_the_library_s_unit_tests_hold(
-    transformation: str, mode: str, expected: list[list[int]]
-) -> None:
-    operator = backward(mode, coordinate_transformation_mode=transformation)
-    given = np.arange(9, dtype=np.float32).reshape(1, 1, 3, 3)
-    result = evaluate(operator, given, (1, 1, 2, 2))
-    np.testing.assert_allclose(result, f32([[expected]]), rtol=2**-22)
-
-
-def test_linear_bilinear_and_trilinear_are_synonyms_on_any_rank() -> None:
-    given = np.random.default_rng(2).standard_normal((2, 3, 7, 5), np.float32)
-    expected = evaluate(backward("linear"), given, (2, 3, 4, 9))
-    for synonym in ("bilinear", "trilinear"):
-        np.testing.assert_array_equal(evaluate(backward(synonym), given, (2, 3, 4, 9)), expected)
-
-
-def weights(bands: BandedMap) -> dict[tuple[int, int], float]:
-    """Return weights other than 0 by output and input."""
-    outputs = np.repeat(np.arange(bands.outputs), bands.counts)
-    inputs = np.arange(bands.nnz) + np.repeat(bands.start - bands.offset[:-1], bands.counts)
-    every = zip(outputs.tolist(), inputs.tolist(), bands.weight.tolist(), strict=True)
-    return {(output, input_): weight for output, input_, weight in every if weight}
-
-
-@pytest.mark.parametrize("transformation", ["half_pixel", "align_corners"])
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 @settings(deadline=None)
 @given(src=st.integers(1, 200), dst=st.integers(1, 200))
 @example(src=28, dst=2)
 @example(src=1, dst=1)
 # Dividing before the product of half_pixel reads another element for one output.
-@example(src=3619, dst=3912)
+@example(src=22, dst=11)
 # Equal sizes are no identity: this product rounds.
 @example(src=2897, dst=2897)
 def test_onednn_tables_follow_the_formula(
     transformation: str, mode: str, src: int, dst: int
 ) -> None:
     corners, nearest = transformation == "align_corners", mode == "nearest"
-    expected = onednn_weights(src, dst, align_corners=corners, nearest=nearest)
+    expected = onednn_axis(src, dst, align_corners=corners, nearest=nearest)
     attributes: Any = {"mode": mode, "coordinate_transformation_mode": transformation}
     forward = ops.Interpolate(sizes=(dst,), data_format="NCX", **attributes)
-    bands = axis_map(forward, (1, 1, src), (1, 1, dst), 2)
-    adjoint = axis_map(backward(**attributes), (1, 1, dst), (1, 1, src), 2)
-    if bands is None or adjoint is None:
-        assert bands is adjoint
-        assert expected == {(index, index): 1 for index in range(src)}
-    else:
-        assert weights(bands) == expected
-        assert weights(adjoint) == {(i, o): weight for (o, i), weight in expected.items()}
-
-
-# Ties, and numbers whose sum or difference with 0.5 is no float32.
-NEARLY_HALF = float(np.nextafter(np.float32(0.5), np.float32(0)))
-ROUNDED: list[tuple[Rounding, list[float], list[int]]] = [
-    (sampling.half_down, [-2.5, -1.5, 0.5, 1.5, 8388609], [-3, -2, 0, 1, 8388608]),
-    (sampling.half_up, [-2.5, -1.5, 0.5, 1.5, NEARLY_HALF, 8388609], [-2, -1, 1, 2, 1, 8388610]),
-    (sampling.half_away, [-2.5, -1.5, 0.5, 1.5, NEARLY_HALF, 8388609], [-3, -2, 1, 2, 0, 8388609]),
-]
-
-
-@pytest.mark.parametrize(("rounding", "x", "expected"), ROUNDED)
-def test_roundings_part_where_their_names_say(
-    rounding: Rounding, x: list[float], expected: list[int]
-) -> None:
-    np.testing.assert_array_equal(rounding(f32(x)), f32(expected))
+    there, back = (1, 1, src), (1, 1, dst)
+    np.testing.assert_array_equal(axis_table(forward, there, back, 2), expected)
+    np.testing.assert_array_equal(axis_table(backward(**attributes), back, there, 2), expected.T)
 
 
 SIZES: list[tuple[ops.Operator, Sizes, Sizes | None]] = [
@@ -133,11 +82,7 @@ def test_sizes_are_those_given_or_scaled(
     assert dialects.output_shape(operator.name, operator, source) == result
 
 
-DTYPES: dict[str, Any] = {
-    "f32": np.dtype(np.float32),
-    "f16": np.dtype(np.float16),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-}
+DTYPES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,25 +196,6 @@ def test_every_case_is_accepted_with_its_own_sizes_and_scales() -> None:
             src, dst = ((n, *x, c) for n, c, *x in (src, dst))
         plan = dialects.forward("interpolate_backward", case.operator, dst, src).plan()
         assert (plan.input_shape, plan.output_shape) == (dst, src)
-
-
-@pytest.mark.parametrize("case", TIES, ids=str)
-def test_ties_of_nearest_go_up_where_the_library_slips(case: Case) -> None:
-    # oneDNN's forward reads cell ((2 * o + 1) * src) // (2 * dst), and so does ours. Its gradient,
-    # in all NXC layouts and for one channel, starts cell i at ceil(i * (dst / src) - 0.5) with the
-    # quotient rounded to float32 first: some tie then falls to the cell below.
-    src, dst = case.src_shape[2], case.dst_shape[2]
-    diff_dst = np.broadcast_to(np.arange(1, dst + 1, dtype=np.float32), case.dst_shape)
-    cell = ((2 * np.arange(dst) + 1) * src) // (2 * dst)
-    expected = np.zeros(case.src_shape, np.float32)
-    for o, i in enumerate(cell.tolist()):
-        expected[..., i] += diff_dst[..., o]
-    np.testing.assert_array_equal(case.evaluate(diff_dst), expected)
-
-    factor = np.float32(dst) / np.float32(src)
-    starts = np.ceil(np.arange(src + 1).astype(np.float32) * factor - np.float32(0.5))
-    theirs = np.repeat(np.arange(src), np.diff(np.clip(starts, 0, dst).astype(np.int64)))
-    assert set((cell - theirs).tolist()) == {0, 1}
 
 
 def test_the_library_was_seen_to_put_a_tie_one_cell_low() -> None:

@@ -17,10 +17,8 @@ from gradwire import ops
 from gradwire.ops import onnx
 from gradwire_server import dialects
 from gradwire_server.errors import RequestLimitError
-from support.oracles.dialect_oracles import Tensor, axis_table, evaluate, lowered
+from support.oracles.dialect_oracles import Shape, Tensor, axis_table, evaluate, lowered
 from support.oracles.onnx_oracles import Axis, matrix
-
-Shape = tuple[int, ...]
 
 ARITHMETIC = pytest.mark.parametrize("arithmetic", ["spec_float64", "float32"])
 CROP: Attributes = {"coordinate_transformation_mode": "tf_crop_and_resize"}
@@ -46,33 +44,19 @@ def test_sizes_keep_the_aspect_ratio_and_scales_do_not(
     assert dialects.output_shape("onnx_resize", ops.OnnxResize(**attributes), source) == result
 
 
-def test_a_gradient_without_sizes_is_that_of_a_stretch_to_its_shape() -> None:
-    g = np.random.default_rng(1).standard_normal((2, 7))
-    given: Attributes = {"mode": "cubic", "axes": (-1,)}
-    expected = evaluate(ops.OnnxResizeGrad(sizes=(7,), **given), g, (2, 4))
-    np.testing.assert_array_equal(evaluate(ops.OnnxResizeGrad(**given), g, (2, 4)), expected)
-
-
 @ARITHMETIC
-def test_a_roi_is_read_by_tf_crop_and_resize_alone(arithmetic: str) -> None:
-    x, given = np.arange(5.0), {"mode": "linear", "sizes": (9,)}
+def test_a_roi_is_read_by_tf_crop_and_resize_alone_and_may_run_backward(arithmetic: str) -> None:
+    given: Attributes = {"mode": "linear", "sizes": (9,)}
+    x = np.arange(5.0)
     ours = evaluated(x, {"roi": (0.5, 1), "extrapolation_value": 7, **given}, arithmetic)
     np.testing.assert_array_equal(ours, evaluated(x, given, arithmetic))
-
-
-@ARITHMETIC
-def test_tf_crop_and_resize_without_a_roi_reads_all(arithmetic: str) -> None:
-    result = evaluated(np.arange(5.0), {"mode": "linear", "sizes": (9,), **CROP}, arithmetic)
-    np.testing.assert_array_equal(result, np.arange(9) / 2)
-
-
-@ARITHMETIC
-@pytest.mark.parametrize("antialias", [False, True])
-def test_a_roi_may_run_backward(arithmetic: str, antialias: Any) -> None:
-    given = {"mode": "linear", "roi": (1, 0), "sizes": (3,), "antialias": antialias, **CROP}
-    forward = evaluated(np.arange(5.0), given, arithmetic)
-    np.testing.assert_allclose(forward[1], 2)
-    assert forward[0] > forward[1] > forward[2]
+    # Without one it reads all.
+    np.testing.assert_array_equal(evaluated(x, {**given, **CROP}, arithmetic), np.arange(9) / 2)
+    for antialias in (False, True):
+        given = {"mode": "linear", "roi": (1, 0), "sizes": (3,), "antialias": antialias, **CROP}
+        first, middle, last = evaluated(x, given, arithmetic)
+        np.testing.assert_allclose(middle, 2)
+        assert first > middle > last
 
 
 def test_elements_that_are_all_left_out_make_zero() -> None:
@@ -186,41 +170,30 @@ def check(axis: Axis, transformation: str, arithmetic: str, sizing: Attributes) 
         np.testing.assert_array_equal(ours, expected, err_msg=str(extra))
 
 
-@ARITHMETIC
 @EACH
 @settings(deadline=None, max_examples=25)
-@given(inputs=LENGTHS, outputs=LENGTHS, roi=ROIS)
-@example(inputs=7, outputs=17, roi=(0, 1))
-@example(inputs=10, outputs=14, roi=(0, 1))
-@example(inputs=20, outputs=6, roi=(1, 0))
-@example(inputs=1, outputs=1, roi=(0.5, 0.5))
-def test_tables_by_size_follow_the_formula(
-    arithmetic: str, transformation: str, inputs: int, outputs: int, roi: tuple[float, float]
+@given(inputs=LENGTHS, outputs=LENGTHS, roi=ROIS, factor=st.floats(0, 4))
+@example(inputs=7, outputs=17, roi=(0, 1), factor=0.5)
+@example(inputs=10, outputs=14, roi=(0, 1), factor=1)
+@example(inputs=20, outputs=6, roi=(1, 0), factor=0)
+@example(inputs=1, outputs=1, roi=(0.5, 0.5), factor=4)
+@example(inputs=19, outputs=19, roi=(0, 1), factor=0.25)
+@example(inputs=2, outputs=2, roi=(0, 1), factor=1.25)
+def test_tables_by_size_and_by_scale_follow_the_formula(
+    transformation: str, inputs: int, outputs: int, roi: tuple[float, float], factor: float
 ) -> None:
     if transformation != "tf_crop_and_resize":
         roi = (0, 1)
-    kind = KINDS[arithmetic]
-    scale = kind(outputs) / kind(inputs)
-    # An axis that is given its size; by the specification that is its width.
-    width = scale * kind(inputs) if kind is np.float32 else kind(outputs)
-    axis = Axis(inputs, outputs, scale, width, roi)
-    check(axis, transformation, arithmetic, {"sizes": (outputs,)})
-
-
-@ARITHMETIC
-@EACH
-@settings(deadline=None, max_examples=25)
-@given(inputs=LENGTHS, factor=st.floats(0, 4))
-@example(inputs=19, factor=0.25)
-@example(inputs=7, factor=0.5)
-@example(inputs=2, factor=1.25)
-def test_tables_by_scale_follow_the_formula(
-    arithmetic: str, transformation: str, inputs: int, factor: float
-) -> None:
-    kind, scale = KINDS[arithmetic], float(np.float32(max(factor, 1.01 / inputs)))
-    width = kind(scale) * kind(inputs)
-    axis = Axis(inputs, math.floor(width), kind(scale), width, (0, 1))
-    check(axis, transformation, arithmetic, {"scales": (scale,)})
+    given = float(np.float32(max(factor, 1.01 / inputs)))
+    for arithmetic, kind in KINDS.items():
+        scale = kind(outputs) / kind(inputs)
+        # An axis that is given its size; by the specification that is its width.
+        width = scale * kind(inputs) if kind is np.float32 else kind(outputs)
+        axis = Axis(inputs, outputs, scale, width, roi)
+        check(axis, transformation, arithmetic, {"sizes": (outputs,)})
+        width = kind(given) * kind(inputs)
+        axis = Axis(inputs, math.floor(width), kind(given), width, roi)
+        check(axis, transformation, arithmetic, {"scales": (given,)})
 
 
 @pytest.mark.parametrize("exclude_outside", [False, True])
@@ -272,29 +245,19 @@ OTHER_IN_RUNTIME = {
 
 
 @pytest.mark.parametrize("number", range(39))
-def test_published_outputs_are_reproduced(number: int) -> None:
+def test_published_outputs_and_gradients_of_the_reference_are_reproduced(number: int) -> None:
+    case, output_gradient, input_gradient = NODES[number]
     # y is float32, and its cubic weights were computed in float32.
-    case, _, _ = NODES[number]
     result = evaluated(case.x.astype(np.float64), case.attributes, "spec_float64")
     if case.attributes.get("mode") == "nearest":
         np.testing.assert_array_equal(result, case.y)
     np.testing.assert_allclose(result, case.y, rtol=1e-6, atol=1e-5)
-
-
-@pytest.mark.parametrize("number", range(39))
-def test_gradients_are_the_transposed_reference(number: int) -> None:
-    case, output_gradient, input_gradient = NODES[number]
-    result = evaluate(ops.OnnxResizeGrad(**case.attributes), output_gradient, case.x.shape)
-    np.testing.assert_allclose(result, input_gradient, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("number", range(39))
-def test_float32_reproduces_what_onnx_runtime_does(number: int) -> None:
-    case, _, _ = NODES[number]
     operator = ops.OnnxResize(**case.attributes, arithmetic="float32")
     result = evaluate(operator, case.x, case.y.shape)
     differs = not np.allclose(result, case.y, rtol=1e-3, atol=1e-5)
     assert differs == (case.name in OTHER_IN_RUNTIME)
+    result = evaluate(ops.OnnxResizeGrad(**case.attributes), output_gradient, case.x.shape)
+    np.testing.assert_allclose(result, input_gradient, rtol=1e-12, atol=1e-12)
 
 
 def test_the_stored_cases_are_all_tested() -> None:
@@ -305,15 +268,6 @@ def runtime(attributes: Attributes, x: Tensor, **others: int) -> Tensor:
     for name in ("onnx", "onnxruntime"):
         pytest.importorskip(name, reason=f"compares with {name} where it is installed")
     return onnx_resize.runtime(attributes, x, **others)
-
-
-def test_float32_agrees_with_the_installed_runtime_on_the_published_cases() -> None:
-    for case, _, _ in NODES:
-        theirs = runtime(case.attributes, case.x)
-        operator = ops.OnnxResize(**case.attributes, arithmetic="float32")
-        # Two axes at once are summed in another order there.
-        ours = evaluate(operator, case.x, theirs.shape)
-        np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.engine import EvaluationRequest, Prepared, TensorSpec, in_memory
 from gradwire_server.engine.layout import lay_out
 from gradwire_server.engine.tiling import walk_over
-from gradwire_server.plans import BandedMap, Plan
+from gradwire_server.plans import Plan
 from support.kernels.backend_calls import applied
+from support.oracles import oracles
 
 BACKEND = NumpyCpu()
 Bytes = NDArray[np.uint8]
@@ -44,24 +45,10 @@ class Case:
 
 
 @st.composite
-def maps(draw: st.DrawFn, inputs: int) -> BandedMap:
-    """Monotone bands of any width, empty ones and reversed ones included."""
-
-    def drawn(count: int, low: int, high: int) -> list[int]:
-        return draw(st.lists(st.integers(low, high), min_size=count, max_size=count))
-
-    outputs, width = draw(st.integers(1, 12)), draw(st.integers(1, inputs))
-    first = sorted(drawn(outputs, 0, inputs - 1), reverse=draw(st.booleans()))
-    index = np.minimum(np.array(first)[:, None] + np.arange(width), inputs - 1)
-    weight = np.array(drawn(outputs * width, -3, 3), np.float64).reshape(outputs, width) / 4
-    return BandedMap.from_blocks([(index, weight)], inputs=inputs)
-
-
-@st.composite
 def cases(draw: st.DrawFn) -> Case:
     rank = draw(st.integers(1, 4))
     sizes = tuple(draw(st.integers(1, 9)) for _ in range(rank))
-    bands = [draw(st.none() | maps(size)) for size in sizes]
+    bands = [draw(st.none() | oracles.banded_maps(inputs=size, most=12)) for size in sizes]
     plan = Plan.build(bands, sizes, fill=draw(st.sampled_from([0.0, 7.0])))
     dtype = np.dtype(draw(st.sampled_from([np.float32, np.float16, np.float64])))
     order = draw(st.permutations(range(rank)))

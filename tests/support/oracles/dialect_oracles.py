@@ -7,7 +7,7 @@ evaluate() is the other side of every comparison: ours.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,7 +21,6 @@ from gradwire_server.backends import compute_dtype
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.plans import BandedMap, Plan
 from support.kernels.backend_calls import applied
-from support.oracles.oracles import dense_apply
 
 Matrix = npt.NDArray[np.float64]
 Tensor = npt.NDArray[Any]
@@ -157,14 +156,9 @@ def dml_axis(
     return matrix.astype(np.float64)
 
 
-def onednn_weights(
-    src: int, dst: int, *, align_corners: bool, nearest: bool
-) -> dict[tuple[int, int], float]:
-    """Weights other than 0 of a oneDNN interpolation, by output and input of one axis.
-
-    One float32 scalar at a time.
-    """
-    weights: dict[tuple[int, int], float] = {}
+def onednn_axis(src: int, dst: int, *, align_corners: bool, nearest: bool) -> Matrix:
+    """One axis of a oneDNN interpolation, one float32 scalar at a time."""
+    matrix = np.zeros((dst, src))
     for index in range(dst):
         if not align_corners:
             x = ((np.float32(index) + _half) * np.float32(src)) / np.float32(dst) - _half
@@ -175,15 +169,14 @@ def onednn_weights(
         if nearest:
             # A double holds x + 0.5 exactly, so this is half away from zero.
             away = int(math.copysign(math.floor(abs(float(x)) + 0.5), x))
-            weights[index, min(max(away, 0), src - 1)] = 1
+            matrix[index, min(max(away, 0), src - 1)] = 1
             continue
         low, high = max(int(x), 0), min(max(math.ceil(x), 0), src - 1)
         upper = abs(x - np.float32(low))
         lower = np.float32(1) - upper
-        weights[index, low] = float(lower + upper if low == high else lower)
-        if low != high:
-            weights[index, high] = float(upper)
-    return {place: weight for place, weight in weights.items() if weight}
+        matrix[index, high] = upper
+        matrix[index, low] = lower + upper if low == high else lower
+    return matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +233,3 @@ def ulp(values: Matrix, dtype: Any) -> Matrix:
     # Of negative powers of two NumPy gives float16's spacing toward zero.
     spacing: Matrix = np.spacing(np.abs(values).astype(dtype)).astype(np.float64)
     return spacing
-
-
-def gradient(matrices: Sequence[Matrix], g: Tensor) -> Matrix:
-    """Apply the transpose of one forward matrix per axis."""
-    return dense_apply({axis: matrix.T for axis, matrix in enumerate(matrices)}, g)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -77,14 +77,12 @@ class Table:
     examples  calls that go every way there is, at least one of each operator
     cases     what the laws of all gradients are tested on
     golden    messages of its own, as golden_bytes.py has them
-    enums     names of the values of its enums, by number from 0
     """
 
     page: str
     examples: list[Example]
     cases: st.SearchStrategy[Case]
     golden: str = ""
-    enums: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
 
 def shapes(rank: int) -> st.SearchStrategy[Shape]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from operator import attrgetter
 from string import Template
+from typing import Any
 
 from google.protobuf import text_format
 from google.protobuf.message import Message
@@ -17,14 +18,6 @@ from google.protobuf.message import Message
 from dialect_tables import TABLES
 from gradwire import v1
 from support.raw_calls import published_request
-
-TENSOR = v1.TensorDescriptor(
-    data_type=v1.DataType.DATA_TYPE_FLOAT32, sizes=(2, 300), strides=(0, 1)
-)
-LINEAR = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_LINEAR
-OPERATOR = v1.Operator(dml_resample=v1.DmlResample(interpolation_mode=LINEAR))
-OPERATOR_HEX = "1a 02 08 02"  # member 3 of 2 bytes: interpolation_mode 2
-TENSOR_HEX = "08 01 | 12 03 02 ac 02 | 1a 02 00 01"  # 300 is ac 02
 
 # A name that begins with the message's, the message as text, and its bytes.
 # float32 on the wire is little-endian: 0.5 is 3f000000, 1.5 is 3fc00000, -0.5 is bf000000.
@@ -47,18 +40,8 @@ Interpolate := mode: MODE_BILINEAR
   coordinate_transformation_mode: COORDINATE_TRANSFORMATION_MODE_ALIGN_CORNERS
   sizes: [112, 0x10000000000] scales: 1.5 data_format: DATA_FORMAT_NCX sizes_tensor: [112, 7]
 = 08 03 | 10 02 | 1a 07 70 80 80 80 80 80 20 | 22 04 00 00 c0 3f | 28 01 | 32 02 70 07
-Operator dml_resample_grad := dml_resample_grad {}
-= 0a 00
-Operator dml_resample_grad1 := dml_resample_grad1 {}
-= 12 00
 Operator dml_resample := $operator
 = $OPERATOR
-Operator dml_resample2 := dml_resample2 {}
-= 22 00
-Operator interpolate_backward := interpolate_backward {}
-= 2a 00
-Operator interpolate := interpolate {}
-= 32 00
 Options :=
 =
 EvaluateRequest := request_id: "a" operator { $operator } input { $tensor } output { $tensor }
@@ -134,11 +117,18 @@ Limits := max_rank: 8 max_elements: 0x1000000000 max_table_entries: 3 max_float3
 = 08 08 | 10 80 80 80 80 80 02 | 18 03 | 20 04 | 28 05 | 30 06 | 38 07 | 40 08 | 48 09
 | 50 0a | 5a 02 08 3c | 60 0c | 68 80 80 80 08
 """
+# Members of Operator that are set and have no fields: their tags, before a length of 0.
+_MEMBERS = """
+0a dml_resample_grad | 12 dml_resample_grad1 | 22 dml_resample2 | 2a interpolate_backward
+| 32 interpolate | 3a torch_upsample_backward | 42 torch_interpolate | 4a onnx_resize_grad
+| 52 onnx_resize | 5a tf_resize_grad | 62 tf_resize | 6a jax_resize_grad | 72 jax_resize
+| 82 01 openvino_interpolate_grad | 8a 01 openvino_interpolate
+"""
 _PARTS = {
     "tensor": "data_type: DATA_TYPE_FLOAT32 sizes: [2, 300] strides: [0, 1]",
-    "TENSOR": TENSOR_HEX,
+    "TENSOR": "08 01 | 12 03 02 ac 02 | 1a 02 00 01",  # 300 is ac 02
     "operator": "dml_resample { interpolation_mode: DML_INTERPOLATION_MODE_LINEAR }",
-    "OPERATOR": OPERATOR_HEX,
+    "OPERATOR": "1a 02 08 02",  # member 3 of 2 bytes: interpolation_mode 2
     "nulls": r"\000" * 200,
     "NULLS": "00" * 200,
 }
@@ -157,6 +147,10 @@ GOLDEN: dict[str, tuple[Message, str]] = {
     **{
         message + rest: (text_format.Parse(text, attrgetter(message)(v1)()), hexadecimals)
         for message, rest, text, hexadecimals in _ENTRY.findall(_TEXT)
+    },
+    **{
+        f"Operator {name}": (v1.Operator(**dict[str, Any]({name: {}})), f"{tag} 00")
+        for tag, _, name in (each.strip().rpartition(" ") for each in _MEMBERS.split("|"))
     },
 }
 

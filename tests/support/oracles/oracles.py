@@ -53,17 +53,17 @@ def linear_taps(inputs: int, outputs: int) -> TapTable:
     return TapTable(index, np.stack([1 - upper, upper], axis=1), inputs)
 
 
-def cubic_taps(inputs: int, outputs: int, *, coefficient: float = -0.75) -> TapTable:
+def cubic_taps(inputs: int, outputs: int) -> TapTable:
     """Four taps of Keys' cubic convolution, clamped: at whole coordinates three of them are 0.
 
     Keys, "Cubic convolution interpolation for digital image processing", 1981, equation 15 with
-    -1/2 replaced by the coefficient.
+    -1/2 replaced by -3/4.
     """
     position = (np.arange(outputs) + 0.5) * (inputs / outputs) - 0.5
     low = np.floor(position)
     places = low[:, None] + [-1, 0, 1, 2]
     x = np.abs(position[:, None] - places).astype(np.float32)
-    a = np.float32(coefficient)
+    a = np.float32(-0.75)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
     weight = np.where(x <= 1, near, far)
