@@ -269,7 +269,7 @@ def test_closing_ends_calls_of_others(relay: Relay, face: Face, array: Array) ->
         call = pool.submit(copied, client, array)
         wait_until(lambda: relay.carried_bytes > sent)
         client.close()
-        with pytest.raises(errors.CallCancelledError, match="^the client was closed"):
+        with pytest.raises(errors.CallCancelledError, match=r"^the client was closed"):
             call.result(30)
 
 
