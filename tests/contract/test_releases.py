@@ -17,20 +17,9 @@ from contract.wire_exchange import EXCHANGE, requests
 from gradwire import Client, InvalidRequestError, Item, Timing, ops, v1
 from gradwire._wire.framing import varint
 from gradwire_server.backends.numpy_cpu import NumpyCpu
-from support import relay
+from support import raw_calls, relay
 from support.clients import ONCE
-from support.raw_calls import (
-    SERVICE,
-    Answer,
-    ManyCall,
-    RawClient,
-    as_stream,
-    call,
-    chunk,
-    opening,
-    published_request,
-    refused,
-)
+from support.raw_calls import RawClient, published_request
 from support.refusals import Refusal
 from support.servers import ServerThread, serving
 
@@ -65,12 +54,13 @@ def test_what_an_sdk_of_a_release_before_sends_has_the_answer_it_had(
     client: RawClient, name: str
 ) -> None:
     sent, expected = (bytes.fromhex(EVALUATIONS[name][key]) for key in ("request", "answer"))
-    assert call(client.channel, f"{SERVICE}/Evaluate", [sent]) == ([expected], None)
+    method = f"{raw_calls.SERVICE}/Evaluate"
+    assert raw_calls.call(client.channel, method, [sent]) == ([expected], None)
     request = v1.EvaluateRequest.FromString(sent)
     result = v1.EvaluateResponse.FromString(expected)
-    assert client.stream(as_stream(request)).data == result.data
+    assert client.stream(raw_calls.as_stream(request)).data == result.data
     message = v1.EvaluateManyRequest(evaluation=request)
-    with ManyCall.of_bytes(client, message.SerializeToString()) as many:
+    with raw_calls.ManyCall.of_bytes(client, message.SerializeToString()) as many:
         assert many.receive().result == result
 
 
@@ -127,9 +117,9 @@ def with_newer_field(message: Any, path: str = "") -> Any:
     return made
 
 
-def unimplemented(answer: Answer, how: str, reason: str = "UNKNOWN_FIELD") -> Refusal:
+def unimplemented(answer: raw_calls.Answer, how: str, reason: str = "UNKNOWN_FIELD") -> Refusal:
     """Assert that a call was refused for what only a newer schema has, a stream in-band too."""
-    return refused(answer, reason, in_band=how == "EvaluateStream")
+    return raw_calls.refused(answer, reason, in_band=how == "EvaluateStream")
 
 
 # Paths to messages that a newer schema has a field more of.
@@ -165,11 +155,11 @@ def test_a_newer_field_of_a_unary_header_is_refused(client: RawClient) -> None:
     assert "field 6 of gradwire.v1.EvaluateRequest " in refusal.message
 
 
-OPENING = opening(published_request())
-CHUNK = chunk(0, published_request().data)
+OPENING = raw_calls.opening(published_request())
+CHUNK = raw_calls.chunk(0, published_request().data)
 # Field 3 of the oneof, which holds a chunk; and field 9 beside a chunk.
 NEWEST = v1.EvaluateStreamRequest.FromString(b"\x1a\x02\x08\x01")
-BESIDE = merged(chunk(0, published_request().data), b"\x48\x01")
+BESIDE = merged(raw_calls.chunk(0, published_request().data), b"\x48\x01")
 STREAMS: dict[str, tuple[list[v1.EvaluateStreamRequest], str]] = {
     "open": ([with_newer_field(OPENING, "open")], "10 of gradwire.v1.Open "),
     "chunk": ([OPENING, with_newer_field(CHUNK, "chunk")], "2 of gradwire.v1.Chunk at chunk "),
