@@ -1,6 +1,7 @@
 """Bytes that are read by hand mean what they mean to protobuf, and are refused where it refuses.
 
-Messages are what sloppy writers and attackers write, sound ones with bytes changed, and noise.
+Messages are made of fields as sloppy writers and attackers write them: in any order, repeated, with
+numbers longer than need be, of other types, cut off; and of sound messages with bytes changed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gradwire import DataLossError, v1
+from gradwire._wire.framing import Parts, read_chunk, read_evaluation
 from gradwire_server.errors import ChecksumError, InvalidDataError, UnknownFieldError
 from gradwire_server.rpc import codec
 from gradwire_server.rpc.status_map import failure
@@ -24,6 +26,53 @@ REQUESTS = [published_request(), opening(published_request()), chunk(300, bytes(
 SOUND = [message.SerializeToString() for message in (*REQUESTS, RESPONSE)]
 # The shared code raises the first, the server's own code the second.
 CHANGED = DataLossError, ChecksumError
+# Values that are listed several times are drawn more often.
+LENGTHS = st.sampled_from([1] * 40 + [2, 3, 5, 10, 11])
+KINDS = st.sampled_from([2] * 40 + [0, 1, 3, 4, 5, 6, 7])
+
+
+@st.composite
+def varints(draw: st.DrawFn, numbers: st.SearchStrategy[int]) -> bytes:
+    """Numbers in up to eleven bytes: protobuf takes ten, of a length five."""
+    number = draw(numbers)
+    length = max((number.bit_length() + 6) // 7, draw(LENGTHS))
+    digits = [number >> 7 * index & 0x7F for index in range(length)]
+    return bytes([*(digit | 0x80 for digit in digits[:-1]), digits[-1]])
+
+
+NUMBERS = st.integers(0, 300) | st.integers(0, 2**64 - 1)
+TEXTS = st.sampled_from([b"", b"a", b"\xc3\xa4", b"\xc3\x28", b"\xed\xa0\x80"])
+
+
+@st.composite
+def fields(draw: st.DrawFn, numbers: st.SearchStrategy[int], inside: Any) -> bytes:
+    """One field with a payload that may or may not be right for it."""
+    kind = draw(KINDS)
+    tag = draw(varints(numbers.map(lambda number: number << 3 | kind)))
+    if kind == 0:
+        return tag + draw(varints(NUMBERS))
+    if kind != 2:
+        return tag + draw(st.binary(max_size=9))
+    payload: bytes = draw(inside)
+    length = st.one_of(*[st.just(len(payload))] * 15, st.integers(0, 300))
+    return tag + draw(varints(length)) + payload
+
+
+def joined(part: st.SearchStrategy[bytes], most: int) -> st.SearchStrategy[bytes]:
+    return st.lists(part, max_size=most).map(b"".join)
+
+
+DATA = st.binary(max_size=9) | TEXTS
+ATTRIBUTES = joined(fields(st.integers(1, 6), DATA), 2)
+HEADER = fields(st.sampled_from([1, 2, 3, 4, 5]), ATTRIBUTES | TEXTS)
+BULK = fields(st.sampled_from([15] * 15 + [14]), DATA)
+OFFSET = varints(NUMBERS).map(lambda number: b"\x08" + number)
+NOTHING = st.just(b"")
+TAIL = st.one_of(*[NOTHING] * 5, BULK, HEADER)
+EVALUATIONS = st.tuples(joined(HEADER, 3), BULK, TAIL).map(b"".join)
+CHUNKS = st.tuples(NOTHING | OFFSET, BULK, st.one_of(*[NOTHING] * 5, OFFSET, BULK)).map(b"".join)
+STREAM = fields(st.sampled_from([2] * 15 + [1]), CHUNKS)
+STREAMS = st.one_of(*[STREAM] * 5, joined(STREAM, 3))
 
 
 @st.composite
@@ -37,7 +86,7 @@ def damaged(draw: st.DrawFn) -> bytes:
     return bytes(message)
 
 
-ANYTHING = damaged() | st.binary(max_size=40)
+ANYTHING = EVALUATIONS | STREAMS | damaged() | st.binary(max_size=40)
 
 HANDMADE = [
     b"",
@@ -64,7 +113,6 @@ HANDMADE = [
     b"\x12\x0d\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7a\x01\x00",
     b"\x12\x0e\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x7a\x01\x00",  # offset -1
     b"\x12\x05\x08\x80\x00\x7a\x01\x00",
-    b"\x12\x07\x08\x81\x82\x02\x7a\x01\x00",
     b"\x12\x03\x7a\x01\x00\x12\x03\x7a\x01\x01",
 ]
 
@@ -75,6 +123,18 @@ def parsed(kind: type[Any], data: bytes) -> Any:
         return kind.FromString(data)
     except DecodeError:
         return None
+
+
+def check_evaluation(kind: type[Any], message: bytes, parts: Parts) -> None:
+    """Compare parts with what protobuf says of a message."""
+    request_id, header, data = parts
+    whole, head = parsed(kind, message), parsed(kind, header)
+    assert (whole is None) == (head is None)
+    if whole is not None:
+        assert (whole.request_id.encode(), whole.data) == (request_id, data)
+        whole.ClearField("request_id")
+        whole.ClearField("data")
+        assert whole == head
 
 
 def check_changed(error: Exception, message: bytes) -> None:
@@ -92,6 +152,16 @@ def any_message(test: Any) -> Any:
     return pytest.mark.slow(settings(max_examples=400)(test))
 
 
+@pytest.mark.parametrize("kind", [v1.EvaluateRequest, v1.EvaluateResponse])
+@any_message
+def test_parts_that_are_read_by_hand_are_those_that_protobuf_reads(
+    kind: type[Any], message: bytes
+) -> None:
+    found = read_evaluation(message)
+    if found is not None:
+        check_evaluation(kind, message, found[0])
+
+
 @any_message
 def test_a_request_is_refused_exactly_where_protobuf_refuses_it(message: bytes) -> None:
     try:
@@ -102,13 +172,8 @@ def test_a_request_is_refused_exactly_where_protobuf_refuses_it(message: bytes) 
     except InvalidDataError:
         assert parsed(v1.EvaluateRequest, message) is None
     else:
-        request_id, header, data = parts
-        whole, head = parsed(v1.EvaluateRequest, message), parsed(v1.EvaluateRequest, header)
-        assert whole is not None
-        assert (whole.request_id.encode(), whole.data) == (request_id, data)
-        whole.ClearField("request_id")
-        whole.ClearField("data")
-        assert whole == head
+        assert parsed(v1.EvaluateRequest, message) is not None
+        check_evaluation(v1.EvaluateRequest, message, parts)
 
 
 @any_message
@@ -132,3 +197,11 @@ def test_a_message_of_a_stream_is_refused_exactly_where_protobuf_refuses_it(mess
             assert whole is None or kind != name
         else:
             assert came == whole
+
+
+@any_message
+def test_a_chunk_that_is_read_by_hand_is_the_one_that_protobuf_reads(message: bytes) -> None:
+    read = read_chunk(message)
+    if read is not None:
+        told = v1.Chunk(offset=read[0], data=read[1].tobytes())
+        assert parsed(v1.EvaluateStreamResponse, message) == v1.EvaluateStreamResponse(chunk=told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,21 @@ def test_stored_tables_hold(module: Any, case: AxisCase, table: Matrix) -> None:
     np.testing.assert_allclose(table, module.table_here(case), rtol=0, atol=allowed)
 
 
+def installed(name: str) -> Any:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    return pytest.importorskip(name, reason=f"compares with {name} where it is there")
+
+
 def normal(*shape: int) -> Any:
     return np.random.default_rng(4).standard_normal(shape, np.float32)
+
+
+@pytest.mark.parametrize("kind", tensorflow_ops.KINDS)
+def test_a_gradient_of_height_and_width_is_tensorflow_s(kind: Any) -> None:
+    tf, grads, shape = installed("tensorflow"), normal(2, 7, 9, 3), (2, 4, 13, 3)
+    expected = tensorflow_ops.gradient(tf, kind, grads, shape, half_pixel_centers=True)
+    result = evaluate(ops.TfResizeGrad(kind=kind, half_pixel_centers=True), grads, shape)
+    np.testing.assert_allclose(result, expected, atol=2.0**-20)
 
 
 def test_bicubic_tells_1024_positions_apart() -> None:
@@ -62,8 +76,7 @@ def test_what_the_ops_of_tensorflow_refuse_is_refused(attributes: dict[str, Any]
 
 @pytest.mark.parametrize("method", jax_image.METHODS)
 def test_a_gradient_of_several_axes_is_jax_s(method: Any) -> None:
-    jax: Any = pytest.importorskip("jax", reason="compares with jax where it is there")
-    cotangent = normal(3, 9, 4)
+    jax, cotangent = installed("jax"), normal(3, 9, 4)
 
     def resized(x: Any) -> Any:
         return jax.image.resize(x, (3, 9, 4), method)
@@ -81,6 +94,37 @@ def test_nearest_of_jax_is_not_the_formula_from_left_to_right(inputs: int, outpu
     written = np.floor(x * np.float32(inputs) / np.float32(outputs)).astype(int)
     read = jax_image.table_here(AxisCase({"method": "nearest"}, inputs, outputs)).argmax(axis=1)
     assert set(np.abs(read - written).tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("mode", openvino_node.MODES)
+@pytest.mark.parametrize(
+    "told",
+    [{"sizes": (9, 4)}, {"shape_calculation_mode": "scales", "scales": (1.7, 0.4)}],
+    ids=str,
+)
+def test_whole_images_are_those_of_openvino_s_reference(mode: Any, told: dict[str, Any]) -> None:
+    # One axis grows while the other shrinks, width comes before height where the reference can do
+    # that, and other axes are padded where the mode allows.
+    installed("openvino")
+    axes = (3, 2) if mode in {"nearest", "linear", "cubic"} else (2, 3)
+    pads: dict[str, Any] = {"pads_begin": (1, 0, 2), "pads_end": (0, 1, 0, 1)}
+    if mode == "linear_onnx":
+        pads = {}
+    operator = ops.OpenvinoInterpolate(mode=mode, axes=axes, antialias=True, **told, **pads)
+    image = normal(2, 3, 8, 5)
+    expected = openvino_node.reference(operator, image)
+    result = evaluate(operator, image, expected.shape)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=2.0**-20)
+
+
+@pytest.mark.parametrize("mode", ["bilinear_pillow", "bicubic_pillow"])
+def test_descending_axes_of_pillow_are_the_cpu_plugin_s(mode: Any) -> None:
+    installed("openvino")
+    operator = ops.OpenvinoInterpolate(mode=mode, axes=(3, 2), sizes=(9, 4), cube_coeff=-0.5)
+    image = normal(2, 3, 8, 5)
+    expected = openvino_node.plugin(operator, image)
+    result = evaluate(operator, image, (2, 3, 4, 9))
+    np.testing.assert_allclose(result, expected, rtol=0, atol=2.0**-18)
 
 
 @pytest.mark.parametrize("mode", ["bilinear_pillow", "bicubic_pillow"])

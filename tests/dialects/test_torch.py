@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import ml_dtypes
@@ -11,8 +12,9 @@ import pytest
 from conformance import pytorch
 from conformance.pytorch import NOT_ADJOINT, AxisCase
 from gradwire import ops
+from gradwire.errors import InvalidRequestError
 from gradwire_server import dialects
-from gradwire_server.errors import TableTooLargeError
+from gradwire_server.errors import InvalidFieldError, TableTooLargeError
 from support.oracles.dialect_oracles import DTYPES, ExactTaps, Shape, Tensor, evaluate, lowered, ulp
 
 SIZES: list[tuple[dict[str, Any], Shape, Shape]] = [
@@ -120,7 +122,44 @@ def test_stored_gradients_of_torch_are_reproduced(number: int) -> None:
     check_corners(*CORNERS[number])
 
 
-def test_gradients_of_the_installed_torch_are_reproduced() -> None:
+def installed() -> Any:
     pytest.importorskip("torch", reason="compares with PyTorch where it is installed")
+    return importlib.import_module("torch")
+
+
+def test_gradients_of_the_installed_torch_are_reproduced() -> None:
+    installed()
     for case in pytorch.corners():
         check_corners(*case)
+
+
+REFUSED: list[tuple[Shape, dict[str, Any]]] = [
+    ((1, 1, 4), {}),
+    ((1, 1, 4), {"size": 2, "scale_factor": 2.0}),
+    ((1, 1, 4), {"size": 2, "recompute_scale_factor": True}),
+    ((1, 1, 4), {"size": (2, 2)}),
+    ((1, 1, 4, 4), {"scale_factor": (2.0, 2.0, 2.0)}),
+    ((1, 1, 4), {"scale_factor": 0.1}),
+    ((1, 1, 4), {"size": 2, "align_corners": False}),
+    ((1, 1, 4), {"size": 2, "mode": "area", "align_corners": True}),
+    ((1, 1, 4), {"size": 2, "mode": "nearest-exact", "align_corners": False}),
+    ((1, 1, 4), {"size": 2, "mode": "bilinear"}),
+    ((1, 1, 4, 4), {"size": 2, "mode": "linear"}),
+    ((1, 1, 4, 4, 4), {"size": 2, "mode": "bicubic"}),
+    ((1, 1, 4, 4), {"size": 2, "mode": "trilinear"}),
+    ((1, 1, 4), {"size": 2, "mode": "linear", "antialias": True}),
+    ((1, 1, 4, 4), {"size": 2, "mode": "nearest", "antialias": True}),
+    ((1, 1, 4, 4), {"size": 2, "mode": "lanczos"}),
+    ((1, 1, 4, 4), {"size": 2, "mode": "lanczos", "antialias": True, "align_corners": True}),
+    ((1, 1, 4, 4), {"size": 2, "mode": "cubic"}),
+]
+
+
+@pytest.mark.parametrize(("shape", "given"), REFUSED, ids=str)
+def test_what_pytorch_refuses_is_refused(shape: Shape, given: dict[str, Any]) -> None:
+    result = (1, 1, *(2 for _ in shape[2:]))
+    with pytest.raises((InvalidRequestError, InvalidFieldError)):
+        evaluate(ops.TorchInterpolate(**given), np.zeros(shape, np.float32), result)
+    torch = installed()
+    with pytest.raises((ValueError, NotImplementedError, RuntimeError)):
+        torch.nn.functional.interpolate(torch.zeros(shape), **given)
