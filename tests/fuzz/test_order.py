@@ -88,7 +88,6 @@ def test_a_stream_ends_as_the_order_of_its_messages_says(
 
 
 def item(kind: str, name: str) -> bytes:
-    """Make a message of EvaluateMany."""
     request = published_request()
     if kind == "short":
         request.data = request.data[1:]
