@@ -183,23 +183,9 @@ FLAGS = ("--workers", "2", "--compute-threads", "1", "--stall-timeout-s", str(ST
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_stopped_is_replaced_and_no_call_is_lost(tmp_path: Path) -> None:
-    with (
-        running_command(*FLAGS, log=tmp_path / "log") as command,
-        Callers(command.address, "unary", "async unary", "stream", retry=PATIENT) as callers,
-    ):
-        callers.wait_for_more()
-        stopped = command.workers[0]
-        os.kill(stopped, signal.SIGSTOP)
-        command.wait_for_log(f"worker hangs pid={stopped} ")
-        command.wait_for_log("worker serves worker=0 ", times=2)
-        callers.wait_for_more()
-        assert command.workers[0] != stopped
-    callers.check()
-
-
-@pytest.mark.slow
-def test_a_parent_that_was_stopped_takes_nobody_for_dead(tmp_path: Path) -> None:
+def test_a_worker_that_is_stopped_is_replaced_and_none_after_a_stop_of_the_parent(
+    tmp_path: Path,
+) -> None:
     with running_command(*FLAGS, log=tmp_path / "log") as command:
         before = command.workers
         command.signal(signal.SIGSTOP)
@@ -208,6 +194,16 @@ def test_a_parent_that_was_stopped_takes_nobody_for_dead(tmp_path: Path) -> None
         time.sleep(2 * STALL_S)
         assert command.workers == before
         assert "hangs" not in command.log
+        kinds = ("unary", "async unary", "stream")
+        with Callers(command.address, *kinds, retry=PATIENT) as callers:
+            callers.wait_for_more()
+            stopped = command.workers[0]
+            os.kill(stopped, signal.SIGSTOP)
+            command.wait_for_log(f"worker hangs pid={stopped} ")
+            command.wait_for_log("worker serves worker=0 ", times=2)
+            callers.wait_for_more()
+            assert command.workers[0] != stopped
+    callers.check()
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")

@@ -8,9 +8,8 @@ import struct
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, closing
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -172,19 +171,10 @@ def unfinished(calls: int, *, method: str = raw.EVALUATE) -> Iterator[bytes]:
         yield frame(raw.DATA, 0, stream, struct.pack(">BI", 0, 4 * MIB) + bytes(500))
 
 
-ATTACKS: tuple[Callable[[str], None], ...] = (
-    rapid_resets,
-    many_headers,
-    endless_headers,
-    questions,
-    empty_data,
-    dropped_connections,
-    half_greetings,
-    garbage,
-    bombs,
-    slow_reads,
-    slow_writes,
-)
+ATTACKS: list[Callable[[str], None]] = [
+    *(rapid_resets, many_headers, endless_headers, questions, empty_data, dropped_connections),
+    *(half_greetings, garbage, bombs, slow_reads, slow_writes),
+]
 
 
 @pytest.fixture(scope="module")
@@ -196,14 +186,6 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
         assert "Traceback" not in command.log
 
 
-def caller(address: str) -> Generator[object]:
-    """Yield how each of many calls over one connection failed; None where it brought its bits."""
-    with RawClient(address) as client:
-        while True:
-            answer = client.evaluate(published_request())
-            yield None if answer.data == PUBLISHED_RESULT else answer
-
-
 def open_files(pid: int) -> int:
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
 
@@ -213,8 +195,13 @@ def open_files(pid: int) -> int:
 def test_a_flood_takes_bounded_memory_and_others_are_served(
     command: Command, attack: Callable[[str], None]
 ) -> None:
-    others = caller(command.address)
-    with closing(others), repeated(partial(next, others), threads=1) as load:
+    others = RawClient(command.address)
+
+    def ask() -> object:
+        answer = others.evaluate(published_request())
+        return None if answer.data == PUBLISHED_RESULT else answer
+
+    with others, repeated(ask, threads=1) as load:
         load.wait_for_more(OTHERS)
         files = open_files(command.pid)
         resident = memory_kib(command.pid, "VmRSS")
@@ -251,8 +238,8 @@ def test_requests_that_are_slow_to_come_hold_a_share_of_the_memory(command: Comm
         slow.send(*unfinished(40))
         received = slow.drain(STALL_S + 1.0)
     # 16 MiB may come with each, and a quarter of 256 MiB is one caller's: for the others
-    # RESOURCE_EXHAUSTED, and later DEADLINE_EXCEEDED.
-    assert ends(received) == [8] * 36 + [4] * 4
+    # RESOURCE_EXHAUSTED, and DEADLINE_EXCEEDED, which a busy machine may write earlier.
+    assert Counter(ends(received)) == {8: 36, 4: 4}
     assert received.count(b"requests of this caller that have not come whole reserve") == 36
     assert b"retry after 0.0 s" not in received
 

@@ -87,14 +87,11 @@ def test_a_variable_that_is_no_setting_is_warned_of(monkeypatch: pytest.MonkeyPa
     [
         (errors.ServerError("one\n  two"), "gradwire: error: one two\n"),
         (errors.AuthenticationError("a token is needed"), "--token-file or GRADWIRE_TOKEN"),
-        (errors.PermissionDeniedError("it lacks a scope"), "--token-file or GRADWIRE_TOKEN"),
         (errors.InvalidRequestError.of("token_file", "x cannot be read"), "error: --token-file: x"),
         (errors.InvalidRequestError.of("timeout_s", "is 0"), "error: --timeout: is 0"),
         (errors.InvalidRequestError.of("output.sizes[1]", "is 0"), "error: --output-shape[1]: is"),
-        (errors.InvalidRequestError.of("operator.x.mode", "is 0"), "error: --attr mode: is 0"),
         (errors.LimitExceededError("output_shape is (9,)"), "error: --output-shape is (9,)"),
         (errors.DeadlineExceededError("no result within timeout_s, 2 s"), "no result within 2 s"),
-        (errors.InvalidRequestError.of("output", "absent"), "error: --output-shape: absent\n"),
     ],
 )
 def test_an_error_names_what_the_command_line_has(
