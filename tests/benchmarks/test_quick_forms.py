@@ -18,13 +18,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def _run(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", *words]
     return subprocess.run(  # noqa: S603 - our own program
-        [sys.executable, "-m", "benchmarks", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
     )
 
 

@@ -13,6 +13,7 @@ import random
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
@@ -36,54 +37,38 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-class Damage:
-    """Damages some blocks of bytes."""
+def damage(seed: int, counts: Counter[str]) -> Callable[[bytes], bytes]:
+    """Return what changes, drops, swaps or repeats bytes of some blocks, and counts these."""
+    draw = random.Random(seed)  # noqa: S311 - repeatable
+    lock = threading.Lock()
 
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)  # noqa: S311 - repeatable
-        self._lock = threading.Lock()
-        self.done = 0
-
-    def __call__(self, block: bytes) -> bytes:
-        with self._lock:
+    def damaged(block: bytes) -> bytes:
+        with lock:
             # Most blocks of few bytes are frames of HTTP/2 that end the connection when damaged.
-            if not block or self._random.randrange(12 if len(block) > 1 << 10 else 192):
+            if not block or draw.randrange(12 if len(block) > 1 << 10 else 192):
                 return block
-            self.done += 1
-            return self._random.choice(_WAYS)(block, self._random)
+            counts["damaged"] += 1
+            # A length that changes shifts the frames of HTTP/2 that follow, and mostly ends or
+            # blocks the connection: those are fewer.
+            way = draw.choice(["flip"] * 3 + ["swap"] * 3 + ["repeat", "drop"])
+            at, size = draw.randrange(len(block)), draw.choice((1, 4, 16, 1 << 10))
+            if way == "flip":
+                return block[:at] + bytes([block[at] ^ 1 << draw.randrange(8)]) + block[at + 1 :]
+            if way == "drop":
+                return block[:at] + block[at + draw.randint(1, 64) :]
+            if way == "repeat":
+                repeated = block[at : at + size]
+                # Most of them take the place of other bytes, as a buffer that is sent twice.
+                replaced = draw.choice((0, len(repeated), len(repeated)))
+                return block[: at + size] + repeated + block[at + size + replaced :]
+            size = min(size, len(block) // 2)
+            first = draw.randint(0, len(block) - 2 * size)
+            second = draw.randint(first + size, len(block) - size)
+            ends = block[first : first + size], block[second : second + size]
+            between = block[first + size : second]
+            return block[:first] + ends[1] + between + ends[0] + block[second + size :]
 
-
-def _flip(block: bytes, draw: random.Random) -> bytes:
-    changed = bytearray(block)
-    changed[draw.randrange(len(block))] ^= 1 << draw.randrange(8)
-    return bytes(changed)
-
-
-def _drop(block: bytes, draw: random.Random) -> bytes:
-    at = draw.randrange(len(block))
-    return block[:at] + block[at + draw.randint(1, 64) :]
-
-
-def _swap(block: bytes, draw: random.Random) -> bytes:
-    size = min(draw.choice((1, 4, 16, 1 << 10)), len(block) // 2)
-    first = draw.randint(0, len(block) - 2 * size)
-    second = draw.randint(first + size, len(block) - size)
-    parts = block[first : first + size], block[second : second + size]
-    between = block[first + size : second]
-    return block[:first] + parts[1] + between + parts[0] + block[second + size :]
-
-
-def _repeat(block: bytes, draw: random.Random) -> bytes:
-    at, size = draw.randrange(len(block)), draw.choice((1, 4, 16, 1 << 10))
-    repeated = block[at : at + size]
-    # Most of them take the place of other bytes, as a buffer that is sent twice.
-    replaced = draw.choice((0, len(repeated), len(repeated)))
-    return block[: at + size] + repeated + block[at + size + replaced :]
-
-
-# A length that changes shifts the frames of HTTP/2 that follow, and mostly ends or blocks the
-# connection: those are fewer.
-_WAYS = (_flip, _flip, _flip, _swap, _swap, _swap, _repeat, _drop)
+    return damaged
 
 
 def run(calls: int, *, checksums: bool = True) -> Counter[str]:
@@ -97,7 +82,8 @@ def run(calls: int, *, checksums: bool = True) -> Counter[str]:
         AWAITED(relay.address, **options) as other,
         ThreadPoolExecutor(8) as at_once,
     ):
-        relay.alter, relay.alter_up = damages = Damage(calls), Damage(calls + 1)
+        counts = Counter[str]()
+        relay.alter, relay.alter_up = damage(calls, counts), damage(calls + 1, counts)
         ways = list(product(SHAPES, (client, other)))
 
         def outcome(number: int) -> str:
@@ -116,13 +102,11 @@ def run(calls: int, *, checksums: bool = True) -> Counter[str]:
             same = [x.tobytes() for x in found] == [x.tobytes() for x in expected]
             return "right" if same else "wrong"
 
-        counts = Counter[str]()
         for future in [at_once.submit(outcome, number) for number in range(calls)]:
             try:
                 counts[future.result(_PATIENCE_S)] += 1
             except TimeoutError:
                 counts["hung"] += 1
-        counts["damaged"] = sum(each.done for each in damages)
     return counts
 
 

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from gradwire import Client, GradwireError, Item, RetryPolicy
-from support.clients import COPY, ONCE
+from support.clients import COPY, ONCE, copied
 from support.load import Callers
 
 # linux/if_tun.h
@@ -66,37 +66,29 @@ class Line:
     def __init__(self, one: int, other: int) -> None:
         self._to = {one: other, other: one}
         self._chance = random.Random(0)  # noqa: S311 - nothing secret
-        self._under_way: list[tuple[float, int, int, bytes]] = []
-        self._numbers = count()
         self.delay_s = self.jitter_s = self.loss = 0.0
         self.up = True
         self.lost = 0
         threading.Thread(target=self._carry, daemon=True).start()
 
     def _carry(self) -> None:
+        under_way: list[tuple[float, int, int, bytes]] = []
+        numbers = count()
         with selectors.DefaultSelector() as ready:
             for end in self._to:
                 ready.register(end, selectors.EVENT_READ)
             while True:
-                now = time.monotonic()
-                left_s = self._under_way[0][0] - now if self._under_way else 0.1
+                left_s = under_way[0][0] - time.monotonic() if under_way else 0.1
                 for key, _ in ready.select(max(0.0, left_s)):
-                    self._take(key.fd)
-                self._deliver()
-
-    def _take(self, end: int) -> None:
-        packet = os.read(end, 1 << 16)
-        if not self.up or self._chance.random() < self.loss:
-            self.lost += 1
-            return
-        due = time.monotonic() + self.delay_s + self._chance.random() * self.jitter_s
-        heapq.heappush(self._under_way, (due, next(self._numbers), self._to[end], packet))
-
-    def _deliver(self) -> None:
-        now = time.monotonic()
-        while self._under_way and self._under_way[0][0] <= now:
-            _, _, end, packet = heapq.heappop(self._under_way)
-            os.write(end, packet)
+                    packet = os.read(key.fd, 1 << 16)
+                    if not self.up or self._chance.random() < self.loss:
+                        self.lost += 1
+                        continue
+                    due = time.monotonic() + self.delay_s + self._chance.random() * self.jitter_s
+                    heapq.heappush(under_way, (due, next(numbers), self._to[key.fd], packet))
+                while under_way and under_way[0][0] <= time.monotonic():
+                    _, _, end, packet = heapq.heappop(under_way)
+                    os.write(end, packet)
 
 
 def serve_beyond(descriptor: int) -> None:
@@ -158,7 +150,7 @@ def vanish(line: Line) -> dict[str, Any]:
                     item = Item(COPY, array, array.shape)
                     next(client.evaluate_many([item], timeout_s=timeout_s))
                 else:
-                    client.evaluate(COPY, array, output_shape=array.shape, timeout_s=timeout_s)
+                    copied(client, array, timeout_s=timeout_s)
             except GradwireError as error:
                 end = type(error).__name__
             ended[name] = end, time.monotonic() - began

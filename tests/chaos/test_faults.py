@@ -22,8 +22,8 @@ from gradwire import Client, DeadlineExceededError, RetryPolicy, UnavailableErro
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from support.clients import CALLS, ONCE
 from support.load import Callers
-from support.processes import EAGER, Command, environment, memory_kib, run_command, running_command
-from support.raw_calls import PATIENCE_S, RawClient, identity_request, wait_until
+from support.processes import EAGER, environment, memory_kib, run_command, running_command
+from support.raw_calls import PATIENCE_S, identity_request, wait_until
 from support.relay import drawn_cuts, relaying
 from support.servers import commanded, serving, wait_idle
 
@@ -31,27 +31,23 @@ MIB = 1 << 20
 PATIENT = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.5, max_attempts=100)
 
 
-def check_and_stop(command: Command) -> None:
-    """Have some calls evaluated, so that something is logged, and end the server in order."""
-    with RawClient(command.address) as client:
-        for _ in range(40):
-            client.check_alive()
-    command.stop()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_log_on_a_full_disk_costs_nothing_else(workers: str) -> None:
-    with running_command("--access-log", "--workers", workers, log=Path("/dev/full")) as command:
-        check_and_stop(command)
-
-
-def test_a_log_that_nobody_reads_any_more_costs_nothing_else() -> None:
+@pytest.mark.parametrize(
+    ("log", "workers"),
+    [
+        pytest.param("/dev/full", "1", marks=pytest.mark.slow),
+        pytest.param("/dev/full", "2", marks=pytest.mark.slow),
+        ("nobody reads it any more", "1"),
+    ],
+)
+def test_a_log_that_cannot_be_written_costs_nothing_else(log: str, workers: str) -> None:
     reading, writing = os.pipe()
-    with running_command("--access-log", log=Path(f"/dev/fd/{writing}")) as command:
+    file = Path(log if log == "/dev/full" else f"/dev/fd/{writing}")
+    with commanded("--access-log", "--workers", workers, log=file) as (command, client):
         os.close(writing)
         os.close(reading)
-        check_and_stop(command)
+        for _ in range(40):
+            client.check_alive()
+        command.stop()
 
 
 def test_a_disk_that_has_room_again_is_told_how_many_lines_it_lacks(tmp_path: Path) -> None:
@@ -168,8 +164,7 @@ def play(*words: str, before: Sequence[str] = ()) -> Any:
 @pytest.mark.slow
 def test_no_call_is_lost_over_a_line_that_loses_packets_and_stops() -> None:
     seen = play("chaos.link", "loss", before=IN_NETWORKS)
-    assert seen["calls"]
-    assert seen["packets_lost"]
+    assert min(seen["calls"], seen["packets_lost"]) > 0
     assert (seen["wrong"], seen["lost"]) == (0, [])
 
 
@@ -188,23 +183,9 @@ FLAGS = ("--workers", "2", "--compute-threads", "1", "--stall-timeout-s", str(ST
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_stopped_is_replaced_and_no_call_is_lost(tmp_path: Path) -> None:
-    with (
-        running_command(*FLAGS, log=tmp_path / "log") as command,
-        Callers(command.address, "unary", "async unary", "stream", retry=PATIENT) as callers,
-    ):
-        callers.wait_for_more()
-        stopped = command.workers[0]
-        os.kill(stopped, signal.SIGSTOP)
-        command.wait_for_log(f"worker hangs pid={stopped} ")
-        command.wait_for_log("worker serves worker=0 ", times=2)
-        callers.wait_for_more()
-        assert command.workers[0] != stopped
-    callers.check()
-
-
-@pytest.mark.slow
-def test_a_parent_that_was_stopped_takes_nobody_for_dead(tmp_path: Path) -> None:
+def test_a_worker_that_is_stopped_is_replaced_and_none_after_a_stop_of_the_parent(
+    tmp_path: Path,
+) -> None:
     with running_command(*FLAGS, log=tmp_path / "log") as command:
         before = command.workers
         command.signal(signal.SIGSTOP)
@@ -213,6 +194,16 @@ def test_a_parent_that_was_stopped_takes_nobody_for_dead(tmp_path: Path) -> None
         time.sleep(2 * STALL_S)
         assert command.workers == before
         assert "hangs" not in command.log
+        kinds = ("unary", "async unary", "stream")
+        with Callers(command.address, *kinds, retry=PATIENT) as callers:
+            callers.wait_for_more()
+            stopped = command.workers[0]
+            os.kill(stopped, signal.SIGSTOP)
+            command.wait_for_log(f"worker hangs pid={stopped} ")
+            command.wait_for_log("worker serves worker=0 ", times=2)
+            callers.wait_for_more()
+            assert command.workers[0] != stopped
+    callers.check()
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -242,8 +233,7 @@ def test_a_clock_that_is_set_costs_no_call(tmp_path: Path) -> None:
 def test_no_damaged_result_is_taken(calls: int) -> None:
     counts = run(calls)
     assert counts.keys() <= {"right", "failed", "damaged"}, counts
-    assert counts["right"]
-    assert counts["damaged"]
+    assert min(counts["right"], counts["damaged"]) > 0
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files are Linux's")

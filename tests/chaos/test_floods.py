@@ -8,13 +8,13 @@ import struct
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, closing
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from support import raw_frames as raw
 from support.load import repeated
 from support.processes import EAGER, Command, memory_kib, running_command
 from support.raw_calls import (
@@ -25,25 +25,7 @@ from support.raw_calls import (
     published_request,
     wait_until,
 )
-from support.raw_frames import (
-    CANCEL,
-    CONTINUATION,
-    DATA,
-    END_HEADERS,
-    EVALUATE,
-    HEADERS,
-    PING,
-    PREFACE,
-    RESET,
-    WINDOW,
-    RawConnection,
-    call_headers,
-    data_frames,
-    frame,
-    literal,
-    message,
-    settings,
-)
+from support.raw_frames import RawConnection, call_headers, data_frames, frame, message, settings
 
 MIB = 1 << 20
 # Calls at once of the attacks that are slow.
@@ -58,12 +40,12 @@ OTHERS = 10
 
 def rapid_resets(address: str) -> None:
     """Start calls and take them back at once (CVE-2023-44487)."""
-    block, cancel = call_headers(), struct.pack(">I", CANCEL)
+    block, cancel = call_headers(), struct.pack(">I", raw.CANCEL)
     with RawConnection(address) as connection:
         for first in range(1, 20_000, 200):
             streams = range(first, first + 200, 2)
             pairs = (
-                frame(HEADERS, END_HEADERS, one, block) + frame(RESET, 0, one, cancel)
+                frame(raw.HEADERS, raw.END_HEADERS, one, block) + frame(raw.RESET, 0, one, cancel)
                 for one in streams
             )
             if not connection.send(*pairs):
@@ -76,18 +58,18 @@ def many_headers(address: str) -> None:
     block = call_headers(*((b"x-%d" % number, bytes(100)) for number in range(9000)))
     pieces = [block[at : at + (1 << 14)] for at in range(0, len(block), 1 << 14)]
     with RawConnection(address) as connection:
-        connection.send(frame(HEADERS, 0, 1, pieces[0]))
-        connection.send(*(frame(CONTINUATION, 0, 1, piece) for piece in pieces[1:]))
+        connection.send(frame(raw.HEADERS, 0, 1, pieces[0]))
+        connection.send(*(frame(raw.CONTINUATION, 0, 1, piece) for piece in pieces[1:]))
         connection.drain(0.2)
 
 
 def endless_headers(address: str) -> None:
     """Send headers that do not end, large ones and empty ones (CVE-2024-27316)."""
-    large = frame(CONTINUATION, 0, 1, literal(b"x", bytes(16_000)))
-    empty = frame(CONTINUATION, 0, 1)
+    large = frame(raw.CONTINUATION, 0, 1, raw.literal(b"x", bytes(16_000)))
+    empty = frame(raw.CONTINUATION, 0, 1)
     for flood, times in ((large, 2_000), (empty * 1000, 200)):
         with RawConnection(address) as connection:
-            connection.send(frame(HEADERS, 0, 1, call_headers()))
+            connection.send(frame(raw.HEADERS, 0, 1, call_headers()))
             for _ in range(times):
                 if not connection.send(flood):
                     break
@@ -95,7 +77,7 @@ def endless_headers(address: str) -> None:
 
 def questions(address: str) -> None:
     """Ask for signs of life and change settings, and read no answer (CVE-2019-9512, 9515)."""
-    for flood in (frame(PING, 0, 0, bytes(8)) * 1000, settings(s4=65_535) * 1000):
+    for flood in (frame(raw.PING, 0, 0, bytes(8)) * 1000, settings(s4=65_535) * 1000):
         with RawConnection(address) as connection:
             connection.socket.settimeout(0.5)
             for _ in range(20):
@@ -106,9 +88,9 @@ def questions(address: str) -> None:
 def empty_data(address: str) -> None:
     """Send frames of data that hold none (CVE-2019-9518)."""
     with RawConnection(address) as connection:
-        connection.send(frame(HEADERS, END_HEADERS, 1, call_headers()))
+        connection.send(frame(raw.HEADERS, raw.END_HEADERS, 1, call_headers()))
         for _ in range(100):
-            if not connection.send(frame(DATA, 0, 1) * 1000):
+            if not connection.send(frame(raw.DATA, 0, 1) * 1000):
                 return
 
 
@@ -125,17 +107,17 @@ def half_greetings(address: str) -> None:
     with ExitStack() as held:
         for number in range(500):
             connection = held.enter_context(RawConnection(address, greet=False))
-            connection.send(PREFACE[: number % len(PREFACE)])
+            connection.send(raw.PREFACE[: number % len(raw.PREFACE)])
             if number % 3 == 0:
-                connection.send(PREFACE[number % len(PREFACE) :], settings())
-                connection.send(frame(HEADERS, 0, 1, call_headers()[:20]))
+                connection.send(raw.PREFACE[number % len(raw.PREFACE) :], settings())
+                connection.send(frame(raw.HEADERS, 0, 1, call_headers()[:20]))
 
 
 def garbage(address: str) -> None:
     """Speak something else: HTTP/1.1, TLS, noise, noise after a greeting, nothing."""
     noise = random.Random(0).randbytes(1 << 16)  # noqa: S311 - nothing secret
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + noise[:500]
-    said = [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", hello, noise, PREFACE + noise, b""]
+    said = [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", hello, noise, raw.PREFACE + noise, b""]
     for words in said:
         with RawConnection(address, greet=False) as connection:
             connection.send(words)
@@ -149,7 +131,7 @@ def bombs(address: str) -> None:
     block = call_headers((b"grpc-encoding", b"gzip"))
     for _ in range(10):
         with RawConnection(address) as connection:
-            connection.send(frame(HEADERS, END_HEADERS, 1, block))
+            connection.send(frame(raw.HEADERS, raw.END_HEADERS, 1, block))
             # Less than a window: nobody has to listen.
             connection.send(*data_frames(1, message(packed, compressed=True)))
             connection.drain(0.1)
@@ -178,30 +160,21 @@ def repetition(stream: int) -> Iterator[bytes]:
     """Yield the frames of a call that asks for a megabyte with 4 bytes."""
     request = identity_request(MIB // 4, data=bytes(4))
     request.input.CopyFrom(float32(MIB // 4, strides=(0,)))
-    yield frame(HEADERS, END_HEADERS, stream, call_headers())
+    yield frame(raw.HEADERS, raw.END_HEADERS, stream, call_headers())
     yield from data_frames(stream, message(request.SerializeToString()))
 
 
-def unfinished(calls: int, *, method: str = EVALUATE) -> Iterator[bytes]:
+def unfinished(calls: int, *, method: str = raw.EVALUATE) -> Iterator[bytes]:
     """Yield the frames of calls whose requests have begun."""
     for stream in range(1, 2 * calls, 2):
-        yield frame(HEADERS, END_HEADERS, stream, call_headers(method=method))
-        yield frame(DATA, 0, stream, struct.pack(">BI", 0, 4 * MIB) + bytes(500))
+        yield frame(raw.HEADERS, raw.END_HEADERS, stream, call_headers(method=method))
+        yield frame(raw.DATA, 0, stream, struct.pack(">BI", 0, 4 * MIB) + bytes(500))
 
 
-ATTACKS: tuple[Callable[[str], None], ...] = (
-    rapid_resets,
-    many_headers,
-    endless_headers,
-    questions,
-    empty_data,
-    dropped_connections,
-    half_greetings,
-    garbage,
-    bombs,
-    slow_reads,
-    slow_writes,
-)
+ATTACKS: list[Callable[[str], None]] = [
+    *(rapid_resets, many_headers, endless_headers, questions, empty_data, dropped_connections),
+    *(half_greetings, garbage, bombs, slow_reads, slow_writes),
+]
 
 
 @pytest.fixture(scope="module")
@@ -213,14 +186,6 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
         assert "Traceback" not in command.log
 
 
-def caller(address: str) -> Generator[object]:
-    """Yield how each of many calls over one connection failed; None where it brought its bits."""
-    with RawClient(address) as client:
-        while True:
-            answer = client.evaluate(published_request())
-            yield None if answer.data == PUBLISHED_RESULT else answer
-
-
 def open_files(pid: int) -> int:
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
 
@@ -230,8 +195,13 @@ def open_files(pid: int) -> int:
 def test_a_flood_takes_bounded_memory_and_others_are_served(
     command: Command, attack: Callable[[str], None]
 ) -> None:
-    others = caller(command.address)
-    with closing(others), repeated(partial(next, others), threads=1) as load:
+    others = RawClient(command.address)
+
+    def ask() -> object:
+        answer = others.evaluate(published_request())
+        return None if answer.data == PUBLISHED_RESULT else answer
+
+    with others, repeated(ask, threads=1) as load:
         load.wait_for_more(OTHERS)
         files = open_files(command.pid)
         resident = memory_kib(command.pid, "VmRSS")
@@ -268,8 +238,8 @@ def test_requests_that_are_slow_to_come_hold_a_share_of_the_memory(command: Comm
         slow.send(*unfinished(40))
         received = slow.drain(STALL_S + 1.0)
     # 16 MiB may come with each, and a quarter of 256 MiB is one caller's: for the others
-    # RESOURCE_EXHAUSTED, and later DEADLINE_EXCEEDED.
-    assert ends(received) == [8] * 36 + [4] * 4
+    # RESOURCE_EXHAUSTED, and DEADLINE_EXCEEDED, which a busy machine may write earlier.
+    assert Counter(ends(received)) == {8: 36, 4: 4}
     assert received.count(b"requests of this caller that have not come whole reserve") == 36
     assert b"retry after 0.0 s" not in received
 
@@ -292,7 +262,7 @@ def test_replies_that_are_not_read_hold_a_share_of_the_memory(command: Command) 
             assert connection.socket.recv(1 << 16)
         connection.drain(1.0)
         # Now they are read.
-        connection.send(settings(s4=2 * MIB), frame(WINDOW, 0, 0, struct.pack(">I", 1 << 30)))
+        connection.send(settings(s4=2 * MIB), frame(raw.WINDOW, 0, 0, struct.pack(">I", 1 << 30)))
         received = connection.drain(1.0)
     statuses = Counter(ends(received))
     # Of 90 MiB a quarter of the budget, 64 MiB, is one caller's: OK and RESOURCE_EXHAUSTED.

@@ -67,19 +67,6 @@ def test_json_is_all_that_it_prints_and_two_files_are_compared(target: str, tmp_
     assert note.endswith(", interrupted: its figures are those until then")
 
 
-def test_the_user_may_end_it_between_scenarios(
-    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("gradwire.cli.bench._told", interrupt)
-    found = tmp_path / "found.json"
-    done = run_here("bench", "--target", target, "--scenario", "tiny", *SHORT, "--output", found)
-    assert done.code == 130
-    assert from_json(found.read_text()).interrupted
-
-
 def test_wrong_bits_are_counted_and_end_it_with_1(target: str, tmp_path: Path) -> None:
     problem = PROBLEMS["tiny"]
     with LocalClient("numpy_cpu") as local:
@@ -155,28 +142,25 @@ PATIENCE_S = 120.0
 def bench(*arguments: object) -> Generator[subprocess.Popen[str]]:
     """Run `gradwire bench` in a process group of its own, as a terminal has it."""
     command = [sys.executable, "-c", PROGRAM, "bench", *map(str, arguments)]
-    process = subprocess.Popen(  # noqa: S603 - our own program
+    with subprocess.Popen(  # noqa: S603 - our own program
         command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
-def wait_for(process: subprocess.Popen[str], holds: Callable[[], object]) -> None:
-    """Wait until something holds; fail at once if the process has ended."""
-    wait_until(lambda: holds() or process.poll() is not None, patience_s=PATIENCE_S)
-    assert process.poll() is None, process.communicate()
-
-
-def end(process: subprocess.Popen[str], number: signal.Signals) -> tuple[str, str]:
+def end(
+    process: subprocess.Popen[str], number: int, *, when: Callable[[], object], later_s: float
+) -> tuple[str, str]:
     """Send a signal to all of its group; return what was printed, once no process is left."""
+    wait_until(lambda: when() or process.poll() is not None, patience_s=PATIENCE_S)
+    time.sleep(later_s)
     members = family(process.pid)
     os.killpg(process.pid, number)
     printed = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 128 + number
+    assert process.returncode == 128 + number, printed
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in members))
     return printed
 
@@ -199,9 +183,9 @@ def test_the_user_who_ends_it_gets_what_there_is(
         ) as process,
     ):
         # Far more than the questions before the load take: some calls have ended.
-        wait_for(process, lambda: relay.carried_bytes > 1_000_000)
-        time.sleep(0.5)
-        stdout, stderr = end(process, number)
+        stdout, stderr = end(
+            process, number, when=lambda: relay.carried_bytes > 1_000_000, later_s=0.5
+        )
     assert stderr == "\ngradwire: interrupted\n"
     assert "tiny: " in stdout
     document = from_json(found.read_text())
@@ -227,9 +211,11 @@ def test_nothing_is_written_and_left_before_a_call_counts(
     found = tmp_path / "found.json"
     options = () if children == 1 else ("--target", target, "--processes", 4)
     with bench("--scenario", "tiny", "--warm-up", 600, "--output", found, *options) as process:
-        wait_for(process, lambda: len(family(process.pid)) > children)
-        time.sleep(1.0 if children > 2 else 0.0)
-        assert end(process, number) == ("", "\ngradwire: interrupted\n")
+        later_s = 1.0 if children > 2 else 0.0
+        printed = end(
+            process, number, when=lambda: len(family(process.pid)) > children, later_s=later_s
+        )
+        assert printed == ("", "\ngradwire: interrupted\n")
     assert not found.exists()
 
 

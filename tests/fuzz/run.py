@@ -15,7 +15,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,8 +22,6 @@ from typing import Any
 
 CORPUS = Path(__file__).with_name("corpus")
 NAMES = tuple(sorted(each.stem for each in CORPUS.glob("*.txt")))
-# As .ci/run has it: a stage that skips itself.
-_SKIPPED = 77
 _MOST_KEPT = 64
 _LONGEST_KEPT = 256
 # A single input, and what a process may take.
@@ -35,15 +32,6 @@ def read(name: str) -> list[bytes]:
     """Return the inputs that are kept of a target, one in each line of hexadecimals."""
     lines = (CORPUS / f"{name}.txt").read_text().splitlines()
     return [bytes.fromhex(line) for line in lines]
-
-
-def fuzz(name: str, arguments: Sequence[str]) -> None:
-    """Feed one target until told to stop; never returns."""
-    atheris: Any = import_module("atheris")
-    with atheris.instrument_imports(include=["gradwire", "gradwire_server"]):
-        targets = import_module("fuzz.targets").TARGETS
-    atheris.Setup([sys.argv[0], *arguments], targets[name])
-    atheris.Fuzz()
 
 
 def run(name: str, seconds: int, *, keep: bool) -> dict[str, Any]:
@@ -69,28 +57,27 @@ def run(name: str, seconds: int, *, keep: bool) -> dict[str, Any]:
             lines = "".join(f"{line}\n" for line in sorted(written, key=len))
             (CORPUS / f"{name}.txt").write_text(lines)
         broken = [each.read_bytes().hex() for each in Path(place).glob("broken-*")]
-    said = told.stderr
     if told.returncode:
-        sys.stderr.write(said[-4000:])
+        sys.stderr.write(told.stderr[-4000:])
+    figures = dict(re.findall(r"^stat::(\w+):\s*(\d+)$", told.stderr, re.MULTILINE))
     return {
         "seconds": seconds,
-        "executions": _figure(r"number_of_executed_units:\s*(\d+)", said),
-        "features": _figure(r"(?s:.*)ft: (\d+)", said),
-        "peak_rss_mib": _figure(r"peak_rss_mb:\s*(\d+)", said),
+        "executions": int(figures.get("number_of_executed_units", 0)),
+        "features": max(map(int, re.findall(r" ft: (\d+)", told.stderr)), default=0),
+        "peak_rss_mib": int(figures.get("peak_rss_mb", 0)),
         "status": told.returncode,
         "broken": broken,
     }
 
 
-def _figure(pattern: str, text: str) -> int | None:
-    found = re.search(pattern, text)
-    return int(found[1]) if found else None
-
-
 def main() -> None:
-    """Run and print."""
     if sys.argv[1:2] == ["--target"]:
-        fuzz(sys.argv[2], sys.argv[3:])
+        # A process of its own, as run() has told it; it never returns.
+        atheris: Any = import_module("atheris")
+        with atheris.instrument_imports(include=["gradwire", "gradwire_server"]):
+            targets = import_module("fuzz.targets").TARGETS
+        atheris.Setup([sys.argv[0], *sys.argv[3:]], targets[sys.argv[2]])
+        atheris.Fuzz()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -101,7 +88,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if find_spec("atheris") is None:
         sys.stderr.write("fuzz: skipped, atheris is not installed; some Pythons have no wheel\n")
-        sys.exit(_SKIPPED)
+        sys.exit(77)  # as .ci/run has it: a stage that skips itself
     share = max(1, arguments.seconds // len(arguments.targets))
     report: dict[str, Any] = {}
     for name in arguments.targets:

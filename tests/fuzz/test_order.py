@@ -13,19 +13,8 @@ from hypothesis import strategies as st
 
 from gradwire import v1
 from gradwire_server.backends.numpy_cpu import NumpyCpu
-from support.raw_calls import (
-    CODES,
-    PUBLISHED_GRADIENT,
-    PUBLISHED_RESULT,
-    ManyCall,
-    RawClient,
-    chunk,
-    ended,
-    named,
-    opening,
-    published_request,
-    stream_bytes,
-)
+from support import raw_calls
+from support.raw_calls import PUBLISHED_GRADIENT, PUBLISHED_RESULT, ManyCall, RawClient
 from support.servers import serving
 
 TOTAL = len(PUBLISHED_GRADIENT)
@@ -52,17 +41,17 @@ def stream_of(moves: Sequence[str]) -> tuple[list[bytes], bool]:
     for move in moves:
         left = TOTAL - at
         if move == "open":
-            messages.append(opening(published_request()))
+            messages.append(raw_calls.opening(raw_calls.published_request()))
             sound, opened = sound and not opened, True
         elif move in {"next", "rest"}:
             size = min(4, left) if move == "next" else left
-            messages.append(chunk(at, PUBLISHED_GRADIENT[at : at + size]))
+            messages.append(raw_calls.chunk(at, PUBLISHED_GRADIENT[at : at + size]))
             sound, at = sound and opened and size > 0, at + size
         else:
             wrong = {
-                "far": chunk(at + 1, PUBLISHED_GRADIENT[at + 1 :] or b"1"),
-                "empty": chunk(at, b""),
-                "long": chunk(at, bytes(left + 1)),
+                "far": raw_calls.chunk(at + 1, PUBLISHED_GRADIENT[at + 1 :] or b"1"),
+                "empty": raw_calls.chunk(at, b""),
+                "long": raw_calls.chunk(at, bytes(left + 1)),
                 "nothing": v1.EvaluateStreamRequest(),
             }
             messages.append(wrong.get(move))
@@ -78,18 +67,17 @@ def test_a_stream_ends_as_the_order_of_its_messages_says(
 ) -> None:
     messages, succeed = zip(*map(stream_of, moves), strict=True)
     with ThreadPoolExecutor(len(moves)) as pool:
-        answers = list(pool.map(partial(stream_bytes, client), messages))
+        answers = list(pool.map(partial(raw_calls.stream_bytes, client), messages))
     for each, succeeds, answer in zip(moves, succeed, answers, strict=True):
         if succeeds:
             assert (answer.refusal, answer.data) == (None, PUBLISHED_RESULT), each
         else:
             field = answer.refusal.info.metadata["field"] if answer.refusal else None
-            ended(answer, "INVALID_DATA", field=field)
+            raw_calls.ended(answer, "INVALID_DATA", field=field)
 
 
 def item(kind: str, name: str) -> bytes:
-    """Make a message of EvaluateMany."""
-    request = published_request()
+    request = raw_calls.published_request()
     if kind == "short":
         request.data = request.data[1:]
     elif kind == "unset":
@@ -100,7 +88,7 @@ def item(kind: str, name: str) -> bytes:
         return b""
     elif kind == "garbage":
         return GARBAGE
-    return named(request, "" if kind == "nameless" else name).SerializeToString()
+    return raw_calls.named(request, "" if kind == "nameless" else name).SerializeToString()
 
 
 @settings(max_examples=25, deadline=None)
@@ -112,7 +100,8 @@ def test_each_of_many_has_its_own_answer_until_one_ends_them_all(
     with ManyCall.of_bytes(client, *map(item, kinds, map(str, itertools.count()))) as call:
         if last is not None:
             refused = call.refusal()
-            assert (refused.code, refused.info.reason) == (CODES["INVALID_DATA"], "INVALID_DATA")
+            assert refused.code == raw_calls.CODES["INVALID_DATA"]
+            assert refused.info.reason == "INVALID_DATA"
             return
         answers = call.answers()
     assert answers.keys() == set(map(str, range(len(kinds))))

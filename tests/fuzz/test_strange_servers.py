@@ -28,18 +28,21 @@ KEPT = {name: read(name) for name in ("answer", "answers", "streamed", "statuses
 
 
 class Strange(grpc.GenericRpcHandler):
-    """Answers every call with the messages and the status it was told, None for OK."""
+    """Answers every call with the messages and the status it was told, None for OK.
+
+    It has two ports, so that calls can be split between them.
+    """
 
     def __init__(self) -> None:
         self.messages: list[bytes] = []
         self.code: grpc.StatusCode | None = None
         self.details = b""
         self.calls = 0
+        self.addresses: list[str] = []
 
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """Return what does so."""
         return grpc.stream_stream_rpc_method_handler(self._answer)
 
     def _answer(self, _requests: object, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -52,12 +55,13 @@ class Strange(grpc.GenericRpcHandler):
 
 
 @pytest.fixture(scope="module")
-def strange() -> Iterator[tuple[Strange, str]]:
+def strange() -> Iterator[Strange]:
     handler = Strange()
     server = grpc.server(ThreadPoolExecutor(4), handlers=[handler])
-    port = server.add_insecure_port("127.0.0.1:0")
+    ports = [server.add_insecure_port("127.0.0.1:0") for _ in range(2)]
+    handler.addresses = [f"127.0.0.1:{port}" for port in ports]
     server.start()
-    yield handler, f"127.0.0.1:{port}"
+    yield handler
     server.stop(None).wait()
 
 
@@ -73,22 +77,23 @@ STREAMED = st.sampled_from(KEPT["streamed"]).map(lambda data: list(pieces(data))
     details=st.sampled_from(KEPT["statuses"]) | st.binary(max_size=40),
 )
 def test_an_answer_is_a_result_or_an_error_of_the_sdk(
-    strange: tuple[Strange, str],
+    strange: Strange,
     way: str,
     messages: list[bytes],
     code: grpc.StatusCode | None,
     details: bytes,
 ) -> None:
-    handler, address = strange
     # Of a second message to a unary call grpc itself takes no note, until the deadline.
-    handler.messages = messages[:1] if way == "unary" else messages
-    handler.code, handler.details = code, details
-    options: dict[str, Any] = {
-        "stream_threshold_bytes": 0 if way in {"stream", "split"} else 1 << 20,
-        "split": way == "split",
-        "split_threshold_bytes": 0,
-    }
-    client = Client([address, address], retry=ONCE, timeout_s=2.0, **options)
+    strange.messages = messages[:1] if way == "unary" else messages
+    strange.code, strange.details = code, details
+    client = Client(
+        strange.addresses,
+        retry=ONCE,
+        timeout_s=2.0,
+        stream_threshold_bytes=0 if way in {"stream", "split"} else 1 << 20,
+        split=way == "split",
+        split_threshold_bytes=0,
+    )
     with contextlib.suppress(GradwireError), client:
         if way == "many":
             result = next(client.evaluate_many([Item(HALVE, SMALL, (1, 1, 3))]))
@@ -101,40 +106,34 @@ def test_an_answer_is_a_result_or_an_error_of_the_sdk(
 
 
 @pytest.mark.parametrize("threshold", [0, 1 << 20], ids=["stream", "unary"])
-def test_an_error_that_no_retry_mends_is_not_retried(
-    strange: tuple[Strange, str], threshold: int
-) -> None:
-    handler, address = strange
-    handler.messages, handler.details, handler.calls = [], b"", 0
-    handler.code = grpc.StatusCode.INVALID_ARGUMENT
+def test_an_error_that_no_retry_mends_is_not_retried(strange: Strange, threshold: int) -> None:
+    strange.messages, strange.details, strange.calls = [], b"", 0
+    strange.code = grpc.StatusCode.INVALID_ARGUMENT
     retry = RetryPolicy(initial_backoff_s=0.01)
-    client = Client(address, retry=retry, stream_threshold_bytes=threshold)
+    client = Client(strange.addresses[0], retry=retry, stream_threshold_bytes=threshold)
     with client, pytest.raises(errors.InvalidRequestError):
         client.evaluate(HALVE, SMALL, output_shape=(1, 1, 3))
-    assert handler.calls == 1
+    assert strange.calls == 1
 
 
-@pytest.mark.parametrize("after", [None, 0], ids=["bare", "sealed"])
-def test_with_checksums_a_chunk_before_opened_is_lost_data(
-    strange: tuple[Strange, str], after: int | None
+def test_a_chunk_before_opened_and_a_layout_refused_in_every_order_are_errors(
+    strange: Strange,
 ) -> None:
-    handler, address = strange
-    handler.messages, handler.code = [chunk_frame(0, bytes(12), after)], None
-    client = Client(address, retry=ONCE, stream_threshold_bytes=0, checksums=True)
-    with client, pytest.raises(errors.DataLossError, match="a chunk came before opened"):
-        client.evaluate(HALVE, SMALL, output_shape=(1, 1, 3))
-
-
-def test_a_layout_that_is_refused_in_every_order_is_an_error(
-    strange: tuple[Strange, str],
-) -> None:
-    handler, address = strange
-    info = error_details_pb2.ErrorInfo(reason="LAYOUT_NOT_STREAMABLE", domain="gradwire.v1")
+    options: dict[str, Any] = {"retry": ONCE, "stream_threshold_bytes": 0}
+    strange.code = None
+    with Client(strange.addresses[0], checksums=True, **options) as client:
+        for after in (None, 0):
+            strange.messages = [chunk_frame(0, bytes(12), after)]
+            with pytest.raises(errors.DataLossError, match="a chunk came before opened"):
+                client.evaluate(HALVE, SMALL, output_shape=(1, 1, 3))
     status = status_pb2.Status()
+    info = error_details_pb2.ErrorInfo(reason="LAYOUT_NOT_STREAMABLE", domain="gradwire.v1")
     status.details.add().Pack(info)
-    handler.messages, handler.code = [], grpc.StatusCode.FAILED_PRECONDITION
-    handler.details = status.SerializeToString()
+    strange.messages, strange.code = [], grpc.StatusCode.FAILED_PRECONDITION
+    strange.details = status.SerializeToString()
     out = np.empty((1, 6, 1), np.float32).transpose(0, 2, 1)
-    client = Client(address, retry=ONCE, stream_threshold_bytes=0)
-    with client, pytest.raises(errors.LimitExceededError):
+    with (
+        Client(strange.addresses[0], **options) as client,
+        pytest.raises(errors.LimitExceededError),
+    ):
         client.evaluate(HALVE, SMALL, out=out, timeout_s=5.0)

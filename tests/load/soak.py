@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -64,55 +64,21 @@ _PART: Final = 0.05
 _LEAST_FIT_S: Final = 300.0
 _MOST_LEFT_MIB: Final = 64.0
 _SHARED = r"^(\w+)-(\w+) ...s .*(?:/dev/shm|/memfd:|/dev/zero)"  # in /proc/PID/maps
-# gRPC's pool for its events.
-_POOL: Final = "event_engine"
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What the processes of a server hold.
-
-    threads        by name
-    files          descriptors by kind: socket, pipe, memory that is shared, and so on
-    shared_bytes   of mappings that processes share and that are no file of a disk
-    anonymous_mib  memory
-    """
-
-    processes: int
-    threads: dict[str, int]
-    files: dict[str, int]
-    shared_bytes: int
-    anonymous_mib: float
-
-    @property
-    def own_threads(self) -> int:
-        """Threads that are not of gRPC's pool."""
-        return sum(self.threads.values()) - self.threads.get(_POOL, 0)
-
-    def more_than(self, before: Held) -> list[str]:
-        """Say what there is more of than before."""
-        pairs = {
-            "processes": (before.processes, self.processes),
-            "threads": (before.own_threads, self.own_threads),
-            # It has some more or fewer as load comes and goes.
-            "threads of gRPC's pools": (16 * self.processes, self.threads.get(_POOL, 0)),
-            "shared_bytes": (before.shared_bytes, self.shared_bytes),
-            **{f"files: {kind}": (before.files.get(kind, 0), n) for kind, n in self.files.items()},
-        }
-        more = {name: pair for name, pair in pairs.items() if pair[1] > pair[0]}
-        return [f"{name}: {was} before, {now} after" for name, (was, now) in more.items()]
-
-
-def held(pids: set[int]) -> Held:
-    """Count what processes hold."""
-    files, threads, shared = Counter[str](), Counter[str](), 0
+def held(pids: set[int]) -> Counter[str]:
+    """Count what processes hold: threads, descriptors of each kind, bytes that they share."""
+    found = Counter[str](processes=len(pids))
     for pid in pids:
         proc = Path(f"/proc/{pid}")
-        threads.update(path.read_text().strip() for path in proc.glob("task/*/comm"))
-        files.update(_kind(descriptor) for descriptor in (proc / "fd").iterdir())
+        threads = Counter(path.read_text().strip() for path in proc.glob("task/*/comm"))
+        # It has some more or fewer as load comes and goes.
+        found["threads of gRPC's pool beyond 16"] += max(0, threads.pop("event_engine", 0) - 16)
+        found["threads"] += threads.total()
+        found.update(_kind(descriptor) for descriptor in (proc / "fd").iterdir())
         ranges = re.findall(_SHARED, (proc / "maps").read_text(), re.MULTILINE)
-        shared += sum(int(stop, 16) - int(start, 16) for start, stop in ranges)
-    return Held(len(pids), dict(threads), dict(files), shared, round(anonymous(pids) / _MIB, 1))
+        found["shared bytes"] += sum(int(stop, 16) - int(start, 16) for start, stop in ranges)
+    return found
 
 
 def _kind(descriptor: Path) -> str:
@@ -127,13 +93,9 @@ def _kind(descriptor: Path) -> str:
 
 def anonymous(pids: set[int]) -> int:
     """Return the memory of processes that is no file of a disk, in bytes."""
-    found = 0
-    for pid in pids:
-        status = Path(f"/proc/{pid}/status").read_text()
-        for name in ("RssAnon", "RssShmem"):
-            match = re.search(rf"^{name}:\s+(\d+) kB$", status, re.MULTILINE)
-            found += 1024 * int(match[1]) if match else 0
-    return found
+    texts = [Path(f"/proc/{pid}/status").read_text() for pid in pids]
+    found = re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB$", "".join(texts), re.MULTILINE)
+    return 1024 * sum(map(int, found))
 
 
 def family(root: int) -> set[int]:
@@ -152,21 +114,19 @@ def family(root: int) -> set[int]:
 def growth(seconds: Sequence[float], memory: Sequence[float]) -> tuple[float, float]:
     """Return by how much memory grew over the run, and by how much it may seem to.
 
-    The growth is that of the line fitted by least squares. Memory goes up and down with the streams
-    under way, so that the line has a slope by chance: three standard errors of it are noise, with
-    as many independent samples as the autocorrelation r of the residuals leaves of n, n (1 - r) /
-    (1 + r). Where that is little, a twentieth of the memory in use is let pass: the pools of the C
-    library and of grpc fill for long. A kilobyte lost with every call of 20 minutes would be some
-    thirty times as much.
+    The growth is that of the line fitted by least squares to the means of twenty parts of the run.
+    Memory goes up and down with the streams under way, so that the line has a slope by chance:
+    three standard errors of it are noise. Where that is little, a twentieth of the memory in use is
+    let pass: the pools of the C library and of grpc fill for long. A kilobyte lost with every call
+    of 20 minutes would be some thirty times as much.
     """
-    time_s, size = np.array(seconds), np.array(memory)
-    slope, offset = np.polyfit(time_s, size, 1)
-    rest = size - (slope * time_s + offset)
-    lag = float(np.clip(np.corrcoef(rest[:-1], rest[1:])[0, 1], 0, 0.99)) if rest.any() else 0.0
-    independent = max(3.0, len(rest) * (1 - lag) / (1 + lag))
-    error = float(rest.std() / (time_s.std() * np.sqrt(independent)))
-    span = float(time_s[-1] - time_s[0])
-    return float(slope) * span, max(3 * error * span, _PART * float(np.median(size)))
+    time_s, size = (
+        [float(part.mean()) for part in np.array_split(np.array(each), 20)]
+        for each in (seconds, memory)
+    )
+    (slope, _), covariance = np.polyfit(time_s, size, 1, cov=True)
+    span, error = seconds[-1] - seconds[0], float(np.sqrt(covariance[0, 0]))
+    return float(slope) * span, max(3 * error * span, _PART * float(np.median(memory)))
 
 
 def _load(
@@ -192,35 +152,30 @@ def _load(
     return result, many.seen
 
 
-def _at_rest(pid: int, before: Held | None) -> Held:
-    """Wait until a server holds no more than before, or long enough; return what it holds."""
-    until = time.monotonic() + _REST_S
-    time.sleep(2)
-    found = held(family(pid))
-    while before is not None and found.more_than(before) and time.monotonic() < until:
-        time.sleep(1)
-        found = held(family(pid))
-    return found
-
-
 def run(folder: Path, *, duration_s: float, warm_up_s: float) -> dict[str, Any]:
     """Run it all; return the facts, `failed` among them."""
     with running_command(*_FLAGS, log=folder / "log") as command:
         command.wait_for_log(" worker serves ", times=2)
         _load(command, warm_up_s, 0.0)
-        before = _at_rest(command.pid, None)
+        time.sleep(2)
+        pids = family(command.pid)
+        before, memory = held(pids), anonymous(pids)
         result, many = _load(command, duration_s, min(10.0, duration_s / 6))
-        after = _at_rest(command.pid, before)
-    grown, noise = growth(
-        [one.second for one in result.server], [one.rss_mib for one in result.server]
-    )
-    failed = after.more_than(before)
+        until = time.monotonic() + _REST_S
+        time.sleep(2)
+        while (after := held(family(command.pid))) - before and time.monotonic() < until:
+            time.sleep(1)
+        left = (anonymous(family(command.pid)) - memory) / _MIB
+    failed = [f"{count} more of {name}" for name, count in (after - before).items()]
     lost = [text for text in many["lost"] if not text.startswith("OverloadedError")]
     if lost or many["wrong"]:
         failed.append(f"many in one stream: {many}")
-    if duration_s >= _LEAST_FIT_S and grown > noise:
+    used = [one.rss_mib for one in result.server]
+    grown = noise = 0.0
+    if duration_s >= _LEAST_FIT_S:
+        grown, noise = growth([one.second for one in result.server], used)
+    if grown > noise:
         failed.append(f"memory grew by {grown:.1f} MiB; {noise:.1f} would be noise")
-    left = after.anonymous_mib - before.anonymous_mib
     if left > _MOST_LEFT_MIB:
         failed.append(f"at rest {left:.1f} MiB of memory more; {_MOST_LEFT_MIB} may be pools")
     if bad := failures(result):
@@ -239,11 +194,12 @@ def run(folder: Path, *, duration_s: float, warm_up_s: float) -> dict[str, Any]:
         "wrong": sum(flow.wrong for flow in result.flows),
         "p99_ms": {flow.name: flow.corrected.p99_ms for flow in result.flows},
         "outcomes": {flow.name: [asdict(one) for one in flow.outcomes] for flow in result.flows},
-        "memory_mib": [one.rss_mib for one in result.server],
+        "memory_mib": used,
         "grown_mib": round(grown, 2),
         "noise_mib": round(noise, 2),
-        "before": asdict(before),
-        "after": asdict(after),
+        "left_mib": round(left, 2),
+        "before": before,
+        "after": after,
         "failed": failed,
     }
 

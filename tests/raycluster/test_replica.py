@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -73,16 +74,13 @@ def test_it_serves_tells_its_load_and_is_silent_while_its_server_hangs() -> None
     assert not replica.ended.is_set()
 
 
-def test_it_tells_when_its_server_has_ended() -> None:
-    with Running() as replica:
-        os.kill(replica.report().pid, signal.SIGKILL)
-        assert replica.ended.wait(60)
-
-
-def test_a_server_that_hangs_for_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=str)
+def test_it_tells_when_its_server_has_ended_or_hung_for_long(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(replica_module, "_SILENCE_S", _SEVERAL_REPORTS_S)
     with Running() as replica:
-        os.kill(replica.report().pid, signal.SIGSTOP)
+        os.kill(replica.report().pid, number)
         assert replica.ended.wait(60)
 
 
@@ -93,15 +91,13 @@ def test_told_to_stop_it_says_so_and_finishes_calls(times: int) -> None:
         results = client.evaluate_many((OP, ONES, (1, 1, 2, 2)) for _ in range(2000))
         first = next(results)
         assert not replica.report().stopping
-        stopping = [threading.Thread(target=replica.stop, args=(32.0,)) for _ in range(times)]
-        for one in stopping:
-            one.start()
-        wait_until(lambda: replica.report().stopping)
-        left = list(results)
+        with ThreadPoolExecutor(times) as pool:
+            for _ in range(times):
+                pool.submit(replica.stop, 32.0)
+            wait_until(lambda: replica.report().stopping)
+            left = list(results)
         assert len(left) == 1999
-        assert all((one == first).all() for one in left)
-        for one in stopping:
-            one.join()
+        np.testing.assert_array_equal(left, [first] * 1999)
         assert not replica.ended.is_set()
 
 
@@ -134,9 +130,8 @@ def test_a_server_that_does_not_start_says_why_and_is_tried_again_later(
         assert not replica.ended.is_set()
         assert replica.ended.wait(60)
     assert "/nowhere" in capfd.readouterr().err
-
-
-def test_a_server_that_does_not_start_can_be_stopped() -> None:
+    monkeypatch.undo()
+    # It can be stopped before that.
     with Running("--tokens", "/nowhere") as replica:
         replica.report()
     assert not replica.ended.is_set()
