@@ -62,7 +62,7 @@ def test_what_a_process_holds_more_and_memory_that_grows_beyond_noise_are_told()
     for end in ends:
         os.close(end)
     noise = 240 + np.random.default_rng(0).normal(0, 6, 600)
-    for leak in (0, 40):
+    for leak in (0, 80):
         grown, bound = growth(range(1, 601), (noise + np.linspace(0, leak, 600)).tolist())
         assert (grown > bound) is (leak > 0)
 
