@@ -162,7 +162,7 @@ def test_the_name_of_a_call_comes_back_and_one_without_gets_one(
 def test_every_line_is_json_and_tells_what_was_asked_by_whom_and_how_it_ended(
     tmp_path: Path,
 ) -> None:
-    flags = ("--log-format", "json", "--stall-timeout-s", "0.5", "--access-log")
+    flags = ("--log-format", "json", "--stall-timeout-s", "3", "--access-log")
     with commanded(*flags, "--backend", "auto", log=tmp_path / "log") as (command, client):
         for each in (published_request(), wrong_request()):
             client.evaluate(each)
