@@ -33,7 +33,8 @@ exclude_patterns = ["_inventories"]
 nitpicky = True
 # Types of arguments that have no page: private, or of the server's inside.
 nitpick_ignore_regex = [
-    ("py:class", r"NDArray|Array|Sizes|gradwire\.(_|v1\.).*|gradwire_server\.(engine|local_client)\..*"),
+    ("py:class", r"NDArray|Array|Sizes|gradwire\.(_|v1\.).*"),
+    ("py:class", r"gradwire_server\.(engine|local_client)\..*"),
 ]
 default_role = "code"
 suppress_warnings = ["myst.header"]  # conformance.md has headings that skip a level
