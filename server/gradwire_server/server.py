@@ -229,6 +229,9 @@ class Server:
         # Statuses are still being sent; the remaining calls watch health, or do not read.
         await asyncio.wait({stopped}, timeout=_LAST_STATUS_S)
         await asyncio.wait({asyncio.ensure_future(self._server.stop(None))}, timeout=_LAST_STATUS_S)
+        # grpc leaves its tasks of the last calls behind, and prints their cancellation by the loop.
+        if last := {task for task in asyncio.all_tasks() if task.get_name() == "rpc_task"}:
+            await asyncio.wait(last, timeout=_LAST_STATUS_S)
 
     async def _end(self) -> None:
         """Export the last metrics and traces; a lost device does so itself."""
