@@ -10,7 +10,7 @@ GPU_PYTHON ?=
 # Further arguments of pytest: make test ARGS="tests/plans -k adjoint"
 ARGS ?=
 # Which tests make test runs, as pytest's -m has it; make full and CI run all
-MARKS ?= not slow
+MARKS ?= not slow and not heavy
 # What `make image` builds: cpu, cuda12 or cuda13; and on which base, by default the Dockerfile's
 TARGET ?= cpu
 BASE ?=
@@ -164,6 +164,7 @@ conformance: $(CONFORMANCE_VENV)/.installed  ## Compare with oneDNN, PyTorch, ON
 	PYTHONPATH=tests $(CONFORMANCE_VENV)/bin/python -m conformance --markdown docs/conformance.md
 
 full: MARKS =
+full: export HYPOTHESIS_PROFILE = thorough
 full: $(VENV)/.full lint schema test bench load chaos soak  ## Everything, also what is too heavy for CI: live PyTorch and JAX, benchmarks
 
 docs: $(VENV)-docs/.installed  ## Build the documentation site from docs/ without a network; warnings are errors

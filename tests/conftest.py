@@ -14,8 +14,9 @@ from hypothesis import settings
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
 
 # How long an example takes depends on what else the machine does.
-settings.register_profile("untimed", settings(), deadline=None)
-settings.load_profile("untimed")
+settings.register_profile("thorough", max_examples=100, deadline=None)
+settings.register_profile("quick", max_examples=25, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from gradwire_server.backends import cache_files
 from support.kernels.numba_calls import compiled, needs_numba, run_program
 from support.processes import environment
 
-pytestmark = needs_numba
+pytestmark = [needs_numba, pytest.mark.slow]
 
 # A package that compiles in a moment stands in for the kernels, which take half a minute.
 MULTIPLE = """
@@ -250,7 +250,6 @@ def test_code_of_another_processor_is_kept_and_not_used(load: Loader, filled: Pa
     assert load(filled) == "42 of 2 found: 2"
 
 
-@pytest.mark.slow
 def test_a_full_disk_costs_what_is_kept_and_nothing_else(load: Loader, tmp_path: Path) -> None:
     full = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"
     folder = tmp_path / "kept"
@@ -278,7 +277,6 @@ def test_what_was_compiled_from_code_long_unused_is_removed(load: Loader, filled
     assert own.stat().st_mtime > lately
 
 
-@pytest.mark.slow
 def test_processes_that_start_at_once_do_not_disturb_each_other(
     load: Loader, tmp_path: Path
 ) -> None:

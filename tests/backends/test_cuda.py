@@ -22,7 +22,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire_server import backends
@@ -36,6 +36,7 @@ from gradwire_server.backends.cuda.staging import Memory
 from gradwire_server.errors import DeviceLostError
 from gradwire_server.plans import Plan
 from gradwire_server.rpc.warm_up import check_backend
+from support.examples import examples
 from support.kernels import cuda_backends
 from support.kernels import kernel_maps as maps
 from support.kernels.backend_calls import applied
@@ -268,7 +269,7 @@ def test_a_warm_up_compares_the_device_and_what_is_left_to_the_cpu(device: Simul
     assert backend.cpu_work == 1 << 18
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.data(), plan=oracles.plans(), buffer=st.sampled_from([1, 16, 50, 4096]))
 def test_any_plan_in_parts_and_pieces_of_any_size_has_the_bits_of_numpy(
     data: st.DataObject, plan: Plan, buffer: int

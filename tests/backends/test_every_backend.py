@@ -11,12 +11,13 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dialect_tables import EXAMPLES
 from gradwire_server.backends import Backend, compute_dtype
 from gradwire_server.plans import BandedMap, Plan
+from support.examples import examples
 from support.kernels.backend_calls import applied, in_pieces
 from support.oracles import oracles
 from support.oracles.dialect_oracles import lowered
@@ -27,7 +28,7 @@ def test_float64_is_computed_in_float64_and_the_rest_in_float32() -> None:
     assert kinds == [np.float32, np.float32, np.float32, np.float64]
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(data=st.data(), plan=oracles.plans(), dtype=st.sampled_from(oracles.STORAGE_TYPES))
 def test_any_plan_on_any_strides_gives_the_bits_of_the_scalar_loop(
     backend: Backend, data: st.DataObject, plan: Plan, dtype: np.dtype[np.generic]
@@ -39,7 +40,7 @@ def test_any_plan_on_any_strides_gives_the_bits_of_the_scalar_loop(
     oracles.same_bits(applied(backend, plan, x, leaving), oracles.scalar_apply(plan, x, leaving))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     data=st.data(),
     bands=oracles.banded_maps(inputs=12, most=24, ascending=True),
@@ -110,7 +111,7 @@ def test_bands_of_every_length_are_added_in_turn(backend: Backend) -> None:
     _check_in_turn(backend, counts, np.cumsum(counts) - counts, inner=2)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(data=st.data(), plan=oracles.plans())
 def test_a_gradient_is_adjoint_to_its_forward_and_both_are_the_dense_maps(
     backend: Backend, data: st.DataObject, plan: Plan
@@ -228,7 +229,7 @@ def test_an_example_has_the_bits_of_the_scalar_loop(
     oracles.same_bits(applied(backend, plan, x, dtype), looped)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(data=st.data(), plan=oracles.plans(), special=st.sampled_from([np.inf, -np.inf, np.nan]))
 def test_an_infinity_or_nan_reaches_the_results_whose_band_covers_it_and_no_other(
     backend: Backend, data: st.DataObject, plan: Plan, special: float

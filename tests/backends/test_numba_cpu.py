@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from backends import assembly
 from gradwire_server import backends
 from gradwire_server.backends import BindsArrays, NumpyCpu, TellsHeldBytes
 from gradwire_server.plans import Plan
+from support.examples import examples
 from support.kernels import kernel_maps as maps
 from support.kernels import kernel_plans, numba_calls
 from support.kernels.backend_calls import in_pieces
@@ -104,7 +105,7 @@ def test_numbers_may_stand_anywhere_in_memory(dtype: np.dtype[np.generic]) -> No
         check(compiled(1), case.plan, moved, dtype)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     data=st.data(),
     length=st.sampled_from(kernel_plans.LENGTHS),

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire_server import backends
 from gradwire_server.backends import NumpyCpu, compute_dtype
 from gradwire_server.plans import Plan
+from support.examples import examples
 from support.kernels import kernel_maps as maps
 from support.kernels import kernel_plans, numba_calls
 from support.kernels.backend_calls import applied
@@ -34,7 +35,7 @@ def _small_shares() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
         yield
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(data=st.data(), plan=kernel_plans.plans(), dtype=st.sampled_from(oracles.STORAGE_TYPES))
 def test_any_plan_has_the_bits_of_numpy_on_any_number_of_threads(
     data: st.DataObject, plan: Plan, dtype: np.dtype[np.generic]
@@ -154,7 +155,7 @@ def test_a_process_forked_off_amid_calls_computes_with_threads_of_its_own() -> N
     assert (done.returncode, done.stdout) == (0, "0 0 0 0 0\n"), done.stderr
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     most=st.integers(1, 5),
     wanted=st.integers(1, 40),

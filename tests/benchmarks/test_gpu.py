@@ -17,6 +17,7 @@ from benchmarks.gpu.run import GpuPace, Run
 from support.kernels.cuda_backends import needs_cuda_packages, needs_simulator
 
 
+@pytest.mark.slow
 @needs_simulator
 @pytest.mark.parametrize("name", ["linear 2-D x2", "cubic 2-D x2", "nearest 3-D x2"])
 def test_all_of_it_runs_on_a_simulated_device(name: str, tmp_path: Path) -> None:

@@ -122,6 +122,7 @@ def test_a_pipe_is_refused_and_a_link_followed_and_neither_replaced(
         np.testing.assert_array_equal(np.load(file), RESULT)
 
 
+@pytest.mark.slow
 def test_the_loss_of_the_demo_falls_and_a_picture_is_written(tmp_path: Path, target: str) -> None:
     path = tmp_path / "demo.png"
     done = run_here("demo", "--iterations", 8, "--output", path, "--target", target)

@@ -101,6 +101,7 @@ def test_the_middle_of_a_long_table_is_left_out_unless_all_is_asked_for() -> Non
     assert len(run_here(*LONG, "--rows", "0").stdout.splitlines()) > 3000
 
 
+@pytest.mark.slow
 def test_any_axis_can_be_drawn(tmp_path: Path) -> None:
     linear = "--op dml_resample --attr interpolation_mode=linear --input-shape"
     cropped = "--op onnx_resize --attr mode=linear --attr sizes=3 --input-shape 5 --attr"
@@ -286,6 +287,7 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> Check
     return run_check
 
 
+@pytest.mark.slow
 def test_a_function_with_the_right_bits_ends_with_0(check: Check, target: str) -> None:
     dtypes = "--dtype float32 --dtype float16 --dtype bfloat16 --dtype float64"
     for options in (f"--rank 3 {dtypes}", "--rank 5 --values ones"):
@@ -300,6 +302,7 @@ def test_a_function_with_the_right_bits_ends_with_0(check: Check, target: str) -
     assert "no case fits the operator with these attributes: " in done.stderr
 
 
+@pytest.mark.slow
 def test_a_fault_is_shrunk_to_the_smallest_tensors_that_show_it(check: Check) -> None:
     done = check("ties_down", "--failures", "1", "--seed", "5")
     assert (done.code, done.stderr) == (9, "")
@@ -347,6 +350,7 @@ def test_layouts_and_the_order_of_sums_are_tried(check: Check) -> None:
     assert check("columns_first", "--values", "random", "--tolerance", "8").code == 0
 
 
+@pytest.mark.slow
 def test_a_tolerance_is_told_with_those_that_differ_by_more_in_its_own_ulps(check: Check) -> None:
     options = ("--rank", "3", "--values", "ones", "--tolerance")
     passed = check("three_off", *options, "3")

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gradwire import DataLossError, v1
@@ -19,6 +19,7 @@ from gradwire._wire.framing import Parts, read_chunk, read_evaluation
 from gradwire_server.errors import ChecksumError, InvalidDataError, UnknownFieldError
 from gradwire_server.rpc import codec
 from gradwire_server.rpc.status_map import failure
+from support.examples import examples
 from support.raw_calls import chunk, opening, published_request
 
 RESPONSE = v1.EvaluateResponse(request_id="a", output=v1.TensorDescriptor(sizes=(2, 3)), data=b"12")
@@ -149,7 +150,7 @@ def any_message(test: Any) -> Any:
     test = given(message=ANYTHING)(test)
     for message in HANDMADE:
         test = example(message=message)(test)
-    return pytest.mark.slow(settings(max_examples=400)(test))
+    return pytest.mark.slow(examples(400)(test))
 
 
 @pytest.mark.parametrize("kind", [v1.EvaluateRequest, v1.EvaluateResponse])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gradwire import ops
@@ -42,7 +42,6 @@ CORNERS = (0.0, 0.0)
 
 
 @EACH_RULE
-@settings(deadline=None)
 @given(inputs=LENGTHS, outputs=LENGTHS, scale=SCALES, offsets=st.tuples(OFFSETS, OFFSETS))
 @example(inputs=3, outputs=3, scale=1.0, offsets=CENTERS)
 @example(inputs=3, outputs=3, scale=1.0, offsets=CORNERS)
@@ -71,7 +70,6 @@ def test_dml_tables_follow_the_formula(
 
 
 @EACH_RULE
-@settings(deadline=None)
 @given(inputs=LENGTHS, outputs=LENGTHS)
 def test_dml_defaults_follow_the_formula(rule: str, inputs: int, outputs: int) -> None:
     scale = float(np.float32(outputs) / np.float32(inputs))

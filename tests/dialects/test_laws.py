@@ -5,20 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dialect_tables import TABLES
 from gradwire_server import dialects
 from gradwire_server.dialects.dialect import OperatorCall
 from gradwire_server.errors import InvalidFieldError
+from support.examples import examples
 from support.oracles.dialect_oracles import DTYPES, Shape, Tensor, lowered
 from support.oracles.dialect_table import Case
 from support.oracles.oracles import dense_apply
 
 CASES = st.one_of([table.cases for table in TABLES.values()])
 SEEDS = st.integers(0, 2**32 - 1)
-laws = settings(deadline=None, max_examples=150)
+laws = examples(150)
 
 
 def whole(shape: Shape, seed: int, dtype: Any = np.float64) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dialects.random_calls import random_call, request_of
@@ -23,6 +23,7 @@ from gradwire_server.backends import NumpyCpu, compute_dtype
 from gradwire_server.engine import Limits, Preparer
 from gradwire_server.errors import RequestLimitError, TableTooLargeError
 from support.evaluation_cases import computed
+from support.examples import examples
 from support.oracles.dialect_oracles import DML_RULES, Shape, dml_operators, lowered
 
 BACKWARD = ops.InterpolateBackward(mode="linear", data_format="NCX")
@@ -182,7 +183,7 @@ _BUDGET = 1 << 20
 _LINE = 64
 # Of any backend.
 _MOST_INLINE = 1 << 18
-laws = settings(deadline=None, max_examples=200)
+laws = examples(200)
 
 
 def elements_written(work: Callable[[], object]) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gradwire import ops
@@ -39,7 +39,6 @@ def interpolate(**attributes: Any) -> ops.Interpolate:
 
 @pytest.mark.parametrize("transformation", ["half_pixel", "align_corners"])
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
-@settings(deadline=None)
 @given(src=st.integers(1, 200), dst=st.integers(1, 200))
 @example(src=28, dst=2)
 @example(src=1, dst=1)

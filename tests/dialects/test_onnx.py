@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from conformance import onnx_resize
@@ -17,6 +17,7 @@ from gradwire import ops
 from gradwire.ops import onnx
 from gradwire_server import dialects
 from gradwire_server.errors import RequestLimitError
+from support.examples import examples
 from support.oracles.dialect_oracles import Shape, Tensor, axis_table, evaluate, lowered
 from support.oracles.onnx_oracles import Axis, matrix
 
@@ -171,7 +172,7 @@ def check(axis: Axis, transformation: str, arithmetic: str, sizing: Attributes) 
 
 
 @EACH
-@settings(deadline=None, max_examples=25)
+@examples(25)
 @given(inputs=LENGTHS, outputs=LENGTHS, roi=ROIS, factor=st.floats(0, 4))
 @example(inputs=7, outputs=17, roi=(0, 1), factor=0.5)
 @example(inputs=10, outputs=14, roi=(0, 1), factor=1)
@@ -198,7 +199,6 @@ def test_tables_by_size_and_by_scale_follow_the_formula(
 
 @pytest.mark.parametrize("exclude_outside", [False, True])
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
-@settings(deadline=None)
 @given(inputs=LENGTHS, outputs=LENGTHS)
 @example(inputs=40, outputs=1)
 @example(inputs=1, outputs=3)

@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -21,6 +21,7 @@ from gradwire_server.engine import Execution, InputAssembler, Prepared, TensorSp
 from gradwire_server.plans import BandedMap, Plan
 from support import evaluation_cases
 from support.evaluation_cases import BACKEND, Bytes, Case, cases, computed, data_for, expected
+from support.examples import examples
 from support.kernels import kernel_maps as maps
 from support.kernels.numba_calls import compiled, needs_numba
 
@@ -52,7 +53,7 @@ def streamed(
     return given if stop_before is None else given[: stop_before - resume_from]
 
 
-@settings(max_examples=800, deadline=None)
+@examples(800)
 @given(
     case=cases(),
     chunk=st.integers(1, 80),
@@ -154,8 +155,9 @@ def _run(evaluation: Prepared, data: Bytes, backend: Backend) -> tuple[Bytes, in
     return result, steps
 
 
+@pytest.mark.slow
 @needs_numba
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(case=cases(), slab=st.sampled_from([1, 1 << 4, 1 << 20]))
 def test_it_gives_the_same_bits_in_large_steps(case: Case, slab: int) -> None:
     data = data_for(case.source)
@@ -181,7 +183,7 @@ def test_large_steps_hold_no_more_memory_than_small_ones(
     assert len(list(case.evaluation().steps())) >= most
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(case=cases(), slab=st.sampled_from([1 << 4, 1 << 20]), backward=st.booleans())
 def test_a_run_on_the_tensors_gives_the_bits_of_apply(
     case: Case, slab: int, *, backward: bool
@@ -215,7 +217,7 @@ def test_rows_are_views_of_arrays_of_the_type() -> None:
     assert not engine.are_rows(evaluation, y.astype(">f4"))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(case=cases(), chunk=st.integers(1, 80))
 def test_the_input_of_steps_that_are_held_is_not_overwritten(case: Case, chunk: int) -> None:
     held = 2
@@ -273,7 +275,7 @@ def moved(data: NDArray[np.uint8], by: int) -> memoryview:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(case=ANY, roomy=st.booleans(), count=st.integers(1, 70), shift=st.integers(0, 7))
 def test_a_batch_gives_the_bits_of_each_by_itself(
     name: str, case: Case, *, roomy: bool, count: int, shift: int
@@ -319,7 +321,7 @@ def workbench(name: str) -> Workbench:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(chosen=st.lists(ANY, min_size=1, max_size=3), dirt=st.integers(0, 255))
 def test_any_layout_has_its_bits_again_and_again(name: str, chosen: list[Case], dirt: int) -> None:
     bench = workbench(name)

@@ -8,12 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire import v1
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from support import raw_calls
+from support.examples import examples
 from support.raw_calls import PUBLISHED_GRADIENT, PUBLISHED_RESULT, ManyCall, RawClient
 from support.servers import serving
 
@@ -60,7 +61,7 @@ def stream_of(moves: Sequence[str]) -> tuple[list[bytes], bool]:
     return written, sound and opened and at == TOTAL
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(st.lists(st.lists(st.sampled_from(MOVES), max_size=6), min_size=8, max_size=24))
 def test_a_stream_ends_as_the_order_of_its_messages_says(
     client: RawClient, moves: list[list[str]]
@@ -91,7 +92,7 @@ def item(kind: str, name: str) -> bytes:
     return raw_calls.named(request, "" if kind == "nameless" else name).SerializeToString()
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.lists(st.sampled_from(ITEMS), max_size=40))
 def test_each_of_many_has_its_own_answer_until_one_ends_them_all(
     client: RawClient, kinds: list[str]

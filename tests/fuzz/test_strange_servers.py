@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 from google.rpc import error_details_pb2, status_pb2
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzz.run import read
@@ -20,6 +20,7 @@ from fuzz.targets import pieces
 from gradwire import Client, GradwireError, Item, RetryPolicy, errors, ops
 from gradwire._wire.framing import chunk_frame
 from support.clients import ONCE
+from support.examples import examples
 from support.raw_calls import wait_until
 
 HALVE = ops.InterpolateBackward(mode="linear", data_format="NCX")
@@ -70,7 +71,7 @@ STREAMED = st.sampled_from(KEPT["streamed"]).map(lambda data: list(pieces(data))
 
 
 @pytest.mark.parametrize("way", ["unary", "stream", "split", "many"])
-@settings(max_examples=30)
+@examples(30)
 @given(
     messages=st.lists(ANSWERS, max_size=3) | STREAMED,
     code=st.none() | st.sampled_from([each for each in grpc.StatusCode if each.value[0]]),

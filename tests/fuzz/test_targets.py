@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzz.run import NAMES, read
 from fuzz.targets import TARGETS
+from support.examples import examples
 
 
 def test_every_target_has_a_corpus() -> None:
@@ -37,7 +38,7 @@ BETWEEN = st.just(b"") | st.binary(max_size=3)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=150)
+@examples(150)
 @given(data=st.data())
 def test_what_is_made_of_it_breaks_no_law(name: str, data: st.DataObject) -> None:
     TARGETS[name](data.draw(crossed(name)))

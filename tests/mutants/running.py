@@ -148,6 +148,7 @@ class Copy:
             FILE: str(self._progress),
             "PYTHONPATH": os.pathsep.join(folders),
             "PYTHONHASHSEED": "0",
+            "HYPOTHESIS_PROFILE": "thorough",
             "XDG_CACHE_HOME": f"{self.folder}-cache",
         }
         return subprocess.Popen(  # noqa: S603 - our own tests and server

@@ -51,6 +51,7 @@ def test_every_recorded_mutant_is_described_and_judged_and_its_lines_are_in_the_
 _DIES = "    total += number\n__import__('os')._exit(0)\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "test", "caught"),
     [

@@ -7,14 +7,15 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gradwire_server.plans import BandedMap
+from support.examples import examples
 from support.oracles import oracles
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(bands=oracles.banded_maps())
 def test_any_map_and_its_adjoint_are_transposes_and_undo_each_other(bands: BandedMap) -> None:
     adjoint = bands.adjoint()
@@ -30,7 +31,7 @@ def test_any_map_and_its_adjoint_are_transposes_and_undo_each_other(bands: Bande
     oracles.assert_same_map(adjoint.adjoint(), bands)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(bands=oracles.banded_maps(most=5))
 def test_every_window_is_a_block_of_the_matrix(bands: BandedMap) -> None:
     dense, inside = bands.dense(), oracles.covered(bands)
@@ -76,7 +77,7 @@ def columns_between(matrix: oracles.Matrix) -> int:
     return int(np.sum(beyond & before))
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(table=oracles.tap_tables(), data=st.data())
 def test_bands_hold_exactly_what_the_taps_add_up_to_and_are_widened_by_the_least(
     table: oracles.TapTable, data: st.DataObject

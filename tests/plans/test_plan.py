@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire_server.backends.numpy_cpu import NumpyCpu
@@ -36,7 +36,6 @@ def test_costs_are_exact_beyond_any_machine_integer() -> None:
     assert (copy.work, copy.largest_intermediate, copy.table_entries) == (0, 0, 0)
 
 
-@settings(deadline=None)
 @given(data=st.data(), plan=oracles.plans())
 def test_a_permuted_plan_does_the_same_to_the_permuted_tensor(
     data: st.DataObject, plan: Plan

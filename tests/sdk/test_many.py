@@ -16,7 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from gradwire import AsyncClient, Client, Item, errors, ops
@@ -27,6 +27,7 @@ from gradwire_server.errors import RETRY_AFTER_S
 from sdk.strided_arrays import arrays
 from support import clients
 from support.clients import AWAITED, BILINEAR, COPY, ITEM, Array, Collect, Face, Outcome, either_way
+from support.examples import examples
 from support.oracles import oracles
 from support.raw_calls import PATIENCE_S, named, summed, wait_until
 from support.relay import Relay, nothing, relaying
@@ -92,7 +93,7 @@ def test_results_equal_evaluate(
     check_results(plain, items, outcomes)
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sources=st.lists(arrays(), min_size=1, max_size=6))
 def test_arrays_of_any_layout_come_back_as_they_went(plain: Client, sources: list[Array]) -> None:
     results = plain.evaluate_many((COPY, array, array.shape) for array in sources)

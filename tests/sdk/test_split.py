@@ -14,7 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dialect_tables import TABLES
@@ -26,6 +26,7 @@ from gradwire_server.config.tokens import Scope, add_token
 from gradwire_server.engine import Prepared
 from support.certificates import Papers, trusting
 from support.clients import BILINEAR, PROMPT, Array, Counting, Face, halved
+from support.examples import examples
 from support.oracles.dialect_table import Case
 from support.raw_calls import wait_until
 from support.relay import relaying
@@ -102,7 +103,7 @@ def evaluated(client: Any, operator: ops.Operator, array: Any, shape: Any) -> An
         return error.field, str(error)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(call=calls(), threshold=st.sampled_from([0, 64, 500]))
 def test_every_dialect_has_the_bits_or_the_refusal_of_one_server(
     targets: list[str], local: LocalClient, call: tuple[Any, ...], threshold: int
@@ -131,7 +132,7 @@ def layouts(draw: st.DrawFn, *, sizes: tuple[int, ...], shape: tuple[int, ...]) 
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@examples(60)
 @given(layout=layouts(sizes=(2, 3, 12, 10), shape=(2, 3, 5, 7)))
 def test_any_strides_of_input_and_out_have_the_bits_of_one_server(
     targets: list[str], local: LocalClient, layout: tuple[Array, Array]
@@ -261,6 +262,7 @@ def test_a_share_for_which_no_server_has_room_waits_for_another_to_end(expected:
         wait_idle(narrow)
 
 
+@pytest.mark.slow
 def test_a_share_may_take_longer_than_an_answer_but_one_that_never_comes_is_anothers(
     fleet: Fleet, targets: list[str], expected: Array
 ) -> None:

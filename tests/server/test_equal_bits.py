@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -28,6 +28,7 @@ from gradwire import (
 )
 from gradwire_server import LocalClient
 from gradwire_server.engine import Limits
+from support.examples import examples
 from support.raw_calls import (
     PATIENCE_S,
     PUBLISHED_RESULT,
@@ -140,7 +141,7 @@ def requests(draw: st.DrawFn) -> v1.EvaluateRequest:
     )
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(data=st.data())
 def test_a_stream_gives_the_bits_of_evaluate_however_it_is_cut(
     clients: Clients, data: st.DataObject
@@ -461,7 +462,7 @@ def experienced(request: pytest.FixtureRequest) -> Iterator[dict[int, LocalClien
         }
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(call=calls(), slab=st.sampled_from([1 << 7, 1 << 20]))
 def test_it_answers_as_the_service_does_whether_it_knows_the_call_or_not(
     remote: Client, experienced: dict[int, LocalClient], call: Call, slab: int

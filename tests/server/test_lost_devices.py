@@ -221,6 +221,7 @@ def test_a_rolling_restart_renews_the_workers_without_a_word_to_callers(two: Com
 SILENT = "it has not answered for 3.0 s (GRADWIRE_STALL_TIMEOUT_S)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stall_s", "faults"),
     # Each server meets two faults, one after the other.
@@ -324,6 +325,7 @@ def test_a_stream_amid_which_the_device_is_lost_is_resumed_with_the_same_bits(
     check_replaced(one, first, status=3)
 
 
+@pytest.mark.slow
 def test_a_device_that_does_not_answer_is_lost_after_the_stall_time(tmp_path: Path) -> None:
     with serving(tmp_path, "--stall-timeout-s", "2") as command:
         for waits in (True, False):

@@ -230,6 +230,7 @@ def test_numpy_answers_first_and_kernels_take_over_amid_calls_and_streams(
         assert read_all(call).data == expected.tobytes()
 
 
+@pytest.mark.slow
 @needs_numba
 def test_several_workers_change_over_and_a_restart_waits_for_kernels(
     tmp_path: Path, cache: Cache

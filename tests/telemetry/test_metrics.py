@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
 
@@ -39,6 +39,7 @@ from gradwire_server.observability.cells import (
     place,
 )
 from gradwire_server.observability.definitions import COUNTS, ERRORS, METHOD, METRICS, STATES, STEP
+from support.examples import examples
 from support.load import Callers, repeated
 from support.processes import running_command
 from support.raw_calls import (
@@ -275,6 +276,7 @@ def counts(seen: Scrape) -> dict[object, float]:
     }
 
 
+@pytest.mark.slow
 def test_workers_are_merged_and_one_that_is_killed_is_not_ready_and_no_count_is_lost_with_it(
     tmp_path: Path,
 ) -> None:
@@ -384,7 +386,7 @@ def test_cells_of_another_layout_are_left_alone(size: int) -> None:
     assert Cells.attached(fd) is None
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(st.tuples(st.sampled_from(["start", "end", "count"]), st.integers(0, 3))))
 def test_counts_never_fall_and_none_is_lost_when_processes_come_and_go(
     events: list[tuple[str, int]],

@@ -143,6 +143,7 @@ def test_it_fits_any_window_and_scheme(
     page.close()
 
 
+@pytest.mark.slow
 def test_a_browser_asks_for_a_token_and_keeps_it(page: Page, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     token = add_token(tokens, name="reader", scopes={Scope.INSPECT})
