@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dialect_tables import EXAMPLES
 from gradwire_server.backends import Backend, compute_dtype
 from gradwire_server.plans import BandedMap, Plan
 from support.examples import examples
 from support.kernels.backend_calls import applied, in_pieces
 from support.oracles import oracles
 from support.oracles.dialect_oracles import lowered
+from support.oracles.dialect_tables import EXAMPLES
 
 
 def test_float64_is_computed_in_float64_and_the_rest_in_float32() -> None:

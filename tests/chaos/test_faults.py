@@ -209,7 +209,16 @@ def test_a_worker_that_is_stopped_is_replaced_and_none_after_a_stop_of_the_paren
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_a_clock_that_is_set_costs_no_call(tmp_path: Path) -> None:
     day_s, offset, clock = 86_400, tmp_path / "offset", str(tmp_path / "clock.so")
-    command = ["/usr/bin/env", "cc", "-O1", "-shared", "-fPIC", "-o", clock, str(TESTS / "clock.c")]
+    command = [
+        "/usr/bin/env",
+        "cc",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        "-o",
+        clock,
+        str(Path(__file__).with_name("clock.c")),
+    ]
     subprocess.run(command, check=True)  # noqa: S603 - our own source
     offset.write_text(str(day_s))
     variables = {"LD_PRELOAD": clock, "CLOCK_OFFSET": str(offset)}

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 import reference_tables
 
-from dialect_tables import TABLES
 from gradwire import Client, ops, v1
 from gradwire.cli.app import commands
 from gradwire.ops._base import Choice, rule_of
 from gradwire_server.config.settings import Settings, flag
 from support.command_line import run_here
+from support.oracles.dialect_tables import TABLES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted({table.page for table in TABLES.values()})

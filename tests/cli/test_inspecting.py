@@ -14,11 +14,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dialect_tables import EXAMPLES
 from gradwire.cli.compare import difference
 from gradwire.cli.explain import tables
 from support.command_line import Outcome, run_here
 from support.oracles.dialect_oracles import lowered
+from support.oracles.dialect_tables import EXAMPLES
 
 pytestmark = pytest.mark.usefixtures("tables_here")
 BACKWARD = ("--op", "interpolate_backward", "--attr", "data_format=NCX", "--attr")

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dialect_tables import EXAMPLES
 from gradwire import Client, InvalidRequestError, ops, v1
 from gradwire.ops._base import is_default
 from gradwire_server import LocalClient
 from support.clients import AWAITED
 from support.command_line import run_here
 from support.oracles.dialect_oracles import DTYPES, Matrix, evaluate, lowered
-from support.oracles.dialect_table import Example
+from support.oracles.dialect_tables import EXAMPLES, Example
 from support.raw_calls import RawClient, float32
 from support.servers import same_bits, serving
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from dialect_tables import EXAMPLES
 from gradwire import ops, v1
 from support.oracles.dialect_oracles import evaluate
+from support.oracles.dialect_tables import EXAMPLES
 from support.raw_calls import float32
 from support.servers import serving
 

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dialect_tables import TABLES
 from gradwire import ops, v1
 from gradwire.cli.options import operator_from
 from gradwire.errors import InvalidRequestError
 from gradwire.ops._base import Choice, Operator, attribute, is_default, operator_class, rule_of
+from support.oracles.dialect_tables import TABLES
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 LINEAR = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_LINEAR

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dialect_tables import EXAMPLES
 from gradwire import v1
 from gradwire._wire.requests import prepare
 from gradwire_server.backends.numpy_cpu import NumpyCpu
+from support.oracles.dialect_tables import EXAMPLES
 from support.raw_calls import PATIENCE_S, REQUEST_ID, RawClient
 from support.servers import serving
 

@@ -8,13 +8,12 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dialect_tables import TABLES
 from gradwire_server import dialects
 from gradwire_server.dialects.dialect import OperatorCall
 from gradwire_server.errors import InvalidFieldError
 from support.examples import examples
 from support.oracles.dialect_oracles import DTYPES, Shape, Tensor, lowered
-from support.oracles.dialect_table import Case
+from support.oracles.dialect_tables import TABLES, Case
 from support.oracles.oracles import dense_apply
 
 CASES = st.one_of([table.cases for table in TABLES.values()])

@@ -24,7 +24,7 @@ from mutants.running import Copy, judge_all
 from mutants.table import Mutant
 
 ROOT = Path(__file__).parents[2]
-TABLE = ROOT / "tests" / "mutants.toml"
+TABLE = Path(__file__).with_name("mutants.toml")
 
 _FOLDER = ROOT / "build" / "mutants"
 # Tests wait for servers half of their time.

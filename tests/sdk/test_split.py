@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dialect_tables import TABLES
 from gradwire import AsyncClient, Client, RetryPolicy, Timing, errors, ops
 from gradwire._core.evaluation import Shares, in_order, share_count
 from gradwire._wire.requests import prepare
@@ -27,7 +26,7 @@ from gradwire_server.engine import Prepared
 from support.certificates import Papers, trusting
 from support.clients import BILINEAR, PROMPT, Array, Counting, Face, halved
 from support.examples import examples
-from support.oracles.dialect_table import Case
+from support.oracles.dialect_tables import TABLES, Case
 from support.raw_calls import wait_until
 from support.relay import relaying
 from support.servers import List, ServerThread, same_bits, serving, wait_idle

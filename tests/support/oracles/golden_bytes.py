@@ -15,8 +15,8 @@ from typing import Any
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
-from dialect_tables import TABLES
 from gradwire import v1
+from support.oracles.dialect_tables import TABLES
 from support.raw_calls import published_request
 
 # A name that begins with the message's, the message as text, and its bytes.
