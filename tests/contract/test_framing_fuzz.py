@@ -15,16 +15,27 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gradwire import DataLossError, v1
+from gradwire._wire import framing
 from gradwire._wire.framing import Parts, read_chunk, read_evaluation
 from gradwire_server.errors import ChecksumError, InvalidDataError, UnknownFieldError
 from gradwire_server.rpc import codec
 from gradwire_server.rpc.status_map import failure
 from support.examples import examples
-from support.raw_calls import chunk, opening, published_request
+from support.raw_calls import chunk, named, opening, published_request
 
+REQUEST = published_request()
 RESPONSE = v1.EvaluateResponse(request_id="a", output=v1.TensorDescriptor(sizes=(2, 3)), data=b"12")
-REQUESTS = [published_request(), opening(published_request()), chunk(300, bytes(9))]
-SOUND = [message.SerializeToString() for message in (*REQUESTS, RESPONSE)]
+NAMES = ("", "a", "b", "ä")
+MANY = [
+    v1.EvaluateManyRequest(),
+    *(named(REQUEST, name) for name in NAMES),
+    *(v1.EvaluateManyRequest(evaluation=v1.EvaluateRequest(request_id=name)) for name in NAMES),
+    v1.EvaluateManyResponse(request_id="a"),
+    v1.EvaluateManyResponse(request_id="a", error=v1.Error(message="no")),
+    *(v1.EvaluateManyResponse(request_id=name, result=RESPONSE) for name in NAMES),
+]
+REQUESTS = [REQUEST, opening(REQUEST), chunk(300, bytes(9))]
+SOUND = [message.SerializeToString() for message in (*REQUESTS, RESPONSE, *MANY)]
 # The shared code raises the first, the server's own code the second.
 CHANGED = DataLossError, ChecksumError
 # Values that are listed several times are drawn more often.
@@ -115,6 +126,11 @@ HANDMADE = [
     b"\x12\x0e\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x7a\x01\x00",  # offset -1
     b"\x12\x05\x08\x80\x00\x7a\x01\x00",
     b"\x12\x03\x7a\x01\x00\x12\x03\x7a\x01\x01",
+    # Of EvaluateMany: a name that is no UTF-8, long lengths, a header that is no message.
+    b"\x0a\x07\x0a\x01\xff\x7a\x01\x05",
+    b"\x0a\x87\x80\x80\x80\x80\x80\x80\x80\x80\x80\x00\x0a\x01a\x7a\x01\x05",
+    b"\x0a\x87\x00\x0a\x81\x00a\x7a\x81\x00\x05",
+    b"\x0a\x09\x0a\x01a\x12\x01\xff\x7a\x01\x05",
 ]
 
 
@@ -206,3 +222,61 @@ def test_a_chunk_that_is_read_by_hand_is_the_one_that_protobuf_reads(message: by
     if read is not None:
         told = v1.Chunk(offset=read[0], data=read[1].tobytes())
         assert parsed(v1.EvaluateStreamResponse, message) == v1.EvaluateStreamResponse(chunk=told)
+
+
+def merged(kind: type[Any], parts: Parts) -> Any:
+    """Return the message whose header, name and data were read by hand; None if that is none."""
+    name, header, data = parts
+    message = parsed(kind, header)
+    if message is not None:
+        message.MergeFrom(kind(request_id=name.decode(), data=bytes(data)))
+    return message
+
+
+@any_message
+def test_what_is_read_by_hand_of_many_protobuf_reads_alike(message: bytes) -> None:
+    if (request := framing.read_many_request(message)) is not None:
+        header = merged(v1.EvaluateRequest, request[0])
+        whole = parsed(v1.EvaluateManyRequest, message)
+        assert whole == (header and v1.EvaluateManyRequest(evaluation=header))
+    if (answer := framing.read_many_result(message, lambda _: None)) is not None:
+        result, name = merged(v1.EvaluateResponse, answer[0]), answer[0][0].decode()
+        whole = parsed(v1.EvaluateManyResponse, message)
+        assert whole == (result and v1.EvaluateManyResponse(request_id=name, result=result))
+
+
+@given(
+    name=st.text(st.characters(codec="ascii"), min_size=1, max_size=200),
+    data=st.binary(min_size=1, max_size=300),
+    draw=st.data(),
+)
+def test_a_frame_of_many_is_what_protobuf_writes_and_is_read_back_only_whole(
+    name: str, data: bytes, draw: st.DataObject
+) -> None:
+    request, result = (
+        type(each).FromString(each.SerializeToString()) for each in (REQUEST, RESPONSE)
+    )
+    for message in (request, result):
+        message.ClearField("request_id")
+        message.ClearField("data")
+    headers = [message.SerializeToString() for message in (request, result)]
+    for message in (request, result):
+        message.MergeFrom(type(message)(request_id=name, data=data))
+    asks, answers = ((name.encode(), header, memoryview(data)) for header in headers)
+    asked = v1.EvaluateManyRequest(evaluation=request)
+    answered = v1.EvaluateManyResponse(request_id=name, result=result)
+    for whole, frame, parts, read in (
+        (asked, framing.many_request_frame(*asks)[0], asks, framing.read_many_request),
+        (
+            answered,
+            framing.many_result_frame(*answers),
+            answers,
+            lambda m: framing.read_many_result(m, lambda _: None),
+        ),
+    ):
+        assert frame == whole.SerializeToString()
+        found, _ = read(frame)
+        assert found == parts
+        # By reference.
+        assert found[2].obj is frame
+        assert read(frame[: draw.draw(st.integers(0, len(frame) - 1))]) is None
