@@ -51,7 +51,7 @@ def repeated(ask: Callable[[], object], *, threads: int = 3) -> Generator[Load]:
         over.set()
         for thread in running:
             thread.join()
-    assert not load.failures
+    assert not load.failures, load.failures
 
 
 Array = NDArray[Any]
