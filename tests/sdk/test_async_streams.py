@@ -1,14 +1,11 @@
-"""AsyncClient starts no stream in its event loop, and has a bounded number of them at once."""
+"""AsyncClient has a bounded number of streams at once; further ones wait without a thread."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import sys
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,10 +14,9 @@ import pytest
 from gradwire import AsyncClient, Client
 from gradwire._transport.aio import AsyncClientChannels
 from gradwire.errors import CallCancelledError, DeadlineExceededError
-from support.clients import COPY, ITEM, copied
+from support.clients import COPY, copied
 from support.raw_calls import wait_until
 from support.relay import Relay
-from support.servers import serving
 
 ARRAY = np.ones((300, 300), np.float32)
 # What the documentation of AsyncClient says.
@@ -33,44 +29,6 @@ def call(client: AsyncClient, **options: Any) -> asyncio.Task[Any]:
 
 def receivers() -> int:
     return sum(each.name == "gradwire-receiver" for each in threading.enumerate())
-
-
-@contextmanager
-def begun_here() -> Generator[list[str]]:
-    """Yield a list of the threads and calls of grpc that this thread begins in the block."""
-    begun: list[str] = []
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        code = frame.f_code
-        stream = code.co_name == "__call__" and code.co_filename.endswith("grpc/_channel.py")
-        if event == "call" and (code is threading.Thread.start.__code__ or stream):
-            begun.append(code.co_qualname)
-
-    sys.setprofile(note)
-    try:
-        yield begun
-    finally:
-        sys.setprofile(None)
-
-
-async def take_many(client: AsyncClient) -> None:
-    assert len([each async for each in client.evaluate_many([ITEM] * 3)]) == 3
-
-
-@pytest.mark.parametrize(
-    ("ask", "at_once", "split"), [(call, 8, False), (call, 8, True), (take_many, 1, False)]
-)
-async def test_no_stream_and_no_thread_is_started_in_the_event_loop(
-    address: str, ask: Callable[[AsyncClient], Any], at_once: int, *, split: bool
-) -> None:
-    with serving() as other:
-        target = [address, other.address]
-        async with AsyncClient(target, split=split, split_threshold_bytes=1) as client:
-            # The first time the event loop gets the thread of to_thread(), which it keeps.
-            await ask(client)
-            with begun_here() as begun:
-                await asyncio.gather(*[ask(client) for _ in range(at_once)])
-            assert begun == []
 
 
 async def test_streams_beyond_the_bound_wait_without_a_thread(relay: Relay) -> None:
