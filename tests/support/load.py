@@ -157,7 +157,7 @@ class Callers:
         }
 
     def check(self) -> None:
-        assert (self.seen["wrong"], self.seen["lost"]) == (0, [])
+        assert (self.seen["wrong"], self.seen["lost"]) == (0, []), self.seen
         assert all(tally.calls for tally in self.tallies)
 
     def _starter(self, name: str, tally: Tally) -> Callable[[], None]:
