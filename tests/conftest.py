@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import socket
 from collections.abc import Iterator
@@ -16,6 +18,17 @@ os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
 # How long an example takes depends on what else the machine does.
 settings.register_profile("untimed", settings(), deadline=None)
 settings.load_profile("untimed")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an asynchronous test in an event loop of its own."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    names = inspect.signature(test).parameters
+    asyncio.run(test(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,9 @@ def test_recent_tables_are_kept_and_the_oldest_goes_first() -> None:
     preparer.table(c, gradient=False)
     assert preparer.table(a, gradient=False) is kept
     assert preparer.table(b, gradient=False) is not lost
+    larger = _halved(100)
+    large = preparer.table(larger, gradient=False)
+    assert preparer.table(larger, gradient=False) is not large
 
 
 def test_a_table_is_another_one_for_the_gradient_and_for_a_zero_of_another_sign() -> None:
@@ -46,12 +49,6 @@ def test_a_table_is_another_one_for_the_gradient_and_for_a_zero_of_another_sign(
     assert preparer.table(minus, gradient=False).weight[0] == -1
     assert preparer.table(axis, gradient=False).outputs == 4
     assert preparer.table(axis, gradient=True).outputs == 8
-
-
-def test_a_table_larger_than_the_cache_is_not_kept() -> None:
-    preparer, axis = Preparer(Limits(), most_kept=10), _halved(100)
-    table = preparer.table(axis, gradient=False)
-    assert preparer.table(axis, gradient=False) is not table
 
 
 def test_values_are_kept_within_their_number_and_their_weight() -> None:
