@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import threading
-from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
@@ -27,7 +23,6 @@ from gradwire import (
 )
 from gradwire_server import LocalClient
 from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TensorSpec
-from gradwire_server.errors import RETRY_AFTER_S
 from support.clients import halved
 from support.raw_calls import (
     BOTH_WAYS,
@@ -50,27 +45,12 @@ from support.raw_calls import (
     unfinished,
     wait_until,
 )
-from support.refusals import Refusal, check_in_band
-from support.servers import (
-    Gated,
-    ServerThread,
-    gated,
-    laborious,
-    served,
-    serving,
-    wait_for,
-    wait_idle,
-)
-
-# One that computes and one that is next.
-SLOTS = 2
+from support.servers import Gated, gated, laborious, served, serving, wait_for, wait_idle
 
 
-def check_overload(answer: Answer, setting: str, retry_after_s: float | None = None) -> Refusal:
-    refusal = refused(answer, "OVERLOADED", limit=setting)
-    assert retry_after_s is None or refusal.retry_after_s == retry_after_s
+def check_overload(answer: Answer, setting: str, *, in_band: bool = False) -> None:
+    refusal = refused(answer, "OVERLOADED", in_band=in_band, limit=setting)
     assert f"GRADWIRE_{setting.upper()})" in refusal.message
-    return refusal
 
 
 def test_streams_beyond_max_streams_are_asked_to_come_back() -> None:
@@ -80,7 +60,7 @@ def test_streams_beyond_max_streams_are_asked_to_come_back() -> None:
             many.receive()
             held = [WaitingStream(client, early=1) for _ in range(2)]
             answer = client.stream(as_stream(published_request()))
-            check_in_band(check_overload(answer, "max_streams", RETRY_AFTER_S))
+            check_overload(answer, "max_streams", in_band=True)
             # Before its open is read.
             assert client.stream([]).refusal is not None
             with ManyCall(client) as other:
@@ -93,64 +73,46 @@ def test_streams_beyond_max_streams_are_asked_to_come_back() -> None:
         client.check_alive()
 
 
-@pytest.mark.parametrize("how", BOTH_WAYS)
-@pytest.mark.parametrize("known", [False, True])
-def test_requests_beyond_max_memory_bytes_are_asked_to_come_back(how: str, *, known: bool) -> None:
+def test_requests_beyond_max_memory_bytes_are_asked_to_come_back() -> None:
     with served(max_memory_bytes=1) as (server, client):
-        if known:
-            client.check_alive()
         held = WaitingStream(client, early=1)
-        # Once calls were measured the delay is an estimate.
-        retry_after_s = None if known else 0.25
-        answer = client.ask(published_request(), how)
-        refusal = check_overload(answer, "max_memory_bytes", retry_after_s)
-        if how == "EvaluateStream":
-            check_in_band(refusal)
+        for how in BOTH_WAYS:
+            answer = client.ask(published_request(), how)
+            check_overload(answer, "max_memory_bytes", in_band=how == "EvaluateStream")
         held.cancel()
         wait_idle(server)
         # One alone is let in, however little is allowed.
         client.check_alive()
 
 
-@contextmanager
-def busy(
-    count: int, **settings: Any
-) -> Generator[tuple[ServerThread, threading.Event, RawClient, list[Any]]]:
-    """Give a server that computes and so many calls, of which all but two wait behind its gate.
-
-    In the end all that were not cancelled are served, and the server is idle and goes on.
-    """
-    with gated(**settings) as (server, gate), RawClient(server.address) as client:
-        calls = [client.stub.Evaluate.future(laborious()) for _ in range(count)]
-        wait_for(server, computing=SLOTS, waiting=count - SLOTS)
-        yield server, gate, client, calls
-        gate.set()
-        results = {call.result().data for call in calls if not call.cancelled()}
-        assert len(results) == 1
-        wait_for(server, computing=0, waiting=0)
-        wait_idle(server)
-        client.check_alive()
-
-
 def test_evaluations_wait_for_a_thread_and_those_beyond_max_queue_are_refused_at_once() -> None:
-    with busy(3, max_queue=1) as (server, _, client, _):
+    with (
+        gated(max_queue=1) as (server, gate),
+        RawClient(server.address) as client,
+        ManyCall(client) as many,
+    ):
+        streams = [WaitingStream(client, laborious()) for _ in range(3)]
+        calls = [client.stub.Evaluate.future(laborious()) for _ in range(3)]
+        # One computes and one is next.
+        wait_for(server, computing=2, waiting=1)
         check_overload(client.evaluate(laborious()), "max_queue")
         # Small evaluations neither wait for them nor delay them.
         assert client.evaluate(published_request()).refusal is None
-    assert server.server.service.admission.refusals == {"max_queue": 1}
-
-
-def test_a_caller_that_is_gone_or_beyond_its_deadline_frees_its_place() -> None:
-    with busy(5) as (server, _, client, calls):
-        admission = server.server.service.admission
-        held = admission.memory_bytes
-        late = client.evaluate(laborious(), timeout_s=0.2)
-        assert late.code is grpc.StatusCode.DEADLINE_EXCEEDED
-        wait_for(server, computing=SLOTS, waiting=3)
-        for call in calls[2:]:
-            call.cancel()
-        # Those two may be others than the first.
-        wait_until(lambda: admission.memory_bytes <= held * 2 // 5)
+        # Streams wait for their turns and are refused none.
+        for stream in streams:
+            stream.send()
+        wait_for(server, computing=2, waiting=4)
+        many.send(*(named(laborious(), name) for name in "abc"))
+        wait_for(server, computing=2, waiting=5)  # equal ones of one caller are a batch
+        gate.set()
+        (data,) = {call.result().data for call in calls}
+        for stream in streams:
+            answer = read_all(stream.call, itertools.chain([stream.opened], stream.call))
+            assert (answer.refusal, answer.data) == (None, data)
+        results = {name: each.result.data for name, each in many.answers().items()}
+        assert results == dict.fromkeys("abc", data)
+        wait_idle(server)
+        assert server.server.service.admission.refusals == {"max_queue": 1}
 
 
 def test_callers_that_fall_silent_or_do_not_read_hold_no_thread() -> None:
@@ -170,30 +132,6 @@ def test_callers_that_fall_silent_or_do_not_read_hold_no_thread() -> None:
         assert server.server.service.admission.streams == len(calls)
         for call in calls:
             call.cancel()
-        wait_idle(server)
-
-
-def test_streams_wait_for_their_turn_and_are_never_refused_one() -> None:
-    with (
-        gated(max_queue=1) as (server, gate),
-        RawClient(server.address) as client,
-        ManyCall(client) as many,
-    ):
-        streams = [WaitingStream(client, laborious()) for _ in range(3)]
-        calls = [client.stub.Evaluate.future(laborious()) for _ in range(3)]
-        wait_for(server, computing=SLOTS, waiting=1)
-        for stream in streams:
-            stream.send()
-        wait_for(server, computing=SLOTS, waiting=4)
-        many.send(*(named(laborious(), name) for name in "abc"))
-        wait_for(server, computing=SLOTS, waiting=5)  # equal ones of one caller are a batch
-        gate.set()
-        data = calls[0].result().data
-        for stream in streams:
-            answer = read_all(stream.call, itertools.chain([stream.opened], stream.call))
-            assert (answer.refusal, answer.data) == (None, data)
-        results = {name: each.result.data for name, each in many.answers().items()}
-        assert results == dict.fromkeys("abc", data)
         wait_idle(server)
 
 
@@ -278,25 +216,21 @@ def short_message(length: int) -> v1.EvaluateRequest:
     )
 
 
-def test_tables_that_do_not_fit_in_memory_are_refused_for_now() -> None:
+def test_tables_that_do_not_fit_in_memory_are_refused_for_now_or_for_ever() -> None:
+    limits = {"max_memory_bytes": 1 << 27, "max_request_memory_bytes": 1 << 27}
     with (
-        served(compute_threads=1, max_memory_bytes=1 << 27) as (server, client),
+        served(compute_threads=1, **limits) as (server, client),
         ThreadPoolExecutor(1) as pool,
     ):
         admission = server.server.service.admission
-        first = pool.submit(client.evaluate, short_message(300_000))
+        never = client.evaluate(short_message(300_000))
+        refused(never, "LIMIT_EXCEEDED", limit="max_memory_bytes")
+        assert admission.entered == 0, "it is known before they are built"
+        first = pool.submit(client.evaluate, short_message(250_000))
         wait_until(lambda: admission.memory_bytes)
-        refused(client.evaluate(short_message(300_001)), "OVERLOADED", limit="max_memory_bytes")
+        refused(client.evaluate(short_message(250_001)), "OVERLOADED", limit="max_memory_bytes")
         assert first.result(timeout=PATIENCE_S).refusal is None
         wait_until(lambda: not admission.memory_bytes)
-
-
-def test_tables_larger_than_the_memory_of_all_are_refused_before_they_are_built() -> None:
-    limits = {"max_memory_bytes": 1 << 26, "max_request_memory_bytes": 1 << 26}
-    with served(compute_threads=1, **limits) as (server, client):
-        answer = client.evaluate(short_message(1_000_000))
-        refused(answer, "LIMIT_EXCEEDED", limit="max_memory_bytes")
-        assert server.server.service.admission.entered == 0
 
 
 def test_shorter_tables_are_ready_before_longer_ones_that_came_first() -> None:
@@ -321,7 +255,7 @@ def test_many_tables_of_one_address_hold_up_no_table_of_another() -> None:
     with (
         serving(address="[::]:0", insecure=True, compute_threads=1, max_queue_s=60) as server,
         ThreadPoolExecutor(12) as pool,
-        contextlib.ExitStack() as stack,
+        ExitStack() as stack,
     ):
         port = server.address.rpartition(":")[2]
         callers = [stack.enter_context(RawClient(f"127.0.0.1:{port}")) for _ in range(12)]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import random
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -14,15 +12,12 @@ import grpc
 import numpy as np
 import pytest
 
-from gradwire import ops, tensors, v1
+from gradwire import v1
 from gradwire_server.scheduling.admission import Admission
-from support.nobody import a_call
 from support.raw_calls import (
-    BOTH_WAYS,
     PATIENCE_S,
     PUBLISHED_GRADIENT,
     PUBLISHED_RESULT,
-    REQUEST_ID,
     TRACEPARENT,
     ManyCall,
     RawClient,
@@ -70,12 +65,9 @@ DISORDER: dict[str, tuple[Messages, str, list[str]]] = {
     "chunk before open": ([HALF, OPEN], "open", ["chunk came first", "starts with open"]),
     "empty message first": ([EMPTY], "open", ["empty message", "starts with open"]),
     "open alone": ([OPEN], "chunk", ["0 of 12"]),
-    "second open": ([OPEN, OPEN], "chunk", ["open came", "only chunks"]),
-    "second open between chunks": ([OPEN, HALF, OPEN, REST], "chunk", ["open came"]),
-    "second open at the end": ([OPEN, HALF, REST, OPEN], "chunk", ["open came"]),
+    "second open": ([OPEN, HALF, REST, OPEN], "chunk", ["open came", "only chunks"]),
     "empty message later": ([OPEN, HALF, EMPTY], "chunk", ["empty message"]),
     "missing chunk": ([OPEN, HALF], "chunk", ["6 of 12"]),
-    "missing byte": ([OPEN, chunk(0, bytes(11))], "chunk", ["11 of 12"]),
     "gap": ([OPEN, HALF, chunk(7, bytes(5))], "chunk.offset", ["7", "6"]),
     "overlap": ([OPEN, HALF, chunk(5, bytes(7))], "chunk.offset", ["5", "6"]),
     "repetition": ([OPEN, HALF, HALF], "chunk.offset", ["0", "6"]),
@@ -84,8 +76,6 @@ DISORDER: dict[str, tuple[Messages, str, list[str]]] = {
     "largest offset": ([OPEN, chunk(2**63 - 1, bytes(1))], "chunk.offset", [str(2**63 - 1)]),
     "empty chunk": ([OPEN, chunk(0, b"")], "chunk.data", ["0 bytes", "1"]),
     "overlong chunk": ([OPEN, chunk(0, bytes(13))], "chunk.data", ["13", "12"]),
-    "overlong last chunk": ([OPEN, HALF, chunk(6, bytes(7))], "chunk.data", ["13", "12"]),
-    "one chunk more": ([OPEN, HALF, REST, chunk(12, b"\0")], "chunk.data", ["13", "12"]),
     "chunk beyond the limit": (
         [opening(identity_request(1 << 20)), chunk(0, bytes((2 << 20) + 1))],
         "chunk.data",
@@ -182,24 +172,13 @@ def test_result_chunks_are_contiguous_and_no_longer_than_asked_or_the_server_all
         messages = chunks(np.ones(sent, "<f4").tobytes(), 2 << 20)
         answer = client.stream([opening(request, max_chunk_bytes=wanted), *messages])
         assert answer.data == np.ones(came or sent, "<f4").tobytes()
+        assert answer.output == (float32(1, 200, 100) if came else request.output)
         ends = list(itertools.accumulate(length for _, length in answer.chunks))
         assert [offset for offset, _ in answer.chunks] == [0, *ends[:-1]]
         assert all(1 <= length <= most for _, length in answer.chunks)
 
 
-@pytest.mark.parametrize("how", BOTH_WAYS)
-def test_an_inferred_result_is_announced(client: RawClient, how: str) -> None:
-    request = identity_request(1, 2, 2)
-    request.operator.interpolate.mode = v1.Interpolate.MODE_NEAREST
-    request.operator.interpolate.sizes[:] = [4]
-    request.ClearField("output")
-    request.data = np.array([[[1, 2], [3, 4]]], "<f4").tobytes()
-    answer = client.ask(request, how)
-    assert answer.output == float32(1, 4, 2)
-    assert answer.data == np.array([1, 2, 1, 2, 3, 4, 3, 4], "<f4").tobytes()
-
-
-@pytest.mark.parametrize("at", [0, 1, 2, 5, 20, 100])
+@pytest.mark.parametrize("at", [0, 1, 20])
 def test_a_writer_in_full_flow_gets_the_right_refusal(client: RawClient, at: int) -> None:
     """Number `at` of chunks without end is wrong, or open where it is 0."""
     request = identity_request(1 << 20, 64)
@@ -223,58 +202,6 @@ def test_a_writer_in_full_flow_gets_the_right_refusal(client: RawClient, at: int
         assert [each.field for each in error.field_violations] == [field]
 
 
-OPERATOR = ops.to_message(ops.InterpolateBackward(mode="bilinear", data_format="NCX"))
-
-
-def gradient(seed: int, size: int = 8, dtype: str = "float32") -> v1.EvaluateRequest:
-    """Ask for a bilinear x2 gradient of random numbers."""
-    values = np.random.default_rng(seed).normal(size=(1, 3, 2 * size, 2 * size))
-    array = values.astype(tensors.DTYPES[getattr(v1.DataType, f"DATA_TYPE_{dtype.upper()}")])
-    described = tensors.describe(array)
-    return v1.EvaluateRequest(
-        request_id=REQUEST_ID,
-        operator=OPERATOR,
-        input=described,
-        output=tensors.result_descriptor(described, (1, 3, size, size)),
-        data=array.tobytes(),
-    )
-
-
-def mixed(count: int) -> list[v1.EvaluateRequest]:
-    """Make requests alike and not, small and less so, in every type and layout, in any order."""
-    turned, broadcast = gradient(5), gradient(6)
-    turned.output.strides[:] = [1, 1, 3, 24]
-    broadcast.input.strides[:] = [0, 16, 0, 1]
-    broadcast.data = broadcast.data[: 3 * 16 * 4]
-    kinds = [
-        *(gradient(seed, size) for seed in range(6) for size in (2, 8, 32)),
-        *(gradient(seed, 4, dtype) for seed in range(4) for dtype in ("float16", "bfloat16")),
-        gradient(9, 8, "float64"),
-        identity_request(3, data=bytes(range(12))),
-        published_request(),
-        turned,
-        broadcast,
-    ]
-    return random.Random(0).choices(kinds, k=count)  # noqa: S311 - a test's order
-
-
-def test_every_answer_of_many_has_the_bits_of_a_call_by_itself(client: RawClient) -> None:
-    requests = {str(number): each for number, each in enumerate(mixed(300))}
-    with ManyCall(client) as call:
-        call.send(*(named(each, name) for name, each in requests.items()))
-        answers = call.answers()
-    assert answers.keys() == requests.keys()
-    alone: dict[bytes, tuple[bytes, v1.TensorDescriptor]] = {}
-    for name, each in requests.items():
-        key = each.SerializeToString()
-        if key not in alone:
-            answer = client.evaluate(each)
-            assert answer.refusal is None
-            alone[key] = answer.data, answer.output
-        result = answers[name].result
-        assert (result.data, result.output) == alone[key]
-
-
 def changed(raw: bytes = b"", *, without: str = "", **fields: Any) -> v1.EvaluateRequest:
     """Change fields of the published request; raw bytes come after it."""
     request = published_request()
@@ -288,7 +215,6 @@ def changed(raw: bytes = b"", *, without: str = "", **fields: Any) -> v1.Evaluat
 BAD: dict[str, v1.EvaluateRequest] = {
     "without an operator": changed(without="operator"),
     "too little data": changed(data=b"1234"),
-    "no data": changed(data=b""),
     "no sizes": changed(input=float32()),
     "wrong sizes": changed(output=float32(2, 7, 1)),
     "a newer field": changed(b"\x30\x01"),
@@ -321,7 +247,7 @@ def test_a_request_of_many_is_refused_as_a_call_is_and_disturbs_no_other(
 def test_a_name_may_be_used_again_once_it_is_answered(client: RawClient) -> None:
     with ManyCall(client) as call:
         for number in range(200):
-            call.send(named(gradient(number % 3, 2), "again"))
+            call.send(named(rows(1 + number % 3), "again"))
             assert call.receive().WhichOneof("outcome") == "result"
         assert call.answers() == {}
         assert call.call.code() is grpc.StatusCode.OK
@@ -450,19 +376,3 @@ def test_a_stream_leaves_memory_to_others(each: int) -> None:
         assert other.receive().WhichOneof("outcome") == "result"
         check_results(call.answers())
         assert not admission.refusals
-
-
-@pytest.mark.parametrize(("length", "kept"), [(1, True), (5000, False)])
-def test_what_was_made_of_a_header_is_kept_unless_that_is_long(
-    server: ServerThread, length: int, *, kept: bool
-) -> None:
-    # Another member of the same oneof, which the one behind it takes the place of.
-    before = v1.Operator(interpolate=v1.Interpolate(sizes=[1] * length))
-    header = v1.EvaluateRequest(operator=before).SerializeToString()
-    header += changed(without="data").SerializeToString()
-    service = server.server.service
-    first, second = (asyncio.run(service.prepared(header, a_call())) for _ in range(2))
-    # One memory serves Evaluate too.
-    assert (service.preparer.find(header) is second) == kept
-    assert first is second
-    assert first.response_header
