@@ -15,7 +15,7 @@ import grpc
 import ml_dtypes
 import numpy as np
 import pytest
-from google.protobuf import descriptor_pool, json_format
+from google.protobuf import json_format
 
 from gradwire import Client, ops
 from gradwire_server.rpc.interceptors import INSPECTING
@@ -30,7 +30,7 @@ from support.inference_calls import (
     gradient,
     infer_request,
 )
-from support.raw_calls import bearer, call
+from support.raw_calls import RawClient, bearer, call, refused
 from support.refusals import refusal_of
 from support.servers import ServerThread, serving, wait_idle
 
@@ -122,17 +122,11 @@ def test_a_named_model_needs_no_parameters(client: InferenceClient, evaluated: E
     assert (config.max_batch_size, tuple(config.input[0].dims)) == (0, SHAPE)
 
 
-SPECIAL = np.array([np.nan, -0.0, np.inf, 1e-45], ml_dtypes.bfloat16).reshape(1, 1, 2, 2)
-
-
-@pytest.mark.parametrize(
-    ("x", "datatype"),
-    [(SPECIAL, "BF16"), (gradient((4, 8, 256, 256)), "FP32")],
-    ids=["special values", "above four mebibytes"],
-)
-def test_a_copy_has_the_bits_of_its_input(client: InferenceClient, x: Any, datatype: str) -> None:
-    request = infer_request(x, model="dml_resample", datatype=datatype, interpolation_mode="linear")
-    request.parameters["output_shape"].string_param = str(list(x.shape))
+def test_a_copy_above_four_mebibytes_has_the_bits_of_its_input(client: InferenceClient) -> None:
+    x = gradient((4, 8, 256, 512)).astype(ml_dtypes.bfloat16)
+    x.flat[:4] = [np.nan, -0.0, np.inf, 1e-45]
+    given = {"interpolation_mode": "linear", "output_shape": str(list(x.shape))}
+    request = infer_request(x, model="dml_resample", datatype="BF16", **given)
     assert client.call("ModelInfer", request).raw_output_contents == [x.tobytes()]
 
 
@@ -206,15 +200,12 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("words", "changes"), WRONG)
-def test_wrong_requests_are_refused_by_name(
-    client: InferenceClient, words: str, changes: dict[str, Any]
-) -> None:
-    x = gradient().tobytes()
-    sound: dict[str, Any] = {"model_name": "up", "inputs": [X], "raw_input_contents": [x]}
-    came, text = client.refused("ModelInfer", **{**sound, **changes})
-    status = "NOT_FOUND" if words.startswith("model_") else INVALID
-    assert (came, words in text) == (status, True), text
+def test_wrong_requests_are_refused_by_name(client: InferenceClient) -> None:
+    sound = {"model_name": "up", "inputs": [X], "raw_input_contents": [gradient().tobytes()]}
+    for words, changes in WRONG:
+        status, text = client.refused("ModelInfer", **{**sound, **changes})
+        assert words in text
+        assert status == ("NOT_FOUND" if words.startswith("model_") else INVALID), words
 
 
 def test_bytes_of_another_size_or_of_no_message_are_refused(client: InferenceClient) -> None:
@@ -233,17 +224,6 @@ def test_bytes_of_another_size_or_of_no_message_are_refused(client: InferenceCli
     assert client.refused("ModelMetadata", b"\x0a" * 3)[0] == INVALID
 
 
-def test_only_errors_have_trailing_metadata(client: InferenceClient) -> None:
-    untyped: Any = client.channel
-    infer = untyped.unary_unary(f"/{NAME}/ModelInfer")
-    _, done = infer.with_call(infer_request(gradient()).SerializeToString())
-    assert not done.trailing_metadata()
-    with pytest.raises(grpc.RpcError) as failed:
-        infer(b"")
-    error: Any = failed.value
-    assert {"gradwire-request-id", "traceparent"} <= dict(error.trailing_metadata()).keys()
-
-
 def test_a_stream_answers_each_request_and_goes_on_after_errors(
     client: InferenceClient, evaluated: Evaluated
 ) -> None:
@@ -258,16 +238,15 @@ def test_a_stream_answers_each_request_and_goes_on_after_errors(
 
 
 def test_statistics_count_calls_and_failures(client: InferenceClient) -> None:
-    def counted() -> tuple[int, int, int]:
+    def counted() -> tuple[int, int]:
         (told,) = client.call("ModelStatistics", name="up").model_stats
-        stats = told.inference_stats
-        return told.inference_count, stats.success.count, stats.fail.count
+        return told.inference_count, told.inference_stats.success.count
 
-    inferences, successes, _ = counted()
+    inferences, successes = counted()
     client.call("ModelInfer", infer_request(gradient()))
     client.refused("ModelInfer", infer_request(gradient((1, 3, 64, 64, 1))))
-    client.refused("ModelInfer", infer_request(gradient((1, 3, 64, 64)), nonsense="1"))
-    assert counted()[:2] == (inferences + 1, successes + 1)
+    client.refused("ModelInfer", infer_request(gradient(), nonsense="1"))
+    assert counted() == (inferences + 1, successes + 1)
     assert len(client.call("ModelStatistics").model_stats) == len(ops.OPERATORS) + 1
 
 
@@ -369,19 +348,18 @@ def test_large_tensors_in_shared_memory_have_the_bits_of_evaluate(
         assert target.read_bytes()[offset : offset + len(result)] == result
 
 
-@pytest.mark.parametrize("left", [0, 1, 2])
 def test_a_file_that_shrinks_ends_the_call_and_not_the_server(
-    client: InferenceClient, evaluated: Evaluated, left: int
+    client: InferenceClient, evaluated: Evaluated
 ) -> None:
     nbytes, result_bytes = gradient().nbytes, len(evaluated(gradient()))
-    length = left * nbytes // 2
-    with registered(client, bytes(nbytes + result_bytes)) as file:
-        os.truncate(file, length)
-        for _ in range(2):
-            request = shared_request(nbytes, result_bytes=result_bytes)
-            status, text = client.refused("ModelInfer", request)
-            assert (status, "has become shorter" in text) == (INVALID, True), text
-            assert file.stat().st_size == length
+    request = shared_request(nbytes, result_bytes=result_bytes)
+    for length in (0, nbytes // 2, nbytes):
+        with registered(client, bytes(nbytes + result_bytes)) as file:
+            os.truncate(file, length)
+            for _ in range(2):
+                status, text = client.refused("ModelInfer", request)
+                assert (status, "has become shorter" in text) == (INVALID, True), text
+                assert file.stat().st_size == length
 
 
 def test_a_file_that_shrinks_during_calls_gives_no_wrong_bits(
@@ -396,7 +374,7 @@ def test_a_file_that_shrinks_during_calls_gives_no_wrong_bits(
         time.sleep(delay_us / 1e6)
         os.truncate(path, 0)
 
-    refusals = list[grpc.StatusCode]()
+    refusals = set[grpc.StatusCode]()
     with ThreadPoolExecutor(1) as pool:
         for delay_us in range(0, 4000, 100):
             with registered(client, x.tobytes()) as file:
@@ -404,9 +382,9 @@ def test_a_file_that_shrinks_during_calls_gives_no_wrong_bits(
                 try:
                     assert client.call("ModelInfer", request).raw_output_contents == [result]
                 except grpc.RpcError as error:
-                    refusals.append(refusal_of(error).code)
+                    refusals.add(refusal_of(error).code)
                 cut.result()
-    assert set(refusals) == {grpc.StatusCode.INVALID_ARGUMENT}
+    assert refusals == {grpc.StatusCode.INVALID_ARGUMENT}
 
 
 def test_ranges_outside_a_region_are_refused(client: InferenceClient) -> None:
@@ -430,17 +408,15 @@ def test_names_that_the_operator_did_not_allow_are_refused(client: InferenceClie
         assert status == INVALID
         return text.replace(key, "") if key else text
 
-    link, fifo = FOLDER / f"{PREFIX}link", FOLDER / f"{PREFIX}fifo"
-    link.symlink_to("/etc/passwd")
-    os.mkfifo(fifo)
-    try:
+    with shared_file(b"", "link") as link, shared_file(b"", "fifo") as fifo:
+        link.unlink()
+        link.symlink_to("/etc/passwd")
+        fifo.unlink()
+        os.mkfifo(fifo)
         # It does not tell which files there are.
         assert len({refusal(key) for key in (link.name, fifo.name, f"{PREFIX}absent")}) == 1
-        for key in ("other", "/etc/passwd", f"{PREFIX}/../../etc/passwd", "", "..", "\0"):
-            refusal(key)
-    finally:
-        link.unlink()
-        fifo.unlink()
+    for key in ("other", "/etc/passwd", f"{PREFIX}/../../etc/passwd", "", "..", "\0"):
+        refusal(key)
 
 
 def test_shared_memory_is_off_unless_its_names_are_given_and_all_of_it_where_told() -> None:
@@ -469,16 +445,14 @@ def test_callers_of_other_machines_use_no_region(
 
 
 def test_every_method_has_a_scope_and_tokens_are_asked_for(tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("# nobody\n")
+    (tmp_path / "tokens").write_text("# nobody\n")
     methods = {f"/{NAME}/{each.name}" for each in SERVICE.methods}
     inspecting = {"ServerMetadata", "ModelStatistics", "SystemSharedMemoryStatus"}
     assert methods & INSPECTING == {f"/{NAME}/{each}" for each in inspecting}
-    with serving(tokens=str(tokens)) as server, InferenceClient(server.address) as client:
+    with serving(tokens=f"{tmp_path}/tokens") as server, RawClient(server.address) as client:
         for method in methods:
             _, refusal = call(client.channel, method, (b"",), bearer("gradwire-nobody"))
-            assert refusal is not None
-            assert refusal.code.name == "UNAUTHENTICATED"
+            refused(refusal, "UNAUTHENTICATED")
 
 
 def test_the_requests_of_the_page_to_grpcurl_are_answered(client: InferenceClient) -> None:
@@ -492,8 +466,3 @@ def test_the_requests_of_the_page_to_grpcurl_are_answered(client: InferenceClien
     assert replies["ModelMetadata"].name == OPERATOR
     result = np.array([1, 1.25, 1.75, 2], np.float32).tobytes()
     assert replies["ModelInfer"].raw_output_contents == [result]
-
-
-def test_messages_are_in_no_default_pool() -> None:
-    with pytest.raises(KeyError):
-        descriptor_pool.Default().FindMessageTypeByName("inference.ModelInferResponse")
