@@ -23,32 +23,13 @@ from gradwire import (
 )
 from gradwire_server import LocalClient
 from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TensorSpec
+from support import raw_calls
 from support.clients import halved
-from support.raw_calls import (
-    BOTH_WAYS,
-    PATIENCE_S,
-    PUBLISHED_RESULT,
-    Answer,
-    ManyCall,
-    RawClient,
-    WaitingStream,
-    as_stream,
-    copies,
-    ended,
-    float32,
-    named,
-    opening,
-    published_request,
-    read_all,
-    refused,
-    silence,
-    unfinished,
-    wait_until,
-)
+from support.raw_calls import PATIENCE_S, ManyCall, published_request, refused, wait_until
 from support.servers import Gated, gated, laborious, served, serving, wait_for, wait_idle
 
 
-def check_overload(answer: Answer, setting: str, *, in_band: bool = False) -> None:
+def check_overload(answer: raw_calls.Answer, setting: str, *, in_band: bool = False) -> None:
     refusal = refused(answer, "OVERLOADED", in_band=in_band, limit=setting)
     assert f"GRADWIRE_{setting.upper()})" in refusal.message
 
@@ -56,15 +37,15 @@ def check_overload(answer: Answer, setting: str, *, in_band: bool = False) -> No
 def test_streams_beyond_max_streams_are_asked_to_come_back() -> None:
     with served(max_streams=3) as (server, client):
         with ManyCall(client) as many:
-            many.send(named(published_request(), "a"))
+            many.send(raw_calls.named(published_request(), "a"))
             many.receive()
-            held = [WaitingStream(client, early=1) for _ in range(2)]
-            answer = client.stream(as_stream(published_request()))
+            held = [raw_calls.WaitingStream(client, early=1) for _ in range(2)]
+            answer = client.stream(raw_calls.as_stream(published_request()))
             check_overload(answer, "max_streams", in_band=True)
             # Before its open is read.
             assert client.stream([]).refusal is not None
             with ManyCall(client) as other:
-                ended(other.refusal(), "OVERLOADED")
+                raw_calls.ended(other.refusal(), "OVERLOADED")
             # Unary calls take no place.
             assert client.evaluate(published_request()).refusal is None
             for each in held:
@@ -75,8 +56,8 @@ def test_streams_beyond_max_streams_are_asked_to_come_back() -> None:
 
 def test_requests_beyond_max_memory_bytes_are_asked_to_come_back() -> None:
     with served(max_memory_bytes=1) as (server, client):
-        held = WaitingStream(client, early=1)
-        for how in BOTH_WAYS:
+        held = raw_calls.WaitingStream(client, early=1)
+        for how in raw_calls.BOTH_WAYS:
             answer = client.ask(published_request(), how)
             check_overload(answer, "max_memory_bytes", in_band=how == "EvaluateStream")
         held.cancel()
@@ -88,10 +69,10 @@ def test_requests_beyond_max_memory_bytes_are_asked_to_come_back() -> None:
 def test_evaluations_wait_for_a_thread_and_those_beyond_max_queue_are_refused_at_once() -> None:
     with (
         gated(max_queue=1) as (server, gate),
-        RawClient(server.address) as client,
+        raw_calls.RawClient(server.address) as client,
         ManyCall(client) as many,
     ):
-        streams = [WaitingStream(client, laborious()) for _ in range(3)]
+        streams = [raw_calls.WaitingStream(client, laborious()) for _ in range(3)]
         calls = [client.stub.Evaluate.future(laborious()) for _ in range(3)]
         # One computes and one is next.
         wait_for(server, computing=2, waiting=1)
@@ -102,12 +83,12 @@ def test_evaluations_wait_for_a_thread_and_those_beyond_max_queue_are_refused_at
         for stream in streams:
             stream.send()
         wait_for(server, computing=2, waiting=4)
-        many.send(*(named(laborious(), name) for name in "abc"))
+        many.send(*(raw_calls.named(laborious(), name) for name in "abc"))
         wait_for(server, computing=2, waiting=5)  # equal ones of one caller are a batch
         gate.set()
         (data,) = {call.result().data for call in calls}
         for stream in streams:
-            answer = read_all(stream.call, itertools.chain([stream.opened], stream.call))
+            answer = raw_calls.read_all(stream.call, itertools.chain([stream.opened], stream.call))
             assert (answer.refusal, answer.data) == (None, data)
         results = {name: each.result.data for name, each in many.answers().items()}
         assert results == dict.fromkeys("abc", data)
@@ -117,13 +98,13 @@ def test_evaluations_wait_for_a_thread_and_those_beyond_max_queue_are_refused_at
 
 def test_callers_that_fall_silent_or_do_not_read_hold_no_thread() -> None:
     with (
-        silence([opening(published_request())]) as at_once,
-        silence(unfinished()) as later,
+        raw_calls.silence([raw_calls.opening(published_request())]) as at_once,
+        raw_calls.silence(raw_calls.unfinished()) as later,
         served(compute_threads=1, max_queue_s=60.0) as (server, client),
         ThreadPoolExecutor(4) as pool,
     ):
         calls = [client.start(each()) for each in (at_once, later) for _ in range(6)]
-        calls += [client.start(as_stream(copies(1 << 15))) for _ in range(4)]
+        calls += [client.start(raw_calls.as_stream(raw_calls.copies(1 << 15))) for _ in range(4)]
         for call in calls:
             assert next(call).WhichOneof("message") == "opened"
         wait_for(server, computing=0, waiting=0)
@@ -210,8 +191,8 @@ def short_message(length: int) -> v1.EvaluateRequest:
     operator = v1.JaxResize(method=v1.JaxResize.METHOD_LANCZOS5)
     return v1.EvaluateRequest(
         operator=v1.Operator(jax_resize_grad=operator),
-        input=float32(length, strides=(0,)),
-        output=float32(16),
+        input=raw_calls.float32(length, strides=(0,)),
+        output=raw_calls.float32(16),
         data=bytes(4),
     )
 
@@ -258,8 +239,8 @@ def test_many_tables_of_one_address_hold_up_no_table_of_another() -> None:
         ExitStack() as stack,
     ):
         port = server.address.rpartition(":")[2]
-        callers = [stack.enter_context(RawClient(f"127.0.0.1:{port}")) for _ in range(12)]
-        other = stack.enter_context(RawClient(f"[::1]:{port}"))
+        callers = [stack.enter_context(raw_calls.RawClient(f"127.0.0.1:{port}")) for _ in range(12)]
+        other = stack.enter_context(raw_calls.RawClient(f"[::1]:{port}"))
         greedy = [
             pool.submit(caller.evaluate, short_message(100_000 + number))
             for number, caller in enumerate(callers)
@@ -280,12 +261,12 @@ def test_a_backend_that_may_wait_holds_up_no_other_call() -> None:
         ManyCall(client) as many,
         ThreadPoolExecutor(2) as pool,
     ):
-        many.send(named(published_request(), "one"))
-        calls = [pool.submit(client.ask, published_request(), how) for how in BOTH_WAYS]
+        many.send(raw_calls.named(published_request(), "one"))
+        calls = [pool.submit(client.ask, published_request(), how) for how in raw_calls.BOTH_WAYS]
         for _ in range(3):
             assert backend.at_work.acquire(timeout=PATIENCE_S)
         question = v1.ListOperatorsRequest()
         assert client.stub.ListOperators(question, timeout=PATIENCE_S).operators
         backend.gate.set()
         results = {call.result(timeout=PATIENCE_S).data for call in calls}
-        assert results | {many.receive().result.data} == {PUBLISHED_RESULT}
+        assert results | {many.receive().result.data} == {raw_calls.PUBLISHED_RESULT}

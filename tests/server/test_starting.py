@@ -23,21 +23,12 @@ from gradwire import Client, v1
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.errors import RETRY_AFTER_S
 from gradwire_server.plans import Plan
+from support import raw_calls
 from support.certificates import Papers
 from support.clients import LARGE, SMALL, copied
 from support.command_line import GRADWIRE, run_here
 from support.processes import run_command, running_command
-from support.raw_calls import (
-    BOTH_WAYS,
-    PATIENCE_S,
-    ManyCall,
-    RawClient,
-    ended,
-    named,
-    published_request,
-    refused,
-    wait_until,
-)
+from support.raw_calls import PATIENCE_S, RawClient, published_request
 from support.scraping import scrape
 from support.servers import ServerThread
 
@@ -82,13 +73,13 @@ def test_calls_are_told_that_the_server_starts_and_questions_are_answered(
 ) -> None:
     address = starting[0].address
     with RawClient(address) as client:
-        for how in BOTH_WAYS:
+        for how in raw_calls.BOTH_WAYS:
             answer = client.ask(published_request(), how)
-            refusal = refused(answer, "STARTING", in_band=how == "EvaluateStream")
+            refusal = raw_calls.refused(answer, "STARTING", in_band=how == "EvaluateStream")
             assert refusal.retry_after_s == RETRY_AFTER_S
-        with ManyCall(client) as many:
-            many.send(named(published_request(), "a"))
-            assert ended(many.refusal(), "STARTING").retry_after_s == RETRY_AFTER_S
+        with raw_calls.ManyCall(client) as many:
+            many.send(raw_calls.named(published_request(), "a"))
+            assert raw_calls.ended(many.refusal(), "STARTING").retry_after_s == RETRY_AFTER_S
         told = client.stub.GetServerInfo(v1.GetServerInfoRequest(), timeout=PATIENCE_S)
         listed = client.stub.ListOperators(v1.ListOperatorsRequest(), timeout=PATIENCE_S)
         assert told.backend == "leisurely"
@@ -126,7 +117,7 @@ def test_health_turns_serving_and_the_sdk_is_answered_when_the_backend_is_ready(
         assert [next(watch).status for watch in watches] == [status.NOT_SERVING] * 2
         arrays = (SMALL, LARGE)  # by Evaluate and by EvaluateStream
         evaluating = [pool.submit(copied, client, array) for array in arrays]
-        wait_until(lambda: told() == {"Evaluate", "EvaluateStream"})
+        raw_calls.wait_until(lambda: told() == {"Evaluate", "EvaluateStream"})
         ready.set()
         assert [next(watch).status for watch in watches] == [status.SERVING] * 2
         for future, array in zip(evaluating, arrays, strict=True):

@@ -23,28 +23,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gradwire import ops, v1
 from gradwire._wire.environment import GRPC_VARIABLES
 from gradwire_server.backends import cache_files, changeover
+from support import raw_calls
 from support.kernels.numba_calls import compiled, needs_numba
 from support.load import KINDS, PAUSE_S, Callers, problem
 from support.processes import Command, is_running, running_command
-from support.raw_calls import (
-    PATIENCE_S,
-    PUBLISHED_RESULT,
-    REQUEST_ID,
-    ManyCall,
-    RawClient,
-    WaitingStream,
-    chunk,
-    chunks,
-    ended,
-    float32,
-    identity_request,
-    named,
-    opening,
-    published_request,
-    read_all,
-    rows,
-    wait_until,
-)
+from support.raw_calls import RawClient, named, published_request, read_all, wait_until
 from support.refusals import Refusal
 from support.scraping import scrape
 from support.servers import ServerThread, commanded, served, served_many
@@ -52,9 +35,9 @@ from support.servers import ServerThread, commanded, served, served_many
 
 def endless(piece: int) -> Iterator[v1.EvaluateStreamRequest]:
     """Open a stream of 64 GiB and write it piece by piece."""
-    yield opening(identity_request(1 << 17, 1 << 17))
+    yield raw_calls.opening(raw_calls.identity_request(1 << 17, 1 << 17))
     for number in itertools.count():
-        yield chunk(number * piece, bytes(piece))
+        yield raw_calls.chunk(number * piece, bytes(piece))
 
 
 def check_told(refusal: Refusal | None) -> None:
@@ -64,7 +47,7 @@ def check_told(refusal: Refusal | None) -> None:
     assert error is not None
     assert error.code == grpc.StatusCode.UNAVAILABLE.value[0]
     assert error.reason == v1.ErrorReason.ERROR_REASON_DRAINING
-    assert error.metadata["request_id"] == REQUEST_ID
+    assert error.metadata["request_id"] == raw_calls.REQUEST_ID
 
 
 @pytest.mark.parametrize("times", [4, pytest.param(20, marks=pytest.mark.slow)])
@@ -85,14 +68,16 @@ def test_a_writer_in_full_flow_learns_that_the_server_drains(times: int) -> None
 @pytest.mark.parametrize("flow", ["idle", "full"])
 def test_streams_that_wait_learn_that_the_server_drains(flow: str) -> None:
     with served_many() as (server, client, many):
-        stream = WaitingStream(client)
+        stream = raw_calls.WaitingStream(client)
         many.send(named(published_request(), "a"))
         many.receive()
         if flow == "full":
-            many.send(*(named(rows(1 << 10), str(number)) for number in range(4000)))
+            many.send(*(named(raw_calls.rows(1 << 10), str(number)) for number in range(4000)))
         server.loop.call_soon_threadsafe(server.server.service.draining.set)
-        ended(many.refusal(), "DRAINING")
-        ended(read_all(stream.call, itertools.chain([stream.opened], stream.call)), "DRAINING")
+        raw_calls.ended(many.refusal(), "DRAINING")
+        raw_calls.ended(
+            read_all(stream.call, itertools.chain([stream.opened], stream.call)), "DRAINING"
+        )
         stream.send()
 
 
@@ -114,10 +99,10 @@ def test_a_draining_server_finishes_what_runs_and_takes_nothing_new(
             for times in (1, 2):
                 command.signal(signal.SIGUSR2)
                 command.wait_for_log("no rolling restart", times=times)
-        stream = WaitingStream(client)
+        stream = raw_calls.WaitingStream(client)
         health: Any = health_pb2_grpc.HealthStub(client.channel)
         question = health_pb2.HealthCheckRequest(service="gradwire.v1.GradientService")
-        watch = health.Watch(question, timeout=PATIENCE_S)
+        watch = health.Watch(question, timeout=raw_calls.PATIENCE_S)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         command.signal(number)
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -185,21 +170,21 @@ def test_numpy_answers_first_and_kernels_take_over_amid_calls_and_streams(
     array, expected = problem(KINDS["sums"])
     request = v1.EvaluateRequest(
         operator=ops.to_message(KINDS["sums"].operator),
-        input=float32(*array.shape),
-        output=float32(*expected.shape),
+        input=raw_calls.float32(*array.shape),
+        output=raw_calls.float32(*expected.shape),
     )
     goes_on = threading.Event()
 
     def messages() -> Iterator[v1.EvaluateStreamRequest]:
-        yield opening(request)
-        for number, piece in enumerate(chunks(array.tobytes(), 1 << 20)):
+        yield raw_calls.opening(request)
+        for number, piece in enumerate(raw_calls.chunks(array.tobytes(), 1 << 20)):
             if number == 4:
                 goes_on.wait()
             yield piece
 
     def check(backend: str, to_come: str) -> None:
         many.send(named(published_request(), backend))
-        assert many.receive().result.data == PUBLISHED_RESULT
+        assert many.receive().result.data == raw_calls.PUBLISHED_RESULT
         told = client.stub.GetServerInfo(v1.GetServerInfoRequest())
         assert (told.backend, told.backend_to_come) == (backend, to_come)
         metrics = scrape(command.http_address)
@@ -208,7 +193,10 @@ def test_numpy_answers_first_and_kernels_take_over_amid_calls_and_streams(
             assert metrics.value("gradwire_build_info", backend=name) == (name == backend)
 
     flags = (*cache.flags, "--slab-bytes", str(1 << 18), "--http-port", "127.0.0.1:0")
-    with commanded(*flags, log=tmp_path / "log") as (command, client), ManyCall(client) as many:
+    with (
+        commanded(*flags, log=tmp_path / "log") as (command, client),
+        raw_calls.ManyCall(client) as many,
+    ):
         call = client.start(messages())
         kinds = ("unary", "small stream", "sums", "many")
         with Callers(command.address, *kinds, pause_s=PAUSE_S) as callers:

@@ -26,17 +26,11 @@ from gradwire_server.config.settings import Settings
 from gradwire_server.processes.gpus import visible
 from gradwire_server.processes.supervised import WorkerProcess
 from gradwire_server.processes.supervisor import share
+from support import raw_calls
 from support.certificates import Papers, trusting
 from support.load import Callers, repeated
 from support.processes import QUICK, Command, environment, is_running, run_command, running_command
-from support.raw_calls import (
-    PATIENCE_S,
-    PUBLISHED_RESULT,
-    RawClient,
-    WaitingStream,
-    published_request,
-    wait_until,
-)
+from support.raw_calls import PATIENCE_S, RawClient, WaitingStream, wait_until
 from support.relay import relaying
 from support.servers import commanded, served, serving
 
@@ -378,10 +372,10 @@ def test_clients_without_the_sdk_lose_no_call_with_the_documented_service_config
 
         def ask() -> object:
             try:
-                data = next(stubs).Evaluate(published_request(), timeout=PATIENCE_S).data
+                data = next(stubs).Evaluate(raw_calls.published_request(), timeout=PATIENCE_S).data
             except grpc.RpcError as error:
                 return error
-            return None if data == PUBLISHED_RESULT else data
+            return None if data == raw_calls.PUBLISHED_RESULT else data
 
         with repeated(ask, threads=4):
             command.signal(signal.SIGUSR2)
