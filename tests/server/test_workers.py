@@ -143,20 +143,6 @@ def test_a_signal_ends_workers_that_start(tmp_path: Path, number: int, moment_s:
     assert "Traceback" not in log.read_text()
 
 
-def test_an_interrupt_before_there_are_workers_ends_the_server() -> None:
-    program = """
-import asyncio
-from gradwire_server.config.settings import Settings
-from gradwire_server.processes import supervisor
-async def interrupted():
-    asyncio.current_task().cancel()  # as asyncio does on SIGINT
-    await supervisor.supervise(Settings(workers=2, address="127.0.0.1:0"))
-asyncio.run(interrupted())
-"""
-    ended = run_command(program=("-c", program))
-    assert ended.stderr.rstrip().endswith("CancelledError")
-
-
 def test_connections_spread_over_workers_that_share_cores_memory_and_streams(crew: Command) -> None:
     assert crew.workers.keys() == {0, 1}
     assert len({crew.pid, *crew.workers.values()}) == 3
