@@ -11,13 +11,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import combinations
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire_server.backends import Backend, NumpyCpu, most_inline_step_s
+from gradwire_server.backends import NumpyCpu, most_inline_step_s
 from gradwire_server.engine import Prepared
 from gradwire_server.errors import RETRY_AFTER_S, ServerFullError
 from gradwire_server.plans import Plan
@@ -463,15 +463,6 @@ async def test_a_millisecond_is_computed_in_a_turn() -> None:
         await asyncio.sleep(0)
 
 
-def test_nothing_is_computed_there_without_limits_or_beyond_a_backend_s_most() -> None:
-    assert not InlineWork().most(copy_of(1))
-    device = SimpleNamespace(
-        name="device", may_wait=True, cpu_work=101, computed_by={}, on_device=lambda: None
-    )
-    assert inline_work(device).most(taking(1e-6, 100))
-    assert not inline_work(device).most(taking(1e-6, 101))
-
-
 async def test_short_steps_of_a_stream_are_computed_on_the_event_loop_once_measured() -> None:
     inline = inline_work()
     assert inline.step_s(taking(1e-6), 8) == 1e-6, "a short evaluation needs no measure"
@@ -488,9 +479,13 @@ async def test_short_steps_of_a_stream_are_computed_on_the_event_loop_once_measu
     assert inline.admits_step(990e-6)
 
 
-def test_steps_stay_on_the_event_loop_where_few_threads_compute_on_no_device() -> None:
-    device = SimpleNamespace(name="device", may_wait=True)
+def test_a_device_is_given_steps_in_threads_and_so_are_many_threads() -> None:
+    device: Any = SimpleNamespace(
+        name="device", may_wait=True, cpu_work=101, computed_by={}, on_device=lambda: None
+    )
+    assert most_inline_step_s(device, 1) == 0
+    assert inline_work(device).most(taking(1e-6, 100))
+    assert not inline_work(device).most(taking(1e-6, 101))
     for threads in (1, 2, 3, 16):
-        assert most_inline_step_s(cast("Backend", device), threads) == 0
         inline = inline_work(threads=threads)
         assert (inline.step_s(streamed(1e-9), 1) is not None) is (threads <= 2), threads

@@ -23,7 +23,6 @@ from support.servers import ServerThread, serving
 
 triton = pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc] is not installed")
 aio: Any = pytest.importorskip("tritonclient.grpc.aio")
-utils: Any = pytest.importorskip("tritonclient.utils")
 shared_memory: Any = pytest.importorskip("tritonclient.utils.shared_memory")
 PATTERN = f"gradwire-triton-{os.getpid()}-*"
 
@@ -108,20 +107,6 @@ def test_aio(server: ServerThread, result: bytes) -> None:
                 assert reply.as_numpy("y").tobytes() == result
 
     asyncio.run(work())
-
-
-def test_health_metadata_config_statistics_and_index(client: Any) -> None:
-    assert client.is_server_live()
-    assert client.is_server_ready()
-    assert client.is_model_ready("up")
-    assert client.get_server_metadata().name == "gradwire"
-    assert list(client.get_model_metadata("up").inputs[0].shape) == list(SHAPE)
-    assert client.get_model_config("up").config.name == "up"
-    assert client.get_inference_statistics("up").model_stats[0].name == "up"
-    assert len(client.get_model_repository_index().models) == len(ops.OPERATORS) + 1
-    for refused in (client.get_trace_settings, client.get_log_settings):
-        with pytest.raises(utils.InferenceServerException, match="UNIMPLEMENTED"):
-            refused()
 
 
 def test_system_shared_memory(client: Any, result: bytes) -> None:
