@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gradwire import v1
-from gradwire_server.scheduling.admission import Admission
+from gradwire_server.scheduling.admission import Admission, InlineWork
 from support.raw_calls import (
     PATIENCE_S,
     PUBLISHED_GRADIENT,
@@ -36,7 +36,7 @@ from support.raw_calls import (
     summed,
     wait_until,
 )
-from support.servers import Gated, ServerThread, in_threads, served_many, serving, wait_idle
+from support.servers import Gated, ServerThread, served_many, serving, wait_idle
 
 Messages = list[v1.EvaluateStreamRequest]
 
@@ -287,7 +287,8 @@ def gated(**settings: Any) -> Generator[tuple[Gated, Admission, RawClient, ManyC
     backend = Gated(least_work=0)
     backend.gate.clear()
     with served_many(backend=backend, compute_threads=1, **settings) as (server, client, call):
-        in_threads(server)
+        # Without limits nothing is computed on the event loop.
+        object.__setattr__(server.server.service, "inline", InlineWork())
         try:
             yield backend, server.server.service.admission, client, call
         finally:

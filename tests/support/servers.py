@@ -21,7 +21,6 @@ from gradwire_ray.listing import Listing
 from gradwire_server.backends import Backend, NumpyCpu
 from gradwire_server.config.settings import Settings
 from gradwire_server.plans import Plan
-from gradwire_server.scheduling.admission import InlineWork
 from gradwire_server.server import Server
 from support.processes import Command, running_command, start_command
 from support.raw_calls import PATIENCE_S, ManyCall, RawClient, summed, wait_until
@@ -102,12 +101,6 @@ def serving(**settings: Any) -> Generator[ServerThread]:
         yield server
     finally:
         server.stop()
-
-
-def in_threads(server: ServerThread) -> None:
-    """Have a server compute nothing on its event loop."""
-    # Without limits it admits nothing.
-    object.__setattr__(server.server.service, "inline", InlineWork())
 
 
 class ServerProcess:
