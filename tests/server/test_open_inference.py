@@ -148,7 +148,16 @@ def result_in(**given: str | int) -> dict[str, Any]:
 
 X: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": SHAPE}
 SIZES: dict[str, Any] = {"name": "output_shape", "datatype": "INT64", "shape": [100]}
-HUGE = {"scales": "[1, 1, 1100, 1100]", "output_shape": "[1, 1, 2200, 2200]"}
+TWO = {"inputs": [X, SIZES], "raw_input_contents": [bytes(49152), bytes(800)]}
+# More than a message may have.
+HUGE = {
+    "model_name": "dml_resample",
+    "inputs": [X | {"shape": [1, 1, 2, 2]}],
+    "raw_input_contents": [bytes(16)],
+    **parameters(
+        interpolation_mode="linear", scales="[1, 1, 1100, 1100]", output_shape="[1, 1, 2200, 2200]"
+    ),
+}
 # Words of the message, and fields in place of those of a sound request.
 WRONG: list[tuple[str, dict[str, Any]]] = [
     ("model_name: 'nope' is not a model", {"model_name": "nope"}),
@@ -170,33 +179,15 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("outputs.y.parameters.classification", result_in(classification=1)),
     ("request_id", {"id": "x" * 200}),
     ("output_shape: is missing", upsample()),
-    (
-        "parameters.output_shape: is an input too",
-        upsample(output_shape="[1, 3, 32, 32]")
-        | {"inputs": [X, SIZES], "raw_input_contents": [bytes(49152), bytes(800)]},
-    ),
+    ("parameters.output_shape: is an input too", upsample(output_shape="[1, 3, 32, 32]") | TWO),
     ("output_shape", upsample(output_shape="[1, 3]")),
     ("output_shape: 'abc'; a list of sizes", upsample(output_shape="abc")),
     ("output_shape", upsample(output_shape="[1, 3, 32, -1]")),
     ("output", upsample(output_shape="[1, 3, 1000000000, 1000000000]")),
-    (
-        "outputs.y.parameters.shared_memory_offset: '1'",
-        result_in(shared_memory_region="in", shared_memory_offset="1"),
-    ),
+    ("shared_memory_offset: '1'", result_in(shared_memory_region="in", shared_memory_offset="1")),
     ("outputs.y.parameters.shared_memory_region: 1", result_in(shared_memory_region=1)),
-    (
-        "INT64 of shape [axes], at most 8, is needed",
-        {"inputs": [X, SIZES], "raw_input_contents": [bytes(49152), bytes(800)]},
-    ),
-    (
-        "outputs.y is 19360000 bytes",  # more than a message may have
-        {
-            "model_name": "dml_resample",
-            "inputs": [X | {"shape": [1, 1, 2, 2]}],
-            "raw_input_contents": [bytes(16)],
-            **parameters(interpolation_mode="linear", **HUGE),
-        },
-    ),
+    ("INT64 of shape [axes], at most 8, is needed", TWO),
+    ("outputs.y is 19360000 bytes", HUGE),
 ]
 
 

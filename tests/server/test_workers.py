@@ -38,13 +38,6 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 FLAGS = ("--workers", "2", *QUICK)
-# Sent by the process to itself right before it becomes the server: it waits there all the while.
-SIGNALLED_BEFORE = """
-import os, signal, sys
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
-os.kill(os.getpid(), signal.SIGUSR2)
-os.execv(sys.executable, [sys.executable, "-m", "gradwire_server", *sys.argv[1:]])
-"""
 ALONE = ("--address", "127.0.0.1:0", *QUICK)
 
 
@@ -103,27 +96,16 @@ def test_a_signal_ends_a_server_that_starts(tmp_path: Path, number: int) -> None
     assert "stopped while starting" in log.read_text()
 
 
-def test_it_is_held_until_there_is_a_handler_and_then_heard(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_it_is_held_until_there_is_a_handler_and_then_heard(tmp_path: Path, workers: str) -> None:
     log = tmp_path / "log"
-    with starting(log, "-m", "gradwire_server", *ALONE) as process:
+    with starting(log, "-m", "gradwire_server", *ALONE, "--workers", workers) as process:
         until = time.monotonic() + PATIENCE_S
         while not is_among(signal.SIGUSR2, process.pid, "SigBlk"):
             assert not is_among(signal.SIGUSR2, process.pid, "SigCgt")
             assert time.monotonic() < until
         process.send_signal(signal.SIGUSR2)
-        wait_for(log, "no rolling restart", process)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("workers", "told"), [("1", "no rolling restart"), ("2", " rolling restart done")]
-)
-def test_one_that_came_before_the_start_is_acted_on(
-    tmp_path: Path, workers: str, told: str
-) -> None:
-    log = tmp_path / "log"
-    with starting(log, "-c", SIGNALLED_BEFORE, *ALONE, "--workers", workers) as process:
-        wait_for(log, told, process)
+        wait_for(log, "no rolling restart" if workers == "1" else "rolling restart done", process)
         # A thread may have taken the signal while the one that starts still holds it back.
         wait_until(lambda: not is_among(signal.SIGUSR2, process.pid, "SigBlk"))
         process.terminate()
