@@ -146,9 +146,7 @@ FLAGS = ("--workers", "2", "--compute-threads", "1", "--stall-timeout-s", str(ST
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_stopped_is_replaced_and_none_after_a_stop_of_the_parent(
-    tmp_path: Path,
-) -> None:
+def test_a_stopped_worker_is_replaced_and_none_after_a_stop_of_the_parent(tmp_path: Path) -> None:
     with running_command(*FLAGS, log=tmp_path / "log") as command:
         before = command.workers
         command.signal(signal.SIGSTOP)

@@ -183,9 +183,7 @@ def test_large_steps_hold_no_more_memory_than_small_ones(
 
 @settings(max_examples=300, deadline=None)
 @given(case=cases(), slab=st.sampled_from([1 << 4, 1 << 20]), backward=st.booleans())
-def test_a_run_on_the_tensors_gives_the_bits_of_apply(
-    case: Case, slab: int, *, backward: bool
-) -> None:
+def test_a_run_on_tensors_gives_the_bits_of_apply(case: Case, slab: int, *, backward: bool) -> None:
     evaluation = replace(case, slab=slab).evaluation()
     data = data_for(case.source)
     source = evaluation_cases.strided(data, case.source)

@@ -67,9 +67,7 @@ def evaluated(server: ServerThread) -> Generator[Evaluated]:
 
 
 @pytest.mark.parametrize("datatype", DTYPES)
-def test_the_bits_of_every_datatype_are_those_of_evaluate(
-    client: InferenceClient, evaluated: Evaluated, datatype: str
-) -> None:
+def test_bits_of_every_type(client: InferenceClient, evaluated: Evaluated, datatype: str) -> None:
     x = gradient().astype(DTYPES[datatype])
     request = infer_request(
         x, model=OPERATOR, datatype=datatype, mode="bilinear", output_shape=str(list(RESULT_SHAPE))
@@ -88,9 +86,7 @@ def test_the_bits_of_every_datatype_are_those_of_evaluate(
         assert (reply.model_name, reply.model_version, reply.id) == (OPERATOR, "1", "mine")
 
 
-def test_an_output_shape_may_be_a_tensor_and_inputs_have_any_order(
-    client: InferenceClient, evaluated: Evaluated
-) -> None:
+def test_an_output_shape_may_be_a_tensor(client: InferenceClient, evaluated: Evaluated) -> None:
     # Both contents have 32 bytes: taken for each other, they would give other bits.
     x = gradient((1, 1, 2, 4))
     for sizes in ((1, 1, 1, 2), (1, 1, 2, 2), (1, 1, 1, 2)):
@@ -215,9 +211,7 @@ def test_bytes_of_another_size_or_of_no_message_are_refused(client: InferenceCli
     assert client.refused("ModelMetadata", b"\x0a" * 3)[0] == INVALID
 
 
-def test_a_stream_answers_each_request_and_goes_on_after_errors(
-    client: InferenceClient, evaluated: Evaluated
-) -> None:
+def test_a_stream_goes_on_after_errors(client: InferenceClient, evaluated: Evaluated) -> None:
     requests = [infer_request(gradient()) for _ in range(4)]
     requests[1].model_name = "nope"
     for number, each in enumerate(requests):
@@ -241,9 +235,7 @@ def test_statistics_count_calls_and_failures(client: InferenceClient) -> None:
     assert len(client.call("ModelStatistics").model_stats) == len(ops.OPERATORS) + 1
 
 
-def test_health_metadata_and_index_are_told_and_the_rest_is_not_served(
-    client: InferenceClient,
-) -> None:
+def test_health_metadata_and_index_are_told_and_no_more_is_served(client: InferenceClient) -> None:
     assert client.call("ServerReady").ready
     assert client.call("ModelReady", name="up", version="1").ready
     assert client.refused("ModelReady", name="nope")[0] == "NOT_FOUND"
@@ -339,9 +331,7 @@ def test_large_tensors_in_shared_memory_have_the_bits_of_evaluate(
         assert target.read_bytes()[offset : offset + len(result)] == result
 
 
-def test_a_file_that_shrinks_ends_the_call_and_not_the_server(
-    client: InferenceClient, evaluated: Evaluated
-) -> None:
+def test_a_file_that_shrinks_ends_the_call(client: InferenceClient, evaluated: Evaluated) -> None:
     nbytes, result_bytes = gradient().nbytes, len(evaluated(gradient()))
     request = shared_request(nbytes, result_bytes=result_bytes)
     for length in (0, nbytes // 2, nbytes):
@@ -353,9 +343,7 @@ def test_a_file_that_shrinks_ends_the_call_and_not_the_server(
                 assert file.stat().st_size == length
 
 
-def test_a_file_that_shrinks_during_calls_gives_no_wrong_bits(
-    client: InferenceClient, evaluated: Evaluated
-) -> None:
+def test_a_file_that_shrinks_amid_calls(client: InferenceClient, evaluated: Evaluated) -> None:
     x, sizes = gradient((4, 8, 256, 256)), (4, 8, 128, 128)
     result = evaluated(x, sizes)
     request = shared_request(x.nbytes, **upsample(output_shape=str(list(sizes))))
@@ -420,9 +408,7 @@ def test_shared_memory_is_off_unless_its_names_are_given_and_all_of_it_where_tol
         assert client.refused("ServerLive")[0] == "UNIMPLEMENTED"
 
 
-def test_callers_of_other_machines_use_no_region(
-    client: InferenceClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_region_for_strangers(client: InferenceClient, monkeypatch: pytest.MonkeyPatch) -> None:
     x = gradient()
     methods = ("Register", "Status", "Unregister")
     with registered(client, x.tobytes()):

@@ -68,9 +68,7 @@ def starting() -> Iterator[Starting]:
     assert not backend.hurried
 
 
-def test_calls_are_told_that_the_server_starts_and_questions_are_answered(
-    starting: Starting,
-) -> None:
+def test_calls_are_told_that_it_starts_and_questions_are_answered(starting: Starting) -> None:
     address = starting[0].address
     with RawClient(address) as client:
         for how in raw_calls.BOTH_WAYS:
@@ -93,9 +91,7 @@ def test_calls_are_told_that_the_server_starts_and_questions_are_answered(
     assert json.loads(at_once.stdout)["status"] == "NOT_SERVING"
 
 
-def test_health_turns_serving_and_the_sdk_is_answered_when_the_backend_is_ready(
-    starting: Starting, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_health_turns_serving(starting: Starting, caplog: pytest.LogCaptureFixture) -> None:
     server, ready = starting
     caplog.set_level(logging.INFO, "gradwire_server")
 

@@ -82,9 +82,7 @@ def test_streams_that_wait_learn_that_the_server_drains(flow: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_draining_server_finishes_what_runs_and_takes_nothing_new(
-    tmp_path: Path, workers: int, number: int
-) -> None:
+def test_a_draining_server_finishes_what_runs(tmp_path: Path, workers: int, number: int) -> None:
     flags = ("--grace-s", "30", "--workers", str(workers))
     with commanded(*flags, log=tmp_path / "log") as (command, client):
         if workers == 1:
@@ -155,9 +153,7 @@ def cache(tmp_path: Path) -> Iterator[Cache]:
 
 
 @needs_numba
-def test_numpy_answers_first_and_kernels_take_over_amid_calls_and_streams(
-    tmp_path: Path, cache: Cache
-) -> None:
+def test_numpy_answers_first_and_kernels_take_over(tmp_path: Path, cache: Cache) -> None:
     """No call is lost, all bits are right, and kernels continue running sums that NumPy began."""
     array, expected = problem(KINDS["sums"])
     request = v1.EvaluateRequest(
@@ -205,9 +201,7 @@ def test_numpy_answers_first_and_kernels_take_over_amid_calls_and_streams(
 
 
 @needs_numba
-def test_several_workers_change_over_and_a_restart_waits_for_kernels(
-    tmp_path: Path, cache: Cache
-) -> None:
+def test_workers_change_over_and_a_restart_waits_for_kernels(tmp_path: Path, cache: Cache) -> None:
     flags = ("--workers", "2", *cache.flags)
     with running_command(*flags, log=tmp_path / "log") as command:
         assert command.log.count(" serving ") == 2
@@ -248,9 +242,7 @@ def compiling(command: Command) -> list[int]:
 
 
 @needs_numba
-def test_a_child_that_is_killed_is_replaced_and_none_outlives_a_killed_server(
-    tmp_path: Path, cache: Cache
-) -> None:
+def test_a_killed_child_is_replaced_and_none_is_left(tmp_path: Path, cache: Cache) -> None:
     fcntl.flock(cache.lock, fcntl.LOCK_UN)
     with commanded(*cache.flags, log=tmp_path / "log") as (command, client):
         child = compiling(command)[0]
@@ -274,9 +266,7 @@ def test_a_child_that_is_killed_is_replaced_and_none_outlives_a_killed_server(
 
 
 @needs_numba
-def test_without_a_cache_children_compile_into_a_temporary_folder_and_neither_is_left(
-    tmp_path: Path,
-) -> None:
+def test_without_a_cache_children_compile_into_a_temporary_folder(tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     flags = (*AUTO, "--compile-cache", "/dev/null/cache")
@@ -291,9 +281,7 @@ def test_without_a_cache_children_compile_into_a_temporary_folder_and_neither_is
     assert list(temporary.iterdir()) == []
 
 
-def test_children_that_always_fail_are_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_children_that_fail_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changeover, "_PROGRAM", ("-c", "raise SystemExit('no compiler here')"))
     monkeypatch.setattr(changeover, "_PAUSE_S", 0.0)
     backend: Any = SimpleNamespace(load_stored=lambda _folder: False)

@@ -156,9 +156,7 @@ def test_numbers_of_devices_are_those_among_the_visible_ones() -> None:
     assert names == ["2", "7", "GPU-c"]
 
 
-def test_a_worker_that_is_told_to_stop_is_replaced_and_none_outlives_its_parent(
-    tmp_path: Path,
-) -> None:
+def test_a_worker_told_to_stop_is_replaced_and_none_outlives_its_parent(tmp_path: Path) -> None:
     with running_command(*FLAGS, log=tmp_path / "log") as command:
         pid = command.workers[1]
         os.kill(pid, signal.SIGTERM)
@@ -182,9 +180,7 @@ def test_what_keeps_one_worker_from_starting_is_told_once(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_worker_that_does_not_start_is_tried_again_as_long_as_another_one_serves(
-    tmp_path: Path,
-) -> None:
+def test_a_worker_that_does_not_start_is_tried_again_while_another_serves(tmp_path: Path) -> None:
     papers, key = Papers(tmp_path), tmp_path / "key.pem"
     with running_command(*FLAGS, *papers.flags, log=tmp_path / "log") as command:
         key.rename(hidden := tmp_path / "hidden.pem")
@@ -213,9 +209,7 @@ if "gradwire_server.processes.worker" in sys.orig_argv:
 """
 
 
-def test_workers_that_exit_slowly_do_not_hang_and_those_that_fail_are_named_the_first_one_last(
-    tmp_path: Path,
-) -> None:
+def test_workers_that_exit_slowly_do_not_hang_and_failed_ones_are_named(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW_END)
     env = {"PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
     flags = (*FLAGS, "--stall-timeout-s", "1")
@@ -249,9 +243,7 @@ LOAD = ("unary", "async unary", "stream", "async copy")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_stop_waits_until_it_is_noticed_and_a_second_signal_ends_all_at_once(
-    tmp_path: Path, workers: int
-) -> None:
+def test_a_stop_is_noticed_and_a_second_signal_ends_all(tmp_path: Path, workers: int) -> None:
     flags = ("--workers", str(workers), "--drain-delay-s", "1.5", "--grace-s", "3600")
     with commanded(*flags, log=tmp_path / "log") as (command, client):
         stream = WaitingStream(client)
@@ -271,9 +263,7 @@ def test_a_stop_waits_until_it_is_noticed_and_a_second_signal_ends_all_at_once(
 
 
 @pytest.mark.slow
-def test_no_call_is_lost_while_workers_are_renewed_killed_and_followed_by_another_server(
-    tmp_path: Path,
-) -> None:
+def test_no_call_is_lost_while_workers_are_renewed_killed_and_followed(tmp_path: Path) -> None:
     with running_command(*FLAGS, log=tmp_path / "1") as command:
         before = command.workers
         with Callers(command.address, *LOAD) as callers:
@@ -310,9 +300,7 @@ def test_no_call_is_lost_while_workers_are_renewed_killed_and_followed_by_anothe
 
 
 @pytest.mark.slow
-def test_clients_without_the_sdk_lose_no_call_with_the_documented_service_config(
-    tmp_path: Path,
-) -> None:
+def test_clients_without_the_sdk_lose_no_call_with_the_documented_config(tmp_path: Path) -> None:
     document = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
     (config,) = re.findall(r"^```json\n(.*?)^```$", document, re.MULTILINE | re.DOTALL)
     options = [("grpc.service_config", config), ("grpc.use_local_subchannel_pool", 1)]
@@ -337,9 +325,7 @@ def test_clients_without_the_sdk_lose_no_call_with_the_documented_service_config
 
 
 @pytest.mark.slow
-def test_a_failed_replacement_stops_a_restart_and_a_good_one_takes_new_certificates(
-    tmp_path: Path,
-) -> None:
+def test_a_failed_replacement_stops_a_restart_and_later_ones_go_on(tmp_path: Path) -> None:
     papers, other = Papers(tmp_path), trustme.CA()
 
     def check_alive(roots: bytes) -> None:
