@@ -22,7 +22,7 @@ from gradwire import (
     v1,
 )
 from gradwire_server import LocalClient
-from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TensorSpec
+from gradwire_server.engine import EvaluationRequest, Preparer, TensorSpec
 from support import raw_calls
 from support.clients import halved
 from support.raw_calls import PATIENCE_S, ManyCall, published_request, refused, wait_until
@@ -134,36 +134,10 @@ LANCZOS = ops.JaxResize(method="lanczos5")
 LENGTHS = 500_000, 1_000_000
 
 
-def evaluation(inputs: int, outputs: int) -> EvaluationRequest:
-    float64 = np.dtype(np.float64)
-    source, result = (TensorSpec.packed(float64, (length,)) for length in (inputs, outputs))
-    return EvaluationRequest(LANCZOS.name, LANCZOS, source, result)
-
-
 def build_long(client: Client | LocalClient, **options: Any) -> object:
     """Evaluate what takes long tables."""
     array = np.broadcast_to(np.ones(1), LENGTHS[:1])
     return client.evaluate(LANCZOS, array, output_shape=LENGTHS[1:], **options)
-
-
-def test_a_check_is_called_between_blocks_and_ends_what_it_refuses() -> None:
-    preparer = Preparer(Limits(), most_kept=1 << 24)
-    asked = evaluation(50_000, 40_000)
-    calls: list[int] = []
-
-    def check() -> None:
-        calls.append(len(calls))
-        if len(calls) == 5:
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        preparer.prepare(asked, check=check)
-    assert not preparer.preparation(asked).is_quick
-    calls[:] = range(5)
-    expected = Preparer(Limits(), most_kept=0).prepare(asked)
-    assert preparer.prepare(asked, check=check).digest == expected.digest
-    assert preparer.preparation(asked).is_quick
-    assert len(calls) > 10
 
 
 def test_a_server_stops_building_when_the_deadline_has_passed(
@@ -175,9 +149,11 @@ def test_a_server_stops_building_when_the_deadline_has_passed(
     with serving(compute_threads=1) as server:
         with Client(server.address) as client, pytest.raises(DeadlineExceededError):
             build_long(client, timeout_s=0.2)
-        service = server.server.service
-        wait_until(lambda: not service.admission.computing)
-        assert not service.preparer.preparation(evaluation(*LENGTHS)).is_quick
+        service, float64 = server.server.service, np.dtype(np.float64)
+        raw_calls.wait_until(lambda: not service.admission.computing)
+        source, result = (TensorSpec.packed(float64, (length,)) for length in LENGTHS)
+        asked = EvaluationRequest(LANCZOS.name, LANCZOS, source, result)
+        assert not service.preparer.preparation(asked).is_quick
 
 
 def test_the_time_of_a_local_call_is_looked_at_between_blocks() -> None:

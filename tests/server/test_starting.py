@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
-import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -132,18 +130,6 @@ def test_a_command_that_waits_finds_a_server_with_tls_that_starts_later(tmp_path
         assert "waiting up to" in waiting.stderr.readline()
         with running_command("--address", address, *papers.flags, log=tmp_path / "log"):
             assert waiting.wait(PATIENCE_S) == 0
-
-
-def test_a_backend_that_cannot_get_ready_stops_the_server() -> None:
-    backend, never = NumpyCpu(), RuntimeError("no compiler")
-    with patch.object(backend, "warm_up", side_effect=never):
-        server = ServerThread(warm_up=True, backend=backend)
-        server.listen()
-        with pytest.raises(RuntimeError, match="no compiler"):
-            server.wait_until_serving()
-    with RawClient(server.address) as client:
-        answer = client.evaluate(published_request())
-    assert answer.code is grpc.StatusCode.UNAVAILABLE
 
 
 # Tells what was imported by the first calls.

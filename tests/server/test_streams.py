@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gradwire import v1
-from gradwire_server.scheduling.admission import Admission, InlineWork
+from gradwire_server.scheduling.admission import Admission
 from support.raw_calls import (
     PATIENCE_S,
     PUBLISHED_GRADIENT,
@@ -36,7 +36,7 @@ from support.raw_calls import (
     summed,
     wait_until,
 )
-from support.servers import Gated, ServerThread, lasting_client, served_many, serving
+from support.servers import ServerThread, gated, laborious, lasting_client, serving
 
 Messages = list[v1.EvaluateStreamRequest]
 
@@ -262,29 +262,27 @@ def test_what_no_answer_could_be_matched_with_ends_the_stream(client: RawClient)
 
 
 NAMES = [str(number) for number in range(100)]
-ALL = [named(rows(4), name) for name in NAMES]
+ALL = [named(laborious(), name) for name in NAMES]
+Held = tuple[threading.Event, Admission, RawClient, ManyCall]
 
 
 @contextmanager
-def gated(**settings: Any) -> Generator[tuple[Gated, Admission, RawClient, ManyCall]]:
-    """Run a server of one thread that computes behind a gate, with a stream of requests."""
-    backend = Gated(least_work=0)
-    backend.gate.clear()
-    with served_many(backend=backend, compute_threads=1, **settings) as (server, client, call):
-        # Without limits nothing is computed on the event loop.
-        object.__setattr__(server.server.service, "inline", InlineWork())
-        try:
-            yield backend, server.server.service.admission, client, call
-        finally:
-            backend.gate.set()
+def held(**settings: Any) -> Generator[Held]:
+    """Run a server of one thread that computes once the gate is open, with a stream of requests."""
+    with (
+        gated(**settings) as (server, gate),
+        RawClient(server.address) as client,
+        ManyCall(client) as call,
+    ):
+        yield gate, server.server.service.admission, client, call
 
 
 @pytest.fixture(scope="module")
 def each() -> int:
     """Return the memory that one of the requests takes of a server's budget."""
-    with gated() as (backend, admission, _, call):
-        call.send(named(rows(4), "one"))
-        assert backend.at_work.acquire(timeout=PATIENCE_S)
+    with held() as (_, admission, _, call):
+        call.send(ALL[0])
+        wait_until(lambda: admission.memory_bytes)
         return int(admission.memory_bytes)
 
 
@@ -295,10 +293,10 @@ def check_results(answers: dict[str, v1.EvaluateManyResponse]) -> None:
 
 def test_no_more_requests_are_read_than_may_be_in_flight(each: int) -> None:
     most, answers = 0, dict[str, v1.EvaluateManyResponse]()
-    with gated(max_in_flight=3) as (backend, admission, _, call):
+    with held(max_in_flight=3) as (gate, admission, _, call):
         call.send(*ALL)
         wait_until(lambda: admission.memory_bytes == 3 * each)
-        backend.gate.set()
+        gate.set()
         call.half_close()
         for answer in call:
             most = max(most, admission.memory_bytes)
@@ -308,32 +306,31 @@ def test_no_more_requests_are_read_than_may_be_in_flight(each: int) -> None:
 
 
 def test_requests_of_one_stream_wait_for_the_memory_of_one_another(each: int) -> None:
-    with gated(max_memory_bytes=each) as (backend, admission, client, call):
+    with held(max_memory_bytes=each) as (gate, admission, client, call):
         call.send(*ALL)
-        assert backend.at_work.acquire(timeout=PATIENCE_S)
         wait_until(lambda: admission.memory_bytes == each)
         with ManyCall(client) as other:
-            other.send(named(rows(4), "one too many"))
+            other.send(named(laborious(), "one too many"))
             error = other.receive().error
         assert error.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
         assert error.reason == v1.ErrorReason.ERROR_REASON_OVERLOADED
         assert error.HasField("retry_after")
         # Of the other stream: who waits was not refused.
         assert admission.refusals == {"max_memory_bytes": 1}
-        backend.gate.set()
+        gate.set()
         check_results(call.answers())
 
 
 def test_a_stream_leaves_memory_to_others(each: int) -> None:
     with (
-        gated(max_memory_bytes=32 * each) as (backend, admission, client, call),
+        held(max_memory_bytes=32 * each) as (gate, admission, client, call),
         ManyCall(client) as other,
     ):
         call.send(*ALL)
         wait_until(lambda: admission.memory_bytes == 4 * each)
-        other.send(named(rows(4), "other"))
+        other.send(named(laborious(), "other"))
         wait_until(lambda: admission.memory_bytes == 5 * each)
-        backend.gate.set()
+        gate.set()
         assert other.receive().WhichOneof("outcome") == "result"
         check_results(call.answers())
         assert not admission.refusals
