@@ -21,15 +21,8 @@ from gradwire import Client, ops
 from gradwire_server.rpc.interceptors import INSPECTING
 from gradwire_server.rpc.open_inference import service
 from gradwire_server.rpc.open_inference.descriptors import NAME, SERVICE, message
-from support.inference_calls import (
-    DTYPES,
-    MODEL,
-    RESULT_SHAPE,
-    SHAPE,
-    InferenceClient,
-    gradient,
-    infer_request,
-)
+from support import inference_calls
+from support.inference_calls import RESULT_SHAPE, SHAPE, InferenceClient, gradient, infer_request
 from support.raw_calls import RawClient, bearer, call, refused
 from support.refusals import refusal_of
 from support.servers import ServerThread, serving, wait_idle
@@ -45,7 +38,7 @@ Evaluated = Callable[..., bytes]
 
 @pytest.fixture(scope="module")
 def server() -> Generator[ServerThread]:
-    with serving(model=MODEL, open_inference_memory=f"{PREFIX}*") as server:
+    with serving(model=inference_calls.MODEL, open_inference_memory=f"{PREFIX}*") as server:
         yield server
 
 
@@ -66,9 +59,9 @@ def evaluated(server: ServerThread) -> Generator[Evaluated]:
         ).tobytes()
 
 
-@pytest.mark.parametrize("datatype", DTYPES)
+@pytest.mark.parametrize("datatype", inference_calls.DTYPES)
 def test_bits_of_every_type(client: InferenceClient, evaluated: Evaluated, datatype: str) -> None:
-    x = gradient().astype(DTYPES[datatype])
+    x = gradient().astype(inference_calls.DTYPES[datatype])
     request = infer_request(
         x, model=OPERATOR, datatype=datatype, mode="bilinear", output_shape=str(list(RESULT_SHAPE))
     )

@@ -12,19 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradwire import (
-    AsyncClient,
-    CallCancelledError,
-    Client,
-    DeadlineExceededError,
-    RetryPolicy,
-    ops,
-    v1,
-)
+import gradwire
+from gradwire import Client, ops, v1
 from gradwire_server import LocalClient
 from gradwire_server.engine import EvaluationRequest, Preparer, TensorSpec
 from support import raw_calls
-from support.clients import halved
+from support.clients import ONCE, halved
 from support.raw_calls import PATIENCE_S, ManyCall, published_request, refused, wait_until
 from support.servers import Gated, gated, laborious, served, serving, wait_for, wait_idle
 
@@ -120,7 +113,7 @@ def test_a_burst_of_one_client_is_served_whole() -> None:
     array = np.ones((1, 1, 4, 4), np.float32)
 
     async def burst(address: str) -> list[bytes]:
-        async with AsyncClient(address, retry=RetryPolicy(max_attempts=1)) as client:
+        async with gradwire.AsyncClient(address, retry=ONCE) as client:
             calls = [halved(client, array) for _ in range(600)]
             return [each.tobytes() for each in await asyncio.gather(*calls)]
 
@@ -147,7 +140,7 @@ def test_a_server_stops_building_when_the_deadline_has_passed(
     large = partial(Preparer, most_kept=1 << 26)
     monkeypatch.setattr("gradwire_server.rpc.service_context.Preparer", large)
     with serving(compute_threads=1) as server:
-        with Client(server.address) as client, pytest.raises(DeadlineExceededError):
+        with Client(server.address) as client, pytest.raises(gradwire.DeadlineExceededError):
             build_long(client, timeout_s=0.2)
         service, float64 = server.server.service, np.dtype(np.float64)
         raw_calls.wait_until(lambda: not service.admission.computing)
@@ -157,7 +150,7 @@ def test_a_server_stops_building_when_the_deadline_has_passed(
 
 
 def test_the_time_of_a_local_call_is_looked_at_between_blocks() -> None:
-    late = pytest.raises(DeadlineExceededError, match="after 0 result bytes")
+    late = pytest.raises(gradwire.DeadlineExceededError, match="after 0 result bytes")
     with LocalClient("numpy_cpu") as client, late:
         build_long(client, timeout_s=0.2)
 
@@ -203,7 +196,7 @@ def test_shorter_tables_are_ready_before_longer_ones_that_came_first() -> None:
         other.evaluate(LANCZOS, np.ones(16), output_shape=(5_000,))
         assert not first.done()
         client.close()
-        with pytest.raises(CallCancelledError):
+        with pytest.raises(gradwire.CallCancelledError):
             first.result(timeout=PATIENCE_S)
         wait_until(lambda: not (admission.memory_bytes or admission.computing))
 

@@ -34,6 +34,7 @@ from support.raw_calls import (
     refused,
     rows,
     summed,
+    told,
     wait_until,
 )
 from support.servers import ServerThread, gated, laborious, lasting_client, serving
@@ -174,12 +175,7 @@ def test_a_writer_in_full_flow_gets_the_right_refusal(client: RawClient, at: int
             yield chunk((number - 1) * len(data) + (number == at), data)
 
     for _ in range(10):
-        refusal = client.stream(messages()).refusal
-        assert refusal is not None
-        error = refusal.in_band
-        assert error is not None
-        assert error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
-        assert v1.ErrorReason.Name(error.reason) == f"ERROR_REASON_{reason}"
+        error = told(client.stream(messages()).refusal, reason)
         assert [each.field for each in error.field_violations] == [field]
 
 

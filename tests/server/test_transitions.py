@@ -28,7 +28,6 @@ from support.kernels.numba_calls import compiled, needs_numba
 from support.load import KINDS, PAUSE_S, Callers, problem
 from support.processes import Command, is_running, running_command
 from support.raw_calls import RawClient, named, published_request, read_all, wait_until
-from support.refusals import Refusal
 from support.scraping import scrape
 from support.servers import ServerThread, commanded, served, served_many
 
@@ -38,16 +37,6 @@ def endless(piece: int) -> Iterator[v1.EvaluateStreamRequest]:
     yield raw_calls.opening(raw_calls.identity_request(1 << 17, 1 << 17))
     for number in itertools.count():
         yield raw_calls.chunk(number * piece, bytes(piece))
-
-
-def check_told(refusal: Refusal | None) -> None:
-    """Assert that the last message said it, whatever became of the trailers behind it."""
-    assert refusal is not None
-    error = refusal.in_band
-    assert error is not None
-    assert error.code == grpc.StatusCode.UNAVAILABLE.value[0]
-    assert error.reason == v1.ErrorReason.ERROR_REASON_DRAINING
-    assert error.metadata["request_id"] == raw_calls.REQUEST_ID
 
 
 @pytest.mark.parametrize("times", [4, pytest.param(20, marks=pytest.mark.slow)])
@@ -61,7 +50,7 @@ def test_a_writer_in_full_flow_learns_that_the_server_drains(times: int) -> None
         server.start()
         with RawClient(server.address) as client, ThreadPoolExecutor(1) as pool:
             stopped = pool.submit(stop, server)
-            check_told(client.stream(endless(piece)).refusal)
+            raw_calls.told(client.stream(endless(piece)).refusal, "DRAINING")
             stopped.result()
 
 
@@ -120,7 +109,8 @@ def test_what_outlasts_the_grace_period_is_ended(tmp_path: Path) -> None:
             call = client.start(endless(1 << 16))
             opened = next(call)
             command.signal(signal.SIGTERM)
-            check_told(read_all(call, itertools.chain([opened], call)).refusal)
+            answer = read_all(call, itertools.chain([opened], call))
+            raw_calls.told(answer.refusal, "DRAINING")
         assert command.wait() == 0
 
 
