@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire_server.backends import NumpyCpu, most_inline_step_s
+from gradwire_server.backends import NumpyCpu
 from gradwire_server.engine import Prepared
 from gradwire_server.errors import RETRY_AFTER_S, ServerFullError
 from gradwire_server.plans import Plan
@@ -220,28 +220,25 @@ async def test_a_standing_queue_refuses_newcomers_that_a_burst_lets_in() -> None
 
 
 def test_a_caller_has_three_quarters_of_the_streams_and_all_of_a_few() -> None:
+    admission = Hall(max_streams=8).admission
     with ExitStack() as stack:
-        admission = Hall(max_streams=8).admission
-
-        def opened(caller: str, count: int = 1) -> None:
-            for _ in range(count):
-                stack.enter_context(admission.stream(caller))
-
-        opened("caller", 6)
-        with pytest.raises(ServerFullError, match="this caller has 6 streams open, and 6") as full:
-            opened("caller")
-        assert full.value.facts["limit"] == "max_streams"
-        assert full.value.retry_after_s == RETRY_AFTER_S
-        opened("other", 2)
-        with pytest.raises(ServerFullError, match="8 streams are open"):
-            opened("other")
-    assert admission.streams == 0
-    assert admission.refusals == {"max_streams": 2}
+        for _ in range(6):
+            stack.enter_context(admission.stream("caller"))
+        own = pytest.raises(ServerFullError, match="this caller has 6 streams open, and 6")
+        with own as refused, admission.stream("caller"):
+            pass
+        assert refused.value.facts["limit"] == "max_streams"
+        assert refused.value.retry_after_s == RETRY_AFTER_S
+        for _ in range(2):
+            stack.enter_context(admission.stream("other"))
+        with pytest.raises(ServerFullError, match="8 streams are open"), admission.stream("other"):
+            pass
+    assert (admission.streams, admission.refusals) == (0, {"max_streams": 2})
     for most in (1, 2, 3):
+        few = Hall(max_streams=most).admission
         with ExitStack() as stack:
-            admission = Hall(max_streams=most).admission
-            opened("caller", most)
-            assert admission.streams == most
+            for _ in range(most):
+                stack.enter_context(few.stream("caller"))
 
 
 async def test_one_caller_leaves_as_many_places_free_as_it_takes() -> None:
@@ -399,9 +396,9 @@ def test_each_size_of_work_has_its_own_pace_and_another_size_the_nearest() -> No
         assert pace.estimate_s(work) == pytest.approx(seconds)
 
 
-def inline_work(backend: Any = None, threads: int = 2) -> InlineWork:
+def inline_work(backend: Any) -> InlineWork:
     inline = InlineWork()
-    inline.limit(backend or NumpyCpu(), threads)
+    inline.limit(backend, threads=2)
     return inline
 
 
@@ -415,14 +412,8 @@ def taking(seconds: float, elements: int = 1) -> Prepared:
     return evaluation
 
 
-def streamed(seconds_each: float) -> Prepared:
-    evaluation = taking(1.0)
-    evaluation.measured_steps.note(seconds_each)
-    return evaluation
-
-
 def test_an_evaluation_takes_its_work_by_a_rate_until_it_was_measured() -> None:
-    inline, one = inline_work(), taking(20e-6)
+    inline, one = inline_work(NumpyCpu()), taking(20e-6)
     assert [inline.is_short(copy_of(size)) for size in (1, 200_000, 200_001)] == [True, True, False]
     assert not inline.most(taking(501e-6))
     assert inline.most(taking(499e-6, elements=1_000_000))
@@ -433,10 +424,15 @@ def test_an_evaluation_takes_its_work_by_a_rate_until_it_was_measured() -> None:
     for _ in range(50):
         one.measured.note(5.0)
     assert not inline.most(one)
+    device = SimpleNamespace(
+        name="device", may_wait=True, cpu_work=101, computed_by={}, on_device=lambda: None
+    )
+    assert inline_work(device).most(taking(1e-6, 100))
+    assert not inline_work(device).most(taking(1e-6, 101))
 
 
 async def test_a_millisecond_is_computed_in_a_turn() -> None:
-    inline, one = inline_work(), taking(99e-6)
+    inline, one = inline_work(NumpyCpu()), taking(99e-6)
     for _ in range(3):
         assert inline.most(one) == 10
         inline.spend(650e-6)
@@ -444,31 +440,3 @@ async def test_a_millisecond_is_computed_in_a_turn() -> None:
         inline.spend(300e-6)
         assert inline.most(one) == 0
         await asyncio.sleep(0)
-
-
-async def test_short_steps_of_a_stream_are_computed_on_the_event_loop_once_measured() -> None:
-    inline = inline_work()
-    assert inline.step_s(taking(1e-6), 8) == 1e-6, "a short evaluation needs no measure"
-    assert inline.step_s(taking(1.0), 100) is None
-    stream = streamed(6e-6)
-    seconds = inline.step_s(stream, 100)
-    assert seconds == pytest.approx(600e-6)
-    assert inline.step_s(stream, 200) is None
-    inline.spend(600e-6)
-    assert not inline.admits_step(600e-6)
-    await asyncio.sleep(0)
-    # Also a step of a whole turn, though a little time is carried over.
-    inline.spend(50e-6)
-    assert inline.admits_step(990e-6)
-
-
-def test_a_device_is_given_steps_in_threads_and_so_are_many_threads() -> None:
-    device: Any = SimpleNamespace(
-        name="device", may_wait=True, cpu_work=101, computed_by={}, on_device=lambda: None
-    )
-    assert most_inline_step_s(device, 1) == 0
-    assert inline_work(device).most(taking(1e-6, 100))
-    assert not inline_work(device).most(taking(1e-6, 101))
-    for threads in (1, 2, 3, 16):
-        inline = inline_work(threads=threads)
-        assert (inline.step_s(streamed(1e-9), 1) is not None) is (threads <= 2), threads

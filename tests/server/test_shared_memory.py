@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradwire import Client, v1
+from gradwire import v1
 from gradwire.ops import DmlResampleGrad, to_message
+from gradwire_server import LocalClient
 from support.raw_calls import PATIENCE_S, RawClient, float32, refused, wait_until
 from support.refusals import Refusal, refusal_of
 from support.scraping import scrape
@@ -34,6 +35,8 @@ SEALS = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
 LINEAR = DmlResampleGrad(interpolation_mode="linear")
 SOURCE, RESULT = (2, 3, 40, 60), (2, 3, 20, 30)
 GRADIENT = np.random.default_rng(0).normal(size=SOURCE).astype(np.float32)
+with LocalClient() as LOCAL:
+    EXPECTED = LOCAL.evaluate(LINEAR, GRADIENT, output_shape=RESULT).tobytes()
 
 
 def memory_file(nbytes: int, *, seals: int = SEALS, flags: int = 0) -> int:
@@ -144,30 +147,24 @@ def server() -> Generator[ServerThread]:
 
 
 @pytest.fixture
-def client(server: ServerThread, expected: bytes) -> Generator[SharingClient]:
+def client(server: ServerThread) -> Generator[SharingClient]:
     """Connect to the server, which serves as before when a test is done."""
     with SharingClient(server.address) as one:
         yield one
     with SharingClient(server.address) as one:
         one.call()
-        assert one.result == expected
+        assert one.result == EXPECTED
     wait_idle(server)
 
 
-@pytest.fixture(scope="module")
-def expected(server: ServerThread) -> bytes:
-    with Client(server.address) as plain:
-        return plain.evaluate(LINEAR, GRADIENT, output_shape=RESULT).tobytes()
-
-
-def test_ranges_lie_anywhere_and_in_one_segment(client: SharingClient, expected: bytes) -> None:
+def test_ranges_lie_anywhere_and_in_one_segment(client: SharingClient) -> None:
     both = client.registrar.segment(2 * GRADIENT.nbytes)
     both.memory[PAGE : PAGE + GRADIENT.nbytes] = client.input.memory[: GRADIENT.nbytes]
     request, first = client.request(), PAGE + GRADIENT.nbytes + 64
     request.input.handle = request.output.handle = both.handle
     request.input.offset, request.output.offset = PAGE, first
     client.call(request)
-    assert both.memory[first : first + len(expected)].tobytes() == expected
+    assert both.memory[first : first + len(EXPECTED)].tobytes() == EXPECTED
 
 
 def test_callers_of_the_socket_are_offered_it_unless_it_is_off_or_cannot_be(folder: Path) -> None:
