@@ -14,27 +14,17 @@ import pytest
 
 from gradwire import v1
 from gradwire_server.scheduling.admission import Admission
+from support import raw_calls
 from support.raw_calls import (
-    PATIENCE_S,
-    PUBLISHED_GRADIENT,
-    PUBLISHED_RESULT,
-    TRACEPARENT,
     ManyCall,
     RawClient,
-    as_stream,
     chunk,
     chunks,
-    ended,
     float32,
     identity_request,
     named,
     opening,
     published_request,
-    read_all,
-    refused,
-    rows,
-    summed,
-    told,
     wait_until,
 )
 from support.servers import ServerThread, gated, laborious, lasting_client, serving
@@ -50,7 +40,7 @@ def server() -> Iterator[ServerThread]:
 
 client = pytest.fixture(lasting_client)
 OPEN = opening(published_request())
-HALF, REST = chunk(0, PUBLISHED_GRADIENT[:6]), chunk(6, PUBLISHED_GRADIENT[6:])
+HALF, REST = chunk(0, raw_calls.PUBLISHED_GRADIENT[:6]), chunk(6, raw_calls.PUBLISHED_GRADIENT[6:])
 EMPTY = v1.EvaluateStreamRequest()
 
 # The messages, the field at fault, and words of what came and what would do.
@@ -82,7 +72,7 @@ DISORDER: dict[str, tuple[Messages, str, list[str]]] = {
 def test_disorder_is_refused_with_what_came_and_what_comes_next(
     client: RawClient, messages: Messages, path: str, words: list[str]
 ) -> None:
-    refusal = ended(client.stream(messages), "INVALID_DATA", field=path)
+    refusal = raw_calls.ended(client.stream(messages), "INVALID_DATA", field=path)
     assert [word for word in words if word not in refusal.message] == []
 
 
@@ -90,12 +80,12 @@ def test_opened_tells_the_result_the_limit_and_a_digest_of_the_evaluation_alone(
     client: RawClient,
 ) -> None:
     def digest(request: v1.EvaluateRequest) -> str:
-        answer = client.stream(as_stream(request))
+        answer = client.stream(raw_calls.as_stream(request))
         assert answer.opened is not None
         assert answer.opened.output == request.output
         assert (answer.opened.read_from_byte, answer.opened.max_chunk_bytes) == (0, 2 << 20)
         assert answer.trailers["gradwire-request-id"] == request.request_id
-        assert answer.trailers["traceparent"].startswith(TRACEPARENT[:36])
+        assert answer.trailers["traceparent"].startswith(raw_calls.TRACEPARENT[:36])
         return answer.opened.evaluation_digest
 
     renamed, other, strided = (published_request() for _ in range(3))
@@ -111,16 +101,18 @@ def test_half_close_is_waited_for(client: RawClient) -> None:
     go = threading.Event()
 
     def messages() -> Iterator[v1.EvaluateStreamRequest]:
-        yield from as_stream(published_request())
-        go.wait(PATIENCE_S)
+        yield from raw_calls.as_stream(published_request())
+        go.wait(raw_calls.PATIENCE_S)
         yield chunk(12, b"\0")
 
     call = client.start(messages())
     came = [next(call), next(call)]
     # Every result byte came, and still the stream was open for one input byte too many.
-    assert came[1].chunk.data == PUBLISHED_RESULT
+    assert came[1].chunk.data == raw_calls.PUBLISHED_RESULT
     go.set()
-    refused(read_all(call, itertools.chain(came, call)), "INVALID_DATA", field="chunk.data")
+    raw_calls.refused(
+        raw_calls.read_all(call, itertools.chain(came, call)), "INVALID_DATA", field="chunk.data"
+    )
 
 
 def test_results_flow_while_input_still_arrives(client: RawClient) -> None:
@@ -131,13 +123,13 @@ def test_results_flow_while_input_still_arrives(client: RawClient) -> None:
     def messages() -> Iterator[v1.EvaluateStreamRequest]:
         yield opening(identity_request(8, 1 << 20))
         yield from pieces[:16]
-        assert seen.wait(PATIENCE_S)
+        assert seen.wait(raw_calls.PATIENCE_S)
         yield from pieces[16:]
 
     call = client.start(messages())
     came = [next(call), next(call)]
     seen.set()
-    assert read_all(call, itertools.chain(came, call)).data == data
+    assert raw_calls.read_all(call, itertools.chain(came, call)).data == data
 
 
 @pytest.mark.parametrize("wanted", [0, 4096, 4097, 10_000, 1 << 20, 2**63 - 1])
@@ -175,7 +167,7 @@ def test_a_writer_in_full_flow_gets_the_right_refusal(client: RawClient, at: int
             yield chunk((number - 1) * len(data) + (number == at), data)
 
     for _ in range(10):
-        error = told(client.stream(messages()).refusal, reason)
+        error = raw_calls.told(client.stream(messages()).refusal, reason)
         assert [each.field for each in error.field_violations] == [field]
 
 
@@ -212,7 +204,7 @@ def test_a_request_of_many_is_refused_as_a_call_is_and_disturbs_no_other(
     refusal = client.evaluate(bad).refusal
     assert refusal is not None
     for number in range(3):
-        assert answers[f"good {number}"].result.data == PUBLISHED_RESULT
+        assert answers[f"good {number}"].result.data == raw_calls.PUBLISHED_RESULT
         error = answers[f"bad {number}"].error
         assert error.code == refusal.code.value[0]
         assert v1.ErrorReason.Name(error.reason) == f"ERROR_REASON_{refusal.info.reason}"
@@ -224,7 +216,7 @@ def test_a_request_of_many_is_refused_as_a_call_is_and_disturbs_no_other(
 def test_a_name_may_be_used_again_once_it_is_answered(client: RawClient) -> None:
     with ManyCall(client) as call:
         for number in range(200):
-            call.send(named(rows(1 + number % 3), "again"))
+            call.send(named(raw_calls.rows(1 + number % 3), "again"))
             assert call.receive().WhichOneof("outcome") == "result"
         assert call.answers() == {}
         assert call.call.code() is grpc.StatusCode.OK
@@ -242,7 +234,7 @@ VIOLATIONS: list[tuple[list[v1.EvaluateManyRequest], str | None, str]] = [
     ([named(published_request(), "n" * (15 << 20))], NAME, "INVALID_DATA"),
     # A name in use.
     (
-        [named(each, "same") for each in (summed(1 << 18), published_request())],
+        [named(each, "same") for each in (raw_calls.summed(1 << 18), published_request())],
         NAME,
         "INVALID_DATA",
     ),
@@ -254,7 +246,7 @@ def test_what_no_answer_could_be_matched_with_ends_the_stream(client: RawClient)
     for messages, field, reason in VIOLATIONS:
         with ManyCall(client) as call:
             call.send(*messages)
-            ended(call.refusal(), reason, field=field)
+            raw_calls.ended(call.refusal(), reason, field=field)
 
 
 NAMES = [str(number) for number in range(100)]
