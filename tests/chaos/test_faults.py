@@ -79,20 +79,15 @@ def test_calls_that_find_no_memory_end_and_the_server_goes_on(tmp_path: Path) ->
         assert "Traceback" not in command.log
 
 
-KINDS = ("unary", "async unary", "many", "small stream", "stream", "async stream")
-
-
-@pytest.mark.parametrize(
-    ("cuts", "seed"), [(15, 0), pytest.param(100, 1, marks=pytest.mark.slow)], ids=["15", "100"]
-)
-def test_no_call_is_lost_while_every_connection_is_cut(cuts: int, seed: int) -> None:
-    down, up = drawn_cuts(seed)
+def test_no_call_is_lost_while_every_connection_is_cut() -> None:
+    down, up = drawn_cuts(0)
     with (
         serving(backend=NumpyCpu()) as server,
         relaying(server.address, cuts=down, cuts_up=up) as relay,
     ):
-        with Callers(relay.address, *KINDS, retry=PATIENT) as callers:
-            wait_until(lambda: relay.cut >= cuts, patience_s=240)
+        kinds = ("unary", "async unary", "many", "small stream", "stream", "async stream")
+        with Callers(relay.address, *kinds, retry=PATIENT) as callers:
+            wait_until(lambda: relay.cut >= 15)
             relay.spare()
             callers.wait_for_more()
         callers.check()
@@ -141,18 +136,16 @@ def test_no_call_is_lost_over_a_line_that_loses_packets_and_those_to_one_that_is
     assert seen["there"] == ["a result"]
 
 
-STALL_S = 2.0
-FLAGS = ("--workers", "2", "--compute-threads", "1", "--stall-timeout-s", str(STALL_S))
-
-
 @pytest.mark.slow
 def test_a_stopped_worker_is_replaced_and_none_after_a_stop_of_the_parent(tmp_path: Path) -> None:
-    with running_command(*FLAGS, log=tmp_path / "log") as command:
+    stall_s = 2.0
+    flags = ("--workers", "2", "--compute-threads", "1", "--stall-timeout-s", str(stall_s))
+    with running_command(*flags, log=tmp_path / "log") as command:
         before = command.workers
         command.signal(signal.SIGSTOP)
-        time.sleep(3 * STALL_S)
+        time.sleep(3 * stall_s)
         command.signal(signal.SIGCONT)
-        time.sleep(2 * STALL_S)
+        time.sleep(2 * stall_s)
         assert command.workers == before
         assert "hangs" not in command.log
         kinds = ("unary", "async unary", "stream")

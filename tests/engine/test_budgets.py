@@ -60,14 +60,11 @@ def test_a_request_larger_than_the_budget_is_let_in_alone() -> None:
     assert admission.memory_bytes == 0
 
 
-FLOAT32 = np.dtype(np.float32)
-
-
 def _request(offset: float, *, rows: int = 4) -> EvaluationRequest:
     operator = ops.DmlResample(
         interpolation_mode="linear", input_pixel_offsets=(offset,), output_pixel_offsets=(0.0,)
     )
-    source, result = (TensorSpec.packed(FLOAT32, (size,)) for size in (rows, 6))
+    source, result = (TensorSpec.packed(np.dtype(np.float32), (size,)) for size in (rows, 6))
     return EvaluationRequest(operator.name, operator, source, result)
 
 

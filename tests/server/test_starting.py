@@ -7,7 +7,6 @@ import logging
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,6 @@ from support.raw_calls import PATIENCE_S, RawClient, published_request
 from support.scraping import scrape
 from support.servers import ServerThread
 
-Starting = tuple[ServerThread, threading.Event]
-
 
 class Leisurely(NumpyCpu):
     """Takes until `ready` is set to get ready, and then computes as NumPy does.
@@ -53,22 +50,14 @@ class Leisurely(NumpyCpu):
         super().apply(plan, x, y)
 
 
-@pytest.fixture
-def starting() -> Iterator[Starting]:
-    """Run a server that gets ready once the event is set, and computes nothing before."""
+def test_calls_wait_for_a_server_that_starts_and_questions_are_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     backend = Leisurely()
     server = ServerThread(warm_up=True, backend=backend)
     server.listen()
-    yield server, backend.ready
-    backend.ready.set()
-    server.wait_until_serving()
-    server.stop()
-    assert not backend.hurried
-
-
-def test_calls_are_told_that_it_starts_and_questions_are_answered(starting: Starting) -> None:
-    address = starting[0].address
-    with RawClient(address) as client:
+    address = server.address
+    with RawClient(address) as client, Client(address) as sdk, ThreadPoolExecutor(2) as pool:
         for how in raw_calls.BOTH_WAYS:
             answer = client.ask(published_request(), how)
             refusal = raw_calls.refused(answer, "STARTING", in_band=how == "EvaluateStream")
@@ -80,42 +69,36 @@ def test_calls_are_told_that_it_starts_and_questions_are_answered(starting: Star
         listed = client.stub.ListOperators(v1.ListOperatorsRequest(), timeout=PATIENCE_S)
         assert told.backend == "leisurely"
         assert listed.operators
-    done = run_here("health", "--target", address, "--wait", "0.2")
-    at_once = run_here("health", "--target", address, "--json")
-    assert done.code == at_once.code == 7
-    waiting, _ = done.stderr.splitlines()
-    assert waiting.startswith(f"gradwire: waiting up to 0.2 s for the server at {address}: ")
-    assert waiting.endswith(": NOT_SERVING")
-    assert json.loads(at_once.stdout)["status"] == "NOT_SERVING"
+        done = run_here("health", "--target", address, "--wait", "0.2")
+        at_once = run_here("health", "--target", address, "--json")
+        assert done.code == at_once.code == 7
+        waiting, _ = done.stderr.splitlines()
+        assert waiting.startswith(f"gradwire: waiting up to 0.2 s for the server at {address}: ")
+        assert waiting.endswith(": NOT_SERVING")
+        assert json.loads(at_once.stdout)["status"] == "NOT_SERVING"
 
-
-def test_health_turns_serving(starting: Starting, caplog: pytest.LogCaptureFixture) -> None:
-    server, ready = starting
-    caplog.set_level(logging.INFO, "gradwire_server")
-
-    def told() -> set[object]:
-        facts = [vars(one)["facts"] for one in caplog.records if "STARTING" in str(vars(one))]
-        return {each["method"] for each in facts}
-
-    with (
-        RawClient(server.address) as asking,
-        Client(server.address) as client,
-        ThreadPoolExecutor(2) as pool,
-    ):
-        health: Any = health_pb2_grpc.HealthStub(asking.channel)
+        health: Any = health_pb2_grpc.HealthStub(client.channel)
         watches = [
             health.Watch(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE_S)
             for service in ("", "gradwire.v1.GradientService")
         ]
         status = health_pb2.HealthCheckResponse
         assert [next(watch).status for watch in watches] == [status.NOT_SERVING] * 2
+        caplog.set_level(logging.INFO, "gradwire_server")
+
+        def refused() -> set[object]:
+            facts = [vars(one)["facts"] for one in caplog.records if "STARTING" in str(vars(one))]
+            return {each["method"] for each in facts}
+
         arrays = (SMALL, LARGE)  # by Evaluate and by EvaluateStream
-        evaluating = [pool.submit(copied, client, array) for array in arrays]
-        raw_calls.wait_until(lambda: told() == {"Evaluate", "EvaluateStream"})
-        ready.set()
+        evaluating = [pool.submit(copied, sdk, array) for array in arrays]
+        raw_calls.wait_until(lambda: refused() == {"Evaluate", "EvaluateStream"})
+        backend.ready.set()
         assert [next(watch).status for watch in watches] == [status.SERVING] * 2
         for future, array in zip(evaluating, arrays, strict=True):
             np.testing.assert_array_equal(future.result(PATIENCE_S), array)
+    server.stop()
+    assert not backend.hurried
 
 
 def test_a_command_that_waits_finds_a_server_with_tls_that_starts_later(tmp_path: Path) -> None:
