@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import socket
 from collections.abc import Iterator
@@ -17,6 +19,17 @@ os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
 settings.register_profile("thorough", max_examples=100, deadline=None)
 settings.register_profile("quick", max_examples=25, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an asynchronous test in an event loop of its own."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    names = inspect.signature(test).parameters
+    asyncio.run(test(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture(scope="session")

@@ -50,23 +50,17 @@ def damage(seed: int, counts: Counter[str]) -> Callable[[bytes], bytes]:
             counts["damaged"] += 1
             # A length that changes shifts the frames of HTTP/2 that follow, and mostly ends or
             # blocks the connection: those are fewer.
-            way = draw.choice(["flip"] * 3 + ["swap"] * 3 + ["repeat", "drop"])
+            way = draw.choice(["flip"] * 3 + ["swap"] * 3 + ["repeat"] * 2 + ["insert", "drop"])
             at, size = draw.randrange(len(block)), draw.choice((1, 4, 16, 1 << 10))
-            if way == "flip":
-                return block[:at] + bytes([block[at] ^ 1 << draw.randrange(8)]) + block[at + 1 :]
-            if way == "drop":
-                return block[:at] + block[at + draw.randint(1, 64) :]
-            if way == "repeat":
-                repeated = block[at : at + size]
-                # Most of them take the place of other bytes, as a buffer that is sent twice.
-                replaced = draw.choice((0, len(repeated), len(repeated)))
-                return block[: at + size] + repeated + block[at + size + replaced :]
-            size = min(size, len(block) // 2)
-            first = draw.randint(0, len(block) - 2 * size)
-            second = draw.randint(first + size, len(block) - size)
-            ends = block[first : first + size], block[second : second + size]
-            between = block[first + size : second]
-            return block[:first] + ends[1] + between + ends[0] + block[second + size :]
+            before, piece, behind = block[:at], block[at : at + size], block[at + size :]
+            end = {
+                "flip": bytes([piece[0] ^ 1 << draw.randrange(8)]) + piece[1:] + behind,
+                "swap": behind[:size] + piece + behind[size:],
+                "repeat": piece + piece + behind[size:],  # as a buffer that is sent twice
+                "insert": piece + piece + behind,
+                "drop": behind,
+            }
+            return before + end[way]
 
     return damaged
 
@@ -89,8 +83,7 @@ def run(calls: int, *, checksums: bool = True) -> Counter[str]:
         def outcome(number: int) -> str:
             shape, caller = ways[number % len(ways)]
             array = np.random.default_rng((calls, number)).normal(size=shape).astype(np.float32)
-            arrays = array.reshape(-1, *shape[-4:])
-            items = [Item(BILINEAR, each, half(each)) for each in arrays]
+            items = [Item(BILINEAR, x, half(x)) for x in array.reshape(-1, *shape[-4:])]
             try:
                 if len(items) > 1:
                     found = list(caller.evaluate_many(items))
@@ -98,7 +91,7 @@ def run(calls: int, *, checksums: bool = True) -> Counter[str]:
                     found = [caller.evaluate(BILINEAR, array, output_shape=half(array))]
             except GradwireError:
                 return "failed"
-            expected = [local.evaluate(BILINEAR, x, output_shape=half(x)) for x in arrays]
+            expected = list(local.evaluate_many(items))
             same = [x.tobytes() for x in found] == [x.tobytes() for x in expected]
             return "right" if same else "wrong"
 

@@ -1,6 +1,6 @@
 """Two networks joined by a line in user space that delays, loses and holds back packets.
 
-    unshare -rn python -m chaos.link SCENARIO
+    unshare -rn python -m chaos.link
 
 Each network is a namespace with a device (tun) whose packets this process carries to the other one.
 The server is in one, callers in the other; the kernel's TCP deals with what is lost. What callers
@@ -57,23 +57,19 @@ def may_link() -> bool:
 class Line:
     """Carries packets between two ends, in a thread.
 
-    delay_s, jitter_s  that each is under way, at most
-    loss               part of them that is lost
-    up                 whether any is carried
-    lost               packets so far
+    up     whether any is carried
+    lossy  whether one in a hundred is lost, and others come late and out of order
+    lost   packets so far
     """
 
     def __init__(self, one: int, other: int) -> None:
         self._to = {one: other, other: one}
-        self._chance = random.Random(0)  # noqa: S311 - nothing secret
-        self.delay_s = self.jitter_s = self.loss = 0.0
-        self.up = True
-        self.lost = 0
+        self.up, self.lossy, self.lost = True, False, 0
         threading.Thread(target=self._carry, daemon=True).start()
 
     def _carry(self) -> None:
+        chance, numbers = random.Random(0), count()  # noqa: S311 - nothing secret
         under_way: list[tuple[float, int, int, bytes]] = []
-        numbers = count()
         with selectors.DefaultSelector() as ready:
             for end in self._to:
                 ready.register(end, selectors.EVENT_READ)
@@ -81,10 +77,10 @@ class Line:
                 left_s = under_way[0][0] - time.monotonic() if under_way else 0.1
                 for key, _ in ready.select(max(0.0, left_s)):
                     packet = os.read(key.fd, 1 << 16)
-                    if not self.up or self._chance.random() < self.loss:
+                    if not self.up or (self.lossy and chance.random() < 0.01):
                         self.lost += 1
                         continue
-                    due = time.monotonic() + self.delay_s + self._chance.random() * self.jitter_s
+                    due = time.monotonic() + self.lossy * chance.uniform(0.004, 0.008)
                     heapq.heappush(under_way, (due, next(numbers), self._to[key.fd], packet))
                 while under_way and under_way[0][0] <= time.monotonic():
                     _, _, end, packet = heapq.heappop(under_way)
@@ -105,7 +101,7 @@ def joined() -> Generator[Line]:
     """Run a server beyond a line."""
     near = device("near", _CALLERS)
     ours, theirs = socket.socketpair()
-    own = [sys.executable, "-m", "chaos.link", "serve", str(theirs.fileno())]
+    own = [sys.executable, "-m", "chaos.link", str(theirs.fileno())]
     with subprocess.Popen(  # noqa: S603 - this very module
         ["/usr/bin/env", "unshare", "-n", *own],
         stdout=subprocess.PIPE,
@@ -122,9 +118,37 @@ def joined() -> Generator[Line]:
             server.kill()
 
 
-def loss(line: Line) -> dict[str, Any]:
-    """Call over a line that is slow, loses packets, and is down for a second now and then."""
-    line.delay_s, line.jitter_s, line.loss = 0.004, 0.004, 0.01
+def called(client: Client, timeout_s: float) -> tuple[set[str], float]:
+    """Make a call of each kind; return how they ended, and the seconds of the slowest."""
+    ends, slowest_s = set[str](), 0.0
+    for kind, size in (("unary", 4), ("many", 4), ("stream", 512)):
+        array, began = np.ones((size, size), np.float32), time.monotonic()
+        try:
+            if kind == "many":
+                item = Item(COPY, array, array.shape)
+                next(client.evaluate_many([item], timeout_s=timeout_s))
+            else:
+                copied(client, array, timeout_s=timeout_s)
+            ends.add("a result")
+        except GradwireError as error:
+            ends.add(type(error).__name__)
+        slowest_s = max(slowest_s, time.monotonic() - began)
+    return ends, slowest_s
+
+
+def report(line: Line) -> dict[str, Any]:
+    """Call while the other end vanishes without a word and comes back, and while packets are lost.
+
+    Then the line is also down for a second now and then.
+    """
+    with Client(ADDRESS, retry=ONCE, stream_threshold_bytes=1 << 12) as client:
+        first, _ = called(client, 30.0)
+        line.up = False
+        gone, slowest_s = called(client, 2.0)
+        line.up = True
+    with Client(ADDRESS, stream_threshold_bytes=1 << 12) as client:
+        back, _ = called(client, 30.0)
+    line.lossy = True
     patient = RetryPolicy(max_attempts=100, max_backoff_s=0.5)
     with Callers(ADDRESS, "unary", "async unary", "many", "small stream", retry=patient) as callers:
         for _ in range(2):
@@ -133,41 +157,12 @@ def loss(line: Line) -> dict[str, Any]:
             time.sleep(1.0)
             line.up = True
         callers.wait_for_more()
-    return {**callers.seen, "packets_lost": line.lost}
-
-
-def vanish(line: Line) -> dict[str, Any]:
-    """Call when the other end has vanished without a word, and when it is there again."""
-
-    def called(client: Client, timeout_s: float) -> dict[str, tuple[str, float]]:
-        """Return how each kind of call ended, and after how many seconds."""
-        ended: dict[str, tuple[str, float]] = {}
-        for name, size in (("unary", 4), ("many", 4), ("stream", 512)):
-            array, began = np.ones((size, size), np.float32), time.monotonic()
-            end = "a result"
-            try:
-                if name == "many":
-                    item = Item(COPY, array, array.shape)
-                    next(client.evaluate_many([item], timeout_s=timeout_s))
-                else:
-                    copied(client, array, timeout_s=timeout_s)
-            except GradwireError as error:
-                end = type(error).__name__
-            ended[name] = end, time.monotonic() - began
-        return ended
-
-    with Client(ADDRESS, retry=ONCE, stream_threshold_bytes=1 << 12) as client:
-        first = called(client, 30.0)
-        line.up = False
-        gone = called(client, 2.0)
-        line.up = True
-    with Client(ADDRESS, stream_threshold_bytes=1 << 12) as client:
-        return {"first": first, "gone": gone, "again": called(client, 30.0)}
+    told = {"gone": sorted(gone), "slowest_gone_s": slowest_s, "there": sorted(first | back)}
+    return {**told, **callers.seen, "packets_lost": line.lost}
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        serve_beyond(int(sys.argv[2]))
+    if sys.argv[1:]:
+        serve_beyond(int(sys.argv[1]))
     with joined() as LINE:
-        REPORT = {"loss": loss, "vanish": vanish}[sys.argv[1]](LINE)
-    sys.stdout.write(json.dumps(REPORT))
+        sys.stdout.write(json.dumps(report(LINE)))

@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +26,7 @@ from support.clients import halved
 from support.servers import ServerProcess
 
 _AT_ONCE = 8
-_MOST_LIFE_S = 0.4
 _PATIENCE_S = 20.0
-_NAMES = Path("/dev/shm")  # noqa: S108 - nothing is written there
 
 
 def client(address: str, seed: int) -> None:
@@ -48,37 +46,34 @@ def client(address: str, seed: int) -> None:
 
 def held(pid: int) -> Counter[str]:
     """Count the shared mappings and the open descriptors of a process, and names of memory."""
-    maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
-    descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
-    names = dict.fromkeys(map(str, _NAMES.iterdir()), 1)
-    mappings = maps.count("/memfd:gradwire")
-    return Counter({"mappings": mappings, "descriptors": len(descriptors), **names})
+    mappings = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").count("/memfd:gradwire")
+    descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    names = map(str, Path("/dev/shm").iterdir())  # noqa: S108 - nothing is written there
+    return Counter({"mappings": mappings, "descriptors": descriptors, **dict.fromkeys(names, 1)})
 
 
 def run(clients: int, servers: int) -> dict[str, object]:
     """Start and kill so many clients, and so many servers under them."""
-    chance, counts = random.Random(0), Counter[str]()  # noqa: S311 - not a secret
+    chance, counts = random.Random(0), Counter(clients=clients, servers=servers)  # noqa: S311
     with tempfile.TemporaryDirectory() as folder:
         server = ServerProcess("--local-socket", f"{folder}/socket")
         before = held(server.process.pid)
-        living: dict[int, float] = {}
-        while counts["clients"] < clients or living:
-            while counts["clients"] < clients and len(living) < _AT_ONCE:
-                counts["clients"] += 1
+        living = deque[int]()
+        for number in range(clients + _AT_ONCE):
+            if number < clients:
                 child = os.fork()
                 if not child:
-                    client(f"unix:{folder}/socket", counts["clients"])
-                living[child] = time.monotonic() + chance.uniform(0, _MOST_LIFE_S)
-            for child in [one for one, until in living.items() if until < time.monotonic()]:
+                    client(f"unix:{folder}/socket", number)
+                living.append(child)
+            if number >= _AT_ONCE:
+                time.sleep(chance.uniform(0, 0.05))
+                child = living.popleft()
                 os.kill(child, signal.SIGKILL)
                 _, status = os.waitpid(child, 0)
                 counts["killed" if os.WIFSIGNALED(status) else "wrong"] += 1
-                del living[child]
-            if counts["servers"] < servers * counts["clients"] // clients:
-                counts["servers"] += 1
+            if number % (clients // servers) == clients // servers - 1 and number < clients:
                 server.kill()
                 server.start()
-            time.sleep(0.005)
         until = time.monotonic() + _PATIENCE_S
         # Names of other programs on the machine come and go.
         while (left := held(server.process.pid) - before) and time.monotonic() < until:

@@ -31,18 +31,9 @@ MIB = 1 << 20
 PATIENT = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.5, max_attempts=100)
 
 
-@pytest.mark.parametrize(
-    ("log", "workers"),
-    [
-        pytest.param("/dev/full", "1", marks=pytest.mark.slow),
-        pytest.param("/dev/full", "2", marks=pytest.mark.slow),
-        ("nobody reads it any more", "1"),
-    ],
-)
-def test_a_log_that_cannot_be_written_costs_nothing_else(log: str, workers: str) -> None:
+def test_a_log_that_nobody_reads_any_more_costs_nothing_else() -> None:
     reading, writing = os.pipe()
-    file = Path(log if log == "/dev/full" else f"/dev/fd/{writing}")
-    with commanded("--access-log", "--workers", workers, log=file) as (command, client):
+    with commanded("--access-log", log=Path(f"/dev/fd/{writing}")) as (command, client):
         os.close(writing)
         os.close(reading)
         for _ in range(40):
@@ -88,39 +79,15 @@ def test_calls_that_find_no_memory_end_and_the_server_goes_on(tmp_path: Path) ->
         assert "Traceback" not in command.log
 
 
-@pytest.mark.slow
-def test_a_worker_without_memory_brings_no_wrong_bits_and_loses_no_call(tmp_path: Path) -> None:
-    with running_command("--workers", "2", log=tmp_path / "log") as command:
-        with Callers(command.address, "unary", "stream", "copy", retry=PATIENT) as callers:
-            callers.wait_for_more()
-            pid = command.workers[0]
-            _, hard = resource.prlimit(pid, resource.RLIMIT_AS)
-            mapped = memory_kib(pid, "VmSize") * 1024
-            resource.prlimit(pid, resource.RLIMIT_AS, (mapped, hard))
-            callers.wait_for_more()
-            # Whatever it could not do, it was not to answer with other bits.
-            command.kill_worker(0)
-            command.wait_for_log("worker serves worker=0 ", times=2)
-            callers.wait_for_more()
-        for tally in callers.tallies:
-            assert tally.wrong == 0
-            assert all(text.startswith("OutOfMemoryError: ") for text in tally.lost), tally.lost
-
-
-KINDS = ("unary", "async unary", "many", "small stream", "stream", "async stream")
-
-
-@pytest.mark.parametrize(
-    ("cuts", "seed"), [(15, 0), pytest.param(100, 1, marks=pytest.mark.slow)], ids=["15", "100"]
-)
-def test_no_call_is_lost_while_every_connection_is_cut(cuts: int, seed: int) -> None:
-    down, up = drawn_cuts(seed)
+def test_no_call_is_lost_while_every_connection_is_cut() -> None:
+    down, up = drawn_cuts(0)
     with (
         serving(backend=NumpyCpu()) as server,
         relaying(server.address, cuts=down, cuts_up=up) as relay,
     ):
-        with Callers(relay.address, *KINDS, retry=PATIENT) as callers:
-            wait_until(lambda: relay.cut >= cuts, patience_s=240)
+        kinds = ("unary", "async unary", "many", "small stream", "stream", "async stream")
+        with Callers(relay.address, *kinds, retry=PATIENT) as callers:
+            wait_until(lambda: relay.cut >= 15)
             relay.spare()
             callers.wait_for_more()
         callers.check()
@@ -141,8 +108,6 @@ def test_a_call_ends_at_both_ends_where_the_line_between_is_dead(call: str) -> N
 
 
 TESTS = Path(__file__).parents[1]
-IN_NETWORKS = ("unshare", "-rn")
-in_networks = pytest.mark.skipif(not may_link(), reason="no networks of one's own may be made here")
 
 
 def play(*words: str, before: Sequence[str] = ()) -> Any:
@@ -160,38 +125,27 @@ def play(*words: str, before: Sequence[str] = ()) -> Any:
     return json.loads(done.stdout)
 
 
-@in_networks
+@pytest.mark.skipif(not may_link(), reason="no networks of one's own may be made here")
 @pytest.mark.slow
-def test_no_call_is_lost_over_a_line_that_loses_packets_and_stops() -> None:
-    seen = play("chaos.link", "loss", before=IN_NETWORKS)
+def test_no_call_is_lost_over_a_line_that_loses_packets_and_those_to_one_that_is_gone_end() -> None:
+    seen = play("chaos.link", before=("unshare", "-rn"))
     assert min(seen["calls"], seen["packets_lost"]) > 0
     assert (seen["wrong"], seen["lost"]) == (0, [])
-
-
-@in_networks
-@pytest.mark.slow
-def test_calls_to_an_end_that_has_vanished_end_and_later_ones_succeed() -> None:
-    seen = play("chaos.link", "vanish", before=IN_NETWORKS)
-    ends = {when: {end for end, _ in calls.values()} for when, calls in seen.items()}
-    assert ends["first"] == ends["again"] == {"a result"}
-    assert set() < ends["gone"] <= {"DeadlineExceededError", "UnavailableError"}
-    assert max(seconds for _, seconds in seen["gone"].values()) < PATIENCE_S
-
-
-STALL_S = 2.0
-FLAGS = ("--workers", "2", "--compute-threads", "1", "--stall-timeout-s", str(STALL_S))
+    assert set() < set(seen["gone"]) <= {"DeadlineExceededError", "UnavailableError"}
+    assert seen["slowest_gone_s"] < PATIENCE_S
+    assert seen["there"] == ["a result"]
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_stopped_is_replaced_and_none_after_a_stop_of_the_parent(
-    tmp_path: Path,
-) -> None:
-    with running_command(*FLAGS, log=tmp_path / "log") as command:
+def test_a_stopped_worker_is_replaced_and_none_after_a_stop_of_the_parent(tmp_path: Path) -> None:
+    stall_s = 2.0
+    flags = ("--workers", "2", "--compute-threads", "1", "--stall-timeout-s", str(stall_s))
+    with running_command(*flags, log=tmp_path / "log") as command:
         before = command.workers
         command.signal(signal.SIGSTOP)
-        time.sleep(3 * STALL_S)
+        time.sleep(3 * stall_s)
         command.signal(signal.SIGCONT)
-        time.sleep(2 * STALL_S)
+        time.sleep(2 * stall_s)
         assert command.workers == before
         assert "hangs" not in command.log
         kinds = ("unary", "async unary", "stream")

@@ -15,43 +15,19 @@ from gradwire_server.plans.sampling import Taps
 from gradwire_server.scheduling.admission import Admission
 
 
-def _halved(size: int, shift: float = 0.0) -> Axis:
-    def sample(_size: int, _shift: float, outputs: Indices) -> Taps:
+def _halved(size: int) -> Axis:
+    def sample(_size: int, outputs: Indices) -> Taps:
         index = 2 * outputs[:, None]
         return Taps(index, np.ones(index.shape, np.float32))
 
-    return Axis(size, -(-size // 2), 1, sample, (size, shift))
+    return Axis(size, -(-size // 2), 1, sample, (size,))
 
 
-def test_recent_tables_are_kept_and_the_oldest_goes_first() -> None:
-    a, b, c = (_halved(8, shift) for shift in range(3))
-    table = a.table(gradient=False)
-    preparer = Preparer(Limits(), most_kept=2 * (table.nnz + table.inputs + table.outputs))
-    kept, lost = (preparer.table(axis, gradient=False) for axis in (a, b))
-    assert preparer.table(a, gradient=False) is kept
-    preparer.table(c, gradient=False)
-    assert preparer.table(a, gradient=False) is kept
-    assert preparer.table(b, gradient=False) is not lost
-
-
-def test_a_table_is_another_one_for_the_gradient_and_for_a_zero_of_another_sign() -> None:
-    def sample(_size: int, shift: float, outputs: Indices) -> Taps:
-        index = outputs[:, None]
-        return Taps(index, np.full(index.shape, np.copysign(1.0, shift)))
-
-    plus, minus = (Axis(4, 4, 1, sample, (4, zero)) for zero in (0.0, -0.0))
-    assert plus == minus
-    preparer, axis = Preparer(Limits()), _halved(8)
-    assert preparer.table(plus, gradient=False).weight[0] == 1
-    assert preparer.table(minus, gradient=False).weight[0] == -1
-    assert preparer.table(axis, gradient=False).outputs == 4
-    assert preparer.table(axis, gradient=True).outputs == 8
-
-
-def test_a_table_larger_than_the_cache_is_not_kept() -> None:
-    preparer, axis = Preparer(Limits(), most_kept=10), _halved(100)
-    table = preparer.table(axis, gradient=False)
-    assert preparer.table(axis, gradient=False) is not table
+def test_recent_tables_are_kept_unless_they_are_larger_than_the_cache() -> None:
+    preparer, small, large = Preparer(Limits(), most_kept=100), _halved(8), _halved(100)
+    kept, lost = (preparer.table(axis, gradient=False) for axis in (small, large))
+    assert preparer.table(small, gradient=False) is kept
+    assert preparer.table(large, gradient=False) is not lost
 
 
 def test_values_are_kept_within_their_number_and_their_weight() -> None:
@@ -84,14 +60,11 @@ def test_a_request_larger_than_the_budget_is_let_in_alone() -> None:
     assert admission.memory_bytes == 0
 
 
-FLOAT32 = np.dtype(np.float32)
-
-
 def _request(offset: float, *, rows: int = 4) -> EvaluationRequest:
     operator = ops.DmlResample(
         interpolation_mode="linear", input_pixel_offsets=(offset,), output_pixel_offsets=(0.0,)
     )
-    source, result = (TensorSpec.packed(FLOAT32, (size,)) for size in (rows, 6))
+    source, result = (TensorSpec.packed(np.dtype(np.float32), (size,)) for size in (rows, 6))
     return EvaluationRequest(operator.name, operator, source, result)
 
 

@@ -5,25 +5,24 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Hashable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import wraps
-from itertools import combinations, pairwise
+from itertools import combinations
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire_server.backends import Backend, NumpyCpu, most_inline_step_s
+from gradwire_server.backends import NumpyCpu
 from gradwire_server.engine import Prepared
 from gradwire_server.errors import RETRY_AFTER_S, ServerFullError
 from gradwire_server.plans import Plan
 from gradwire_server.scheduling.admission import Admission, InlineWork
-from gradwire_server.scheduling.estimator import Appointments, Drain, QueueLimit, WorkPace
+from gradwire_server.scheduling.estimator import WorkPace
 from gradwire_server.scheduling.scheduler import Claim, FairQueue, Slots, Turns
 from support.evaluation_cases import Case
 
@@ -36,12 +35,10 @@ class Hall:
     Work of 1000 is known to take a second.
     """
 
-    def __init__(self, *, max_streams: int = 1, **limits: Any) -> None:
+    def __init__(self, **limits: Any) -> None:
         self.now = 100.0
-        settings: dict[str, Any] = {"threads": 1, "standing_queue_s": 0.5, **limits}
-        self.admission = Admission(
-            max_memory_bytes=100, max_streams=max_streams, clock=lambda: self.now, **settings
-        )
+        settings: dict[str, Any] = {"max_streams": 1, "standing_queue_s": 0.5, **limits}
+        self.admission = Admission(max_memory_bytes=100, clock=lambda: self.now, **settings)
         with self.admission.turns(Claim(work=WORK)) as turns:
             turns.spend(1.0)
         self._stack = ExitStack()
@@ -54,25 +51,11 @@ class Hall:
         """Let an evaluation in and give it a slot."""
         return await self.enter(**claim).slot()
 
-    async def fill(self) -> Slots:
-        """Take the slot that computes, and the one that is next; return the first."""
-        first = await self.hold()
-        await self.hold()
-        return first
-
     async def queue(self, *, count: int = 1, **claim: Any) -> asyncio.Task[Slots]:
         """Let evaluations in that wait for a slot; return the first of them."""
-        waiting = [asyncio.create_task(self.hold(**claim)) for _ in range(count)]
-        self._waiting += waiting
+        self._waiting += [asyncio.create_task(self.hold(**claim)) for _ in range(count)]
         await settle()
-        return waiting[0]
-
-    def open(self, caller: str, *, count: int = 1) -> None:
-        for _ in range(count):
-            self._stack.enter_context(self.admission.stream(caller))
-
-    def close(self) -> None:
-        self._stack.close()
+        return self._waiting[-count]
 
     def refused(self, **claim: Any) -> ServerFullError:
         with pytest.raises(ServerFullError) as caught:
@@ -83,20 +66,10 @@ class Hall:
 async def full(*, queued: int = 0, **limits: Any) -> tuple[Hall, Slots]:
     """Return an admission whose slots are taken, where so many wait, and the slot that computes."""
     hall = Hall(**limits)
-    first = await hall.fill()
+    first, _ = await hall.hold(), await hall.hold()
     if queued:
         await hall.queue(count=queued)
     return hall, first
-
-
-def on_event_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Run a test on an event loop of its own, whose end cancels the tasks that are left."""
-
-    @wraps(test)
-    def run() -> None:
-        asyncio.run(test())
-
-    return run
 
 
 async def settle() -> None:
@@ -104,7 +77,6 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-@on_event_loop
 async def test_a_thread_has_one_that_computes_and_one_that_is_next_and_others_wait() -> None:
     hall, first = await full()
     third = await hall.queue()
@@ -114,45 +86,37 @@ async def test_a_thread_has_one_that_computes_and_one_that_is_next_and_others_wa
     assert (hall.admission.computing, hall.admission.queue_depth) == (2, 0)
 
 
-@on_event_loop
 async def test_who_would_wait_too_long_is_refused_and_told_when_all_will_be_done() -> None:
     hall = Hall(max_queue_s=2.5)
     with hall.admission.turns(Claim(work=WORK)):
         pass
-    await hall.fill()
+    first = hall.enter()
+    await first.slot()
+    await hall.hold()
     await hall.queue()
     refused = hall.refused()
     assert refused.facts["limit"] == "max_queue_s"
     assert "GRADWIRE_MAX_QUEUE_S" in refused.message
     # Three seconds of work, and then its own; whoever is next comes a second later.
     assert refused.retry_after_s == 4.0
-    assert hall.refused().retry_after_s == 5.0
-    assert hall.admission.refusals == {"max_queue_s": 2}
-
-
-@on_event_loop
-async def test_small_work_is_let_in_beside_a_caller_with_much() -> None:
-    hall, _ = await full(max_queue_s=2.5, queued=1)
-    hall.refused()
-    await hall.queue(peer="other")
-    await hall.queue(work=1)
-    assert hall.admission.queue_depth == 3
-
-
-@on_event_loop
-async def test_what_a_turn_has_done_is_waited_for_no_more() -> None:
-    hall = Hall(max_queue_s=2.5)
-    first = hall.enter()
-    await first.slot()
-    await hall.hold()
-    await hall.queue()
-    hall.refused()
+    told = [hall.refused().retry_after_s for _ in range(10)]
+    assert told == [5.0, 6.0, 7.0, 8.0, 9.0, *[10.0] * 5], "never later than that"
+    assert hall.admission.refusals == {"max_queue_s": 11}
+    # What a turn has done is waited for no more.
     first.spend(0.75)
     await hall.queue()
-    assert hall.admission.queue_depth == 2
+    hall.refused()
+    # Others' work and small work do not wait for all of that.
+    await hall.queue(peer="other")
+    await hall.queue(work=1)
+    assert hall.admission.queue_depth == 4
+    # Appointments pass with time.
+    hall.now += 100.0
+    assert hall.refused().retry_after_s == pytest.approx(5.25, abs=0.01)
+    # Streams are refused no step.
+    hall.enter(paced=True)
 
 
-@on_event_loop
 async def test_who_cannot_make_its_deadline_is_refused_before_it_waits() -> None:
     hall, _ = await full()
     refused = hall.refused(deadline=hall.now + 2.9)
@@ -167,7 +131,6 @@ def test_an_idle_server_refuses_nobody_for_an_estimate() -> None:
     hall.enter(work=1000 * WORK, deadline=hall.now + 0.001)
 
 
-@on_event_loop
 async def test_who_is_late_is_dropped_while_it_waits() -> None:
     hall, first = await full()
     late = await hall.queue(deadline=hall.now + 3.1)
@@ -180,7 +143,6 @@ async def test_who_is_late_is_dropped_while_it_waits() -> None:
     assert hall.admission.refusals == {"late": 1}
 
 
-@on_event_loop
 async def test_a_turn_after_the_deadline_is_none() -> None:
     hall = Hall()
     turns = hall.enter(deadline=hall.now + 1.5)
@@ -190,31 +152,20 @@ async def test_a_turn_after_the_deadline_is_none() -> None:
         await turns.slot()
 
 
-@on_event_loop
-async def test_who_is_cancelled_leaves_the_queue_at_once() -> None:
+async def test_who_is_cancelled_leaves_the_queue_or_gives_its_turn_to_the_next() -> None:
     hall, first = await full()
-    gone, patient = await hall.queue(), await hall.queue()
+    gone, late, patient = await hall.queue(), await hall.queue(), await hall.queue()
     gone.cancel()
     await settle()
-    assert hall.admission.queue_depth == 1
+    assert hall.admission.queue_depth == 2
     first.free()
-    await patient
-    assert hall.admission.computing == 2
-
-
-@on_event_loop
-async def test_who_is_cancelled_as_its_turn_comes_gives_it_to_the_next() -> None:
-    hall, first = await full()
-    gone, patient = await hall.queue(), await hall.queue()
-    first.free()
-    gone.cancel()
+    late.cancel()  # as its turn comes
     with suppress(asyncio.CancelledError):
-        await gone
+        await late
     await patient
     assert (hall.admission.computing, hall.admission.queue_depth) == (2, 0)
 
 
-@on_event_loop
 async def test_a_slot_is_held_as_long_as_a_thread_is_at_work_in_it() -> None:
     hall = Hall()
     work: Future[None] = Future()
@@ -227,49 +178,69 @@ async def test_a_slot_is_held_as_long_as_a_thread_is_at_work_in_it() -> None:
 
 def test_memory_that_drains_tells_when_there_is_room() -> None:
     hall = Hall(max_queue_s=math.inf)
+
+    def refused_s() -> float:
+        with pytest.raises(ServerFullError) as caught, hall.admission.memory(60):
+            pass
+        return caught.value.retry_after_s
+
     with hall.admission.memory(60):
         with hall.admission.memory(40):
             hall.now += 2.0
-        with pytest.raises(ServerFullError) as caught, hall.admission.memory(60):
-            pass
         # 40 bytes went in 2 s: 20 are missing, and the next to come needs 60 more.
-        assert caught.value.retry_after_s == 4.0
+        assert refused_s() == 4.0
+        # What stands still does not drain sooner than that.
+        hall.now += 5.0
+        assert refused_s() == 8.0
     assert hall.admission.memory_bytes == 0
     assert hall.admission.entered == 2
+    # Idle time is no slow draining.
+    hall.now += 1000.0
+    with hall.admission.memory(60):
+        assert refused_s() < 5.0
 
 
-@on_event_loop
 async def test_a_standing_queue_refuses_newcomers_that_a_burst_lets_in() -> None:
-    hall, _ = await full(max_queue_s=4.5, standing_queue_s=0.5, queued=1)
+    hall, first = await full(max_queue_s=4.5, standing_queue_s=0.5, queued=1)
     hall.now += 4.5
     refused = hall.refused()
     assert refused.facts["limit"] == "max_queue_s"
     assert "0.5 s (its setting GRADWIRE_MAX_QUEUE_S)" in refused.message
+    # Nor does it become long by being empty for a moment, but by refusing nobody for a while.
+    first.free()
+    await settle()
+    assert hall.admission.queue_depth == 0
+    hall.refused()
+    hall.now += 4.6
+    await hall.queue()
+    assert hall.admission.queue_depth == 1
+    # No more may stand than a burst may bring.
+    hall, _ = await full(max_queue_s=0.1, standing_queue_s=0.5)
+    assert "0.1 s (its setting" in hall.refused().message
 
 
-def test_a_caller_has_three_quarters_of_the_streams() -> None:
-    hall = Hall(max_streams=8)
-    hall.open("caller", count=6)
-    with pytest.raises(ServerFullError, match="this caller has 6 streams open, and 6") as refused:
-        hall.open("caller")
-    assert refused.value.facts["limit"] == "max_streams"
-    assert refused.value.retry_after_s == RETRY_AFTER_S
-    hall.open("other", count=2)
-    with pytest.raises(ServerFullError, match="8 streams are open"):
-        hall.open("other")
-    hall.close()
-    assert hall.admission.streams == 0
-    assert hall.admission.refusals == {"max_streams": 2}
+def test_a_caller_has_three_quarters_of_the_streams_and_all_of_a_few() -> None:
+    admission = Hall(max_streams=8).admission
+    with ExitStack() as stack:
+        for _ in range(6):
+            stack.enter_context(admission.stream("caller"))
+        own = pytest.raises(ServerFullError, match="this caller has 6 streams open, and 6")
+        with own as refused, admission.stream("caller"):
+            pass
+        assert refused.value.facts["limit"] == "max_streams"
+        assert refused.value.retry_after_s == RETRY_AFTER_S
+        for _ in range(2):
+            stack.enter_context(admission.stream("other"))
+        with pytest.raises(ServerFullError, match="8 streams are open"), admission.stream("other"):
+            pass
+    assert (admission.streams, admission.refusals) == (0, {"max_streams": 2})
+    for most in (1, 2, 3):
+        few = Hall(max_streams=most).admission
+        with ExitStack() as stack:
+            for _ in range(most):
+                stack.enter_context(few.stream("caller"))
 
 
-@pytest.mark.parametrize("most", [1, 2, 3])
-def test_of_few_streams_a_caller_may_have_all(most: int) -> None:
-    hall = Hall(max_streams=most)
-    hall.open("caller", count=most)
-    assert hall.admission.streams == most
-
-
-@on_event_loop
 async def test_one_caller_leaves_as_many_places_free_as_it_takes() -> None:
     hall, _ = await full(max_queue=5, queued=3)
     assert hall.refused().facts["limit"] == "max_queue"
@@ -281,7 +252,6 @@ async def test_one_caller_leaves_as_many_places_free_as_it_takes() -> None:
         assert "GRADWIRE_MAX_QUEUE)" in refused.message
 
 
-@on_event_loop
 async def test_who_is_in_a_hurry_goes_first_but_passes_nobody_for_long() -> None:
     hall, first = await full()
     patient = await hall.queue()
@@ -293,7 +263,6 @@ async def test_who_is_in_a_hurry_goes_first_but_passes_nobody_for_long() -> None
     assert not hurried.done()
 
 
-@on_event_loop
 async def test_streams_take_turns_with_their_steps() -> None:
     hall = Hall()
     older, newer = hall.enter(paced=True), hall.enter(paced=True)
@@ -357,9 +326,7 @@ def test_what_is_queued_comes_out_once_unless_it_is_taken_out(
 
 
 @given(PIECES)
-def test_within_a_flow_what_is_due_first_goes_first_and_then_who_came_first(
-    pieces: list[Piece],
-) -> None:
+def test_in_a_flow_what_is_due_first_goes_first_then_who_came_first(pieces: list[Piece]) -> None:
     order = drained(filled(pieces))
     for flow in "abc":
         own = [piece for piece in pieces if piece.flow == flow]
@@ -403,16 +370,12 @@ def test_who_was_idle_has_saved_nothing_up() -> None:
 
 def test_what_is_dropped_costs_its_flow_nothing() -> None:
     late = [Piece("a", 1.0, due=number) for number in range(40)]
-    pieces = [*late, Piece("a", 1.0), *(Piece("b", 1.0) for _ in range(50))]
-    removed, popped = filled(pieces), filled(pieces)
-    for piece in late:
-        removed.remove(piece)
-    assert "a" in {next_of(removed).flow, next_of(removed).flow}
+    queue = filled([*late, Piece("a", 1.0), *(Piece("b", 1.0) for _ in range(50))])
     served = list[Hashable]()
     while len(served) < 2:
-        entry = popped.pop()
+        entry = queue.pop()
         if entry not in late:
-            popped.charge(entry)
+            queue.charge(entry)
             served.append(entry.flow)
     assert "a" in served
 
@@ -422,108 +385,15 @@ def test_work_that_is_known_takes_what_it_took(work: int, seconds: float) -> Non
     pace = WorkPace()
     for _ in range(3):
         pace.note(work, seconds)
-    assert pace.estimate_s(work) == pytest.approx(seconds)
+    # Each size has its own pace, and another one that of the nearest.
+    pace.note(work << 10, seconds)
+    for shift, factor in ((0, 1), (10, 1), (12, 4)):
+        assert pace.estimate_s(work << shift) == pytest.approx(factor * seconds)
 
 
-def test_each_size_of_work_has_its_own_pace_and_another_size_the_nearest() -> None:
-    pace = WorkPace()
-    pace.note(1000, 1.0)
-    pace.note(1_000_000, 2.0)
-    for work, seconds in ((1000, 1.0), (1_000_000, 2.0), (4_000_000, 8.0), (2000, 2.0)):
-        assert pace.estimate_s(work) == pytest.approx(seconds)
-
-
-@given(st.floats(0.001, 10.0), st.floats(1.0, 1e9), st.integers(1, 20))
-def test_a_steady_drain_is_told_as_it_is(each_s: float, amount: float, times: int) -> None:
-    drain = Drain()
-    assert drain.seconds_for(amount) is None
-    now = 0.0
-    drain.enter(now)
-    for _ in range(times):
-        now += each_s
-        drain.leave(now, amount=amount, empty=False)
-    assert drain.seconds_for(amount) == pytest.approx(each_s)
-    assert drain.seconds_for(3 * amount) == pytest.approx(3 * each_s)
-
-
-def test_idle_time_is_no_slow_draining() -> None:
-    drain = Drain()
-    for start in (0.0, 1000.0, 5000.0):
-        drain.enter(start)
-        drain.leave(start + 0.5, empty=True)
-    assert drain.seconds_for() == pytest.approx(0.5)
-
-
-@given(st.lists(st.floats(0, 0.05), min_size=2, max_size=20), st.floats(0.001, 0.1))
-def test_those_who_are_refused_come_back_one_after_the_other(
-    gaps: list[float], spacing_s: float
-) -> None:
-    appointments = Appointments()
-    now, times = 0.0, list[float]()
-    for gap in gaps:
-        now += gap
-        after_s = appointments.give_s(now, wait_s=0.25, spacing_s=spacing_s)
-        # Rounded up, but for the last microsecond.
-        assert after_s >= 0.25 + spacing_s - 2e-6
-        times.append(now + after_s)
-    # In whole milliseconds.
-    assert all(later - sooner > spacing_s - 0.002 for sooner, later in pairwise(times))
-
-
-def test_appointments_pass_with_time_and_are_never_far_away() -> None:
-    appointments = Appointments()
-    first = appointments.give_s(0.0, wait_s=0.1, spacing_s=0.1)
-    for _ in range(1000):
-        assert appointments.give_s(0.0, wait_s=0.1, spacing_s=0.1) <= 10.0
-    assert appointments.give_s(100.0, wait_s=0.1, spacing_s=0.1) == first
-
-
-BURST_S, STANDING_S, COST_S = 2.0, 0.25, 0.01
-
-
-def limit() -> QueueLimit:
-    return QueueLimit(max_queue_s=BURST_S, standing_s=STANDING_S)
-
-
-@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=20))
-def test_who_waits_in_a_burst_is_done_a_while_after_it_began_and_then_the_queue_is_short(
-    gaps: list[float],
-) -> None:
-    queue, began, now = limit(), 100.0, 100.0
-    assert queue.allowed_s(now) == BURST_S
-    for gap in gaps:
-        now += gap
-        assert queue.allowed_s(now) == max(STANDING_S, began + BURST_S - now)
-
-
-def test_a_queue_that_was_empty_for_a_moment_between_refusals_stays_short() -> None:
-    queue = limit()
-    queue.allowed_s(0.0)
-    queue.note_refusal(5.0)
-    queue.rest(5.5)
-    assert queue.allowed_s(6.0) == STANDING_S
-    queue.rest(5.0 + BURST_S + 0.1)
-    assert queue.allowed_s(8.0) == BURST_S
-
-
-def test_a_burst_is_allowed_no_less_than_what_may_stand() -> None:
-    queue = QueueLimit(max_queue_s=0.1, standing_s=10.0)
-    assert [queue.allowed_s(now) for now in (0.0, 1.0)] == [0.1, 0.1]
-
-
-def test_what_stands_still_is_not_told_to_drain_at_once() -> None:
-    drain = Drain()
-    drain.enter(0.0)
-    drain.leave(0.001, empty=False)
-    assert drain.seconds_for(now=0.001) == pytest.approx(0.001)
-    assert drain.seconds_for(now=9.0) == pytest.approx(9.0, rel=1e-3)
-    drain.leave(9.0, empty=True)
-    assert drain.seconds_for(now=20.0) == drain.seconds_for()
-
-
-def inline_work(backend: Any = None, threads: int = 2) -> InlineWork:
+def inline_work(backend: Any) -> InlineWork:
     inline = InlineWork()
-    inline.limit(backend or NumpyCpu(), threads)
+    inline.limit(backend, threads=2)
     return inline
 
 
@@ -537,60 +407,18 @@ def taking(seconds: float, elements: int = 1) -> Prepared:
     return evaluation
 
 
-def streamed(seconds_each: float) -> Prepared:
-    evaluation = taking(1.0)
-    evaluation.measured_steps.note(seconds_each)
-    return evaluation
-
-
-@pytest.mark.parametrize(("elements", "is_short"), [(1, True), (200_000, True), (200_001, False)])
-def test_before_its_first_run_an_evaluation_takes_its_work_by_a_rate(
-    elements: int, *, is_short: bool
-) -> None:
-    assert inline_work().is_short(copy_of(elements)) is is_short
-
-
-def test_afterwards_it_takes_what_it_took() -> None:
-    assert not inline_work().most(taking(501e-6))
-    assert inline_work().most(taking(499e-6, elements=1_000_000))
-
-
-def test_one_run_amid_other_work_makes_no_evaluation_long() -> None:
-    inline, one = inline_work(), taking(20e-6)
+def test_an_evaluation_takes_its_work_by_a_rate_until_it_was_measured() -> None:
+    inline, one = inline_work(NumpyCpu()), taking(20e-6)
+    assert [inline.is_short(copy_of(size)) for size in (1, 200_000, 200_001)] == [True, True, False]
+    assert not inline.most(taking(501e-6))
+    assert inline.most(taking(499e-6, elements=1_000_000))
+    # One run amid other work makes no evaluation long.
     for seconds in (5.0, 5.0, 20e-6, 5.0, 5.0):
         one.measured.note(seconds)
         assert inline.most(one)
     for _ in range(50):
         one.measured.note(5.0)
     assert not inline.most(one)
-
-
-@on_event_loop
-async def test_a_millisecond_is_computed_in_a_turn() -> None:
-    inline, one = inline_work(), taking(150e-6)
-    for _ in range(3):
-        computed = 0
-        while inline.most(one):
-            inline.spend(150e-6)
-            computed += 1
-        assert computed == 6
-        await asyncio.sleep(0)
-
-
-@on_event_loop
-async def test_many_at_once_have_the_same_millisecond() -> None:
-    inline, one = inline_work(), taking(99e-6)
-    assert inline.most(one) == 10
-    inline.spend(650e-6)
-    assert inline.most(one) == 3
-    inline.spend(300e-6)
-    assert inline.most(one) == 0
-    await asyncio.sleep(0)
-    assert inline.most(one) == 10
-
-
-def test_nothing_is_computed_there_without_limits_or_beyond_a_backend_s_most() -> None:
-    assert not InlineWork().most(copy_of(1))
     device = SimpleNamespace(
         name="device", may_wait=True, cpu_work=101, computed_by={}, on_device=lambda: None
     )
@@ -598,30 +426,12 @@ def test_nothing_is_computed_there_without_limits_or_beyond_a_backend_s_most() -
     assert not inline_work(device).most(taking(1e-6, 101))
 
 
-@on_event_loop
-async def test_short_steps_of_a_stream_are_computed_on_the_event_loop_once_measured() -> None:
-    inline = inline_work()
-    assert inline.step_s(taking(1e-6), 8) == 1e-6, "a short evaluation needs no measure"
-    assert inline.step_s(taking(1.0), 100) is None
-    stream = streamed(6e-6)
-    seconds = inline.step_s(stream, 100)
-    assert seconds == pytest.approx(600e-6)
-    assert inline.step_s(stream, 200) is None
-    inline.spend(600e-6)
-    assert not inline.admits_step(600e-6)
-    await asyncio.sleep(0)
-    assert inline.admits_step(600e-6)
-
-
-def test_a_step_of_a_whole_turn_is_computed_though_a_little_time_is_carried_over() -> None:
-    inline = inline_work()
-    inline.spend(50e-6)
-    assert inline.admits_step(990e-6)
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3, 16])
-def test_steps_stay_on_the_event_loop_where_few_threads_compute_on_no_device(threads: int) -> None:
-    device = SimpleNamespace(name="device", may_wait=True)
-    assert most_inline_step_s(cast("Backend", device), threads) == 0
-    assert (most_inline_step_s(NumpyCpu(), threads) > 0) is (threads <= 2)
-    assert (inline_work(threads=threads).step_s(streamed(1e-9), 1) is not None) is (threads <= 2)
+async def test_a_millisecond_is_computed_in_a_turn() -> None:
+    inline, one = inline_work(NumpyCpu()), taking(99e-6)
+    for _ in range(3):
+        assert inline.most(one) == 10
+        inline.spend(650e-6)
+        assert inline.most(one) == 3
+        inline.spend(300e-6)
+        assert inline.most(one) == 0
+        await asyncio.sleep(0)

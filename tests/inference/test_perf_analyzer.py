@@ -13,8 +13,6 @@ from support.inference_calls import MODEL
 from support.servers import serving
 
 PROGRAM = Path(os.environ.get("PERF_ANALYZER", "/nowhere"))
-# It asks for as much as there is.
-_MOST_KIB = 4 << 20
 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="the variable PERF_ANALYZER names no program")
@@ -28,7 +26,8 @@ def test_perf_analyzer_reports(memory: str, calls: tuple[str, ...]) -> None:
             *("--measurement-mode", "count_windows", "--measurement-request-count", "50"),
             *(f"--shared-memory={memory}", "--output-shared-memory-size=12288"),
         ]
-        limited = ["bash", "-c", f'ulimit -v {_MOST_KIB}; exec "$@"', "bash", *arguments]
+        # It asks for as much memory as there is.
+        limited = ["bash", "-c", f'ulimit -v {4 << 20}; exec "$@"', "bash", *arguments]
         done = subprocess.run(  # noqa: S603 - the program of the variable
             limited, capture_output=True, text=True, timeout=120, check=False
         )

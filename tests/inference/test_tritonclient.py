@@ -1,8 +1,7 @@
-"""tritonclient, unmodified and in the server's process: every way to call, Evaluate's bits."""
+"""tritonclient, unmodified and in the server's process: Evaluate's bits."""
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 import queue
@@ -22,8 +21,6 @@ from support.inference_calls import DTYPES, MODEL, RESULT_SHAPE, SHAPE, gradient
 from support.servers import ServerThread, serving
 
 triton = pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc] is not installed")
-aio: Any = pytest.importorskip("tritonclient.grpc.aio")
-utils: Any = pytest.importorskip("tritonclient.utils")
 shared_memory: Any = pytest.importorskip("tritonclient.utils.shared_memory")
 PATTERN = f"gradwire-triton-{os.getpid()}-*"
 
@@ -89,39 +86,6 @@ def test_callbacks_and_streams(client: Any, result: bytes) -> None:
     client.stop_stream()
     assert [reply.as_numpy("y").tobytes() for reply, _ in replies[::2]] == [result, result]
     assert "'nope' is not a model" in str(replies[1][1])
-
-
-def test_aio(server: ServerThread, result: bytes) -> None:
-    async def work() -> None:
-        async with aio.InferenceServerClient(server.address) as client:
-            calls = [client.infer("up", [tensor(gradient())]) for _ in range(4)]
-            replies = await asyncio.gather(*calls)
-            assert [each.as_numpy("y").tobytes() for each in replies] == [result] * 4
-            assert await client.is_server_live()
-
-            async def requests() -> Any:
-                for _ in range(3):
-                    yield {"model_name": "up", "inputs": [tensor(gradient())]}
-
-            async for reply, error in client.stream_infer(requests()):
-                assert error is None
-                assert reply.as_numpy("y").tobytes() == result
-
-    asyncio.run(work())
-
-
-def test_health_metadata_config_statistics_and_index(client: Any) -> None:
-    assert client.is_server_live()
-    assert client.is_server_ready()
-    assert client.is_model_ready("up")
-    assert client.get_server_metadata().name == "gradwire"
-    assert list(client.get_model_metadata("up").inputs[0].shape) == list(SHAPE)
-    assert client.get_model_config("up").config.name == "up"
-    assert client.get_inference_statistics("up").model_stats[0].name == "up"
-    assert len(client.get_model_repository_index().models) == len(ops.OPERATORS) + 1
-    for refused in (client.get_trace_settings, client.get_log_settings):
-        with pytest.raises(utils.InferenceServerException, match="UNIMPLEMENTED"):
-            refused()
 
 
 def test_system_shared_memory(client: Any, result: bytes) -> None:

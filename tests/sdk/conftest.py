@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import threading
 import time
 from collections.abc import Iterator
@@ -16,17 +14,6 @@ from support.clients import FACES, Collect, Face, outcomes_of
 from support.raw_calls import wait_until
 from support.relay import Relay, relaying
 from support.servers import ServerThread, serving, wait_idle
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an asynchronous test in an event loop of its own."""
-    test = pyfuncitem.obj
-    if not inspect.iscoroutinefunction(test):
-        return None
-    names = inspect.signature(test).parameters
-    asyncio.run(test(**{name: pyfuncitem.funcargs[name] for name in names}))
-    return True
 
 
 @pytest.fixture(scope="session")

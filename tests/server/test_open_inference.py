@@ -15,22 +15,15 @@ import grpc
 import ml_dtypes
 import numpy as np
 import pytest
-from google.protobuf import descriptor_pool, json_format
+from google.protobuf import json_format
 
 from gradwire import Client, ops
 from gradwire_server.rpc.interceptors import INSPECTING
 from gradwire_server.rpc.open_inference import service
 from gradwire_server.rpc.open_inference.descriptors import NAME, SERVICE, message
-from support.inference_calls import (
-    DTYPES,
-    MODEL,
-    RESULT_SHAPE,
-    SHAPE,
-    InferenceClient,
-    gradient,
-    infer_request,
-)
-from support.raw_calls import bearer, call
+from support import inference_calls
+from support.inference_calls import RESULT_SHAPE, SHAPE, InferenceClient, gradient, infer_request
+from support.raw_calls import RawClient, bearer, call, refused
 from support.refusals import refusal_of
 from support.servers import ServerThread, serving, wait_idle
 
@@ -45,7 +38,7 @@ Evaluated = Callable[..., bytes]
 
 @pytest.fixture(scope="module")
 def server() -> Generator[ServerThread]:
-    with serving(model=MODEL, open_inference_memory=f"{PREFIX}*") as server:
+    with serving(model=inference_calls.MODEL, open_inference_memory=f"{PREFIX}*") as server:
         yield server
 
 
@@ -66,11 +59,9 @@ def evaluated(server: ServerThread) -> Generator[Evaluated]:
         ).tobytes()
 
 
-@pytest.mark.parametrize("datatype", DTYPES)
-def test_the_bits_of_every_datatype_are_those_of_evaluate(
-    client: InferenceClient, evaluated: Evaluated, datatype: str
-) -> None:
-    x = gradient().astype(DTYPES[datatype])
+@pytest.mark.parametrize("datatype", inference_calls.DTYPES)
+def test_bits_of_every_type(client: InferenceClient, evaluated: Evaluated, datatype: str) -> None:
+    x = gradient().astype(inference_calls.DTYPES[datatype])
     request = infer_request(
         x, model=OPERATOR, datatype=datatype, mode="bilinear", output_shape=str(list(RESULT_SHAPE))
     )
@@ -88,9 +79,7 @@ def test_the_bits_of_every_datatype_are_those_of_evaluate(
         assert (reply.model_name, reply.model_version, reply.id) == (OPERATOR, "1", "mine")
 
 
-def test_an_output_shape_may_be_a_tensor_and_inputs_have_any_order(
-    client: InferenceClient, evaluated: Evaluated
-) -> None:
+def test_an_output_shape_may_be_a_tensor(client: InferenceClient, evaluated: Evaluated) -> None:
     # Both contents have 32 bytes: taken for each other, they would give other bits.
     x = gradient((1, 1, 2, 4))
     for sizes in ((1, 1, 1, 2), (1, 1, 2, 2), (1, 1, 1, 2)):
@@ -122,17 +111,11 @@ def test_a_named_model_needs_no_parameters(client: InferenceClient, evaluated: E
     assert (config.max_batch_size, tuple(config.input[0].dims)) == (0, SHAPE)
 
 
-SPECIAL = np.array([np.nan, -0.0, np.inf, 1e-45], ml_dtypes.bfloat16).reshape(1, 1, 2, 2)
-
-
-@pytest.mark.parametrize(
-    ("x", "datatype"),
-    [(SPECIAL, "BF16"), (gradient((4, 8, 256, 256)), "FP32")],
-    ids=["special values", "above four mebibytes"],
-)
-def test_a_copy_has_the_bits_of_its_input(client: InferenceClient, x: Any, datatype: str) -> None:
-    request = infer_request(x, model="dml_resample", datatype=datatype, interpolation_mode="linear")
-    request.parameters["output_shape"].string_param = str(list(x.shape))
+def test_a_copy_above_four_mebibytes_has_the_bits_of_its_input(client: InferenceClient) -> None:
+    x = gradient((4, 8, 256, 512)).astype(ml_dtypes.bfloat16)
+    x.flat[:4] = [np.nan, -0.0, np.inf, 1e-45]
+    given = {"interpolation_mode": "linear", "output_shape": str(list(x.shape))}
+    request = infer_request(x, model="dml_resample", datatype="BF16", **given)
     assert client.call("ModelInfer", request).raw_output_contents == [x.tobytes()]
 
 
@@ -154,7 +137,16 @@ def result_in(**given: str | int) -> dict[str, Any]:
 
 X: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": SHAPE}
 SIZES: dict[str, Any] = {"name": "output_shape", "datatype": "INT64", "shape": [100]}
-HUGE = {"scales": "[1, 1, 1100, 1100]", "output_shape": "[1, 1, 2200, 2200]"}
+TWO = {"inputs": [X, SIZES], "raw_input_contents": [bytes(49152), bytes(800)]}
+# More than a message may have.
+HUGE = {
+    "model_name": "dml_resample",
+    "inputs": [X | {"shape": [1, 1, 2, 2]}],
+    "raw_input_contents": [bytes(16)],
+    **parameters(
+        interpolation_mode="linear", scales="[1, 1, 1100, 1100]", output_shape="[1, 1, 2200, 2200]"
+    ),
+}
 # Words of the message, and fields in place of those of a sound request.
 WRONG: list[tuple[str, dict[str, Any]]] = [
     ("model_name: 'nope' is not a model", {"model_name": "nope"}),
@@ -176,45 +168,24 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("outputs.y.parameters.classification", result_in(classification=1)),
     ("request_id", {"id": "x" * 200}),
     ("output_shape: is missing", upsample()),
-    (
-        "parameters.output_shape: is an input too",
-        upsample(output_shape="[1, 3, 32, 32]")
-        | {"inputs": [X, SIZES], "raw_input_contents": [bytes(49152), bytes(800)]},
-    ),
+    ("parameters.output_shape: is an input too", upsample(output_shape="[1, 3, 32, 32]") | TWO),
     ("output_shape", upsample(output_shape="[1, 3]")),
     ("output_shape: 'abc'; a list of sizes", upsample(output_shape="abc")),
     ("output_shape", upsample(output_shape="[1, 3, 32, -1]")),
     ("output", upsample(output_shape="[1, 3, 1000000000, 1000000000]")),
-    (
-        "outputs.y.parameters.shared_memory_offset: '1'",
-        result_in(shared_memory_region="in", shared_memory_offset="1"),
-    ),
+    ("shared_memory_offset: '1'", result_in(shared_memory_region="in", shared_memory_offset="1")),
     ("outputs.y.parameters.shared_memory_region: 1", result_in(shared_memory_region=1)),
-    (
-        "INT64 of shape [axes], at most 8, is needed",
-        {"inputs": [X, SIZES], "raw_input_contents": [bytes(49152), bytes(800)]},
-    ),
-    (
-        "outputs.y is 19360000 bytes",  # more than a message may have
-        {
-            "model_name": "dml_resample",
-            "inputs": [X | {"shape": [1, 1, 2, 2]}],
-            "raw_input_contents": [bytes(16)],
-            **parameters(interpolation_mode="linear", **HUGE),
-        },
-    ),
+    ("INT64 of shape [axes], at most 8, is needed", TWO),
+    ("outputs.y is 19360000 bytes", HUGE),
 ]
 
 
-@pytest.mark.parametrize(("words", "changes"), WRONG)
-def test_wrong_requests_are_refused_by_name(
-    client: InferenceClient, words: str, changes: dict[str, Any]
-) -> None:
-    x = gradient().tobytes()
-    sound: dict[str, Any] = {"model_name": "up", "inputs": [X], "raw_input_contents": [x]}
-    came, text = client.refused("ModelInfer", **{**sound, **changes})
-    status = "NOT_FOUND" if words.startswith("model_") else INVALID
-    assert (came, words in text) == (status, True), text
+def test_wrong_requests_are_refused_by_name(client: InferenceClient) -> None:
+    sound = {"model_name": "up", "inputs": [X], "raw_input_contents": [gradient().tobytes()]}
+    for words, changes in WRONG:
+        status, text = client.refused("ModelInfer", **{**sound, **changes})
+        assert words in text
+        assert status == ("NOT_FOUND" if words.startswith("model_") else INVALID), words
 
 
 def test_bytes_of_another_size_or_of_no_message_are_refused(client: InferenceClient) -> None:
@@ -233,20 +204,7 @@ def test_bytes_of_another_size_or_of_no_message_are_refused(client: InferenceCli
     assert client.refused("ModelMetadata", b"\x0a" * 3)[0] == INVALID
 
 
-def test_only_errors_have_trailing_metadata(client: InferenceClient) -> None:
-    untyped: Any = client.channel
-    infer = untyped.unary_unary(f"/{NAME}/ModelInfer")
-    _, done = infer.with_call(infer_request(gradient()).SerializeToString())
-    assert not done.trailing_metadata()
-    with pytest.raises(grpc.RpcError) as failed:
-        infer(b"")
-    error: Any = failed.value
-    assert {"gradwire-request-id", "traceparent"} <= dict(error.trailing_metadata()).keys()
-
-
-def test_a_stream_answers_each_request_and_goes_on_after_errors(
-    client: InferenceClient, evaluated: Evaluated
-) -> None:
+def test_a_stream_goes_on_after_errors(client: InferenceClient, evaluated: Evaluated) -> None:
     requests = [infer_request(gradient()) for _ in range(4)]
     requests[1].model_name = "nope"
     for number, each in enumerate(requests):
@@ -258,22 +216,19 @@ def test_a_stream_answers_each_request_and_goes_on_after_errors(
 
 
 def test_statistics_count_calls_and_failures(client: InferenceClient) -> None:
-    def counted() -> tuple[int, int, int]:
+    def counted() -> tuple[int, int]:
         (told,) = client.call("ModelStatistics", name="up").model_stats
-        stats = told.inference_stats
-        return told.inference_count, stats.success.count, stats.fail.count
+        return told.inference_count, told.inference_stats.success.count
 
-    inferences, successes, _ = counted()
+    inferences, successes = counted()
     client.call("ModelInfer", infer_request(gradient()))
     client.refused("ModelInfer", infer_request(gradient((1, 3, 64, 64, 1))))
-    client.refused("ModelInfer", infer_request(gradient((1, 3, 64, 64)), nonsense="1"))
-    assert counted()[:2] == (inferences + 1, successes + 1)
+    client.refused("ModelInfer", infer_request(gradient(), nonsense="1"))
+    assert counted() == (inferences + 1, successes + 1)
     assert len(client.call("ModelStatistics").model_stats) == len(ops.OPERATORS) + 1
 
 
-def test_health_metadata_and_index_are_told_and_the_rest_is_not_served(
-    client: InferenceClient,
-) -> None:
+def test_health_metadata_and_index_are_told_and_no_more_is_served(client: InferenceClient) -> None:
     assert client.call("ServerReady").ready
     assert client.call("ModelReady", name="up", version="1").ready
     assert client.refused("ModelReady", name="nope")[0] == "NOT_FOUND"
@@ -369,24 +324,19 @@ def test_large_tensors_in_shared_memory_have_the_bits_of_evaluate(
         assert target.read_bytes()[offset : offset + len(result)] == result
 
 
-@pytest.mark.parametrize("left", [0, 1, 2])
-def test_a_file_that_shrinks_ends_the_call_and_not_the_server(
-    client: InferenceClient, evaluated: Evaluated, left: int
-) -> None:
+def test_a_file_that_shrinks_ends_the_call(client: InferenceClient, evaluated: Evaluated) -> None:
     nbytes, result_bytes = gradient().nbytes, len(evaluated(gradient()))
-    length = left * nbytes // 2
-    with registered(client, bytes(nbytes + result_bytes)) as file:
-        os.truncate(file, length)
-        for _ in range(2):
-            request = shared_request(nbytes, result_bytes=result_bytes)
-            status, text = client.refused("ModelInfer", request)
-            assert (status, "has become shorter" in text) == (INVALID, True), text
-            assert file.stat().st_size == length
+    request = shared_request(nbytes, result_bytes=result_bytes)
+    for length in (0, nbytes // 2, nbytes):
+        with registered(client, bytes(nbytes + result_bytes)) as file:
+            os.truncate(file, length)
+            for _ in range(2):
+                status, text = client.refused("ModelInfer", request)
+                assert (status, "has become shorter" in text) == (INVALID, True), text
+                assert file.stat().st_size == length
 
 
-def test_a_file_that_shrinks_during_calls_gives_no_wrong_bits(
-    client: InferenceClient, evaluated: Evaluated
-) -> None:
+def test_a_file_that_shrinks_amid_calls(client: InferenceClient, evaluated: Evaluated) -> None:
     x, sizes = gradient((4, 8, 256, 256)), (4, 8, 128, 128)
     result = evaluated(x, sizes)
     request = shared_request(x.nbytes, **upsample(output_shape=str(list(sizes))))
@@ -396,7 +346,7 @@ def test_a_file_that_shrinks_during_calls_gives_no_wrong_bits(
         time.sleep(delay_us / 1e6)
         os.truncate(path, 0)
 
-    refusals = list[grpc.StatusCode]()
+    refusals = set[grpc.StatusCode]()
     with ThreadPoolExecutor(1) as pool:
         for delay_us in range(0, 4000, 100):
             with registered(client, x.tobytes()) as file:
@@ -404,9 +354,9 @@ def test_a_file_that_shrinks_during_calls_gives_no_wrong_bits(
                 try:
                     assert client.call("ModelInfer", request).raw_output_contents == [result]
                 except grpc.RpcError as error:
-                    refusals.append(refusal_of(error).code)
+                    refusals.add(refusal_of(error).code)
                 cut.result()
-    assert set(refusals) == {grpc.StatusCode.INVALID_ARGUMENT}
+    assert refusals == {grpc.StatusCode.INVALID_ARGUMENT}
 
 
 def test_ranges_outside_a_region_are_refused(client: InferenceClient) -> None:
@@ -430,17 +380,15 @@ def test_names_that_the_operator_did_not_allow_are_refused(client: InferenceClie
         assert status == INVALID
         return text.replace(key, "") if key else text
 
-    link, fifo = FOLDER / f"{PREFIX}link", FOLDER / f"{PREFIX}fifo"
-    link.symlink_to("/etc/passwd")
-    os.mkfifo(fifo)
-    try:
+    with shared_file(b"", "link") as link, shared_file(b"", "fifo") as fifo:
+        link.unlink()
+        link.symlink_to("/etc/passwd")
+        fifo.unlink()
+        os.mkfifo(fifo)
         # It does not tell which files there are.
         assert len({refusal(key) for key in (link.name, fifo.name, f"{PREFIX}absent")}) == 1
-        for key in ("other", "/etc/passwd", f"{PREFIX}/../../etc/passwd", "", "..", "\0"):
-            refusal(key)
-    finally:
-        link.unlink()
-        fifo.unlink()
+    for key in ("other", "/etc/passwd", f"{PREFIX}/../../etc/passwd", "", "..", "\0"):
+        refusal(key)
 
 
 def test_shared_memory_is_off_unless_its_names_are_given_and_all_of_it_where_told() -> None:
@@ -453,9 +401,7 @@ def test_shared_memory_is_off_unless_its_names_are_given_and_all_of_it_where_tol
         assert client.refused("ServerLive")[0] == "UNIMPLEMENTED"
 
 
-def test_callers_of_other_machines_use_no_region(
-    client: InferenceClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_region_for_strangers(client: InferenceClient, monkeypatch: pytest.MonkeyPatch) -> None:
     x = gradient()
     methods = ("Register", "Status", "Unregister")
     with registered(client, x.tobytes()):
@@ -469,16 +415,14 @@ def test_callers_of_other_machines_use_no_region(
 
 
 def test_every_method_has_a_scope_and_tokens_are_asked_for(tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("# nobody\n")
+    (tmp_path / "tokens").write_text("# nobody\n")
     methods = {f"/{NAME}/{each.name}" for each in SERVICE.methods}
     inspecting = {"ServerMetadata", "ModelStatistics", "SystemSharedMemoryStatus"}
     assert methods & INSPECTING == {f"/{NAME}/{each}" for each in inspecting}
-    with serving(tokens=str(tokens)) as server, InferenceClient(server.address) as client:
+    with serving(tokens=f"{tmp_path}/tokens") as server, RawClient(server.address) as client:
         for method in methods:
             _, refusal = call(client.channel, method, (b"",), bearer("gradwire-nobody"))
-            assert refusal is not None
-            assert refusal.code.name == "UNAUTHENTICATED"
+            refused(refusal, "UNAUTHENTICATED")
 
 
 def test_the_requests_of_the_page_to_grpcurl_are_answered(client: InferenceClient) -> None:
@@ -492,8 +436,3 @@ def test_the_requests_of_the_page_to_grpcurl_are_answered(client: InferenceClien
     assert replies["ModelMetadata"].name == OPERATOR
     result = np.array([1, 1.25, 1.75, 2], np.float32).tobytes()
     assert replies["ModelInfer"].raw_output_contents == [result]
-
-
-def test_messages_are_in_no_default_pool() -> None:
-    with pytest.raises(KeyError):
-        descriptor_pool.Default().FindMessageTypeByName("inference.ModelInferResponse")

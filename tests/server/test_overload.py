@@ -3,88 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import threading
-from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
-from gradwire import (
-    AsyncClient,
-    CallCancelledError,
-    Client,
-    DeadlineExceededError,
-    RetryPolicy,
-    ops,
-    v1,
-)
+import gradwire
+from gradwire import Client, ops, v1
 from gradwire_server import LocalClient
-from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TensorSpec
-from gradwire_server.errors import RETRY_AFTER_S
-from support.clients import halved
-from support.raw_calls import (
-    BOTH_WAYS,
-    PATIENCE_S,
-    PUBLISHED_RESULT,
-    Answer,
-    ManyCall,
-    RawClient,
-    WaitingStream,
-    as_stream,
-    copies,
-    ended,
-    float32,
-    named,
-    opening,
-    published_request,
-    read_all,
-    refused,
-    silence,
-    unfinished,
-    wait_until,
-)
-from support.refusals import Refusal, check_in_band
-from support.servers import (
-    Gated,
-    ServerThread,
-    gated,
-    laborious,
-    served,
-    serving,
-    wait_for,
-    wait_idle,
-)
-
-# One that computes and one that is next.
-SLOTS = 2
+from gradwire_server.engine import EvaluationRequest, Preparer, TensorSpec
+from support import raw_calls
+from support.clients import ONCE, halved
+from support.raw_calls import PATIENCE_S, ManyCall, published_request, refused, wait_until
+from support.servers import Gated, gated, laborious, served, serving, wait_for, wait_idle
 
 
-def check_overload(answer: Answer, setting: str, retry_after_s: float | None = None) -> Refusal:
-    refusal = refused(answer, "OVERLOADED", limit=setting)
-    assert retry_after_s is None or refusal.retry_after_s == retry_after_s
+def check_overload(answer: raw_calls.Answer, setting: str, *, in_band: bool = False) -> None:
+    refusal = refused(answer, "OVERLOADED", in_band=in_band, limit=setting)
     assert f"GRADWIRE_{setting.upper()})" in refusal.message
-    return refusal
 
 
 def test_streams_beyond_max_streams_are_asked_to_come_back() -> None:
     with served(max_streams=3) as (server, client):
         with ManyCall(client) as many:
-            many.send(named(published_request(), "a"))
+            many.send(raw_calls.named(published_request(), "a"))
             many.receive()
-            held = [WaitingStream(client, early=1) for _ in range(2)]
-            answer = client.stream(as_stream(published_request()))
-            check_in_band(check_overload(answer, "max_streams", RETRY_AFTER_S))
+            held = [raw_calls.WaitingStream(client, early=1) for _ in range(2)]
+            answer = client.stream(raw_calls.as_stream(published_request()))
+            check_overload(answer, "max_streams", in_band=True)
             # Before its open is read.
             assert client.stream([]).refusal is not None
             with ManyCall(client) as other:
-                ended(other.refusal(), "OVERLOADED")
+                raw_calls.ended(other.refusal(), "OVERLOADED")
             # Unary calls take no place.
             assert client.evaluate(published_request()).refusal is None
             for each in held:
@@ -93,75 +47,57 @@ def test_streams_beyond_max_streams_are_asked_to_come_back() -> None:
         client.check_alive()
 
 
-@pytest.mark.parametrize("how", BOTH_WAYS)
-@pytest.mark.parametrize("known", [False, True])
-def test_requests_beyond_max_memory_bytes_are_asked_to_come_back(how: str, *, known: bool) -> None:
+def test_requests_beyond_max_memory_bytes_are_asked_to_come_back() -> None:
     with served(max_memory_bytes=1) as (server, client):
-        if known:
-            client.check_alive()
-        held = WaitingStream(client, early=1)
-        # Once calls were measured the delay is an estimate.
-        retry_after_s = None if known else 0.25
-        answer = client.ask(published_request(), how)
-        refusal = check_overload(answer, "max_memory_bytes", retry_after_s)
-        if how == "EvaluateStream":
-            check_in_band(refusal)
+        held = raw_calls.WaitingStream(client, early=1)
+        for how in raw_calls.BOTH_WAYS:
+            answer = client.ask(published_request(), how)
+            check_overload(answer, "max_memory_bytes", in_band=how == "EvaluateStream")
         held.cancel()
         wait_idle(server)
         # One alone is let in, however little is allowed.
         client.check_alive()
 
 
-@contextmanager
-def busy(
-    count: int, **settings: Any
-) -> Generator[tuple[ServerThread, threading.Event, RawClient, list[Any]]]:
-    """Give a server that computes and so many calls, of which all but two wait behind its gate.
-
-    In the end all that were not cancelled are served, and the server is idle and goes on.
-    """
-    with gated(**settings) as (server, gate), RawClient(server.address) as client:
-        calls = [client.stub.Evaluate.future(laborious()) for _ in range(count)]
-        wait_for(server, computing=SLOTS, waiting=count - SLOTS)
-        yield server, gate, client, calls
-        gate.set()
-        results = {call.result().data for call in calls if not call.cancelled()}
-        assert len(results) == 1
-        wait_for(server, computing=0, waiting=0)
-        wait_idle(server)
-        client.check_alive()
-
-
 def test_evaluations_wait_for_a_thread_and_those_beyond_max_queue_are_refused_at_once() -> None:
-    with busy(3, max_queue=1) as (server, _, client, _):
+    with (
+        gated(max_queue=1) as (server, gate),
+        raw_calls.RawClient(server.address) as client,
+        ManyCall(client) as many,
+    ):
+        streams = [raw_calls.WaitingStream(client, laborious()) for _ in range(3)]
+        calls = [client.stub.Evaluate.future(laborious()) for _ in range(3)]
+        # One computes and one is next.
+        wait_for(server, computing=2, waiting=1)
         check_overload(client.evaluate(laborious()), "max_queue")
         # Small evaluations neither wait for them nor delay them.
         assert client.evaluate(published_request()).refusal is None
-    assert server.server.service.admission.refusals == {"max_queue": 1}
-
-
-def test_a_caller_that_is_gone_or_beyond_its_deadline_frees_its_place() -> None:
-    with busy(5) as (server, _, client, calls):
-        admission = server.server.service.admission
-        held = admission.memory_bytes
-        late = client.evaluate(laborious(), timeout_s=0.2)
-        assert late.code is grpc.StatusCode.DEADLINE_EXCEEDED
-        wait_for(server, computing=SLOTS, waiting=3)
-        for call in calls[2:]:
-            call.cancel()
-        # Those two may be others than the first.
-        wait_until(lambda: admission.memory_bytes <= held * 2 // 5)
+        # Streams wait for their turns and are refused none.
+        for stream in streams:
+            stream.send()
+        wait_for(server, computing=2, waiting=4)
+        many.send(*(raw_calls.named(laborious(), name) for name in "abc"))
+        wait_for(server, computing=2, waiting=5)  # equal ones of one caller are a batch
+        gate.set()
+        (data,) = {call.result().data for call in calls}
+        for stream in streams:
+            answer = raw_calls.read_all(stream.call, itertools.chain([stream.opened], stream.call))
+            assert (answer.refusal, answer.data) == (None, data)
+        results = {name: each.result.data for name, each in many.answers().items()}
+        assert results == dict.fromkeys("abc", data)
+        wait_idle(server)
+        assert server.server.service.admission.refusals == {"max_queue": 1}
 
 
 def test_callers_that_fall_silent_or_do_not_read_hold_no_thread() -> None:
     with (
-        silence([opening(published_request())]) as at_once,
-        silence(unfinished()) as later,
+        raw_calls.silence([raw_calls.opening(published_request())]) as at_once,
+        raw_calls.silence(raw_calls.unfinished()) as later,
         served(compute_threads=1, max_queue_s=60.0) as (server, client),
         ThreadPoolExecutor(4) as pool,
     ):
         calls = [client.start(each()) for each in (at_once, later) for _ in range(6)]
-        calls += [client.start(as_stream(copies(1 << 15))) for _ in range(4)]
+        calls += [client.start(raw_calls.as_stream(raw_calls.copies(1 << 15))) for _ in range(4)]
         for call in calls:
             assert next(call).WhichOneof("message") == "opened"
         wait_for(server, computing=0, waiting=0)
@@ -173,35 +109,11 @@ def test_callers_that_fall_silent_or_do_not_read_hold_no_thread() -> None:
         wait_idle(server)
 
 
-def test_streams_wait_for_their_turn_and_are_never_refused_one() -> None:
-    with (
-        gated(max_queue=1) as (server, gate),
-        RawClient(server.address) as client,
-        ManyCall(client) as many,
-    ):
-        streams = [WaitingStream(client, laborious()) for _ in range(3)]
-        calls = [client.stub.Evaluate.future(laborious()) for _ in range(3)]
-        wait_for(server, computing=SLOTS, waiting=1)
-        for stream in streams:
-            stream.send()
-        wait_for(server, computing=SLOTS, waiting=4)
-        many.send(*(named(laborious(), name) for name in "abc"))
-        wait_for(server, computing=SLOTS, waiting=5)  # equal ones of one caller are a batch
-        gate.set()
-        data = calls[0].result().data
-        for stream in streams:
-            answer = read_all(stream.call, itertools.chain([stream.opened], stream.call))
-            assert (answer.refusal, answer.data) == (None, data)
-        results = {name: each.result.data for name, each in many.answers().items()}
-        assert results == dict.fromkeys("abc", data)
-        wait_idle(server)
-
-
 def test_a_burst_of_one_client_is_served_whole() -> None:
     array = np.ones((1, 1, 4, 4), np.float32)
 
     async def burst(address: str) -> list[bytes]:
-        async with AsyncClient(address, retry=RetryPolicy(max_attempts=1)) as client:
+        async with gradwire.AsyncClient(address, retry=ONCE) as client:
             calls = [halved(client, array) for _ in range(600)]
             return [each.tobytes() for each in await asyncio.gather(*calls)]
 
@@ -215,36 +127,10 @@ LANCZOS = ops.JaxResize(method="lanczos5")
 LENGTHS = 500_000, 1_000_000
 
 
-def evaluation(inputs: int, outputs: int) -> EvaluationRequest:
-    float64 = np.dtype(np.float64)
-    source, result = (TensorSpec.packed(float64, (length,)) for length in (inputs, outputs))
-    return EvaluationRequest(LANCZOS.name, LANCZOS, source, result)
-
-
 def build_long(client: Client | LocalClient, **options: Any) -> object:
     """Evaluate what takes long tables."""
     array = np.broadcast_to(np.ones(1), LENGTHS[:1])
     return client.evaluate(LANCZOS, array, output_shape=LENGTHS[1:], **options)
-
-
-def test_a_check_is_called_between_blocks_and_ends_what_it_refuses() -> None:
-    preparer = Preparer(Limits(), most_kept=1 << 24)
-    asked = evaluation(50_000, 40_000)
-    calls: list[int] = []
-
-    def check() -> None:
-        calls.append(len(calls))
-        if len(calls) == 5:
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        preparer.prepare(asked, check=check)
-    assert not preparer.preparation(asked).is_quick
-    calls[:] = range(5)
-    expected = Preparer(Limits(), most_kept=0).prepare(asked)
-    assert preparer.prepare(asked, check=check).digest == expected.digest
-    assert preparer.preparation(asked).is_quick
-    assert len(calls) > 10
 
 
 def test_a_server_stops_building_when_the_deadline_has_passed(
@@ -254,15 +140,17 @@ def test_a_server_stops_building_when_the_deadline_has_passed(
     large = partial(Preparer, most_kept=1 << 26)
     monkeypatch.setattr("gradwire_server.rpc.service_context.Preparer", large)
     with serving(compute_threads=1) as server:
-        with Client(server.address) as client, pytest.raises(DeadlineExceededError):
+        with Client(server.address) as client, pytest.raises(gradwire.DeadlineExceededError):
             build_long(client, timeout_s=0.2)
-        service = server.server.service
-        wait_until(lambda: not service.admission.computing)
-        assert not service.preparer.preparation(evaluation(*LENGTHS)).is_quick
+        service, float64 = server.server.service, np.dtype(np.float64)
+        raw_calls.wait_until(lambda: not service.admission.computing)
+        source, result = (TensorSpec.packed(float64, (length,)) for length in LENGTHS)
+        asked = EvaluationRequest(LANCZOS.name, LANCZOS, source, result)
+        assert not service.preparer.preparation(asked).is_quick
 
 
 def test_the_time_of_a_local_call_is_looked_at_between_blocks() -> None:
-    late = pytest.raises(DeadlineExceededError, match="after 0 result bytes")
+    late = pytest.raises(gradwire.DeadlineExceededError, match="after 0 result bytes")
     with LocalClient("numpy_cpu") as client, late:
         build_long(client, timeout_s=0.2)
 
@@ -272,31 +160,27 @@ def short_message(length: int) -> v1.EvaluateRequest:
     operator = v1.JaxResize(method=v1.JaxResize.METHOD_LANCZOS5)
     return v1.EvaluateRequest(
         operator=v1.Operator(jax_resize_grad=operator),
-        input=float32(length, strides=(0,)),
-        output=float32(16),
+        input=raw_calls.float32(length, strides=(0,)),
+        output=raw_calls.float32(16),
         data=bytes(4),
     )
 
 
-def test_tables_that_do_not_fit_in_memory_are_refused_for_now() -> None:
+def test_tables_that_do_not_fit_in_memory_are_refused_for_now_or_for_ever() -> None:
+    limits = {"max_memory_bytes": 1 << 27, "max_request_memory_bytes": 1 << 27}
     with (
-        served(compute_threads=1, max_memory_bytes=1 << 27) as (server, client),
+        served(compute_threads=1, **limits) as (server, client),
         ThreadPoolExecutor(1) as pool,
     ):
         admission = server.server.service.admission
-        first = pool.submit(client.evaluate, short_message(300_000))
+        never = client.evaluate(short_message(300_000))
+        refused(never, "LIMIT_EXCEEDED", limit="max_memory_bytes")
+        assert admission.entered == 0, "it is known before they are built"
+        first = pool.submit(client.evaluate, short_message(250_000))
         wait_until(lambda: admission.memory_bytes)
-        refused(client.evaluate(short_message(300_001)), "OVERLOADED", limit="max_memory_bytes")
+        refused(client.evaluate(short_message(250_001)), "OVERLOADED", limit="max_memory_bytes")
         assert first.result(timeout=PATIENCE_S).refusal is None
         wait_until(lambda: not admission.memory_bytes)
-
-
-def test_tables_larger_than_the_memory_of_all_are_refused_before_they_are_built() -> None:
-    limits = {"max_memory_bytes": 1 << 26, "max_request_memory_bytes": 1 << 26}
-    with served(compute_threads=1, **limits) as (server, client):
-        answer = client.evaluate(short_message(1_000_000))
-        refused(answer, "LIMIT_EXCEEDED", limit="max_memory_bytes")
-        assert server.server.service.admission.entered == 0
 
 
 def test_shorter_tables_are_ready_before_longer_ones_that_came_first() -> None:
@@ -312,7 +196,7 @@ def test_shorter_tables_are_ready_before_longer_ones_that_came_first() -> None:
         other.evaluate(LANCZOS, np.ones(16), output_shape=(5_000,))
         assert not first.done()
         client.close()
-        with pytest.raises(CallCancelledError):
+        with pytest.raises(gradwire.CallCancelledError):
             first.result(timeout=PATIENCE_S)
         wait_until(lambda: not (admission.memory_bytes or admission.computing))
 
@@ -321,11 +205,11 @@ def test_many_tables_of_one_address_hold_up_no_table_of_another() -> None:
     with (
         serving(address="[::]:0", insecure=True, compute_threads=1, max_queue_s=60) as server,
         ThreadPoolExecutor(12) as pool,
-        contextlib.ExitStack() as stack,
+        ExitStack() as stack,
     ):
         port = server.address.rpartition(":")[2]
-        callers = [stack.enter_context(RawClient(f"127.0.0.1:{port}")) for _ in range(12)]
-        other = stack.enter_context(RawClient(f"[::1]:{port}"))
+        callers = [stack.enter_context(raw_calls.RawClient(f"127.0.0.1:{port}")) for _ in range(12)]
+        other = stack.enter_context(raw_calls.RawClient(f"[::1]:{port}"))
         greedy = [
             pool.submit(caller.evaluate, short_message(100_000 + number))
             for number, caller in enumerate(callers)
@@ -346,12 +230,12 @@ def test_a_backend_that_may_wait_holds_up_no_other_call() -> None:
         ManyCall(client) as many,
         ThreadPoolExecutor(2) as pool,
     ):
-        many.send(named(published_request(), "one"))
-        calls = [pool.submit(client.ask, published_request(), how) for how in BOTH_WAYS]
+        many.send(raw_calls.named(published_request(), "one"))
+        calls = [pool.submit(client.ask, published_request(), how) for how in raw_calls.BOTH_WAYS]
         for _ in range(3):
             assert backend.at_work.acquire(timeout=PATIENCE_S)
         question = v1.ListOperatorsRequest()
         assert client.stub.ListOperators(question, timeout=PATIENCE_S).operators
         backend.gate.set()
         results = {call.result(timeout=PATIENCE_S).data for call in calls}
-        assert results | {many.receive().result.data} == {PUBLISHED_RESULT}
+        assert results | {many.receive().result.data} == {raw_calls.PUBLISHED_RESULT}

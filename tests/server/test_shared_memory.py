@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradwire import Client, v1
+from gradwire import v1
 from gradwire.ops import DmlResampleGrad, to_message
+from gradwire_server import LocalClient
 from support.raw_calls import PATIENCE_S, RawClient, float32, refused, wait_until
 from support.refusals import Refusal, refusal_of
 from support.scraping import scrape
@@ -34,6 +35,8 @@ SEALS = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
 LINEAR = DmlResampleGrad(interpolation_mode="linear")
 SOURCE, RESULT = (2, 3, 40, 60), (2, 3, 20, 30)
 GRADIENT = np.random.default_rng(0).normal(size=SOURCE).astype(np.float32)
+with LocalClient() as LOCAL:
+    EXPECTED = LOCAL.evaluate(LINEAR, GRADIENT, output_shape=RESULT).tobytes()
 
 
 def memory_file(nbytes: int, *, seals: int = SEALS, flags: int = 0) -> int:
@@ -44,7 +47,7 @@ def memory_file(nbytes: int, *, seals: int = SEALS, flags: int = 0) -> int:
 
 
 class Segment(NamedTuple):
-    """Registered memory: its handle, and its bytes as the client sees them."""
+    """Registered memory, as the client sees it."""
 
     handle: str
     memory: NDArray[np.uint8]
@@ -144,49 +147,27 @@ def server() -> Generator[ServerThread]:
 
 
 @pytest.fixture
-def client(server: ServerThread, expected: bytes) -> Generator[SharingClient]:
+def client(server: ServerThread) -> Generator[SharingClient]:
     """Connect to the server, which serves as before when a test is done."""
     with SharingClient(server.address) as one:
         yield one
     with SharingClient(server.address) as one:
         one.call()
-        assert one.result == expected
+        assert one.result == EXPECTED
     wait_idle(server)
 
 
-@pytest.fixture(scope="module")
-def expected(server: ServerThread) -> bytes:
-    with Client(server.address) as plain:
-        return plain.evaluate(LINEAR, GRADIENT, output_shape=RESULT).tobytes()
-
-
-def test_the_result_has_the_bits_of_evaluate_and_other_segments_prepare_nothing_anew(
-    server: ServerThread, client: SharingClient, expected: bytes
-) -> None:
-    assert client.call().output == float32(*RESULT)
-    (hits, misses), _ = server.server.service.preparer.lookups
-    for name in "ab":
-        client.output = client.registrar.segment(GRADIENT.nbytes)
-        request = client.request()
-        request.evaluation.request_id = name
-        client.call(request)
-        assert client.result == expected
-    assert server.server.service.preparer.lookups[0] == [hits + 2, misses]
-
-
-def test_ranges_lie_anywhere_and_in_one_segment(client: SharingClient, expected: bytes) -> None:
+def test_ranges_lie_anywhere_and_in_one_segment(client: SharingClient) -> None:
     both = client.registrar.segment(2 * GRADIENT.nbytes)
     both.memory[PAGE : PAGE + GRADIENT.nbytes] = client.input.memory[: GRADIENT.nbytes]
     request, first = client.request(), PAGE + GRADIENT.nbytes + 64
     request.input.handle = request.output.handle = both.handle
     request.input.offset, request.output.offset = PAGE, first
     client.call(request)
-    assert both.memory[first : first + len(expected)].tobytes() == expected
+    assert both.memory[first : first + len(EXPECTED)].tobytes() == EXPECTED
 
 
-def test_callers_of_the_socket_alone_are_offered_it_unless_it_is_off_or_cannot_be(
-    folder: Path,
-) -> None:
+def test_callers_of_the_socket_are_offered_it_unless_it_is_off_or_cannot_be(folder: Path) -> None:
     with serving(local_socket=f"{folder}/local") as server:
         assert not offers_memory(server.address)
         with SharingClient(f"unix:{folder}/local") as client:
@@ -201,9 +182,7 @@ def test_callers_of_the_socket_alone_are_offered_it_unless_it_is_off_or_cannot_b
     assert kept.read_text() == "mine"
 
 
-def test_a_connection_that_closes_frees_its_memory_and_a_metric_says_so(
-    server: ServerThread, client: SharingClient
-) -> None:
+def test_a_closed_connection_frees_memory(server: ServerThread, client: SharingClient) -> None:
     def shared() -> float:
         return scrape(server.http_address).value("gradwire_shared_memory_bytes")
 
@@ -236,39 +215,37 @@ WRONG: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "data besides": ("evaluation", {"data": b"1234"}, "INVALID_DATA", "evaluation.data"),
     "unknown handle": ("input", {"handle": "x" * 32}, "UNKNOWN_SEGMENT", "input.handle: "),
     "input beyond": ("input", {"offset": PAGE}, FIELD, "input.offset"),
-    "input far beyond": ("input", {"offset": 1 << 40}, FIELD, "input.offset"),
     "input at the end": ("input", {"offset": 2**63 - 64}, FIELD, "input.offset"),
     "output over the input": ("output", {"handle": "input", "offset": 64}, FIELD, "output.offset"),
     "unknown field": ("input", {}, "UNKNOWN_FIELD", "field 5 of gradwire.v1.SharedRange at input "),
 }
 
 
-@pytest.mark.parametrize(("part", "fields", "reason", "words"), WRONG.values(), ids=list(WRONG))
-def test_a_wrong_range_is_refused_by_name(
-    client: SharingClient, part: str, fields: dict[str, Any], reason: str, words: str
-) -> None:
-    request = client.request()
-    for name, value in fields.items():
-        setattr(getattr(request, part), name, client.input.handle if value == "input" else value)
-    if reason == "UNKNOWN_FIELD":
-        request.input.MergeFromString(b"\x28\x01")
-    field = words if reason.startswith("INVALID") else None
-    assert client.refusal(reason, request, field=field).message.startswith(words)
+def test_a_wrong_range_is_refused_by_name(client: SharingClient) -> None:
+    for part, fields, reason, words in WRONG.values():
+        request = client.request()
+        for name, value in fields.items():
+            own = client.input.handle if value == "input" else value
+            setattr(getattr(request, part), name, own)
+        if reason == "UNKNOWN_FIELD":
+            request.input.MergeFromString(b"\x28\x01")
+        field = words if reason.startswith("INVALID") else None
+        assert client.refusal(reason, request, field=field).message.startswith(words)
 
 
-def _pipe_end(_folder: Path) -> int:
+def _pipe_end() -> int:
     reading, writing = os.pipe()
     os.close(writing)
     return reading
 
 
-def _file(folder: Path) -> int:
-    path = folder / "file"
-    path.write_bytes(bytes(PAGE))
-    return os.open(path, os.O_RDWR)
+def _file() -> int:
+    with tempfile.TemporaryFile() as file:
+        file.write(bytes(PAGE))
+        return os.dup(file.fileno())
 
 
-def _huge_pages(_folder: Path) -> int:
+def _huge_pages() -> int:
     try:
         return memory_file(2 << 20, flags=os.MFD_HUGETLB)
     except OSError as error:
@@ -277,31 +254,29 @@ def _huge_pages(_folder: Path) -> int:
 
 HALF = 32 << 20
 # Registered file, its declared length, and words of the answer.
-FILES: dict[str, tuple[Callable[[Path], int], int, str]] = {
-    "unsealed": (lambda _: memory_file(PAGE, seals=0), PAGE, "the file"),
-    "sealed in part": (lambda _: memory_file(PAGE, seals=SEALS & ~2), PAGE, "the file"),
-    "read only": (lambda _: memory_file(PAGE, seals=SEALS | F_SEAL_WRITE), PAGE, "the file"),
+FILES: dict[str, tuple[Callable[[], int], int, str]] = {
+    "unsealed": (lambda: memory_file(PAGE, seals=0), PAGE, "the file"),
+    "sealed in part": (lambda: memory_file(PAGE, seals=SEALS & ~2), PAGE, "the file"),
+    "read only": (lambda: memory_file(PAGE, seals=SEALS | F_SEAL_WRITE), PAGE, "the file"),
     "a pipe": (_pipe_end, PAGE, "the file"),
     "a file": (_file, PAGE, "the file"),
-    "a folder": (lambda folder: os.open(folder, os.O_RDONLY), PAGE, "the file"),
+    "a folder": (lambda: os.open("/", os.O_RDONLY), PAGE, "the file"),
     "huge pages": (_huge_pages, 2 << 20, "ordinary pages"),
-    "told as empty": (lambda _: memory_file(PAGE), 0, "the file has 4096 bytes"),
-    "told as shorter": (lambda _: memory_file(PAGE), PAGE - 1, "the file has 4096 bytes"),
-    "told as longer": (lambda _: memory_file(PAGE), 2 * PAGE, "the file has 4096 bytes"),
-    "told as endless": (lambda _: memory_file(PAGE), 2**64 - 1, "the file has 4096 bytes"),
-    "beyond half of the budget": (lambda _: memory_file(HALF), HALF, "max_memory_bytes"),
+    "told as empty": (lambda: memory_file(PAGE), 0, "the file has 4096 bytes"),
+    "told as shorter": (lambda: memory_file(PAGE), PAGE - 1, "the file has 4096 bytes"),
+    "told as longer": (lambda: memory_file(PAGE), 2 * PAGE, "the file has 4096 bytes"),
+    "told as endless": (lambda: memory_file(PAGE), 2**64 - 1, "the file has 4096 bytes"),
+    "beyond half of the budget": (lambda: memory_file(HALF), HALF, "max_memory_bytes"),
 }
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_other_files_are_refused(
-    client: SharingClient, server: ServerThread, folder: Path, name: str
-) -> None:
+def test_other_files_are_refused(client: SharingClient, server: ServerThread, name: str) -> None:
     make, length, words = FILES[name]
     admission = server.server.service.admission
     before = admission.memory_bytes
     assert admission.max_memory_bytes == 2 * HALF
-    file = make(folder)
+    file = make()
     answer = client.registrar.register(file, length).decode()
     os.close(file)
     assert answer.startswith("Esegment: ")
@@ -309,9 +284,7 @@ def test_other_files_are_refused(
     assert admission.memory_bytes == before
 
 
-def test_other_packets_are_refused_leave_no_descriptor_open_and_empty_ones_end_the_connection(
-    client: SharingClient,
-) -> None:
+def test_other_packets_are_refused_and_leave_no_descriptor_open(client: SharingClient) -> None:
     def open_files() -> int:
         return len([*Path("/proc/self/fd").iterdir()])
 
@@ -331,16 +304,13 @@ def test_other_packets_are_refused_leave_no_descriptor_open_and_empty_ones_end_t
 
 def test_a_connection_has_so_many_segments_at_most(client: SharingClient) -> None:
     file = memory_file(PAGE)
-    answers = [client.registrar.register(file, PAGE) for _ in range(1000)]
+    answers = [client.registrar.register(file, PAGE) for _ in range(300)]
     os.close(file)
-    taken = sum(one[:1] == b"H" for one in answers)
-    assert 200 < taken < 300
+    assert 200 < sum(one[:1] == b"H" for one in answers) < 300
     assert b"at most" in answers[-1]
 
 
-def test_memory_whose_connection_closes_amid_a_call_stays_until_the_call_ends(
-    folder: Path,
-) -> None:
+def test_memory_whose_connection_closes_amid_a_call_stays_until_it_ends(folder: Path) -> None:
     with (
         gated(address=f"unix:{folder}/socket") as (server, gate),
         SharingClient(f"unix:{folder}/socket") as client,

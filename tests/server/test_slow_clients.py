@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 
 import grpc
 import pytest
 
 from gradwire import v1
-from support.raw_calls import (
-    BOTH_WAYS,
-    PATIENCE_S,
-    ManyCall,
-    RawClient,
-    as_stream,
-    chunks,
-    copies,
-    ended,
-    identity_request,
-    named,
-    opening,
-    published_request,
-    read_all,
-    refused,
-    silence,
-    summed,
-    unfinished,
-    wait_until,
-)
+from support import raw_calls
+from support.raw_calls import ManyCall, RawClient, ended, named, wait_until
 from support.relay import relaying
-from support.servers import ServerThread, gated, laborious, served, serving, wait_for, wait_idle
+from support.servers import (
+    ServerThread,
+    gated,
+    laborious,
+    lasting_client,
+    served,
+    serving,
+    wait_for,
+    wait_idle,
+)
 
 MIB = 1 << 20
 
@@ -46,86 +37,66 @@ def server() -> Iterator[ServerThread]:
         yield server
 
 
-@pytest.fixture
-def client(server: ServerThread) -> Iterator[RawClient]:
-    with RawClient(server.address) as client:
-        yield client
-        client.check_alive()
-    wait_idle(server)
+client = pytest.fixture(lasting_client)
 
 
-MUTE = {
-    "from the start": [],
-    "after open": [opening(published_request())],
-    "in the middle": unfinished(),
-    "before the half-close": as_stream(published_request()),
-}
+# Open and the data.
+WHOLE = raw_calls.as_stream(raw_calls.published_request())
 
 
-@pytest.mark.parametrize("messages", MUTE.values(), ids=list(MUTE))
-def test_a_writer_that_falls_silent_is_ended(
-    client: RawClient, messages: list[v1.EvaluateStreamRequest]
-) -> None:
-    with silence(messages) as silent:
-        refusal = ended(client.stream(silent()), "STALLED", timeout_s=STALL_S)
+@pytest.mark.parametrize("messages", [[], WHOLE[:1], raw_calls.unfinished(), WHOLE], ids=len)
+def test_silent_writers_end(client: RawClient, messages: list[v1.EvaluateStreamRequest]) -> None:
+    with raw_calls.silence(messages) as silent:
+        refusal = raw_calls.ended(client.stream(silent()), "STALLED", timeout_s=STALL_S)
     assert str(STALL_S) in refusal.message
 
 
-@pytest.mark.parametrize("answered", [0, 3])
-def test_a_caller_of_many_that_falls_silent_is_ended(client: RawClient, answered: int) -> None:
-    with ManyCall(client) as call:
-        for number in range(answered):
-            call.send(named(published_request(), str(number)))
-            call.receive()
-        ended(call.refusal(), "STALLED", timeout_s=STALL_S)
-
-
-def pass_time(seconds: float) -> None:
-    assert not threading.Event().wait(seconds)
+def test_a_caller_of_many_that_falls_silent_is_ended(client: RawClient) -> None:
+    for answered in (0, 3):
+        with ManyCall(client) as call:
+            for number in range(answered):
+                call.send(named(raw_calls.published_request(), str(number)))
+                call.receive()
+            ended(call.refusal(), "STALLED", timeout_s=STALL_S)
 
 
 def test_each_message_renews_the_stall_timeout() -> None:
     data = bytes(64 << 10)
 
     def messages() -> Iterator[v1.EvaluateStreamRequest]:
-        yield opening(identity_request(4, 4 << 10))
-        for each in chunks(data, 16 << 10):
-            pass_time(0.4)
+        yield raw_calls.opening(raw_calls.identity_request(4, 4 << 10))
+        for each in raw_calls.chunks(data, 16 << 10):
+            time.sleep(0.4)
             yield each
 
     with served(stall_timeout_s=1.2) as (_, client):
         assert client.stream(messages()).data == data
 
 
-@pytest.mark.parametrize(("count", "read"), [(4, 0), (1, 3)])
-def test_readers_that_stop_are_ended_and_give_their_memory_back(
-    server: ServerThread, client: RawClient, count: int, read: int
-) -> None:
+def test_readers_that_stop_are_ended(server: ServerThread, client: RawClient) -> None:
     admission = server.server.service.admission
     before = admission.entered
-    calls = [client.start(as_stream(copies(1 << 15))) for _ in range(count)]
-    first = [[next(call) for _ in range(read)] for call in calls]
-    wait_until(lambda: admission.entered >= before + count)
+    calls = [client.start(raw_calls.as_stream(raw_calls.copies(1 << 15))) for _ in range(4)]
+    first = [next(calls[0]) for _ in range(3)]
+    wait_until(lambda: admission.entered >= before + len(calls))
     wait_idle(server)
-    for came, call in zip(first, calls, strict=True):
+    for came, call in zip((first, [], [], []), calls, strict=True):
         # Chunks in transit still arrive, and then the error.
-        answer = read_all(call, itertools.chain(came, call))
-        refused(answer, "STALLED")
+        answer = raw_calls.read_all(call, itertools.chain(came, call))
+        raw_calls.refused(answer, "STALLED")
         assert len(answer.data) < 64 * MIB
 
 
-def test_a_caller_of_many_that_does_not_read_is_held_back_and_ended(
-    server: ServerThread, client: RawClient
-) -> None:
+def test_a_caller_of_many_that_does_not_read_ends(server: ServerThread, client: RawClient) -> None:
     admission = server.server.service.admission
     before = admission.entered
     with ManyCall(client) as call:
         # Answers of 1 MiB: far more of them than any buffers on the way could hold.
-        call.send(*(named(copies(512), str(number)) for number in range(500)))
+        call.send(*(named(raw_calls.copies(512), str(number)) for number in range(500)))
         # It may have been ended before anybody looks.
         wait_until(lambda: admission.entered > before)
         wait_idle(server)
-        refused(call.refusal(), "STALLED", timeout_s=STALL_S)
+        raw_calls.refused(call.refusal(), "STALLED", timeout_s=STALL_S)
         assert call.answered < 100
 
 
@@ -136,39 +107,37 @@ def test_writing_all_before_reading_is_served_where_flow_control_lets_it_through
     written, pattern = list[int](), bytes(range(256))
 
     def messages() -> Iterator[v1.EvaluateStreamRequest]:
-        yield opening(identity_request(size >> 14, 1 << 12))
-        for each in chunks(pattern * (size // 256), 256 << 10):
+        yield raw_calls.opening(raw_calls.identity_request(size >> 14, 1 << 12))
+        for each in raw_calls.chunks(pattern * (size // 256), 256 << 10):
             yield each
             written.append(len(each.chunk.data))
 
     call = client.start(messages())
     if fits:
         wait_until(lambda: sum(written) == size)
-        assert read_all(call).data == pattern * (size // 256)
+        assert raw_calls.read_all(call).data == pattern * (size // 256)
         return
     # On a busy machine it may have come and gone before anybody looks.
     wait_until(lambda: server.server.service.admission.streams or not call.is_active())
     wait_idle(server)
     # No more was written than the buffers in transit hold.
     assert sum(written) < 64 * MIB
-    refused(read_all(call), "STALLED")
+    raw_calls.refused(raw_calls.read_all(call), "STALLED")
 
 
-@pytest.mark.parametrize("how", [*BOTH_WAYS, "EvaluateMany", "cancelled"])
-def test_work_stops_when_the_deadline_passes_or_the_call_is_cancelled(
-    server: ServerThread, client: RawClient, how: str
-) -> None:
+@pytest.mark.parametrize("how", [*raw_calls.BOTH_WAYS, "EvaluateMany", "cancelled"])
+def test_work_stops_with_its_call(server: ServerThread, client: RawClient, how: str) -> None:
     late = grpc.StatusCode.DEADLINE_EXCEEDED
     if how == "cancelled":
-        call = client.stub.Evaluate.future(summed(1 << 18), timeout=PATIENCE_S)
+        call = client.stub.Evaluate.future(raw_calls.summed(1 << 18), timeout=raw_calls.PATIENCE_S)
         wait_until(lambda: server.server.service.admission.memory_bytes)
         call.cancel()
     elif how == "EvaluateMany":
         with ManyCall(client, timeout_s=0.3) as many:
-            many.send(*(named(summed(1 << 18), str(number)) for number in range(8)))
+            many.send(*(named(raw_calls.summed(1 << 18), str(number)) for number in range(8)))
             assert many.refusal().code is late
     else:
-        assert client.ask(summed(1 << 18), how, timeout_s=0.3).code is late
+        assert client.ask(raw_calls.summed(1 << 18), how, timeout_s=0.3).code is late
     wait_idle(server)
     # Threads are free: this is too long for the event loop.
     assert client.evaluate(laborious()).refusal is None
@@ -180,46 +149,34 @@ def test_a_computation_longer_than_the_stall_timeout_is_no_stall() -> None:
         RawClient(server.address) as client,
         ManyCall(client) as many,
     ):
-        call = client.start(as_stream(laborious()))
+        call = client.start(raw_calls.as_stream(laborious()))
         wait_for(server, computing=1, waiting=0)
         many.send(named(laborious(), "one"))
-        pass_time(0.9)  # nothing moves but the computing thread
+        time.sleep(0.9)  # nothing moves but the computing thread
         gate.set()
-        data = read_all(call).data
+        data = raw_calls.read_all(call).data
         assert len(data) == 16
         assert many.receive().result.data == data
 
 
-# A write reports a broken connection sometimes before and sometimes after the call has ended.
-TIMES = 30
-
-
-def many_copies(client: RawClient) -> object:
-    """Order more results than any buffers on the way hold, and read none."""
-    call = ManyCall(client)
-    call.send(*(named(copies(512), str(number)) for number in range(40)))
-    return call
-
-
-def stream_of_copies(client: RawClient) -> object:
-    """Order one such result."""
-    return client.start(as_stream(copies(1 << 12)))
-
-
-@pytest.mark.parametrize("ask", [many_copies, stream_of_copies])
-def test_a_connection_that_breaks_while_the_server_writes_is_no_fault_of_the_server(
-    ask: Callable[[RawClient], object], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broken_connection_is_no_fault_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    # A write reports a broken connection sometimes before and sometimes after the call has ended.
+    times = 30
     with caplog.at_level(logging.INFO), serving(compute_threads=1) as server:
         in_phase = server.server.service.active.in_phase
-        for _ in range(TIMES):
+        for _ in range(times):
             with relaying(server.address) as relay, RawClient(relay.address) as client:
-                call = ask(client)
-                wait_until(lambda: in_phase["send"])
-                pass_time(0.05)  # until all buffers are full and a write waits for them
+                # More results than any buffers on the way hold, and none is read.
+                many, stream = (
+                    ManyCall(client),
+                    client.start(raw_calls.as_stream(raw_calls.copies(1 << 12))),
+                )
+                many.send(*(named(raw_calls.copies(512), str(number)) for number in range(40)))
+                wait_until(lambda: in_phase["send"] >= 2)
+                time.sleep(0.05)  # until all buffers are full and writes wait for them
                 relay.close()
-                del call
+                del many, stream
                 wait_idle(server)
     ended = [vars(each)["facts"] for each in caplog.records if each.getMessage() == "call"]
-    assert [each["status"] for each in ended] == ["CANCELLED"] * TIMES
+    assert [each["status"] for each in ended] == ["CANCELLED"] * 2 * times
     assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []

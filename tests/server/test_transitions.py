@@ -10,9 +10,10 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -22,104 +23,65 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gradwire import ops, v1
 from gradwire._wire.environment import GRPC_VARIABLES
 from gradwire_server.backends import cache_files, changeover
+from support import raw_calls
 from support.kernels.numba_calls import compiled, needs_numba
 from support.load import KINDS, PAUSE_S, Callers, problem
 from support.processes import Command, is_running, running_command
-from support.raw_calls import (
-    PATIENCE_S,
-    PUBLISHED_RESULT,
-    REQUEST_ID,
-    ManyCall,
-    RawClient,
-    WaitingStream,
-    chunk,
-    chunks,
-    ended,
-    float32,
-    identity_request,
-    named,
-    opening,
-    published_request,
-    read_all,
-    rows,
-    wait_until,
-)
-from support.refusals import Refusal
+from support.raw_calls import RawClient, named, published_request, read_all, wait_until
 from support.scraping import scrape
 from support.servers import ServerThread, commanded, served, served_many
 
 
 def endless(piece: int) -> Iterator[v1.EvaluateStreamRequest]:
     """Open a stream of 64 GiB and write it piece by piece."""
-    yield opening(identity_request(1 << 17, 1 << 17))
-    data = bytes(piece)
+    yield raw_calls.opening(raw_calls.identity_request(1 << 17, 1 << 17))
     for number in itertools.count():
-        yield chunk(number * piece, data)
+        yield raw_calls.chunk(number * piece, bytes(piece))
 
 
-def check_told(refusal: Refusal | None) -> None:
-    """Assert that the last message said it, whatever became of the trailers behind it."""
-    assert refusal is not None
-    error = refusal.in_band
-    assert error is not None
-    assert error.code == grpc.StatusCode.UNAVAILABLE.value[0]
-    assert error.reason == v1.ErrorReason.ERROR_REASON_DRAINING
-    assert error.metadata["request_id"] == REQUEST_ID
-
-
-@pytest.mark.parametrize(
-    "number", [*range(10), *(pytest.param(each, marks=pytest.mark.slow) for each in range(10, 60))]
-)
-def test_a_writer_in_full_flow_learns_that_the_server_drains(number: int) -> None:
-    server = ServerThread()
-    server.start()
-
-    def stop() -> None:
+@pytest.mark.parametrize("times", [4, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_writer_in_full_flow_learns_that_the_server_drains(times: int) -> None:
+    def stop(server: ServerThread) -> None:
         wait_until(lambda: server.server.service.admission.memory_bytes)
         server.stop()
 
-    with RawClient(server.address) as client, ThreadPoolExecutor(1) as pool:
-        stopped = pool.submit(stop)
-        check_told(client.stream(endless((1 << 10, 64 << 10, 1 << 20)[number % 3])).refusal)
-        stopped.result()
+    for piece in (1 << 10, 64 << 10, 1 << 20) * times:
+        server = ServerThread()
+        server.start()
+        with RawClient(server.address) as client, ThreadPoolExecutor(1) as pool:
+            stopped = pool.submit(stop, server)
+            raw_calls.told(client.stream(endless(piece)).refusal, "DRAINING")
+            stopped.result()
 
 
 @pytest.mark.parametrize("flow", ["idle", "full"])
 def test_streams_that_wait_learn_that_the_server_drains(flow: str) -> None:
     with served_many() as (server, client, many):
-        stream = WaitingStream(client)
+        stream = raw_calls.WaitingStream(client)
         many.send(named(published_request(), "a"))
         many.receive()
         if flow == "full":
-            many.send(*(named(rows(1 << 10), str(number)) for number in range(4000)))
+            many.send(*(named(raw_calls.rows(1 << 10), str(number)) for number in range(4000)))
         server.loop.call_soon_threadsafe(server.server.service.draining.set)
-        ended(many.refusal(), "DRAINING")
-        ended(read_all(stream.call, itertools.chain([stream.opened], stream.call)), "DRAINING")
+        raw_calls.ended(many.refusal(), "DRAINING")
+        answer = read_all(stream.call, itertools.chain([stream.opened], stream.call))
+        raw_calls.ended(answer, "DRAINING")
         stream.send()
 
 
-@pytest.mark.parametrize(
-    ("workers", "number"),
-    [
-        (1, signal.SIGTERM),
-        (1, signal.SIGINT),
-        pytest.param(2, signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param(2, signal.SIGINT, marks=pytest.mark.slow),
-    ],
-)
-def test_a_draining_server_finishes_what_runs_and_takes_nothing_new(
-    tmp_path: Path, workers: int, number: int
-) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_draining_server_finishes_what_runs(tmp_path: Path, workers: int, number: int) -> None:
     flags = ("--grace-s", "30", "--workers", str(workers))
     with commanded(*flags, log=tmp_path / "log") as (command, client):
         if workers == 1:
             for times in (1, 2):
                 command.signal(signal.SIGUSR2)
                 command.wait_for_log("no rolling restart", times=times)
-        stream = WaitingStream(client)
+        stream = raw_calls.WaitingStream(client)
         health: Any = health_pb2_grpc.HealthStub(client.channel)
         question = health_pb2.HealthCheckRequest(service="gradwire.v1.GradientService")
-        watch = health.Watch(question, timeout=PATIENCE_S)
+        watch = health.Watch(question, timeout=raw_calls.PATIENCE_S)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         command.signal(number)
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -147,7 +109,8 @@ def test_what_outlasts_the_grace_period_is_ended(tmp_path: Path) -> None:
             call = client.start(endless(1 << 16))
             opened = next(call)
             command.signal(signal.SIGTERM)
-            check_told(read_all(call, itertools.chain([opened], call)).refusal)
+            answer = read_all(call, itertools.chain([opened], call))
+            raw_calls.told(answer.refusal, "DRAINING")
         assert command.wait() == 0
 
 
@@ -169,10 +132,6 @@ class Cache:
         """Put in the kernels that this user's cache has, and unlock."""
         compiled(1)
         shutil.copytree(cache_files.user_folder("kernels"), self._folder, dirs_exist_ok=True)
-        self.unlock()
-
-    def unlock(self) -> None:
-        """Let a server compile."""
         fcntl.flock(self.lock, fcntl.LOCK_UN)
 
 
@@ -184,28 +143,26 @@ def cache(tmp_path: Path) -> Iterator[Cache]:
 
 
 @needs_numba
-def test_numpy_answers_first_and_kernels_take_over_amid_calls_and_streams(
-    tmp_path: Path, cache: Cache
-) -> None:
+def test_numpy_answers_first_and_kernels_take_over(tmp_path: Path, cache: Cache) -> None:
     """No call is lost, all bits are right, and kernels continue running sums that NumPy began."""
     array, expected = problem(KINDS["sums"])
     request = v1.EvaluateRequest(
         operator=ops.to_message(KINDS["sums"].operator),
-        input=float32(*array.shape),
-        output=float32(*expected.shape),
+        input=raw_calls.float32(*array.shape),
+        output=raw_calls.float32(*expected.shape),
     )
     goes_on = threading.Event()
 
     def messages() -> Iterator[v1.EvaluateStreamRequest]:
-        yield opening(request)
-        for number, piece in enumerate(chunks(array.tobytes(), 1 << 20)):
+        yield raw_calls.opening(request)
+        for number, piece in enumerate(raw_calls.chunks(array.tobytes(), 1 << 20)):
             if number == 4:
                 goes_on.wait()
             yield piece
 
     def check(backend: str, to_come: str) -> None:
         many.send(named(published_request(), backend))
-        assert many.receive().result.data == PUBLISHED_RESULT
+        assert many.receive().result.data == raw_calls.PUBLISHED_RESULT
         told = client.stub.GetServerInfo(v1.GetServerInfoRequest())
         assert (told.backend, told.backend_to_come) == (backend, to_come)
         metrics = scrape(command.http_address)
@@ -214,7 +171,10 @@ def test_numpy_answers_first_and_kernels_take_over_amid_calls_and_streams(
             assert metrics.value("gradwire_build_info", backend=name) == (name == backend)
 
     flags = (*cache.flags, "--slab-bytes", str(1 << 18), "--http-port", "127.0.0.1:0")
-    with commanded(*flags, log=tmp_path / "log") as (command, client), ManyCall(client) as many:
+    with (
+        commanded(*flags, log=tmp_path / "log") as (command, client),
+        raw_calls.ManyCall(client) as many,
+    ):
         call = client.start(messages())
         kinds = ("unary", "small stream", "sums", "many")
         with Callers(command.address, *kinds, pause_s=PAUSE_S) as callers:
@@ -232,9 +192,7 @@ def test_numpy_answers_first_and_kernels_take_over_amid_calls_and_streams(
 
 @pytest.mark.slow
 @needs_numba
-def test_several_workers_change_over_and_a_restart_waits_for_kernels(
-    tmp_path: Path, cache: Cache
-) -> None:
+def test_workers_change_over_and_a_restart_waits_for_kernels(tmp_path: Path, cache: Cache) -> None:
     flags = ("--workers", "2", *cache.flags)
     with running_command(*flags, log=tmp_path / "log") as command:
         assert command.log.count(" serving ") == 2
@@ -245,6 +203,12 @@ def test_several_workers_change_over_and_a_restart_waits_for_kernels(
         command.wait_for_log(" rolling restart done")
         serving = re.findall(r" serving .* backend=(\w+)", command.log)
         assert serving == ["numpy_cpu", "numpy_cpu", "numba_cpu", "numba_cpu"]
+        # A stop amid the next restart ends every process.
+        command.signal(signal.SIGUSR2)
+        command.wait_for_log(" rolling restart", times=3)
+        command.stop()
+        assert "Traceback" not in command.log
+        assert "Error" not in command.log
 
 
 @needs_numba
@@ -254,29 +218,23 @@ def test_a_server_told_to_wait_for_kernels_computes_with_them_alone() -> None:
     assert (info.backend, info.backend_to_come) == ("numba_cpu", "")
 
 
-def children(pid: int) -> list[int]:
-    """Return the processes that a process has started."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
-
-
 def compiling(command: Command) -> list[int]:
     """Wait until a server has children that compile, and return them."""
+    found = list[str]()
+
+    def children() -> list[str]:
+        tasks = Path(f"/proc/{command.pid}/task").glob("*/children")
+        found[:] = [child for task in tasks for child in task.read_text().split()]
+        return found
+
     command.wait_for_log(" compiling kernels")
-    wait_until(lambda: children(command.pid))
-    return children(command.pid)
-
-
-def check_ended(command: Command, found: list[int]) -> None:
-    wait_until(lambda: not any(map(is_running, found)))
-    assert "Traceback" not in command.log
+    wait_until(children)
+    return [int(child) for child in found]
 
 
 @needs_numba
-def test_a_child_that_is_killed_is_replaced_and_none_outlives_a_killed_server(
-    tmp_path: Path, cache: Cache
-) -> None:
-    cache.unlock()
+def test_a_killed_child_is_replaced_and_none_is_left(tmp_path: Path, cache: Cache) -> None:
+    fcntl.flock(cache.lock, fcntl.LOCK_UN)
     with commanded(*cache.flags, log=tmp_path / "log") as (command, client):
         child = compiling(command)[0]
 
@@ -294,13 +252,12 @@ def test_a_child_that_is_killed_is_replaced_and_none_outlives_a_killed_server(
         found = compiling(command)
         command.signal(signal.SIGKILL)
         assert command.wait() == -signal.SIGKILL
-        check_ended(command, found)
+        wait_until(lambda: not any(map(is_running, found)))
+        assert "Traceback" not in command.log
 
 
 @needs_numba
-def test_without_a_cache_children_compile_into_a_temporary_folder_and_neither_is_left(
-    tmp_path: Path,
-) -> None:
+def test_without_a_cache_children_compile_into_a_temporary_folder(tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     flags = (*AUTO, "--compile-cache", "/dev/null/cache")
@@ -310,39 +267,14 @@ def test_without_a_cache_children_compile_into_a_temporary_folder_and_neither_is
         assert command.log.count("kernels cannot be cached") == 1
         assert list(temporary.glob("gradwire-kernels-*"))
         command.stop()
-        check_ended(command, found)
+        wait_until(lambda: not any(map(is_running, found)))
+        assert "Traceback" not in command.log
     assert list(temporary.iterdir()) == []
 
 
-class Stored:
-    """A backend whose one kernel is a file."""
-
-    def load_stored(self, folder: str) -> bool:
-        return Path(folder, "kernel").exists()
-
-
-COMPILE = "import pathlib, sys; pathlib.Path(sys.argv[2], 'kernel').open('a').write('x')"
-
-
-def load(folder: Path) -> Coroutine[Any, Any, None]:
-    return changeover.load_kernels(Stored(), cache_dir=str(folder))
-
-
-def test_who_comes_second_waits_and_finds_the_kernels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def both() -> None:
-        await asyncio.gather(load(tmp_path), load(tmp_path))
-
-    monkeypatch.setattr(changeover, "_PROGRAM", ("-c", COMPILE))
-    asyncio.run(both())
-    assert (tmp_path / "kernel").read_text() == "x"
-
-
-def test_children_that_always_fail_are_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_children_that_fail_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changeover, "_PROGRAM", ("-c", "raise SystemExit('no compiler here')"))
     monkeypatch.setattr(changeover, "_PAUSE_S", 0.0)
+    backend: Any = SimpleNamespace(load_stored=lambda _folder: False)
     with pytest.raises(RuntimeError, match="status 1: no compiler here"):
-        asyncio.run(load(tmp_path))
+        asyncio.run(changeover.load_kernels(backend, cache_dir=str(tmp_path)))

@@ -2,56 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from asyncio.subprocess import PIPE
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import pytest
 import trustme
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gradwire import v1
+from gradwire import CallCancelledError, UnavailableError, v1
+from gradwire.health import SERVING, health
 from gradwire_server.config.settings import Settings
 from gradwire_server.processes.gpus import visible
-from gradwire_server.processes.supervised import WorkerProcess
 from gradwire_server.processes.supervisor import share
+from support import raw_calls
 from support.certificates import Papers, trusting
-from support.load import Callers
+from support.load import Callers, repeated
 from support.processes import QUICK, Command, environment, is_running, run_command, running_command
-from support.raw_calls import (
-    PATIENCE_S,
-    PUBLISHED_RESULT,
-    RawClient,
-    WaitingStream,
-    published_request,
-    wait_until,
-)
+from support.raw_calls import PATIENCE_S, RawClient, WaitingStream, wait_until
 from support.relay import relaying
 from support.servers import commanded, served, serving
 
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
 FLAGS = ("--workers", "2", *QUICK)
-# Sent by the process to itself right before it becomes the server: it waits there all the while.
-SIGNALLED_BEFORE = """
-import os, signal, sys
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
-os.kill(os.getpid(), signal.SIGUSR2)
-os.execv(sys.executable, [sys.executable, "-m", "gradwire_server", *sys.argv[1:]])
-"""
 ALONE = ("--address", "127.0.0.1:0", *QUICK)
 
 
@@ -60,13 +40,6 @@ def is_among(number: int, pid: int, mask: str) -> bool:
     text = Path(f"/proc/{pid}/status").read_text()
     bits = int(text.partition(f"\n{mask}:")[2].split()[0], 16)
     return bool(bits >> (number - 1) & 1)
-
-
-def test_the_signal_is_held_before_anything_that_takes_long_is_imported() -> None:
-    code = "import sys, gradwire_server.__main__; print(*sys.modules)"
-    modules = run_command(program=("-c", code)).stdout.split()
-    assert "gradwire_server.processes.startup" in modules
-    assert not {"asyncio", "click", "google.protobuf", "grpc", "numpy"} & set(modules)
 
 
 @contextmanager
@@ -117,27 +90,16 @@ def test_a_signal_ends_a_server_that_starts(tmp_path: Path, number: int) -> None
     assert "stopped while starting" in log.read_text()
 
 
-def test_it_is_held_until_there_is_a_handler_and_then_heard(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_it_is_held_until_there_is_a_handler_and_then_heard(tmp_path: Path, workers: str) -> None:
     log = tmp_path / "log"
-    with starting(log, "-m", "gradwire_server", *ALONE) as process:
+    with starting(log, "-m", "gradwire_server", *ALONE, "--workers", workers) as process:
         until = time.monotonic() + PATIENCE_S
         while not is_among(signal.SIGUSR2, process.pid, "SigBlk"):
             assert not is_among(signal.SIGUSR2, process.pid, "SigCgt")
             assert time.monotonic() < until
         process.send_signal(signal.SIGUSR2)
-        wait_for(log, "no rolling restart", process)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("workers", "told"), [("1", "no rolling restart"), ("2", " rolling restart done")]
-)
-def test_one_that_came_before_the_start_is_acted_on(
-    tmp_path: Path, workers: str, told: str
-) -> None:
-    log = tmp_path / "log"
-    with starting(log, "-c", SIGNALLED_BEFORE, *ALONE, "--workers", workers) as process:
-        wait_for(log, told, process)
+        wait_for(log, "no rolling restart" if workers == "1" else "rolling restart done", process)
         # A thread may have taken the signal while the one that starts still holds it back.
         wait_until(lambda: not is_among(signal.SIGUSR2, process.pid, "SigBlk"))
         process.terminate()
@@ -157,31 +119,9 @@ def test_a_signal_ends_workers_that_start(tmp_path: Path, number: int, moment_s:
     assert "Traceback" not in log.read_text()
 
 
-def test_an_interrupt_before_there_are_workers_ends_the_server() -> None:
-    program = """
-import asyncio
-from gradwire_server.config.settings import Settings
-from gradwire_server.processes import supervisor
-async def interrupted():
-    asyncio.current_task().cancel()  # as asyncio does on SIGINT
-    await supervisor.supervise(Settings(workers=2, address="127.0.0.1:0"))
-asyncio.run(interrupted())
-"""
-    ended = run_command(program=("-c", program))
-    assert ended.stderr.rstrip().endswith("CancelledError")
-
-
-def test_connections_spread_over_workers_that_share_cores_memory_and_streams(crew: Command) -> None:
-    """Workers are processes of their own, and the parent makes no object of grpc."""
+def test_connections_spread_over_workers_that_share_memory_and_streams(crew: Command) -> None:
     assert crew.workers.keys() == {0, 1}
     assert len({crew.pid, *crew.workers.values()}) == 3
-
-    def threads(pid: int) -> set[str]:
-        return {name.read_text() for name in Path(f"/proc/{pid}/task").glob("*/comm")}
-
-    for pid in crew.workers.values():
-        assert "event_engine\n" in threads(pid)
-    assert len(threads(crew.pid)) == 1
 
     def seen() -> set[str]:
         with RawClient(crew.address) as client:
@@ -189,8 +129,6 @@ def test_connections_spread_over_workers_that_share_cores_memory_and_streams(cre
         return set(re.findall(r" call worker=(\d)", crew.log))
 
     wait_until(lambda: seen() == {"0", "1"})
-    told = re.findall(r" serving worker=\d .*compute_threads=(\d+)", crew.log)
-    assert told == [str(max(1, len(os.sched_getaffinity(0)) // 2))] * 2
     with RawClient(crew.address) as client:
         limits = client.stub.GetServerInfo(v1.GetServerInfoRequest()).limits
     assert limits.max_memory_bytes == Settings().max_memory_bytes // 2
@@ -198,29 +136,21 @@ def test_connections_spread_over_workers_that_share_cores_memory_and_streams(cre
 
 
 def test_workers_divide_what_may_wait_and_a_share_is_never_nothing() -> None:
-    assert share(Settings(workers=4, max_queue=1000), "127.0.0.1:7").max_queue == 250
-    scarce = Settings(workers=5, max_streams=3, max_queue=4, max_memory_bytes=2, compute_threads=7)
-    shared = share(scarce, "127.0.0.1:7")
-    assert (shared.max_streams, shared.max_queue) == (1, 1)
-    assert (shared.max_memory_bytes, shared.threads) == (1, 7)
+    def shared(devices: int = 1, **settings: Any) -> Settings:
+        return share(Settings(**settings), "127.0.0.1:7", devices=devices)
+
+    assert shared(workers=4, max_queue=1000).max_queue == 250
+    assert shared(workers=2).threads == max(1, len(os.sched_getaffinity(0)) // 2)
+    one = shared(workers=5, max_streams=3, max_queue=4, max_memory_bytes=2, compute_threads=7)
+    assert (one.max_streams, one.max_queue, one.max_memory_bytes, one.threads) == (1, 1, 1, 7)
+    for workers, own in ((2, 12), (6, 4)):  # of two devices' memory
+        assert shared(2, workers=workers, cuda_memory_bytes=12).cuda_memory_bytes == own
+    # Numbers of devices are those among the visible ones.
+    names = [visible(2, outer) for outer in (None, "3,0,7", "GPU-a, GPU-b, GPU-c")]
+    assert names == ["2", "7", "GPU-c"]
 
 
-@pytest.mark.parametrize(("workers", "devices", "share_of"), [(2, 2, 1), (6, 2, 3)])
-def test_workers_of_a_device_divide_its_memory(workers: int, devices: int, share_of: int) -> None:
-    settings = Settings(workers=workers, cuda_memory_bytes=12)
-    assert share(settings, "127.0.0.1:7", devices=devices).cuda_memory_bytes == 12 // share_of
-
-
-@pytest.mark.parametrize(
-    ("outer", "named"), [(None, "2"), ("3,0,7", "7"), ("GPU-a, GPU-b, GPU-c", "GPU-c")]
-)
-def test_numbers_of_devices_are_those_among_the_visible_ones(outer: str | None, named: str) -> None:
-    assert visible(2, outer) == named
-
-
-def test_a_worker_that_is_told_to_stop_is_replaced_and_none_outlives_its_parent(
-    tmp_path: Path,
-) -> None:
+def test_a_worker_told_to_stop_is_replaced_and_none_outlives_its_parent(tmp_path: Path) -> None:
     with running_command(*FLAGS, log=tmp_path / "log") as command:
         pid = command.workers[1]
         os.kill(pid, signal.SIGTERM)
@@ -244,9 +174,7 @@ def test_what_keeps_one_worker_from_starting_is_told_once(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_worker_that_does_not_start_is_tried_again_as_long_as_another_one_serves(
-    tmp_path: Path,
-) -> None:
+def test_a_worker_that_does_not_start_is_tried_again_while_another_serves(tmp_path: Path) -> None:
     papers, key = Papers(tmp_path), tmp_path / "key.pem"
     with running_command(*FLAGS, *papers.flags, log=tmp_path / "log") as command:
         key.rename(hidden := tmp_path / "hidden.pem")
@@ -275,9 +203,7 @@ if "gradwire_server.processes.worker" in sys.orig_argv:
 """
 
 
-def test_workers_that_exit_slowly_do_not_hang_and_those_that_fail_are_named_the_first_one_last(
-    tmp_path: Path,
-) -> None:
+def test_workers_that_exit_slowly_do_not_hang_and_failed_ones_are_named(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW_END)
     env = {"PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
     flags = (*FLAGS, "--stall-timeout-s", "1")
@@ -291,49 +217,16 @@ def test_workers_that_exit_slowly_do_not_hang_and_those_that_fail_are_named_the_
         assert told == "Error: worker 0 ended with status 7, told to stop"
 
 
-def test_a_signal_to_a_process_that_ends_leaves_its_status_alone() -> None:
-    async def status() -> int:
-        started = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", "", stdout=PIPE)
-        process = WorkerProcess(started, stall_timeout_s=60)
-        while not process.ended.done():
-            # None that would end it: what counts is that it is sent while the process ends.
-            process.send(0)
-            await asyncio.sleep(0)
-        return process.ended.result()
-
-    async def statuses() -> list[int]:
-        return [await status() for _ in range(40)]
-
-    assert asyncio.run(statuses()) == [0] * 40
-
-
 LOAD = ("unary", "async unary", "stream", "async copy")
 
 
-def health_of(address: str) -> int | None:
-    """Ask over a new connection; return None where that is closed before it is answered."""
-    with RawClient(address) as client:
-        health: Any = health_pb2_grpc.HealthStub(client.channel)
-        question = health_pb2.HealthCheckRequest()
-        try:
-            answer = health.Check(question, timeout=PATIENCE_S, wait_for_ready=True)
-        except grpc.RpcError as error:
-            # grpc's answer to what reaches a worker while it stops.
-            if cast("grpc.Call", error).code() is grpc.StatusCode.CANCELLED:
-                return None
-            raise
-        return int(answer.status)
-
-
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_stop_waits_until_it_is_noticed_and_a_second_signal_ends_all_at_once(
-    tmp_path: Path, workers: int
-) -> None:
+def test_a_stop_is_noticed_and_a_second_signal_ends_all(tmp_path: Path, workers: int) -> None:
     flags = ("--workers", str(workers), "--drain-delay-s", "1.5", "--grace-s", "3600")
     with commanded(*flags, log=tmp_path / "log") as (command, client):
         stream = WaitingStream(client)
         command.signal(signal.SIGTERM)
-        wait_until(lambda: health_of(command.address) == NOT_SERVING)
+        wait_until(lambda: health(command.address) == "NOT_SERVING")
         with RawClient(command.address) as other:
             other.check_alive()
         assert " draining " not in command.log
@@ -348,9 +241,7 @@ def test_a_stop_waits_until_it_is_noticed_and_a_second_signal_ends_all_at_once(
 
 
 @pytest.mark.slow
-def test_no_call_is_lost_while_workers_are_renewed_killed_and_followed_by_another_server(
-    tmp_path: Path,
-) -> None:
+def test_no_call_is_lost_while_workers_are_renewed_killed_and_followed(tmp_path: Path) -> None:
     with running_command(*FLAGS, log=tmp_path / "1") as command:
         before = command.workers
         with Callers(command.address, *LOAD) as callers:
@@ -361,7 +252,9 @@ def test_no_call_is_lost_while_workers_are_renewed_killed_and_followed_by_anothe
                 command.wait_for_log(" draining ")
                 running.finish()
             while " rolling restart done" not in command.log:
-                assert health_of(command.address) in {SERVING, None}
+                # Otherwise it met a worker that stops.
+                with suppress(CallCancelledError, UnavailableError):
+                    assert health(command.address) == SERVING
             assert not set(before.values()) & set(command.workers.values())
             assert len(re.findall(r" worker replaced worker=\d pid=\d+ status=0", command.log)) == 2
             assert "restarts=" not in command.log
@@ -385,42 +278,32 @@ def test_no_call_is_lost_while_workers_are_renewed_killed_and_followed_by_anothe
 
 
 @pytest.mark.slow
-def test_clients_without_the_sdk_lose_no_call_with_the_documented_service_config(
-    tmp_path: Path,
-) -> None:
+def test_clients_without_the_sdk_lose_no_call_with_the_documented_config(tmp_path: Path) -> None:
     document = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
     (config,) = re.findall(r"^```json\n(.*?)^```$", document, re.MULTILINE | re.DOTALL)
     options = [("grpc.service_config", config), ("grpc.use_local_subchannel_pool", 1)]
-    over = threading.Event()
-    results: list[bytes | grpc.RpcError] = []
+    with running_command(*FLAGS, log=tmp_path / "log") as command, ExitStack() as stack:
+        channels = [
+            stack.enter_context(grpc.insecure_channel(command.address, options)) for _ in range(4)
+        ]
+        stubs = itertools.cycle(map(v1.GradientServiceStub, channels))
 
-    def evaluate() -> None:
-        with grpc.insecure_channel(command.address, options) as channel:
-            stub = v1.GradientServiceStub(channel)
-            while not over.is_set():
-                try:
-                    results.append(stub.Evaluate(published_request(), timeout=PATIENCE_S).data)
-                except grpc.RpcError as error:
-                    results.append(error)
+        def ask() -> object:
+            try:
+                data = next(stubs).Evaluate(raw_calls.published_request(), timeout=PATIENCE_S).data
+            except grpc.RpcError as error:
+                return error
+            return None if data == raw_calls.PUBLISHED_RESULT else data
 
-    with running_command(*FLAGS, log=tmp_path / "log") as command:
-        threads = [threading.Thread(target=evaluate) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        command.signal(signal.SIGUSR2)
-        command.wait_for_log(" rolling restart done")
-        command.kill_worker(0)
-        command.wait_for_log(" worker serves ", times=5)
-        over.set()
-        for thread in threads:
-            thread.join(PATIENCE_S)
-    assert set(results) == {PUBLISHED_RESULT}
+        with repeated(ask, threads=4):
+            command.signal(signal.SIGUSR2)
+            command.wait_for_log(" rolling restart done")
+            command.kill_worker(0)
+            command.wait_for_log(" worker serves ", times=5)
 
 
 @pytest.mark.slow
-def test_a_failed_replacement_stops_a_restart_and_a_good_one_takes_new_certificates(
-    tmp_path: Path,
-) -> None:
+def test_a_failed_replacement_stops_a_restart_and_later_ones_go_on(tmp_path: Path) -> None:
     papers, other = Papers(tmp_path), trustme.CA()
 
     def check_alive(roots: bytes) -> None:
@@ -439,16 +322,6 @@ def test_a_failed_replacement_stops_a_restart_and_a_good_one_takes_new_certifica
         command.signal(signal.SIGUSR2)
         command.wait_for_log(" rolling restart done")
         check_alive(other.cert_pem.bytes())
-        command.stop()
-
-
-def test_a_stop_during_a_rolling_restart_ends_every_process(tmp_path: Path) -> None:
-    with running_command(*FLAGS, log=tmp_path / "log") as command:
-        command.signal(signal.SIGUSR2)
-        command.wait_for_log(" rolling restart")
-        command.stop()
-        assert "Traceback" not in command.log
-        assert "Error" not in command.log
 
 
 def test_connections_grow_old_and_no_call_is_lost() -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gradwire_server.rpc.open_inference.descriptors import NAME, SERVICE, message
 from support.raw_calls import CHANNEL_OPTIONS, PATIENCE_S
+from support.refusals import refusal_of
 
 MODEL = (
     'up=torch_upsample_backward:{"mode":"bilinear","dims":[1,3,64,64],"output_shape":[1,3,32,32]}'
@@ -63,8 +64,10 @@ class InferenceClient:
         try:
             self.call(method, request, **fields)
         except grpc.RpcError as error:
-            failed: Any = error
-            return failed.code().name, failed.details()
+            failed = refusal_of(error)
+            names = {"gradwire-request-id", "traceparent"}
+            assert names <= failed.trailers.keys() or failed.code.name == "UNIMPLEMENTED"
+            return failed.code.name, failed.message
         raise AssertionError("it did not fail")
 
     def __enter__(self) -> Self:

@@ -451,6 +451,17 @@ def refused(
 ended = partial(refused, in_band=True)
 
 
+def told(refusal: Refusal | None, reason: str) -> v1.Error:
+    """Assert that the last message told a reason, whatever became of the trailers behind it."""
+    assert refusal is not None
+    error = refusal.in_band
+    assert error is not None
+    assert error.code == CODES[reason].value[0]
+    assert v1.ErrorReason.Name(error.reason) == f"ERROR_REASON_{reason}"
+    assert error.metadata["request_id"] == REQUEST_ID
+    return error
+
+
 def copies(rows: int, columns: int = 0) -> v1.EvaluateRequest:
     """Order copies of one number with 4 bytes, in a square unless columns are given."""
     request = identity_request(rows, columns or rows, data=bytes(4))

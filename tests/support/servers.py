@@ -21,7 +21,6 @@ from gradwire_ray.listing import Listing
 from gradwire_server.backends import Backend, NumpyCpu
 from gradwire_server.config.settings import Settings
 from gradwire_server.plans import Plan
-from gradwire_server.scheduling.admission import InlineWork
 from gradwire_server.server import Server
 from support.processes import Command, running_command, start_command
 from support.raw_calls import PATIENCE_S, ManyCall, RawClient, summed, wait_until
@@ -104,12 +103,6 @@ def serving(**settings: Any) -> Generator[ServerThread]:
         server.stop()
 
 
-def in_threads(server: ServerThread) -> None:
-    """Have a server compute nothing on its event loop."""
-    # Without limits it admits nothing.
-    object.__setattr__(server.server.service, "inline", InlineWork())
-
-
 class ServerProcess:
     """A server as a child process, with NumPy, to be killed and started again on the same port."""
 
@@ -156,7 +149,6 @@ class Gated(NumpyCpu):
     """Computes as NumPy does, plans with much work once `gate` is open.
 
     at_work  released by each that has come to the gate
-    tensors  how many outer slices each of them had
     """
 
     def __init__(self, *, least_work: int = LABORIOUS, may_wait: bool = False) -> None:
@@ -164,14 +156,12 @@ class Gated(NumpyCpu):
         self.gate = threading.Event()
         self.gate.set()
         self.at_work = threading.Semaphore(0)
-        self.tensors = list[int]()
         self._least_work = least_work
 
     def apply(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
         if plan.work > self._least_work:
             self.at_work.release()
             assert self.gate.wait(PATIENCE_S)
-            self.tensors.append(len(x))
         super().apply(plan, x, y)
 
 
@@ -237,3 +227,11 @@ def wait_idle(server: ServerThread) -> None:
     """Wait until a server holds no stream and no memory for any call."""
     admission = server.server.service.admission
     wait_until(lambda: (admission.streams, admission.memory_bytes) == (0, 0))
+
+
+def lasting_client(server: ServerThread) -> Generator[RawClient]:
+    """Connect to a server, as a fixture; in the end it serves as before, and is idle."""
+    with RawClient(server.address) as client:
+        yield client
+        client.check_alive()
+    wait_idle(server)
