@@ -109,12 +109,6 @@ def _keeps_the_limits(launch: Launch) -> None:
     assert launch.kernel in every_kernel()
 
 
-def test_equal_maps_share_their_tables() -> None:
-    once = cuda_device.program(Plan.build([None, X2, None], (2, 128, 5)), SINGLE, SINGLE)
-    twice = cuda_device.program(Plan.build([X2, None, X2, None], (128, 3, 128, 5)), SINGLE, SINGLE)
-    assert len(once.tables) == len(twice.tables) == 3
-
-
 @pytest.mark.parametrize("rows", [2**31, 2**33])
 def test_a_tensor_of_very_many_rows_is_one_launch_or_refused(rows: int) -> None:
     plan = Plan.build([None, X2, None], (rows, 128, 64))

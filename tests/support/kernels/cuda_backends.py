@@ -20,15 +20,12 @@ from support.oracles import oracles
 
 needs_simulator = pytest.mark.skipif(bool(why_not()), reason=why_not() or "g++ is here")
 
-# NVRTC; and what takes minutes, which runs where CUDA is worked on.
+# For NVRTC, and for what takes minutes.
 needs_cuda_packages = pytest.mark.skipif(
     find_spec("cupy") is None, reason="CuPy is not installed; .ci/cuda installs it"
 )
-needs_no_cupy = pytest.mark.skipif(find_spec("cupy") is not None, reason="CuPy is installed")
-
 
 MIB = 1 << 20
-ILLEGAL = "an illegal memory access was encountered"
 
 
 def simulated(**more: Any) -> SimulatedDevice:

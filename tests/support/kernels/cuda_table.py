@@ -1,6 +1,6 @@
 """What every device that runs the CUDA kernels must compute with NumPy's bits, row by row.
 
-A device is anything with a backend's apply(): the simulated ones of cuda_device.py and a real GPU.
+Devices are the simulated ones of cuda_device.py and a real GPU.
 
     PYTHONPATH=server:client:tests python tests/support/kernels/cuda_table.py [sim]
 
@@ -21,14 +21,14 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from gradwire_server.backends import NumpyCpu
+from gradwire_server.backends import Backend, NumpyCpu
 from gradwire_server.backends.cuda import cupy_device
 from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.backends.cuda.programs import Program
 from gradwire_server.plans import BandedMap, Plan
 from support.kernels import cuda_device, kernel_table
 from support.kernels import kernel_maps as maps
-from support.kernels.backend_calls import Applies, applied
+from support.kernels.backend_calls import applied
 from support.kernels.kernel_table import FORMATS, Case, Formats
 from support.oracles import oracles
 
@@ -61,27 +61,21 @@ class Row(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many numbers it reads and writes."""
         return math.prod(self.case.plan.input_shape) + math.prod(self.case.plan.output_shape)
 
-    def check(self, device: Applies) -> None:
-        x = self._x()
-        oracles.same_bits(*(self._applied(one, x) for one in (device, NumpyCpu())))
+    def check(self, device: Backend) -> None:
+        oracles.same_bits(self.result(device), self.result(NumpyCpu()))
 
-    def result(self, device: Applies) -> oracles.Tensor:
-        return self._applied(device, self._x())
-
-    def _applied(self, device: Applies, x: oracles.Tensor) -> oracles.Tensor:
-        return applied(device, self.case.plan, x, self.formats[1])
-
-    def _x(self) -> oracles.Tensor:
-        if self.numbers != "special":
-            special = self.numbers == "strewn"
-            return kernel_table.numbers(self.case, self.formats[0], special=special)
-        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
-        with np.errstate(all="ignore"):
-            values = np.array(oracles.VALUES).astype(self.formats[0])
-        return rng.choice(values, self.case.plan.input_shape)
+    def result(self, device: Backend) -> oracles.Tensor:
+        arriving, leaving = self.formats
+        if self.numbers == "special":
+            rng = np.random.default_rng(zlib.crc32(self.name.encode()))
+            with np.errstate(all="ignore"):
+                values = np.array(oracles.VALUES).astype(arriving)
+            x = rng.choice(values, self.case.plan.input_shape)
+        else:
+            x = kernel_table.numbers(self.case, arriving, special=self.numbers == "strewn")
+        return applied(device, self.case.plan, x, leaving)
 
 
 def cases() -> list[Case]:
@@ -115,7 +109,7 @@ def few_rows() -> list[Row]:
     return found
 
 
-def digest(device: Applies, some: Collection[Row]) -> str:
+def digest(device: Backend, some: Collection[Row]) -> str:
     """Return one hash of all results, every NaN being the same."""
     found = hashlib.sha256()
     for row in some:
@@ -262,7 +256,7 @@ def _awkward() -> Iterator[Case]:
         yield Case.of(f"awkward weights, {name}, channels", (90, 90, 8), moving)
 
 
-def check_rows(backend: Applies, *, columns: int, period: int = 1_000_003) -> None:
+def check_rows(backend: Backend, *, columns: int, period: int = 1_000_003) -> None:
     """Assert that rows of so many float16, equal every `period` columns, give NumPy's bits.
 
     A period that is a prime tells columns apart, whatever power of two lies between them.
@@ -272,13 +266,12 @@ def check_rows(backend: Applies, *, columns: int, period: int = 1_000_003) -> No
     some = rng.standard_normal((2, period)).astype(np.float16)
     expected = applied(NumpyCpu(), Plan.build([up, None], some.shape), some, some.dtype)
     x = np.empty((2, columns), some.dtype)
-    for first in range(0, columns, period):
-        part = x[:, first : first + period]
-        part[...] = some[:, : part.shape[1]]
+    parts = [slice(first, first + period) for first in range(0, columns, period)]
+    for part in parts:
+        x[:, part] = some[:, : columns - part.start]
     y = applied(backend, Plan.build([up, None], x.shape), x, x.dtype)
-    for first in range(0, columns, period):
-        part = y[:, first : first + period]
-        oracles.same_bits(part.copy(), expected[:, : part.shape[1]].copy())
+    for part in parts:
+        oracles.same_bits(y[:, part].copy(), expected[:, : columns - part.start].copy())
 
 
 if __name__ == "__main__":
