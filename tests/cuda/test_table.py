@@ -168,6 +168,7 @@ def test_every_mutant_is_caught(mutant: Mutant) -> None:
             mutant.run()
         found = finding(text := str(caught.value))
     else:
-        program = f"from support.kernels import cuda_mutants; cuda_mutants.run({mutant.name!r})"
+        place = MUTANTS.index(mutant)
+        program = f"from support.kernels.cuda_mutants import MUTANTS; MUTANTS[{place}].run()"
         found, text = watched(program, mode=mutant.mode)
     assert found == mutant.finding, text[-3000:]

@@ -218,7 +218,3 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = [Mutant.of(text) for text in _LISTED.split("\n\n")]
-
-
-def run(name: str) -> None:
-    next(mutant for mutant in MUTANTS if mutant.name == name).run()
