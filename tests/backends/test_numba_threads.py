@@ -154,10 +154,9 @@ def test_a_process_forked_off_amid_calls_computes_with_threads_of_its_own() -> N
 
 LATE = """
 import random, time
-from types import SimpleNamespace
 import numpy as np
 from support.kernels import kernel_maps as maps
-from support.kernels.numba_calls import GuardedMemory, compiled, small_shares
+from support.kernels.numba_calls import GuardedMemory, compiled, guarded_scratch, small_shares
 from gradwire_server.plans import Plan
 
 backend = compiled(3)
@@ -165,10 +164,8 @@ for number in range(300):
     # A row takes longer than the caller takes to shut the memory.
     plan = Plan.build([None, maps.cubic(1 << 13, 1 << 14)], (2 + number % 11, 1 << 13))
     task, scratch, x, y = places = [GuardedMemory(1 << 20) for _ in range(4)]
-    vars(backend)["_scratch"] = SimpleNamespace(
-        task=task.array([192], np.uint8, at_end=True).ctypes.data,
-        address=lambda size: scratch.array([1 << 20], np.uint8, at_end=True).ctypes.data,
-    )
+    task_at = task.array([192], np.uint8, at_end=True).ctypes.data
+    vars(backend)["_scratch"] = guarded_scratch(task_at, scratch, at_end=True)
     with small_shares():
         backend.apply(
             plan,

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from cudasim.compiler import why_not
-from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.plans import Plan
-from support.kernels import cuda_device
+from support.kernels import cuda_device, kernel_table
 from support.kernels import kernel_maps as maps
-from support.kernels.backend_calls import applied
 from support.kernels.cuda_device import SimulatedDevice
 from support.oracles import oracles
 
@@ -40,5 +38,4 @@ def sliced_plan(outer: int, side: int) -> Plan:
 
 def check(backend: Cuda, plan: Plan, seed: int = 0) -> None:
     x = np.random.default_rng(seed).standard_normal(plan.input_shape).astype(np.float32)
-    expected = applied(NumpyCpu(), plan, x, np.float32)
-    oracles.same_bits(applied(backend, plan, x, np.float32), expected)
+    kernel_table.check(backend, plan, x, np.float32)

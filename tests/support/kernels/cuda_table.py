@@ -217,8 +217,7 @@ def _few_taps() -> Iterator[Case]:
     turned = maps.backwards(maps.linear(30, 40))
     yield Case.of("two taps, backwards, 3 channels", (2, 30, 30, 3), {1: turned, 2: turned})
     for name, bands in {"one": sparse, "two": gaps}.items():
-        one, other = (maps.reweighted(bands, rng.choice(oracles.WEIGHTS, bands.nnz)) for _ in "ab")
-        both = {1: one, 2: other}
+        both = {1: _with_awkward_weights(rng, bands), 2: _with_awkward_weights(rng, bands)}
         yield Case.of(f"awkward weights, at most {name}", (2, bands.inputs, bands.inputs), both)
 
 
@@ -234,13 +233,13 @@ def _small_planes() -> Iterator[Case]:
     yield Case.of("narrow planes, wide bands, last", (301, 30), {1: thirds})
 
 
+def _with_awkward_weights(rng: np.random.Generator, bands: BandedMap) -> BandedMap:
+    return maps.reweighted(bands, rng.choice(oracles.WEIGHTS, bands.nnz))
+
+
 def _awkward() -> Iterator[Case]:
     """Have weights that are zeros of both signs, denormals, huge and inexact numbers."""
     rng = np.random.default_rng(7)
-
-    def awkward(bands: BandedMap) -> BandedMap:
-        return maps.reweighted(bands, rng.choice(oracles.WEIGHTS, bands.nnz))
-
     single = maps.stepped(90, 45, step=2, taps=[1], weights=[1.0])
     for name, bands in {
         "one tap": single,
@@ -248,7 +247,7 @@ def _awkward() -> Iterator[Case]:
         "a step": maps.linear(45, 90).adjoint(),
         "gaps": maps.thinned(maps.linear(90, 60), rng.random(60) < 0.3),
     }.items():
-        one, other = awkward(bands), awkward(bands)
+        one, other = _with_awkward_weights(rng, bands), _with_awkward_weights(rng, bands)
         yield Case.of(f"awkward weights, {name}, last", (7, 90), {1: one})
         yield Case.of(f"awkward weights, {name}, inside", (3, 90, 16), {1: one})
         yield Case.of(f"awkward weights, {name}, two axes", (2, 90, 90), {1: one, 2: other})

@@ -17,6 +17,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise, product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import numpy.typing as npt
@@ -175,24 +176,20 @@ class GuardedMemory:
         return array
 
 
-class GuardedScratch:
-    """Stands for the buffers of a thread: exactly as many bytes as a job has asked for."""
+def guarded_scratch(task: int, memory: GuardedMemory, *, at_end: bool) -> SimpleNamespace:
+    """Stand for the buffers of a thread: exactly as many bytes as a job has asked for."""
 
-    def __init__(self) -> None:
-        self.at_end = False
-        self._memory = GuardedMemory(1 << 24)
-        self._own = import_module(f"{_PACKAGE}.threads").Scratch()
-        self.task = self._own.task
-
-    def address(self, size: int) -> int:
+    def address(size: int) -> int:
         """Return where they begin, at a multiple of a vector's bytes."""
-        array = self._memory.array([size], np.uint8, at_end=self.at_end)
-        return array.ctypes.data // 64 * 64
+        return memory.array([size], np.uint8, at_end=at_end).ctypes.data // 64 * 64
+
+    return SimpleNamespace(task=task, address=address)
 
 
 def check_guarded_cases(backend: Backend) -> None:
     """Assert NumPy's bits of all listed cases, in some formats, with guarded buffers."""
-    scratch = vars(backend)["_scratch"] = GuardedScratch()
+    own = import_module(f"{_PACKAGE}.threads").Scratch()
+    memory = GuardedMemory(1 << 24)
     shapes = [shape for one in cases() for shape in (one.plan.input_shape, one.plan.output_shape)]
     source, target = (GuardedMemory(8 * max(map(math.prod, shapes))) for _ in "xy")
     for case, (arriving, leaving) in ((one, some) for one in cases() for some in some_formats(one)):
@@ -202,7 +199,7 @@ def check_guarded_cases(backend: Backend) -> None:
         for at_end in (False, True):
             x = source.holding(ordinary, at_end=at_end)
             y = target.array(expected.shape, leaving, at_end=at_end)
-            scratch.at_end = at_end
+            vars(backend)["_scratch"] = guarded_scratch(own.task, memory, at_end=at_end)
             backend.apply(case.plan, x, y)
             oracles.same_bits(y, expected)
 
