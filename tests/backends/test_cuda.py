@@ -66,10 +66,6 @@ def _whole(side: int) -> Plan:
     return oracles.adjoint(Plan.build([up, up], (side, side)))
 
 
-def _doubled(side: int) -> Plan:
-    return Plan.build([maps.linear(side, 2 * side)], (side,))
-
-
 def test_tables_stay_on_the_device_and_nothing_else_does_and_all_goes_with_the_backend(
     device: SimulatedDevice,
 ) -> None:
@@ -92,7 +88,7 @@ def test_tables_have_a_share_of_the_memory_and_leave_it_where_a_call_needs_it(
 ) -> None:
     backend = Cuda(device, memory_bytes=4 * MIB)
     for side in range(3000, 3060):
-        check(backend, _doubled(side))
+        check(backend, Plan.build([maps.linear(side, 2 * side)], (side,)))
     assert 4 * MIB // 16 < device.lent <= 4 * MIB // 8
     large = _whole(435)
     needed = 5 * math.prod(large.output_shape) * 4
@@ -280,14 +276,10 @@ def test_the_device_copies_and_computes_while_a_thread_fills_the_next_buffer(
         assert "".join(what[0] for what in device.trace).startswith(begin)
 
 
-def _take(device: SimulatedDevice, nbytes: int) -> Memory:
-    return {X: device.allocate(nbytes)}
-
-
 def test_a_call_waits_for_memory_until_its_deadline_at_most(device: SimulatedDevice) -> None:
     backend = Cuda(device, memory_bytes=MIB, streams=2)
     begin = time.monotonic()
-    with backend.queue.turn(partial(_take, device, MIB), wait_s=0):
+    with backend.queue.turn(lambda: {X: device.allocate(MIB)}, wait_s=0):
         for left_s in (-1.0, 0.01):
             with call_deadline.computing_until(begin + left_s), pytest.raises(MemoryError):
                 check(backend, _SLICES)
@@ -304,14 +296,14 @@ def test_a_call_that_needs_everything_is_not_overtaken_by_one_that_needs_little(
 
     def take(nbytes: int) -> Memory:
         asked.set()
-        return _take(device, nbytes)
+        return {X: device.allocate(nbytes)}
 
     def call(nbytes: int) -> None:
         with queue.turn(partial(take, nbytes), wait_s=60):
             order.append(nbytes)
 
     with ThreadPoolExecutor(2) as pool:
-        with queue.turn(partial(_take, device, 1), wait_s=60):
+        with queue.turn(lambda: {X: device.allocate(1)}, wait_s=60):
             large = pool.submit(call, 2)
             asked.wait()
             small = pool.submit(call, 1)

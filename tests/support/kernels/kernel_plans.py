@@ -43,9 +43,8 @@ def stepped(draw: st.DrawFn, inputs: int, most: int) -> BandedMap:
     about = max(1, min(most, int(inputs / step)))
     outputs = draw(st.sampled_from([about, max(1, about - 1), min(most, about + 3)]))
     fewest = draw(st.integers(0, 7))
-    taps = [fewest, fewest + draw(st.integers(0, int(step)))] if step >= 1 else [fewest]
-    if step == 0.5:
-        taps = [fewest, fewest + draw(st.integers(0, 1))]
+    more = {0.25: 0, 1 / 3: 0, 0.5: 1}.get(step, int(step))
+    taps = [fewest, fewest + draw(st.integers(0, more))]
     shift = draw(st.integers(-3, 3))
     return maps.stepped(inputs, outputs, step=step, taps=taps, weights=[1.0], shift=shift)
 

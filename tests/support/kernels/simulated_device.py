@@ -1,7 +1,7 @@
 """Simulated GPUs for real servers, which tests tell to fail through files in a folder.
 
     python -m support.kernels.simulated_device FLAGS    is gradwire-server, but for its devices
-    python -m support.kernels.simulated_device          computes, loses its GPU, and computes again
+    python -m support.kernels.simulated_device          computes, loses its GPU, and says so
 
 With REAL_DEVICE=1 it is this machine's GPU, whose failures stay with the process that made them:
 broken-0 has it write to an address that is nobody's.
