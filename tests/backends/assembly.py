@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -39,19 +38,17 @@ def compiled_functions() -> list[Any]:
     return [one for one in found if one.__wrapped__.__module__.startswith(f"{_PACKAGE}.")]
 
 
-def of_function(function: Any) -> Iterator[str]:
-    """Give the assembly of a function of numba's, of each type; of anything else nothing.
+def of_function(function: Any) -> list[str]:
+    """Return the assembly of a function of numba's, of each type.
 
     It is made from LLVM's optimized code, which is kept with what is loaded from a cache, too;
     numba itself does not show that.
     """
     if type(function).__name__ == "CFunc":
-        yield _assembly(function._library)  # noqa: SLF001 - numba has no other way
-    elif hasattr(function, "overloads"):
-        for overload in function.overloads.values():
-            yield _assembly(overload.library)
-
-
-def _assembly(library: Any) -> str:
-    machine = library.codegen._tm  # noqa: SLF001 - likewise
-    return str(machine.emit_assembly(library._get_module_for_linking()))  # noqa: SLF001
+        libraries = [function._library]  # noqa: SLF001 - numba has no other way
+    else:
+        libraries = [one.library for one in function.overloads.values()]
+    return [
+        str(one.codegen._tm.emit_assembly(one._get_module_for_linking()))  # noqa: SLF001 - likewise
+        for one in libraries
+    ]

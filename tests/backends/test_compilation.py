@@ -10,9 +10,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -92,10 +91,13 @@ for line in sys.stdin:
 
 
 class Loader:
-    """Loads the package of a folder, each time in a process of its own."""
+    """Loads the package of a folder, each time in a process of its own.
+
+    first  a folder that another process has filled
+    """
 
     def __init__(self, packages: Path, out: Path) -> None:
-        self.packages, self._out = packages, out
+        self.packages, self._out, self.first = packages, out, out / "a" / "b"
         self.process = subprocess.Popen(  # noqa: S603 - our own program
             [sys.executable, "-c", FORKS],
             stdin=subprocess.PIPE,
@@ -104,10 +106,10 @@ class Loader:
             env=environment(None),
         )
 
-    def __call__(self, folder: Path | str, *, logs: str = "", **env: object) -> str:
+    def __call__(self, folder: Path, *, logs: str = "", **env: Path) -> str:
         """Return what it says of its cache, after it logged this."""
-        variables = {name: str(one) for name, one in env.items()}
-        told = json.dumps([LOAD, str(self._out), variables, str(self.packages), str(folder)])
+        given = LOAD, self._out, env, self.packages, folder
+        told = json.dumps(given, default=str)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(told, file=self.process.stdin, flush=True)
@@ -120,7 +122,6 @@ class Loader:
     def alone(self, folder: Path, *, before: str = "", **env: str) -> tuple[str, str]:
         """Return what a process says and logs that imports everything, and does this before."""
         done = run_program(before + LOAD, self.packages, folder, env=env)
-        assert done.returncode == 0, done.stderr
         return done.stdout.strip(), done.stderr
 
 
@@ -132,43 +133,23 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loader]:
         (packages / "small" / name).write_text(text)
     loader = Loader(packages, tmp_path_factory.mktemp("out"))
     with loader.process:
+        assert loader(loader.first) == "42 of 2 found: 0"
         yield loader
 
 
-@pytest.fixture(scope="module")
-def first(load: Loader, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("first") / "a" / "b"
-    assert load(folder) == "42 of 2 found: 0"
-    return folder
-
-
 @pytest.fixture
-def filled(first: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(first, tmp_path / "filled")
+def filled(load: Loader, tmp_path: Path) -> Path:
+    return shutil.copytree(load.first, tmp_path / "filled")
 
 
 def _files(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_second_process_compiles_nothing(load: Loader, filled: Path) -> None:
-    files = _files(filled)
-    assert files
-    assert load(filled) == "42 of 2 found: 2"
-    assert _files(filled) == files
-
-
 def test_the_kernels_themselves_are_found_by_a_second_process() -> None:
     compiled(1)
     done = run_program(ALL)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_default_folder_is_in_the_users_cache(load: Loader, tmp_path: Path) -> None:
-    load("", XDG_CACHE_HOME=tmp_path / "xdg")
-    assert _files(tmp_path / "xdg" / "gradwire" / "kernels")
-    load("", XDG_CACHE_HOME="", HOME=tmp_path / "home")
-    assert _files(tmp_path / "home" / ".cache" / "gradwire" / "kernels")
 
 
 def test_what_was_compiled_from_other_code_is_not_used(load: Loader, filled: Path) -> None:
@@ -182,64 +163,41 @@ def test_what_was_compiled_from_other_code_is_not_used(load: Loader, filled: Pat
     assert load(filled) == "42 of 2 found: 2"
 
 
-def test_a_folder_that_cannot_be_written_to_is_used_as_it_is(
+def test_a_folder_that_cannot_be_written_to_is_used_as_it_is_and_nothing_left_elsewhere(
     load: Loader, filled: Path, tmp_path: Path
 ) -> None:
-    scratch = tmp_path / "scratch"
+    place, scratch = tmp_path / "place", tmp_path / "scratch"
     scratch.mkdir()
+    place.mkdir()
     files = _files(filled)
-    for path in (filled, *filled.iterdir()):
+    for path in (place, filled, *filled.iterdir()):
         path.chmod(0o555)
     assert load(filled, TMPDIR=scratch) == "42 of 2 found: 2"
+    says = "kernels cannot be cached: "
+    assert load(place / "kept", logs=says, TMPDIR=scratch) == "42 of 2 found: 0"
     assert _files(filled) == files
     assert not list(scratch.iterdir())
     assert not list(load.packages.rglob("*.nb?"))
 
 
-def test_without_a_folder_a_process_compiles_and_leaves_nothing(
-    load: Loader, tmp_path: Path
-) -> None:
-    place, scratch = tmp_path / "place", tmp_path / "scratch"
-    scratch.mkdir()
-    place.mkdir(mode=0o555)
-    says = "kernels cannot be cached: "
-    assert load(place / "kept", logs=says, TMPDIR=scratch) == "42 of 2 found: 0"
-    assert not list(scratch.iterdir())
-    assert not list(load.packages.rglob("*.nb?"))
+def _flipped(content: bytes, place: int) -> bytes:
+    return content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :]
 
 
-def _cut(path: Path, *, left: float) -> None:
-    os.truncate(path, int(path.stat().st_size * left))
-
-
-def _flip(path: Path, *, place: float) -> None:
-    content = bytearray(path.read_bytes())
-    content[int((len(content) - 1) * place)] ^= 0x10
-    path.write_bytes(content)
-
-
-def _fill_with_no_code(path: Path) -> None:
-    entries = pickle.loads(cache_files.read(path) or b"")  # noqa: S301 - our own file
-    cache_files.write(path, pickle.dumps(dict.fromkeys(entries, b"no code")))
-
-
-DAMAGE: dict[str, Callable[[Path], None]] = {
-    "empty": partial(_cut, left=0),
-    "cut": partial(_cut, left=0.5),
-    "flipped at its start": partial(_flip, place=0),
-    "flipped amid code": partial(_flip, place=0.6),
-    "flipped in its digest": partial(_flip, place=1),
-    "code that does not load": _fill_with_no_code,
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_replaced(load: Loader, filled: Path, damage: str) -> None:
+def test_a_damaged_file_is_replaced(load: Loader, filled: Path) -> None:
     (path,) = _files(filled)
-    DAMAGE[damage](path)
-    logs = "kernels are compiled again" if damage == "code that does not load" else "damaged: "
-    assert load(filled, logs=logs) == "42 of 2 found: 0"
-    assert load(filled) == "42 of 2 found: 2"
+    whole = path.read_bytes()
+    size = len(whole)
+    places = (0, size * 3 // 5, size - 1)  # at its start, amid code, in its digest
+    damaged = [b"", whole[: size // 2], *(_flipped(whole, place) for place in places)]
+    entries = pickle.loads(cache_files.read(path) or b"")  # noqa: S301 - our own file
+    no_code = pickle.dumps(dict.fromkeys(entries, b"no code"))
+    again = [no_code + cache_files.digest(no_code)]
+    for logs, contents in (("damaged: ", damaged), ("kernels are compiled again", again)):
+        for content in contents:
+            path.write_bytes(content)
+            assert load(filled, logs=logs) == "42 of 2 found: 0"
+            assert load(filled) == "42 of 2 found: 2"
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the names are those of x86-64")
@@ -284,14 +242,3 @@ def test_processes_that_start_at_once_do_not_disturb_each_other(
         answers = list(pool.map(load.alone, [tmp_path / "kept"] * 3))
     assert all(said.startswith("42 ") and not logged for said, logged in answers)
     assert load(tmp_path / "kept") == "42 of 2 found: 2"
-
-
-def test_a_log_line_tells_that_kernels_are_compiled(load: Loader, tmp_path: Path) -> None:
-    logs = "from gradwire_server.observability import logs\nlogs.configure('text', 'debug')\n"
-    first, second = (load.alone(tmp_path, before=logs)[1] for _ in range(2))
-    events = [line.partition(" ")[2] for line in first.splitlines()]
-    assert events == [
-        "info    compiling kernels, first start only, about 30 s",
-        "info    kernels are ready compiled=2",
-    ]
-    assert not second

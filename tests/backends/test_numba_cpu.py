@@ -37,11 +37,11 @@ def test_every_listed_case_has_the_bits_of_numpy(case: Case) -> None:
     numba_calls.check_case(compiled(1), case)
 
 
-@pytest.mark.parametrize("case", cases()[::3], ids=lambda case: case.name)
-def test_a_plan_bound_to_its_arrays_reads_them_anew_with_the_bits_of_numpy(case: Case) -> None:
+def test_a_plan_bound_to_its_arrays_reads_them_anew_with_the_bits_of_numpy() -> None:
     backend = compiled(1)
     assert isinstance(backend, BindsArrays)
-    for arriving, leaving in some_formats(case):
+    rows = [(case, formats) for case in cases()[::3] for formats in some_formats(case)]
+    for case, (arriving, leaving) in rows:
         x, y = np.zeros(case.plan.input_shape, arriving), np.empty(case.plan.output_shape, leaving)
         run = backend.bound(case.plan, x, y)
         run()
@@ -79,15 +79,7 @@ def test_results_written_past_the_caches_may_stand_anywhere(
 
 
 def test_the_listed_cases_go_every_way() -> None:
-    ways = numba_calls.listed_ways()
-    methods = numba_calls.methods()
-    assert {way.method for way in ways} == methods
-    for compute in ("float32", "float64"):
-        here = [way for way in ways if way.compute == compute]
-        assert {way.method for way in here if way.staged} == methods - {0}
-        assert {way.method for way in here if way.tiled} == methods
-    assert any(way.chunked for way in ways)
-    assert {1, 2, 3} <= {way.jobs for way in ways}
+    numba_calls.check_ways()
 
 
 def test_sixteen_bit_numbers_come_in_exactly_and_go_out_rounded_to_nearest_even() -> None:
@@ -147,15 +139,6 @@ def test_repeated_slices_have_the_bits_of_copies(case: Case) -> None:
             check(compiled(1), case.plan, np.broadcast_to(once, whole.shape), leaving)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_one_number_is_a_tensor_of_any_shape(threads: int) -> None:
-    with small_shares():
-        for shape in ((64, 96), (3, 64, 96), (2, 3, 40, 64, 96)):
-            bands = [None] * (len(shape) - 2) + [maps.linear(64, 33), maps.linear(96, 50)]
-            x = np.broadcast_to(np.float32(0.1), shape)
-            check(compiled(threads), Plan.build(bands, shape), x, np.float32)
-
-
 def test_only_a_row_is_held_of_an_input_that_repeats_it() -> None:
     plan = Plan.build([maps.linear(2048, 64), maps.linear(1024, 32)], (2048, 1024))
     backend, y = compiled(1), np.empty(plan.output_shape, np.float32)
@@ -170,25 +153,28 @@ def test_only_a_row_is_held_of_an_input_that_repeats_it() -> None:
 @pytest.mark.parametrize(
     "checks",
     [
-        "check_guarded_cases",
-        pytest.param("check_guarded_streams", marks=pytest.mark.heavy),
-        "check_guarded_sums",
+        "check_guarded_cases(compiled(1))",
+        pytest.param(
+            "with streaming(1) as backend: check_guarded_cases(backend)", marks=pytest.mark.heavy
+        ),
+        "check_guarded_sums()",
     ],
 )
 def test_nothing_before_or_beyond_a_tensor_is_read_or_written(checks: str) -> None:
-    done = run_program(f"from support.kernels import numba_calls\nnumba_calls.{checks}()")
+    done = run_program(f"from support.kernels.numba_calls import *\n{checks}")
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("shut", [False, True])
-def test_who_touches_what_lies_beyond_guarded_memory_or_is_shut_ends(*, shut: bool) -> None:
+@pytest.mark.parametrize("touch", ["memory.shut(); last.tobytes()", "ctypes.string_at(end, 1)"])
+def test_who_touches_what_lies_beyond_guarded_memory_or_is_shut_ends(touch: str) -> None:
     program = f"""
-from support.kernels import numba_calls
-memory = numba_calls.GuardedMemory(1)
-memory.touch(beyond=-1)
+from support.kernels.numba_calls import *
+memory = GuardedMemory(1)
+last = memory.array([1], np.uint8, at_end=True)
+end = last.ctypes.data + 1
+last.tobytes()
 print("inside", flush=True)
-{"memory.shut()" if shut else ""}
-memory.touch(beyond={-1 if shut else 0})
+{touch}
 """
     done = run_program(program)
     assert (done.stdout, done.returncode) == ("inside\n", -signal.SIGSEGV)
@@ -221,8 +207,7 @@ numba_calls.check_all(compiled(2))
 with streaming(2) as backend:
     numba_calls.check_all(backend)
 numba_calls.check_guarded_sums()
-every = numba_calls.methods()
-assert {way.method for way in numba_calls.listed_ways()} == every
+numba_calls.check_ways()
 assert not any(map(assembly.fused, assembly.of_kernels().values()))
 print(*(feature.strip("+") for feature in FEATURES))
 """

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,8 +23,8 @@ from support.examples import examples
 from support.kernels import kernel_maps as maps
 from support.kernels import kernel_plans, numba_calls
 from support.kernels.backend_calls import applied
-from support.kernels.kernel_table import FORMATS, cases, check, numbers
-from support.kernels.numba_calls import Count, compiled, needs_numba, run_program, team_code, word
+from support.kernels.kernel_table import cases, check, numbers
+from support.kernels.numba_calls import compiled, needs_numba, run_program
 from support.oracles import oracles
 from support.raw_calls import wait_until
 
@@ -48,13 +50,10 @@ def test_any_plan_has_the_bits_of_numpy_on_any_number_of_threads(
     check(compiled(data.draw(st.sampled_from([1, 2, 3]), label="threads")), plan, x, leaving)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize(("arriving", "leaving"), FORMATS)
-def test_any_number_of_threads_gives_the_same_bits(
-    threads: int, arriving: np.dtype[np.generic], leaving: np.dtype[np.generic]
-) -> None:
+@pytest.mark.parametrize("threads", [2, 3])
+def test_some_listed_cases_have_the_bits_of_numpy_on_several_threads(threads: int) -> None:
     for case in cases()[::5]:
-        check(compiled(threads), case.plan, numbers(case, arriving, special=True), leaving)
+        numba_calls.check_case(compiled(threads), case)
 
 
 @pytest.mark.parametrize("threads", [2, 4])
@@ -70,6 +69,8 @@ def test_calls_on_many_threads_at_once_do_not_disturb_each_other(threads: int) -
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(check_one, places))
+    # The head of the team's memory: how many threads no call has taken.
+    assert ctypes.c_int64.from_address(vars(backend)["_team"].address).value == threads
 
 
 def test_threads_that_begin_with_the_same_plan_at_once_do_not_disturb_each_other() -> None:
@@ -103,7 +104,7 @@ from support.kernels.backend_calls import applied
 from gradwire_server import backends
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.plans import Plan
-from support.kernels.numba_calls import free_threads, small_shares
+from support.kernels.numba_calls import small_shares
 
 plan = Plan.build([None, maps.linear(256, 512)], (512, 256))
 x = np.random.default_rng(9).standard_normal(plan.input_shape).astype(np.float32)
@@ -136,15 +137,12 @@ with small_shares():
             assert threading.active_count() == 1
             check()
             assert threading.active_count() > 1
-            assert free_threads(backend) == 3
-            check()
             os._exit(0)
         children.append(child)
         check()
     over.set()
     for one in others:
         one.join()
-    assert free_threads(backend) == 3
 print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
 """
 )
@@ -155,56 +153,29 @@ def test_a_process_forked_off_amid_calls_computes_with_threads_of_its_own() -> N
     assert (done.returncode, done.stdout) == (0, "0 0 0 0 0\n"), done.stderr
 
 
-@examples(60)
-@given(
-    most=st.integers(1, 5),
-    wanted=st.integers(1, 40),
-    units=st.integers(1, 200),
-    slow_us=st.sampled_from([0, 20, 300]),
-)
-def test_every_unit_is_computed_once(most: int, wanted: int, units: int, slow_us: int) -> None:
-    team = team_code().Team(most)
-    for _ in range(3):
-        count = Count(units)
-        count.share(team.address, threads=wanted, slow_us=slow_us)
-        assert (count.done == 1).all()
-        assert not count.in_use
-    assert word(team.address, "FREE_THREADS") == most
-
-
-def test_what_a_helper_has_not_begun_is_taken_back() -> None:
-    memory = team_code().ScratchMemory(4096)
-    code = team_code()
-    memory.put(code.FREE_THREADS, 2)
-    memory.put(code.HELPERS, 1)
-    mailbox = memory.address + code.TEAM_BYTES
-    count = Count(50)
-    count.share(memory.address, threads=2)
-    assert (count.done == 1).all()
-    assert word(mailbox, "STATE") == code.FREE
-    helper = threading.Thread(target=code.serve, args=(mailbox,))
-    helper.start()
-    code.end(memory.address)
-    helper.join(60)
-    assert not helper.is_alive()
-    assert (count.done == 1).all()
-
-
 LATE = """
 import random, time
-from support.kernels.numba_calls import GuardedMemory
-from support.kernels.numba_calls import counting, team_code
 import numpy as np
+from support.kernels import kernel_maps as maps
+from support.kernels.numba_calls import GuardedMemory, compiled, guarded_scratch, small_shares
+from gradwire_server.plans import Plan
 
-team = team_code().Team(3)
-run = counting()
-for number in range(400):
-    places = [GuardedMemory(1) for _ in range(4)]
-    task, *addresses = (one.array([512], np.int64, at_end=True).ctypes.data for one in places)
-    team_code().share(team.address, task, run, number % 3 * 60, *addresses, 8, 40, 1, 3, True)
+backend = compiled(3)
+for number in range(300):
+    # A row takes longer than the caller takes to shut the memory.
+    plan = Plan.build([None, maps.cubic(1 << 13, 1 << 14)], (2 + number % 11, 1 << 13))
+    task, scratch, x, y = places = [GuardedMemory(1 << 20) for _ in range(4)]
+    task_at = task.array([192], np.uint8, at_end=True).ctypes.data
+    vars(backend)["_scratch"] = guarded_scratch(task_at, scratch, at_end=True)
+    with small_shares():
+        backend.apply(
+            plan,
+            x.array(plan.input_shape, np.float32, at_end=True),
+            y.array(plan.output_shape, np.float32, at_end=True),
+        )
     for one in places:
         one.shut()
-    if number % 4:
+    if number % 4 == 0:
         time.sleep(random.random() / 1000)
 """
 
@@ -263,12 +234,9 @@ def test_helpers_end_before_the_process_whether_they_sleep_or_not(pause_s: float
 
 
 def test_without_more_threads_a_call_computes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    team = team_code().Team(3)
-    count = Count(20)
-    count.share(team.address, threads=3)
-    assert (count.done == 1).all()
-    assert word(team.address, "HELPERS") == 0
+    refused = Mock(side_effect=RuntimeError("can't start new thread"))
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    backend, _ = backends.choose("numba_cpu", threads=3)
+    plan = Plan.build([None, maps.linear(256, 512)], (512, 256))
+    check(backend, plan, np.ones(plan.input_shape, np.float32), np.float32)
+    assert refused.called

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import pwd
 import re
 import struct
-import subprocess
-import sys
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -18,7 +17,6 @@ import pytest
 from gradwire_server.backends import cache_files
 from gradwire_server.backends.cuda import build, cupy_device
 from gradwire_server.backends.cuda.device import DeviceError
-from gradwire_server.backends.cuda.programs import every_kernel, source
 from gradwire_server.errors import DeviceLostError
 from support.kernels import cuda_programs
 from support.kernels.cuda_backends import needs_cuda_packages
@@ -35,7 +33,7 @@ def test_every_kernel_compiles_without_spills_and_within_its_registers(architect
     for one in cuda_programs.built(architecture):
         assert max(map(int, re.findall(r"(\d+) bytes smem", one.log)), default=0) <= 48 << 10
     taken = cuda_programs.registers(architecture)
-    budget = cuda_programs.budget()
+    budget: dict[str, int] = json.loads(cuda_programs.BUDGET.read_text())
     assert taken.keys() == budget.keys()
     beyond = {name: count for name, count in taken.items() if count > budget[name]}
     assert not beyond, f"tests/support/kernels/cuda_programs.py writes the budget anew: {beyond}"
@@ -84,19 +82,6 @@ def test_what_was_compiled_is_found_again(tmp_path: Path) -> None:
 
 
 @needs_cuda_packages
-def test_a_damaged_file_is_compiled_again(tmp_path: Path) -> None:
-    made = build.cubin(SMALLEST, 90, tmp_path)
-    (path,) = (tmp_path / build.version()).iterdir()
-    whole = path.read_bytes()
-    flipped = bytearray(whole)
-    flipped[len(whole) // 2] ^= 1
-    for damaged in (flipped, whole[:-2], b""):
-        path.write_bytes(damaged)
-        assert build.cubin(SMALLEST, 90, tmp_path) == made
-        assert path.read_bytes() == whole
-
-
-@needs_cuda_packages
 def test_what_does_not_compile_is_said_with_the_compilers_words(tmp_path: Path) -> None:
     with pytest.raises(build.BuildError, match="undefined_type"):
         build.cubin(["fill_bands<undefined_type>"], 90, tmp_path)
@@ -113,28 +98,6 @@ def test_both_releases_of_cupy_at_once_are_refused(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImportError, match="cupy-cuda12x and cupy-cuda13x are both installed"):
         build.check()
-
-
-def test_every_kernel_has_a_file_that_opens_with_what_it_does() -> None:
-    folder = Path(build.__file__).parent
-    for kernel in every_kernel():
-        text = (folder / source(kernel)).read_text(encoding="utf-8")
-        assert text.startswith("// ")
-        assert f" {kernel.partition('<')[0]}(" in text
-
-
-def test_the_backend_itself_needs_no_cupy() -> None:
-    program = """import sys
-sys.modules['cupy'] = None
-from gradwire_server.backends.cuda import backend, cupy_device"""
-    subprocess.run([sys.executable, "-c", program], check=True)  # noqa: S603
-
-
-@needs_cuda_packages
-@pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="this machine has a driver")
-def test_a_machine_without_a_driver_is_told_from_one_without_cupy() -> None:
-    with pytest.raises(ImportError, match="there is no NVIDIA driver"):
-        cupy_device.CupyDevice()
 
 
 CALLED = """
@@ -193,6 +156,8 @@ def test_cubins_are_kept_beside_other_compiled_code_or_nowhere(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cupy_device.cubins("") == tmp_path / "gradwire" / "cuda"
     monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cupy_device.cubins("") == tmp_path / ".cache" / "gradwire" / "cuda"
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(pwd, "getpwuid", Mock(side_effect=KeyError))
     folder = cupy_device.cubins("")

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from gradwire_server.backends import compute_dtype
 from gradwire_server.backends.cuda import launches, programs
-from gradwire_server.backends.cuda.launches import Stage
 from gradwire_server.backends.cuda.programs import Buffer, Launch, X, Y, every_kernel
 from gradwire_server.plans import BandedMap, Plan
 from support.kernels import cuda_device
@@ -68,7 +67,6 @@ def test_each_kind_of_plan_has_its_kernels(
     assert [launch.kernel for launch in program.launches] == expected
 
 
-STAGE = Stage(132, (SINGLE, SINGLE))
 LENGTHS = st.integers(1, 300) | st.integers(1, 2**33)
 FORMATS = [one for dtype in oracles.STORAGE_TYPES for one in programs.formats(dtype)]
 
@@ -109,12 +107,6 @@ def _keeps_the_limits(launch: Launch) -> None:
     assert launch.kernel in every_kernel()
 
 
-def test_equal_maps_share_their_tables() -> None:
-    once = cuda_device.program(Plan.build([None, X2, None], (2, 128, 5)), SINGLE, SINGLE)
-    twice = cuda_device.program(Plan.build([X2, None, X2, None], (128, 3, 128, 5)), SINGLE, SINGLE)
-    assert len(once.tables) == len(twice.tables) == 3
-
-
 @pytest.mark.parametrize("rows", [2**31, 2**33])
 def test_a_tensor_of_very_many_rows_is_one_launch_or_refused(rows: int) -> None:
     plan = Plan.build([None, X2, None], (rows, 128, 64))
@@ -152,11 +144,3 @@ def test_a_grid_holds_every_job_and_no_idle_block(jobs: int, per_block: int) -> 
     assert 1 <= x <= 2**31 - 1
     assert (x - 1) * per_block < jobs <= x * per_block
     assert x * per_block <= 2**32
-
-
-@given(numbers=st.integers(1, 2**40))
-def test_threads_that_loop_have_a_grid_of_any_device(numbers: int) -> None:
-    gaps = BandedMap(2, 1, np.array([0, 0]), np.array([0, 1, 1]), np.array([1.0]))
-    x, y, z = launches.fill_bands(STAGE, gaps, numbers, 1).grid
-    assert (y, z) == (1, 1)
-    assert 1 <= x <= min(-(-numbers // launches.THREADS), 2**31 - 1)

@@ -14,6 +14,7 @@ from gradwire_server.backends.cuda import build
 from ptxsim.module import translated
 from ptxsim.parser import PtxError, entries
 from support.kernels.cuda_backends import needs_cuda_packages, needs_simulator
+from support.kernels.kernel_table import to_be_rounded
 from support.oracles import oracles
 
 pytestmark = needs_simulator
@@ -69,32 +70,13 @@ def test_sixteen_bit_numbers_are_converted_as_numpy_does(
     name: str, dtype: np.dtype[np.generic]
 ) -> None:
     words = np.arange(1 << 16, dtype=np.uint16).view(dtype)
+    values = to_be_rounded(dtype)
+    awkward = values[: len(values) // 64 * 64]
     with np.errstate(all="ignore"):
-        wide = words.astype(np.float32)
-        awkward = _awkward(wide)
-        narrowed = awkward.astype(dtype)
-        oracles.same_bits(mapped(f"widen<{name}>", [words], wide), wide)
-        oracles.same_bits(mapped(f"narrow<{name}>", [wide], words), words)
-        oracles.same_bits(mapped(f"narrow<{name}>", [awkward], narrowed), narrowed)
-
-
-def _awkward(exact: oracles.Tensor) -> oracles.Tensor:
-    some = np.sort(exact[np.isfinite(exact)])
-    ties = some[:-1] + (some[1:] - some[:-1]) / 2
-    beside = [np.nextafter(ties, np.float32(to)) for to in (np.inf, -np.inf)]
-    random = np.random.default_rng(3).integers(0, 1 << 32, 1 << 18, np.uint32).view(np.float32)
-    values = np.concatenate([ties, *beside, random])
-    return values[: len(values) // 64 * 64].astype(np.float32)
-
-
-def test_products_are_rounded_before_they_are_added_and_denormals_kept() -> None:
-    rng = np.random.default_rng(4)
-    awkward = np.array([1 / 3, -2.7, 1e-23, -1e-20, 3e18], np.float32)
-    a, b, c = (rng.choice(awkward, 4096) for _ in range(3))
-    product = a * b
-    assert ((np.abs(product) < 1.1e-38) & (product != 0)).any()
-    oracles.same_bits(mapped("multiply_add", [a, b, -product], a), np.zeros_like(a))
-    oracles.same_bits(mapped("multiply_add", [a, b, c], a), product + c)
+        wide, narrowed = words.astype(np.float32), awkward.astype(dtype)
+        oracles.same_bits(mapped(f"widen<{name}>", words, wide), wide)
+        oracles.same_bits(mapped(f"narrow<{name}>", wide, words), words)
+        oracles.same_bits(mapped(f"narrow<{name}>", awkward, narrowed), narrowed)
 
 
 # y[i] = x[i] * x[i] + 1 for i < count, of a block.

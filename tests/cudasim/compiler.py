@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 _HERE = Path(__file__).parent
@@ -41,15 +42,12 @@ class CompileError(Exception):
 
 
 class _Build(NamedTuple):
-    """How a mode compiles kernels and the runtime; what a process must load first, and its options.
-
-    Only the kernels are instrumented.
-    """
+    """How a mode compiles kernels and the runtime; what a process must load first, and options."""
 
     kernels: tuple[str, ...] = ()
     runtime: tuple[str, ...] = ()
     preload: str = ""
-    options: tuple[tuple[str, str], ...] = ()
+    options: Mapping[str, str] = MappingProxyType({})
 
 
 class Mode(Enum):
@@ -60,13 +58,13 @@ class Mode(Enum):
         ("-fsanitize=address,undefined", *_UNDEFINED),
         ("-DCUDASIM_ASAN",),
         "libasan.so",
-        (("ASAN_OPTIONS", "detect_leaks=0"),),
+        {"ASAN_OPTIONS": "detect_leaks=0"},
     )
     THREAD = _Build(
         ("-fsanitize=thread", "-g1"),
         ("-DCUDASIM_TSAN",),
         "libtsan.so",
-        (("TSAN_OPTIONS", "halt_on_error=1:report_signal_unsafe=0"),),
+        {"TSAN_OPTIONS": "halt_on_error=1:report_signal_unsafe=0"},
     )
 
 
@@ -89,7 +87,7 @@ def watched(program: str, *arguments: str, mode: Mode) -> tuple[str, str]:
             "OMP_NUM_THREADS": "1",
             "LD_PRELOAD": preload,
             "PYTHONPATH": os.pathsep.join([str(_HERE.parent), *filter(None, sys.path)]),
-            **dict(mode.value.options),
+            **mode.value.options,
         },
     )
     text = done.stdout + done.stderr

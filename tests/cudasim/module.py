@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,18 +14,13 @@ import numpy.typing as npt
 from cudasim.compiler import Mode, library
 
 Array = npt.NDArray[Any]
-Scalar = np.generic
 Extent = tuple[int, ...]
-Kernel = tuple[str, str]
 
 # Orders in which the threads of a block run; other numbers seed a new permutation at each barrier.
 FORWARD, REVERSE = 0, 1
 
-# What device pointers are aligned to; rows of a kernel with vectors are, too.
-ALIGNMENT = 16
 
-_ALL_BLOCKS = (0, 2**63)
-
+_ALIGNMENT = 16  # of device pointers
 # Where an allocation lies.
 _ENDS_AT_GUARD, _BEGINS_AT_GUARD, _ON_HEAP, _SPARSE = range(4)
 
@@ -34,15 +30,11 @@ class SimError(Exception):
 
 
 class Buffer:
-    """Device memory, full of NaN unless sparse; given back when nothing refers to it.
-
-    nbytes   size
-    address  where it begins
-    """
+    """Device memory, full of NaN unless sparse; given back when nothing refers to it."""
 
     def __init__(self, module: Module, nbytes: int, placing: int) -> None:
         self._module, self.nbytes = module, nbytes
-        self.address = int(module.api.sim_malloc(nbytes, placing, ALIGNMENT) or 0)
+        self.address = int(module.api.sim_malloc(nbytes, placing, _ALIGNMENT) or 0)
         if not self.address:
             raise MemoryError(f"{nbytes} bytes of simulated device memory")
 
@@ -64,9 +56,9 @@ class Buffer:
 class Module:
     """A library of kernels, launched by the names they were compiled under.
 
-    names         library's alias of each kernel
-    most_threads  what __launch_bounds__ allows each kernel, where it is known
-    shared        bytes of shared memory of a kernel that does not declare it
+    names   library's alias of each kernel
+    limits  of a kernel whose source does not declare them: most threads of a block, or 0, and bytes
+            of shared memory
     """
 
     def __init__(
@@ -74,12 +66,9 @@ class Module:
         path: Path,
         mode: Mode,
         names: Mapping[str, str],
-        *,
-        most_threads: Mapping[str, int] | None = None,
-        shared: Mapping[str, int] | None = None,
+        limits: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     ) -> None:
-        self.mode, self._names = mode, names
-        self._most_threads, self._shared = most_threads or {}, shared or {}
+        self.mode, self._names, self._limits = mode, names, limits
         self.api = ctypes.CDLL(str(path))
         self.api.sim_malloc.restype = ctypes.c_void_p
         self.api.sim_malloc.argtypes = (ctypes.c_size_t, ctypes.c_int, ctypes.c_size_t)
@@ -109,10 +98,10 @@ class Module:
         name: str,
         grid: Extent,
         block: Extent,
-        arguments: Sequence[Buffer | Scalar],
+        arguments: Sequence[Buffer | np.generic],
         *,
         order: int = FORWARD,
-        blocks: tuple[int, int] = _ALL_BLOCKS,
+        blocks: tuple[int, int] = (0, 2**63),
     ) -> None:
         """Run a kernel.
 
@@ -134,15 +123,15 @@ class Module:
             raise SimError(f"{name} takes arguments of {wanted} bytes; {sizes} came")
         pointers = (ctypes.c_void_p * len(values))(*(value.ctypes.data for value in values))
         grids = [(ctypes.c_uint * 3)(*(*sides, 1, 1)[:3]) for sides in (grid, block)]
-        shared = ctypes.c_size_t(self._shared.get(name, 0))
-        numbers = map(ctypes.c_uint, (order, self._most_threads.get(name, 0)))
+        most_threads, shared_bytes = self._limits.get(name, (0, 0))
+        shared, numbers = ctypes.c_size_t(shared_bytes), map(ctypes.c_uint, (order, most_threads))
         kernel, part = getattr(self.api, f"sim_kernel_{alias}"), map(ctypes.c_size_t, blocks)
         wrong = self.api.sim_launch(kernel, pointers, *grids, shared, *numbers, *part)
         if wrong:
             raise SimError(f"{name}: {self.api.sim_error().decode()}")
 
 
-def compiled(folder: Path, kernels: Collection[Kernel], mode: Mode = Mode.PLAIN) -> Module:
+def compiled(folder: Path, kernels: Collection[tuple[str, str]], mode: Mode = Mode.PLAIN) -> Module:
     """Compile kernels of a folder's sources with g++.
 
     kernels  (source, name expression) of each, such as ("march.cu", "march<float, 4>"); launched

@@ -67,8 +67,3 @@ __global__ void narrow(const float* x, T* y) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   y[i] = narrowed<T>(x[i]);
 }
-
-__global__ void multiply_add(const float* a, const float* b, const float* c, float* y) {
-  const int i = blockIdx.x * blockDim.x + threadIdx.x;
-  y[i] = __fadd_rn(__fmul_rn(a[i], b[i]), c[i]);
-}

@@ -29,7 +29,7 @@ _SHOWN = {
 _WITHOUT_INPUT = {"leaves", "two barriers", "mask"}
 
 _MAPPED = [f"{way}<{kind}>" for way in ("widen", "narrow") for kind in ("__half", "__nv_bfloat16")]
-NAMES = sorted({name for name, _, _ in _SHOWN.values()} | {"multiply_add", *_MAPPED})
+NAMES = sorted({name for name, _, _ in _SHOWN.values()} | set(_MAPPED))
 
 
 @cache
@@ -51,11 +51,10 @@ def show(what: str, order: int = 0, *, module: Module | None = None) -> Array:
     return y.view(np.float32, 64).copy()
 
 
-def mapped(name: str, x: list[Array], result: Array) -> Array:
+def mapped(name: str, x: Array, result: Array) -> Array:
     module = samples()
-    given = [module.holding(one) for one in x]
     y = module.buffer(result.nbytes)
     blocks, rest = divmod(result.size, 64)
     assert rest == 0
-    module.launch(name, (blocks,), (64,), [*given, y])
+    module.launch(name, (blocks,), (64,), [module.holding(x), y])
     return y.view(result.dtype, result.size).copy()

@@ -26,7 +26,6 @@ from gradwire_server.plans import Plan
 from support.kernels import cuda_table
 from support.kernels import kernel_maps as maps
 from support.kernels.backend_calls import applied
-from support.kernels.cuda_table import Row, check_rows
 from support.oracles import oracles
 
 GIB = 1 << 30
@@ -51,28 +50,9 @@ def test_every_row_has_the_bits_of_numpy(cuda: Cuda) -> None:
         row.check(cuda)
 
 
-def test_all_rows_have_one_digest_wherever_they_are_computed(cuda: Cuda) -> None:
-    rows = cuda_table.rows()
-    assert cuda_table.digest(cuda, rows) == cuda_table.digest(NumpyCpu(), rows)
-
-
 def test_threads_at_once_have_the_bits_of_numpy(cuda: Cuda) -> None:
-    def check(row: Row) -> None:
-        row.check(cuda)
-
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(check, cuda_table.rows()))
-
-
-def _halving(outer: int) -> tuple[Plan, oracles.Tensor]:
-    up = maps.linear(1024, 2048)
-    plan = oracles.adjoint(Plan.build([None, up, up], (outer, 1024, 1024)))
-    return plan, np.random.default_rng(4).standard_normal(plan.input_shape).astype(np.float32)
-
-
-def test_tensors_larger_than_pinned_memory_have_the_bits_of_numpy(cuda: Cuda) -> None:
-    plan, x = _halving(3)
-    oracles.same_bits(*(applied(one, plan, x, np.float32) for one in (cuda, NumpyCpu())))
+        list(pool.map(lambda row: row.check(cuda), cuda_table.rows()))
 
 
 def test_more_than_its_limit_is_an_error_that_passes(cuda: Cuda) -> None:
@@ -102,7 +82,10 @@ def _filled() -> Generator[None]:
 @needs_gpu
 def test_a_device_that_others_filled_gives_no_wrong_bits_and_computes_once_there_is_room() -> None:
     backend = Cuda(cupy_device.CupyDevice(), memory_bytes=4 * GIB)
-    plan, x = _halving(8)
+    up = maps.linear(1024, 2048)
+    # Larger than the pinned memory.
+    plan = oracles.adjoint(Plan.build([None, up, up], (8, 1024, 1024)))
+    x = np.random.default_rng(4).standard_normal(plan.input_shape).astype(np.float32)
     expected = applied(NumpyCpu(), plan, x, np.float32)
     backend.warm_up()
     with _filled(), contextlib.suppress(MemoryError):
@@ -137,7 +120,7 @@ def test_a_launch_of_more_than_2_to_the_31_numbers_has_the_bits_of_numpy() -> No
                 f"where the host has more as it is used"
             )
     backend = Cuda(cupy_device.CupyDevice(), memory_bytes=12 * GIB)
-    check_rows(backend, columns=2**30 + 8)
+    cuda_table.check_rows(backend, columns=2**30 + 8)
 
 
 # Libraries ask the driver for what it need not have; that is no error of a kernel.

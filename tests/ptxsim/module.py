@@ -32,6 +32,5 @@ def translated(texts: Iterable[tuple[str, Mapping[str, str]]]) -> Module:
         library(units, Mode.PLAIN, headers=headers),
         Mode.PLAIN,
         names,
-        most_threads={name: entry.most_threads for name, entry in found.items()},
-        shared={name: translate.Scope.of(entry).shared for name, entry in found.items()},
+        {name: (one.most_threads, translate.Scope.of(one).shared) for name, one in found.items()},
     )

@@ -7,7 +7,7 @@ form of one, is an error: nothing is left out silently. So are fused products an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ptxsim.parser import Entry, Instruction, Label, PtxError, elements
@@ -82,7 +82,7 @@ class Scope:
             return f"({_TYPES[kind]}){plain}"
         return f"ptx::as<{_TYPES[kind]}>({plain})"
 
-    def values(self, kind: str, operands: tuple[str, ...]) -> list[str]:
+    def values(self, kind: str, operands: Sequence[str]) -> list[str]:
         return [self.value(kind, operand) for operand in operands]
 
     def address(self, operand: str, space: str) -> str:
@@ -203,7 +203,7 @@ def _compare(one: Instruction, scope: Scope) -> str:
     comparison = _COMPARISONS.get(one.suffixes[0])
     if not comparison or len(one.suffixes) != 2 or len(others) != 2 or one.type in _FLOATS:
         raise PtxError(f"unknown comparison: {one}")
-    a, b = scope.values(one.type, tuple(others))
+    a, b = scope.values(one.type, others)
     return f"{_register(target)} = ({a} {comparison} {b})"
 
 
@@ -245,7 +245,7 @@ def _load(one: Instruction, scope: Scope) -> str:
 
 
 def _store(one: Instruction, scope: Scope) -> str:
-    values = scope.values(one.type, tuple(elements(one.operands[1])))
+    values = scope.values(one.type, elements(one.operands[1]))
     kind = f"Vector<{_TYPES[one.type]}, {len(values)}>"
     return (
         f"typedef {kind} Held; void* address = {scope.address(one.operands[0], _space(one))}; "
@@ -282,14 +282,6 @@ def _to_generic(one: Instruction, scope: Scope) -> str:
     return _assigned(one.operands[0], scope.value("u64", one.operands[1]))
 
 
-def _branch(one: Instruction, _: Scope) -> str:
-    return f"goto {_label(one.operands[0].removeprefix('$'))}"
-
-
-def _return(_: Instruction, __: Scope) -> str:
-    return "return"
-
-
 def _barrier(one: Instruction, scope: Scope) -> str:
     if one.suffixes == ("warp", "sync"):
         return f"::sim::warp_barrier({scope.value('u32', one.operands[0])}, {_site(one)})"
@@ -312,12 +304,12 @@ def _shuffle(one: Instruction, scope: Scope) -> str:
 _TRANSLATORS: dict[str, Callable[[Instruction, Scope], str]] = {
     **dict.fromkeys(_FORMS, _compute),
     "bar": _barrier,
-    "bra": _branch,
+    "bra": lambda one, _: f"goto {_label(one.operands[0].removeprefix('$'))}",
     "cvt": _convert,
     "cvta": _to_generic,
     "ld": _load,
     "mov": _move,
-    "ret": _return,
+    "ret": lambda *_: "return",
     "selp": _select,
     "setp": _compare,
     "shfl": _shuffle,

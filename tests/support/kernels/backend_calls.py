@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,25 +12,18 @@ from gradwire_server.backends import Backend
 from gradwire_server.plans import BandedMap, Plan
 
 
-class Applies(Protocol):
-    """What of a backend applied() calls."""
-
-    def apply(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None: ...
-
-
 def applied(
-    backend: Applies, plan: Plan, x: npt.NDArray[Any], dtype: npt.DTypeLike
+    backend: Backend, plan: Plan, x: npt.NDArray[Any], dtype: npt.DTypeLike
 ) -> npt.NDArray[Any]:
     """Let a backend write a plan's result to an array that held other numbers before.
 
     The array lies between others; that these are left alone is asserted.
     """
-    size, guard = int(np.prod(plan.output_shape)), 8
-    memory = np.full(size + 2 * guard, 77.25, dtype)
-    y = memory[guard : guard + size].reshape(plan.output_shape)
+    memory = np.full(int(np.prod(plan.output_shape)) + 16, 77.25, dtype)
+    y = memory[8:-8].reshape(plan.output_shape)
     backend.apply(plan, x, y)
-    assert (memory[:guard] == memory.dtype.type(77.25)).all()
-    assert (memory[guard + size :] == memory.dtype.type(77.25)).all()
+    assert (memory[:8] == memory.dtype.type(77.25)).all()
+    assert (memory[-8:] == memory.dtype.type(77.25)).all()
     return y
 
 
@@ -41,9 +34,8 @@ def in_pieces(
 
     gap  distance of the results' last axis in memory
     """
-    guard = 2
-    memory = np.full((x.shape[0] + 2 * guard, bands.outputs, gap * x.shape[2]), 77.25, x.dtype)
-    y = memory[guard:-guard, :, ::gap]
+    memory = np.full((x.shape[0] + 4, bands.outputs, gap * x.shape[2]), 77.25, x.dtype)
+    y = memory[2:-2, :, ::gap]
     carried = 0
     for low, high in pairwise(cuts):
         y[:, carried:] = np.nan

@@ -9,26 +9,21 @@ import numpy as np
 import pytest
 
 from cudasim.compiler import why_not
-from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.plans import Plan
-from support.kernels import cuda_device
+from support.kernels import cuda_device, kernel_table
 from support.kernels import kernel_maps as maps
-from support.kernels.backend_calls import applied
 from support.kernels.cuda_device import SimulatedDevice
 from support.oracles import oracles
 
 needs_simulator = pytest.mark.skipif(bool(why_not()), reason=why_not() or "g++ is here")
 
-# NVRTC; and what takes minutes, which runs where CUDA is worked on.
+# For NVRTC, and for what takes minutes.
 needs_cuda_packages = pytest.mark.skipif(
     find_spec("cupy") is None, reason="CuPy is not installed; .ci/cuda installs it"
 )
-needs_no_cupy = pytest.mark.skipif(find_spec("cupy") is not None, reason="CuPy is installed")
-
 
 MIB = 1 << 20
-ILLEGAL = "an illegal memory access was encountered"
 
 
 def simulated(**more: Any) -> SimulatedDevice:
@@ -43,5 +38,4 @@ def sliced_plan(outer: int, side: int) -> Plan:
 
 def check(backend: Cuda, plan: Plan, seed: int = 0) -> None:
     x = np.random.default_rng(seed).standard_normal(plan.input_shape).astype(np.float32)
-    expected = applied(NumpyCpu(), plan, x, np.float32)
-    oracles.same_bits(applied(backend, plan, x, np.float32), expected)
+    kernel_table.check(backend, plan, x, np.float32)

@@ -76,19 +76,17 @@ class SimulatedDevice:
     Its pool guards every block, poisons released ones and lends them again. Streams refuse tasks
     whose memory was released meanwhile. Kernels can write to their result only.
 
-    multiprocessors  that it says it has
-    order            in which the threads of a block run, as `cudasim.module` has it
-    capacity         bytes of memory
-    eager            whether streams do everything at once instead of at the last moment
-    lent             bytes of blocks that are in use
-    memory_taken     bytes of blocks that are in use or cached
-    most_taken       most bytes that the pool ever had
-    broken           why everything fails from now on; empty where it does not
-    refused          why a task is refused, once; likewise
-    accepted         tasks that are accepted before that one
-    lock             held while a stream takes a task or does some
-    entered          set when a stream is about to be given a task
-    trace            tasks given to streams, and waits, in order: (what, stream)
+    order         in which the threads of a block run, as `cudasim.module` has it
+    capacity      bytes of memory
+    eager         whether streams do everything at once instead of at the last moment
+    lent          bytes of blocks that are in use
+    memory_taken  bytes of blocks that are in use or cached
+    most_taken    most bytes that the pool ever had
+    broken        why everything fails from now on; empty where it does not
+    refused       number of the task, from now on, that is refused; 0 for none
+    lock          held while a stream takes a task or does some
+    entered       set when a stream is about to be given a task
+    trace         what streams were given and waited for: up, launch, down, wait
     """
 
     name = "simulated"
@@ -106,19 +104,18 @@ class SimulatedDevice:
         self.module, self.multiprocessors, self.order = module, multiprocessors, order
         self.capacity, self.eager = capacity, eager
         self.lent = self.memory_taken = self.most_taken = 0
-        self.broken = self.refused = ""
-        self.accepted = 0
+        self.broken = ""
+        self.refused = 0
         self.lock = RLock()
         self.entered = Event()
-        self.trace = list[tuple[str, int]]()
-        self.streams = 0
+        self.trace = list[str]()
         self._memory_lock = RLock()
         self._limit = 0
         self._cached = defaultdict[int, list[SimulatorBuffer]](list)
         # Blocks in use in the order of their addresses, each with the number of its loan.
         self._in_use = list[tuple[int, int, SimulatorBuffer]]()
         self._loans = 0
-        self._pinned = dict[int, int]()
+        self.lent_pinned = dict[int, int]()
 
     def load(self) -> None: ...
 
@@ -169,21 +166,9 @@ class SimulatedDevice:
     def pinned(self, nbytes: int) -> Bytes:
         """Return memory full of what no result is."""
         made = np.full(nbytes, 0xFF, np.uint8)
-        self._pinned[made.ctypes.data] = nbytes
-        finalize(made, self._pinned.pop, made.ctypes.data)
+        self.lent_pinned[made.ctypes.data] = nbytes
+        finalize(made, self.lent_pinned.pop, made.ctypes.data)
         return made
-
-    def check_accepted(self) -> None:
-        """Raise DeviceError, once, where something is to be refused."""
-        if self.refused and self.accepted:
-            self.accepted -= 1
-        elif self.refused:
-            why, self.refused = self.refused, ""
-            raise DeviceError(why)
-
-    def check_pinned(self, memory: Bytes) -> None:
-        at, pinned = memory.ctypes.data, list(self._pinned.items())
-        assert any(first <= at and at + memory.nbytes <= first + size for first, size in pinned)
 
     def stream(self) -> SimulatedStream:
         return SimulatedStream(self)
@@ -199,35 +184,35 @@ class SimulatedStream:
         self._device = device
         self._tasks = deque[Callable[[], object]]()
         self._given = self._done = 0
-        self._number, device.streams = device.streams, device.streams + 1
 
     def up(self, address: int, source: Bytes) -> None:
-        self._device.check_pinned(source)
-        places = (address, source.ctypes.data, source.nbytes)
-        self._give("up", [(address, source.nbytes)], partial(ctypes.memmove, *places))
+        self._copy("up", address, source, (address, source.ctypes.data))
 
     def down(self, target: Bytes, address: int) -> None:
-        self._device.check_pinned(target)
-        places = (target.ctypes.data, address, target.nbytes)
-        self._give("down", [(address, target.nbytes)], partial(ctypes.memmove, *places))
+        self._copy("down", address, target, (target.ctypes.data, address))
+
+    def _copy(self, what: str, address: int, memory: Bytes, places: tuple[int, int]) -> None:
+        at, pinned = memory.ctypes.data, list(self._device.lent_pinned.items())
+        assert any(first <= at and at + memory.nbytes <= first + size for first, size in pinned)
+        copy = partial(ctypes.memmove, *places, memory.nbytes)
+        self._give(what, [(address, memory.nbytes)], copy)
 
     def launch(self, launch: Launch, addresses: Mapping[Buffer, int]) -> None:
+        device, given = self._device, launch.resolved(addresses)
         used = [(addresses[one], 0) for one in launch.arguments if isinstance(one, Buffer)]
-        run = partial(self._launch, launch, launch.resolved(addresses), used[1:])
-        self._give("launch", used, run)
+        only_read = [device.loan(*one)[-1] for one in used[1:]]
 
-    def _launch(
-        self, launch: Launch, given: tuple[np.generic, ...], read: list[tuple[int, int]]
-    ) -> None:
-        device, where = self._device, (launch.kernel, launch.grid, launch.block)
-        only_read = [device.loan(*one)[-1] for one in read]
-        for one in only_read:
-            one.protect()
-        try:
-            device.module.launch(*where, given, order=device.order)
-        finally:
+        def run() -> None:
             for one in only_read:
-                one.protect(writable=True)
+                one.protect()
+            try:
+                where = launch.kernel, launch.grid, launch.block
+                device.module.launch(*where, given, order=device.order)
+            finally:
+                for one in only_read:
+                    one.protect(writable=True)
+
+        self._give("launch", used, run)
 
     def mark(self, *, blocking: bool) -> Callable[[], None]:
         """Return a function that does all tasks so far, and nothing else."""
@@ -235,9 +220,20 @@ class SimulatedStream:
 
     def do(self, until: int) -> None:
         """Do the first tasks, one stream after the other: the simulator runs one kernel at once."""
-        with self._device.lock:
-            self._device.trace.append(("wait", self._number))
-            self._do(until)
+        device = self._device
+        with device.lock:
+            device.trace.append("wait")
+            if device.broken:
+                self._done = self._given
+                self._tasks.clear()
+                raise DeviceLostError(device.broken)
+            try:
+                while self._done < until:
+                    self._done += 1
+                    self._tasks.popleft()()
+            except SimError as error:
+                device.broken = str(error)
+                raise DeviceLostError(device.broken) from error
 
     def _give(self, what: str, used: list[tuple[int, int]], task: Callable[[], object]) -> None:
         """Take a task; used are the addresses and sizes of the memory that it uses."""
@@ -247,24 +243,15 @@ class SimulatedStream:
             assert [self._device.loan(*one) for one in used] == loans, "memory was lent again"
             task()
 
-        self._device.entered.set()
-        with self._device.lock:
-            self._device.check_accepted()
-            self._device.trace.append((what, self._number))
+        device = self._device
+        device.entered.set()
+        with device.lock:
+            if device.refused:
+                device.refused -= 1
+                if not device.refused:
+                    raise DeviceError("invalid argument")
+            device.trace.append(what)
             self._tasks.append(run)
             self._given += 1
-            if self._device.eager:
-                self._do(self._given)
-
-    def _do(self, until: int) -> None:
-        if self._device.broken:
-            self._done = self._given
-            self._tasks.clear()
-            raise DeviceLostError(self._device.broken)
-        try:
-            while self._done < until:
-                self._done += 1
-                self._tasks.popleft()()
-        except SimError as error:
-            self._device.broken = str(error)
-            raise DeviceLostError(self._device.broken) from error
+            if device.eager:
+                self.do(self._given)

@@ -154,12 +154,10 @@ _TYPES = {one.name: one for one in oracles.STORAGE_TYPES}
 
 
 class Mutant(NamedTuple):
-    """A mistake.
+    """A mistake: in place of `before`, which the source has once, comes `after`.
 
     case     plan of the table that it is tried on, or of `cuda_huge`
     finding  what the run must say that catches it
-    before   text that the source has once
-    after    what comes in its place
     """
 
     name: str
@@ -218,7 +216,3 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = [Mutant.of(text) for text in _LISTED.split("\n\n")]
-
-
-def run(name: str) -> None:
-    next(mutant for mutant in MUTANTS if mutant.name == name).run()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module
@@ -94,18 +93,6 @@ def registers(architecture: int) -> dict[str, int]:
     return found
 
 
-def budget() -> dict[str, int]:
-    """Return the most registers that a thread of each kernel may take on any architecture."""
-    kept: dict[str, int] = json.loads(BUDGET.read_text(encoding="utf-8"))
-    return kept
-
-
-def write_budget(architectures: Iterable[int]) -> None:
-    found = [registers(one) for one in architectures]
-    most = {name: max(one[name] for one in found) for name in found[0]}
-    BUDGET.write_text(json.dumps(most, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-
-
 @cache
 def ptx(architecture: int, some: frozenset[str] | None = None) -> Module:
     """Compile kernels, all of them unless some are named, with NVRTC and then with g++.
@@ -120,4 +107,6 @@ def ptx(architecture: int, some: frozenset[str] | None = None) -> Module:
 
 
 if __name__ == "__main__":
-    write_budget(ARCHITECTURES)
+    found = [registers(one) for one in ARCHITECTURES]
+    most = {name: max(one[name] for one in found) for name in found[0]}
+    BUDGET.write_text(json.dumps(most, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
 """What every device that runs the CUDA kernels must compute with NumPy's bits, row by row.
 
-A device is anything with a backend's apply(): the simulated ones of cuda_device.py and a real GPU.
+Devices are the simulated ones of cuda_device.py and a real GPU.
 
     PYTHONPATH=server:client:tests python tests/support/kernels/cuda_table.py [sim]
 
@@ -21,14 +21,14 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from gradwire_server.backends import NumpyCpu
+from gradwire_server.backends import Backend, NumpyCpu
 from gradwire_server.backends.cuda import cupy_device
 from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.backends.cuda.programs import Program
 from gradwire_server.plans import BandedMap, Plan
 from support.kernels import cuda_device, kernel_table
 from support.kernels import kernel_maps as maps
-from support.kernels.backend_calls import Applies, applied
+from support.kernels.backend_calls import applied
 from support.kernels.kernel_table import FORMATS, Case, Formats
 from support.oracles import oracles
 
@@ -61,27 +61,21 @@ class Row(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many numbers it reads and writes."""
         return math.prod(self.case.plan.input_shape) + math.prod(self.case.plan.output_shape)
 
-    def check(self, device: Applies) -> None:
-        x = self._x()
-        oracles.same_bits(*(self._applied(one, x) for one in (device, NumpyCpu())))
+    def check(self, device: Backend) -> None:
+        oracles.same_bits(self.result(device), self.result(NumpyCpu()))
 
-    def result(self, device: Applies) -> oracles.Tensor:
-        return self._applied(device, self._x())
-
-    def _applied(self, device: Applies, x: oracles.Tensor) -> oracles.Tensor:
-        return applied(device, self.case.plan, x, self.formats[1])
-
-    def _x(self) -> oracles.Tensor:
-        if self.numbers != "special":
-            special = self.numbers == "strewn"
-            return kernel_table.numbers(self.case, self.formats[0], special=special)
-        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
-        with np.errstate(all="ignore"):
-            values = np.array(oracles.VALUES).astype(self.formats[0])
-        return rng.choice(values, self.case.plan.input_shape)
+    def result(self, device: Backend) -> oracles.Tensor:
+        arriving, leaving = self.formats
+        if self.numbers == "special":
+            rng = np.random.default_rng(zlib.crc32(self.name.encode()))
+            with np.errstate(all="ignore"):
+                values = np.array(oracles.VALUES).astype(arriving)
+            x = rng.choice(values, self.case.plan.input_shape)
+        else:
+            x = kernel_table.numbers(self.case, arriving, special=self.numbers == "strewn")
+        return applied(device, self.case.plan, x, leaving)
 
 
 def cases() -> list[Case]:
@@ -115,7 +109,7 @@ def few_rows() -> list[Row]:
     return found
 
 
-def digest(device: Applies, some: Collection[Row]) -> str:
+def digest(device: Backend, some: Collection[Row]) -> str:
     """Return one hash of all results, every NaN being the same."""
     found = hashlib.sha256()
     for row in some:
@@ -223,8 +217,7 @@ def _few_taps() -> Iterator[Case]:
     turned = maps.backwards(maps.linear(30, 40))
     yield Case.of("two taps, backwards, 3 channels", (2, 30, 30, 3), {1: turned, 2: turned})
     for name, bands in {"one": sparse, "two": gaps}.items():
-        one, other = (maps.reweighted(bands, rng.choice(oracles.WEIGHTS, bands.nnz)) for _ in "ab")
-        both = {1: one, 2: other}
+        both = {1: _with_awkward_weights(rng, bands), 2: _with_awkward_weights(rng, bands)}
         yield Case.of(f"awkward weights, at most {name}", (2, bands.inputs, bands.inputs), both)
 
 
@@ -240,13 +233,13 @@ def _small_planes() -> Iterator[Case]:
     yield Case.of("narrow planes, wide bands, last", (301, 30), {1: thirds})
 
 
+def _with_awkward_weights(rng: np.random.Generator, bands: BandedMap) -> BandedMap:
+    return maps.reweighted(bands, rng.choice(oracles.WEIGHTS, bands.nnz))
+
+
 def _awkward() -> Iterator[Case]:
     """Have weights that are zeros of both signs, denormals, huge and inexact numbers."""
     rng = np.random.default_rng(7)
-
-    def awkward(bands: BandedMap) -> BandedMap:
-        return maps.reweighted(bands, rng.choice(oracles.WEIGHTS, bands.nnz))
-
     single = maps.stepped(90, 45, step=2, taps=[1], weights=[1.0])
     for name, bands in {
         "one tap": single,
@@ -254,7 +247,7 @@ def _awkward() -> Iterator[Case]:
         "a step": maps.linear(45, 90).adjoint(),
         "gaps": maps.thinned(maps.linear(90, 60), rng.random(60) < 0.3),
     }.items():
-        one, other = awkward(bands), awkward(bands)
+        one, other = _with_awkward_weights(rng, bands), _with_awkward_weights(rng, bands)
         yield Case.of(f"awkward weights, {name}, last", (7, 90), {1: one})
         yield Case.of(f"awkward weights, {name}, inside", (3, 90, 16), {1: one})
         yield Case.of(f"awkward weights, {name}, two axes", (2, 90, 90), {1: one, 2: other})
@@ -262,7 +255,7 @@ def _awkward() -> Iterator[Case]:
         yield Case.of(f"awkward weights, {name}, channels", (90, 90, 8), moving)
 
 
-def check_rows(backend: Applies, *, columns: int, period: int = 1_000_003) -> None:
+def check_rows(backend: Backend, *, columns: int, period: int = 1_000_003) -> None:
     """Assert that rows of so many float16, equal every `period` columns, give NumPy's bits.
 
     A period that is a prime tells columns apart, whatever power of two lies between them.
@@ -272,13 +265,12 @@ def check_rows(backend: Applies, *, columns: int, period: int = 1_000_003) -> No
     some = rng.standard_normal((2, period)).astype(np.float16)
     expected = applied(NumpyCpu(), Plan.build([up, None], some.shape), some, some.dtype)
     x = np.empty((2, columns), some.dtype)
-    for first in range(0, columns, period):
-        part = x[:, first : first + period]
-        part[...] = some[:, : part.shape[1]]
+    parts = [slice(first, first + period) for first in range(0, columns, period)]
+    for part in parts:
+        x[:, part] = some[:, : columns - part.start]
     y = applied(backend, Plan.build([up, None], x.shape), x, x.dtype)
-    for first in range(0, columns, period):
-        part = y[:, first : first + period]
-        oracles.same_bits(part.copy(), expected[:, : part.shape[1]].copy())
+    for part in parts:
+        oracles.same_bits(y[:, part].copy(), expected[:, : columns - part.start].copy())
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from support.oracles import oracles
 
 Generator = np.random.Generator
 Weights = npt.NDArray[np.float64]
+Places = npt.NDArray[np.int64]
 
 
 def linear(inputs: int, outputs: int) -> BandedMap:
@@ -66,10 +68,7 @@ def stepped(
     first = (np.arange(outputs) * step).astype(np.int64) + shift
     last = first + np.resize(np.array(taps), outputs)
     start, stop = np.clip(first, 0, inputs), np.clip(last, 0, inputs)
-    offset = _offsets(stop - start)
-    return BandedMap(
-        outputs, inputs, start, offset, np.resize(np.array(weights, np.float64), int(offset[-1]))
-    )
+    return _between(inputs, start, stop, partial(np.resize, np.array(weights, np.float64)))
 
 
 def scattered(rng: Generator, inputs: int, outputs: int, *, widest: int) -> BandedMap:
@@ -77,16 +76,20 @@ def scattered(rng: Generator, inputs: int, outputs: int, *, widest: int) -> Band
     sides = np.sort(rng.integers(0, inputs + 1, (2, outputs)), axis=1)
     start = sides.min(axis=0)
     stop = np.minimum(sides.max(axis=0), start + widest)
-    offset = _offsets(stop - start)
-    return BandedMap(outputs, inputs, start, offset, rng.standard_normal(int(offset[-1])))
+    return _between(inputs, start, stop, rng.standard_normal)
 
 
 def wide(rng: Generator, inputs: int, outputs: int) -> BandedMap:
     """Let every output read nearly every input."""
     start = np.arange(outputs) * inputs // (20 * outputs)
-    stop = inputs - start[::-1]
+    return _between(inputs, start, inputs - start[::-1], rng.standard_normal)
+
+
+def _between(
+    inputs: int, start: Places, stop: Places, weights: Callable[[int], Weights]
+) -> BandedMap:
     offset = _offsets(stop - start)
-    return BandedMap(outputs, inputs, start, offset, rng.standard_normal(int(offset[-1])))
+    return BandedMap(len(start), inputs, start, offset, weights(int(offset[-1])))
 
 
 def reweighted(bands: BandedMap, weights: npt.ArrayLike) -> BandedMap:
@@ -120,5 +123,5 @@ def thinned(bands: BandedMap, empty: npt.NDArray[np.bool_]) -> BandedMap:
     return BandedMap.from_blocks([(index, weight)], inputs=bands.inputs)
 
 
-def _offsets(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _offsets(counts: Places) -> Places:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])

@@ -43,32 +43,10 @@ def stepped(draw: st.DrawFn, inputs: int, most: int) -> BandedMap:
     about = max(1, min(most, int(inputs / step)))
     outputs = draw(st.sampled_from([about, max(1, about - 1), min(most, about + 3)]))
     fewest = draw(st.integers(0, 7))
-    taps = [fewest, fewest + draw(st.integers(0, int(step)))] if step >= 1 else [fewest]
-    if step == 0.5:
-        taps = [fewest, fewest + draw(st.integers(0, 1))]
+    more = {0.25: 0, 1 / 3: 0, 0.5: 1}.get(step, int(step))
+    taps = [fewest, fewest + draw(st.integers(0, more))]
     shift = draw(st.integers(-3, 3))
     return maps.stepped(inputs, outputs, step=step, taps=taps, weights=[1.0], shift=shift)
-
-
-@st.composite
-def steady(draw: st.DrawFn, inputs: int, most: int) -> BandedMap:
-    """Draw bands that advance by two inputs a result or by one for two, most with like weights."""
-    rng, shift = draw(_generators()), draw(st.integers(-3, 3))
-    doubles, fewest = draw(st.booleans()), draw(st.integers(0, 7))
-    outputs = min(most, 2 * inputs if doubles else max(1, inputs // 2))
-    pattern = draw(st.sampled_from(["sampled", "stepped", "phased"]))
-    if pattern == "sampled":
-        kind = draw(st.sampled_from(_KINDS[:-1]))
-        back = draw(st.booleans())
-        return kind(outputs, inputs).adjoint() if back else kind(inputs, outputs)
-    taps, period = [fewest], 2
-    if pattern == "stepped":
-        period = draw(st.integers(1, 2))
-    else:
-        taps.append(fewest + draw(st.integers(0, 1)))
-    step = 0.5 if doubles else 2
-    found = maps.stepped(inputs, outputs, step=step, taps=taps, weights=[1.0], shift=shift)
-    return maps.rephased(rng, found, period=period)
 
 
 @st.composite
@@ -124,8 +102,7 @@ def plans(draw: st.DrawFn, *, most: int = 120_000) -> Plan:
         if has_long_rows and axis == rank - 1:
             lengths = LONG
         length = draw(st.sampled_from([one for one in lengths if one <= left]))
-        pattern = draw(st.sampled_from([bands, steady])) if lengths is LONG else bands
-        found = draw(pattern(length, min(left, 8 * length + 8))) if axis in moving else None
+        found = draw(bands(length, min(left, 8 * length + 8))) if axis in moving else None
         shape[axis], passes[axis] = length, found
         left //= length if found is None else max(length, found.outputs)
     return Plan.build(passes, tuple(shape), fill=draw(st.sampled_from(_FILLS)))

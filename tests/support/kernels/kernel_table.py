@@ -67,6 +67,19 @@ def _numbers(name: str, shape: Shape, *, special: bool) -> oracles.Tensor:
     return x
 
 
+def to_be_rounded(dtype: np.dtype[np.generic]) -> oracles.Tensor:
+    """Return float32: numbers of a 16-bit type, ties, what lies beside, overflow, random bits."""
+    random = np.random.default_rng(6).integers(0, 1 << 32, 1 << 19, np.uint32).view(np.float32)
+    limits = np.array([65504, 65519.996, 65520, 65536, 3.3895314e38, 3.4e38], np.float32)
+    with np.errstate(all="ignore"):
+        exact = np.arange(1 << 16, dtype=np.uint16).view(dtype).astype(np.float32)
+        finite = np.sort(exact[np.isfinite(exact)])
+        ties = finite[:-1] + (finite[1:] - finite[:-1]) / 2
+        near = np.concatenate([exact, ties, limits, -limits])
+        beside = [np.nextafter(near, np.float32(to)) for to in (np.inf, -np.inf)]
+    return np.concatenate([near, *beside, random])
+
+
 def some_formats(case: Case) -> list[Formats]:
     first = zlib.crc32(case.name.encode()) % len(FORMATS)
     return [FORMATS[first - step] for step in (0, 3, 6)]
