@@ -84,7 +84,8 @@ class Tally:
 class Section:
     """A framework's part of the report.
 
-    packages  what must be installed, by the names of `version`; its deviations have these
+    packages  what must be installed, by the names of `version`; its deviations have these. None
+              where nothing of the framework can run, and a formula of its documents stands for it
     about     what is compared, and which differences count as roundings
     """
 

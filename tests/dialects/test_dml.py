@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
 from typing import Any
 
@@ -71,26 +70,15 @@ def test_dml_tables_follow_the_formula(
         np.testing.assert_array_equal(axis_table(pair.gradient, (outputs,), (inputs,)), matrix.T)
 
 
-def check_defaults(rule: str, inputs: int, outputs: int) -> None:
+@EACH_RULE
+@settings(deadline=None)
+@given(inputs=LENGTHS, outputs=LENGTHS)
+def test_dml_defaults_follow_the_formula(rule: str, inputs: int, outputs: int) -> None:
     scale = float(np.float32(outputs) / np.float32(inputs))
     matrix = dml_axis(inputs, outputs, scale=scale, offsets=CENTERS, rule=rule)
     for pair in dml_operators(rule):
         forward = axis_table(pair.forward, (inputs,), (outputs,))
         np.testing.assert_array_equal(forward, matrix)
-
-
-@EACH_RULE
-@settings(deadline=None)
-@given(inputs=LENGTHS, outputs=LENGTHS)
-def test_dml_defaults_follow_the_formula(rule: str, inputs: int, outputs: int) -> None:
-    check_defaults(rule, inputs, outputs)
-
-
-@pytest.mark.heavy
-@EACH_RULE
-def test_dml_defaults_follow_the_formula_at_all_lengths(rule: str) -> None:
-    for lengths in itertools.product(range(1, 65), repeat=2):
-        check_defaults(rule, *lengths)
 
 
 INPUT, OUTPUT = "input_pixel_offsets", "output_pixel_offsets"
