@@ -83,8 +83,7 @@ breaking:  ## Compare the schema with the newest release's
 	$(BIN)/buf breaking $(PROTO) --against $(RELEASED)
 
 shape: $(VENV)/.tools  ## Count tokens, modules and complex functions, beside the baseline
-	mkdir -p out
-	PYTHONPATH=tests $(BIN)/python -m shape --json out/shape.json
+	PYTHONPATH=tests $(BIN)/python -m shape
 
 check: lint schema test  ## Run lint, schema and test
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -49,14 +48,6 @@ def rendered(folder: Path) -> Manifests:
     return Manifests(list(yaml.safe_load_all(_kubectl("kustomize", str(folder)))))
 
 
-def in_the_clear(overlay: str, folder: Path) -> Path:
-    """Write a kustomization of an overlay and the component cleartext; return its folder."""
-    base = os.path.relpath(KUBERNETES, folder.resolve())
-    text = f"resources: [{base}/overlays/{overlay}]\ncomponents: [{base}/components/cleartext]\n"
-    (folder / "kustomization.yaml").write_text(text)
-    return folder
-
-
 def quantity(text: str) -> float:
     ((number, unit),) = re.findall(r"^([\d.]+)([a-zA-Z]*)$", text)
     return float(number) * _UNITS[unit]
@@ -73,25 +64,17 @@ class Manifests:
         return found
 
     @property
-    def template(self) -> Any:
-        return self.one("Deployment")["spec"]["template"]
-
-    @property
     def pod(self) -> Any:
-        return self.template["spec"]
+        return self.one("Deployment")["spec"]["template"]["spec"]
 
     @property
     def labels(self) -> Any:
-        return self.template["metadata"]["labels"]
+        return self.one("Deployment")["spec"]["template"]["metadata"]["labels"]
 
     @property
     def container(self) -> Any:
         (found,) = self.pod["containers"]
         return found
-
-    @property
-    def ports(self) -> dict[str, int]:
-        return {port["name"]: port["containerPort"] for port in self.container["ports"]}
 
     @property
     def environment(self) -> dict[str, str]:

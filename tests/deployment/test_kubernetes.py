@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from deployment.manifests import (
-    ARRIVING,
-    KUBERNETES,
-    ROOT,
-    WATCHER,
-    WORKER,
-    Manifests,
-    in_the_clear,
-    quantity,
-    rendered,
-)
+from deployment import manifests as files
+from deployment.manifests import KUBERNETES, ROOT, Manifests, quantity, rendered
 from gradwire_server.command import gradwire_server
 from gradwire_server.observability.definitions import METRICS
 
@@ -30,7 +22,6 @@ ADAPTER: list[dict[str, Any]]
 ADAPTER = yaml.safe_load((KUBERNETES / "adapter-rules.yaml").read_text())["rules"]
 JOB: dict[str, Any]
 (JOB,) = yaml.safe_load((KUBERNETES / "prometheus.yml").read_text())["scrape_configs"]
-PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
 
 @pytest.fixture(scope="module", params=["cpu", "gpu", "cpu in the clear", "gpu in the clear"])
@@ -38,60 +29,48 @@ def manifests(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Manifests:
     overlay, _, in_clear = request.param.partition(" ")
-    if in_clear:
-        return rendered(in_the_clear(overlay, tmp_path_factory.mktemp("clear")))
-    return rendered(KUBERNETES / "overlays" / overlay)
+    if not in_clear:
+        return rendered(KUBERNETES / "overlays" / overlay)
+    folder = tmp_path_factory.mktemp("clear")
+    base = os.path.relpath(KUBERNETES, folder.resolve())
+    text = f"resources: [{base}/overlays/{overlay}]\ncomponents: [{base}/components/cleartext]\n"
+    (folder / "kustomization.yaml").write_text(text)
+    return rendered(folder)
 
 
-def test_the_server_takes_every_variable_and_listens_where_it_is_called(
-    manifests: Manifests,
-) -> None:
+def test_the_server_fits_its_pod(manifests: Manifests) -> None:
     told = CliRunner().invoke(gradwire_server, ["--print-config"], env=manifests.environment)
     assert (told.exit_code, told.stderr) == (0, "")
-    settings, ports = manifests.settings, manifests.ports
-    promised = quantity(manifests.container["resources"]["requests"]["cpu"])
-    assert settings.compute_threads == promised >= 1
+    settings, container = manifests.settings, manifests.container
+    resources = container["resources"]
+    assert settings.compute_threads == quantity(resources["requests"]["cpu"]) >= 1
+    # It listens where it is called.
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert settings.address == f"0.0.0.0:{ports['grpc']}"
     assert settings.http_address == f"0.0.0.0:{ports['http']}"
     service = manifests.one("Service")["spec"]
-    assert {port["port"]: port["targetPort"] for port in service["ports"]} == {
-        number: name for name, number in ports.items()
-    }
+    assert {port["targetPort"]: port["port"] for port in service["ports"]} == ports
     rules = manifests.one("NetworkPolicy")["spec"]["ingress"]
     assert [port["port"] for rule in rules for port in rule["ports"]] == ["grpc", "http"]
     # Clients find the pods that are ready, and soon those that are new: gRPC looks a name up at
     # most every 30 s.
     assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", False)
     assert 30 <= settings.max_connection_age_s <= 120
-
-
-def test_servers_ask_for_tokens_where_they_speak_tls_and_probes_speak_it_too(
-    manifests: Manifests,
-) -> None:
-    settings, tls = manifests.settings, bool(manifests.settings.tls_certificate)
-    probes = [manifests.container[probe]["httpGet"] for probe in PROBES]
-    scheme = "HTTPS" if tls else "HTTP"
-    assert [(probe["port"], probe["scheme"]) for probe in probes] == [("http", scheme)] * 3
-    # The SDK sends no token in the clear.
+    # Probes speak TLS where the server does; the SDK sends no token in the clear.
+    tls = bool(settings.tls_certificate)
+    probes = [container[f"{name}Probe"] for name in ("startup", "readiness", "liveness")]
+    seen = [(probe["httpGet"]["port"], probe["httpGet"]["scheme"]) for probe in probes]
+    assert seen == [("http", "HTTPS" if tls else "HTTP")] * 3
     assert (bool(settings.tokens), settings.insecure, settings.http_open) == (tls, not tls, not tls)
-
-
-def test_a_server_may_start_slowly_and_drain_to_its_end(manifests: Manifests) -> None:
-    settings, container = manifests.settings, manifests.container
-    startup, readiness = (
-        probe["periodSeconds"] * probe["failureThreshold"]
-        for probe in (container["startupProbe"], container["readinessProbe"])
-    )
+    # It may start slowly, and drain to its end.
+    startup, readiness, _ = (one["periodSeconds"] * one["failureThreshold"] for one in probes)
     assert 300 <= startup < manifests.one("Deployment")["spec"]["progressDeadlineSeconds"]
     assert settings.drain_delay_s >= readiness
     stops_s = settings.drain_delay_s + settings.grace_s + STOP_S
     assert manifests.pod["terminationGracePeriodSeconds"] >= stops_s
-
-
-def test_memory_is_enough_for_what_the_settings_let_in(manifests: Manifests) -> None:
-    settings, resources = manifests.settings, manifests.container["resources"]
-    watcher = WATCHER if settings.workers > 1 else 0
-    fixed = max(1, settings.workers) * WORKER + watcher + ARRIVING
+    # Memory is enough for what the settings let in.
+    watcher = files.WATCHER if settings.workers > 1 else 0
+    fixed = max(1, settings.workers) * files.WORKER + watcher + files.ARRIVING
     assert quantity(resources["limits"]["memory"]) >= settings.max_memory_bytes + fixed
     assert resources["limits"]["memory"] == resources["requests"]["memory"]
 

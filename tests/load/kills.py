@@ -26,8 +26,8 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def end(command: Command, *numbers: int, by: int = signal.SIGKILL) -> None:
     command.wait_for_log(text, times=seen + len(numbers))
 
 
-def many_kills(command: Command, *, kills: int) -> None:
+def many_kills(command: Command, kills: int) -> None:
     """Kill one worker after the other."""
     chance = random.Random(0)  # noqa: S311 - nothing secret
     for _ in range(kills):
@@ -58,29 +58,17 @@ def many_kills(command: Command, *, kills: int) -> None:
         end(command, chance.randrange(2))
 
 
-def stop_workers(command: Command, *, times: int) -> None:
-    """Stop one worker after the other, and wait until others serve in their places."""
-    for number in range(times):
-        end(command, number % 2, by=signal.SIGSTOP)
+def stop_workers(command: Command) -> None:
+    """Stop three workers, each once another serves in place of the one before."""
+    for number in (0, 1, 0):
+        end(command, number, by=signal.SIGSTOP)
 
 
-def renew(command: Command, *, times: int) -> None:
-    """Restart one worker after the other."""
-    for number in range(times):
+def renew(command: Command) -> None:
+    """Restart one worker after the other, twice."""
+    for times in (1, 2):
         command.signal(signal.SIGUSR2)
-        command.wait_for_log(" rolling restart done", times=number + 1)
-
-
-def under_load(address: str, action: Callable[[], None]) -> dict[str, Any]:
-    """Have callers call while something happens; return what they saw."""
-    began = time.monotonic()
-    with Callers(address, *KINDS) as callers:
-        callers.wait_for_more()
-        action()
-        # A moment longer than what happens.
-        time.sleep(1.0)
-        callers.wait_for_more()
-    return {"seconds": round(time.monotonic() - began, 1), **callers.seen}
+        command.wait_for_log(" rolling restart done", times=times)
 
 
 def run(folder: Path, *, kills: int, cuts: int) -> dict[str, Any]:
@@ -88,23 +76,27 @@ def run(folder: Path, *, kills: int, cuts: int) -> dict[str, Any]:
     report: dict[str, Any] = {}
 
     def phase(name: str, address: str, action: Callable[[], None]) -> None:
-        report[name] = under_load(address, action)
+        """Have callers call while something happens, and a moment longer."""
+        with Callers(address, *KINDS) as callers:
+            callers.wait_for_more()
+            action()
+            time.sleep(1.0)
+            callers.wait_for_more()
+        report[name] = callers.seen
         sys.stderr.write(f"{name}: {report[name]}\n")
 
-    @contextmanager
-    def server(*flags: str) -> Generator[Command]:
-        with running_command(*FLAGS, *flags, log=folder / str(len(report))) as command:
-            yield command
+    def server(*flags: str) -> AbstractContextManager[Command]:
+        return running_command(*FLAGS, *flags, log=folder / str(len(report)))
 
     with server() as command:
-        phase(f"{kills} kills", command.address, lambda: many_kills(command, kills=kills))
+        phase(f"{kills} kills", command.address, lambda: many_kills(command, kills))
     with server() as command:
         phase("both at once", command.address, lambda: end(command, 0, 1))
-        phase("rolling restart", command.address, lambda: renew(command, times=2))
+        phase("rolling restart", command.address, lambda: renew(command))
     with server("--max-connection-age-s", "0.5") as command:
         phase("connection age", command.address, lambda: time.sleep(5))
     with server("--stall-timeout-s", "3") as command:
-        phase("3 workers stopped", command.address, lambda: stop_workers(command, times=3))
+        phase("3 workers stopped", command.address, lambda: stop_workers(command))
     # Cuts are so rare that fewer connections in a row than the eight tries of a call are cut
     # before it succeeds.
     down, up = drawn_cuts(0, early=0.125, late=(1 << 20, 64 << 20))
@@ -120,8 +112,7 @@ def run(folder: Path, *, kills: int, cuts: int) -> dict[str, Any]:
         def stop() -> None:
             command.stop()
             address = ("--address", command.address)
-            successor = Command(*FLAGS, *address, log=folder / "successor")
-            stack.callback(successor.close)
+            stack.callback(Command(*FLAGS, *address, log=folder / "successor").close)
 
         phase("stop", command.address, stop)
     return report

@@ -1,41 +1,13 @@
-"""Load tests of a real server, from processes of their own, and programs of long ones."""
+"""The command line and the report of the programs of long load tests."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from gradwire import AsyncClient
-from gradwire.loadtest.generator import LoadSettings
-from gradwire.loadtest.result import ScenarioResult
-from gradwire.loadtest.runner import Runner
-from gradwire.loadtest.scenarios import Scenario
-
-# Runs a scenario for so many seconds.
-Run = Callable[[Scenario, float], ScenarioResult]
-
-
-@contextmanager
-def loading(
-    target: str, *, processes: int = 1, show: Callable[[str], None] = lambda _: None
-) -> Generator[Run]:
-    """Yield what runs a scenario for so many seconds, without a warm-up.
-
-    show  called once calls count, and then on
-    """
-    with Runner(partial(AsyncClient, target), show=show) as runner:
-
-        def run(scenario: Scenario, duration_s: float) -> ScenarioResult:
-            settings = LoadSettings(duration_s, warm_up_s=0.0, timeout_s=20.0, processes=processes)
-            return runner.run(scenario, settings)
-
-        yield run
 
 
 def reported(

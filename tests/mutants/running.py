@@ -75,19 +75,21 @@ class Copy:
 
     def judge(self, mutant: Mutant) -> str | None:
         """Return the test that catches a mutant; None if none does. Raises LookupError."""
-        tests = _unique(one for test in mutant.tests for one in self._located(test))
+        tests = [one for test in mutant.tests for one in self._located(test)]
         until = time.monotonic() + LIMIT_S
         while tests:
             with self._mutated(mutant):
                 self._run(tests, until=until)
             suspect = self._progress.read_text(encoding="utf-8")
             log = self._log.read_text(encoding="utf-8", errors="replace")
-            # Where a test is missing, pytest runs none at all.
-            missing = re.findall(
-                rf"^ERROR: not found: {re.escape(str(self.folder))}/(.*)$", log, re.MULTILINE
-            )
-            if missing:
-                tests = _unique(one for test in tests for one in _present(test, missing))
+            # Where a case is missing, pytest runs none at all: then all cases of its function.
+            whole = [test.partition("[")[0] for test in tests]
+            there = [
+                all_cases if f"not found: {self.folder}/{all_cases}" in log else test
+                for test, all_cases in zip(tests, whole, strict=True)
+            ]
+            if there != tests:
+                tests = there
             elif not suspect or time.monotonic() >= until:
                 return None
             # A failure counts only if the test passes without the mutant.
@@ -162,34 +164,23 @@ class Copy:
         )
 
 
-def _unique(tests: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(tests))
-
-
-def _present(test: str, missing: Sequence[str]) -> list[str]:
-    """Return a test as it is, or where its case is missing, all cases of its function."""
-    function, bracket, _ = test.partition("[")
-    if not {test, function} & {*missing}:
-        return [test]
-    return [function] if bracket else []
-
-
-def judge_all(
-    mutants: Sequence[Mutant], copies: Sequence[Copy], *, until: float
-) -> dict[int, str | None]:
-    """Return the test that catches each mutant, by number; mutants not run are left out."""
+def judge_all(mutants: Sequence[Mutant], copies: Sequence[Copy], *, until: float) -> dict[int, str]:
+    """Return the test that catches each mutant, by number; those that escape are left out."""
     waiting = list(reversed(mutants))
-    found: dict[int, str | None] = {}
+    found: dict[int, str] = {}
 
     def work(copy: Copy) -> None:
         copy.refresh()
         copy.warm()
         while waiting and time.monotonic() < until:
             mutant = waiting.pop()
-            start = time.monotonic()
-            test = found[mutant.number] = copy.judge(mutant)
-            took_s = time.monotonic() - start
-            sys.stderr.write(f"{mutant.number:4}  {took_s:5.1f} s  {test or 'escaped'}\n")
+            try:
+                told = test = copy.judge(mutant)
+            except (FileNotFoundError, LookupError) as error:
+                told, test = str(error), None
+            if test:
+                found[mutant.number] = test
+            sys.stderr.write(f"{mutant.number:4}  {told or 'escaped'}\n")
 
     with ThreadPoolExecutor(len(copies)) as pool:
         list(pool.map(work, copies))

@@ -7,20 +7,11 @@ has moved within its file. A mutant whose text is gone has to be expressed again
 from __future__ import annotations
 
 import ast
-import json
 import tomllib
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent, indent
-from typing import Any, Literal
-
-Outcome = Literal["caught", "equivalent", "escaped"]
-
-_HEADER = """\
-# Mutants of the product, run by `make mutants`; tests/mutants/table.py describes the fields.
-# tests/mutants/drawing.py of commit 27aa72d drew them from the sources of the tag baseline-1.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +25,9 @@ class Mutant:
     function  qualified name: "Class.method"
     before    whole lines that occur once in the function, at any indentation
     after     the lines that replace them
-    outcome   "caught" if a test fails, "equivalent" if none can, "escaped" if none does
+    outcome   "caught" if a test fails, "equivalent" if none can
     reason    why it is equivalent
-    tests     tests that execute the lines; the first one caught it last
+    tests     tests that execute the lines, in the order in which they are tried
     """
 
     number: int
@@ -46,7 +37,7 @@ class Mutant:
     function: str
     before: str
     after: str
-    outcome: Outcome = "escaped"
+    outcome: str
     reason: str = ""
     tests: tuple[str, ...] = ()
 
@@ -87,22 +78,5 @@ def _functions(
 
 
 def read(path: Path) -> list[Mutant]:
-    entries: list[dict[str, Any]] = tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]
+    entries = tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]
     return [Mutant(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries]
-
-
-def text(mutants: Iterable[Mutant]) -> str:
-    return _HEADER + "".join(_entry(each) for each in mutants)
-
-
-def _entry(mutant: Mutant) -> str:
-    lines = ["\n[[mutant]]\n"]
-    for name, value in asdict(mutant).items():
-        if name in {"before", "after"}:
-            lines.append(f"{name} = '''\n{value}'''\n")
-        elif name == "tests":
-            tests = "".join(f"    {json.dumps(each)},\n" for each in value)
-            lines.append(f"tests = [\n{tests}]\n" if value else "tests = []\n")
-        elif value != "":
-            lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}\n")
-    return "".join(lines)

@@ -1,11 +1,10 @@
 """The size of the project as one table beside baseline.json: tokens, modules, complex functions.
 
-PYTHONPATH=tests python -m shape [--json FILE]
+PYTHONPATH=tests python -m shape
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import io
 import json
@@ -13,7 +12,7 @@ import subprocess
 import sys
 import token
 import tokenize
-from collections import defaultdict
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -45,14 +44,14 @@ def tokens(source: str) -> int:
 
 def sizes() -> dict[str, dict[str, int]]:
     """Return tokens and modules of each folder, its folders included, and of the roots alone."""
-    figures = {"tokens": defaultdict[str, int](int), "modules": defaultdict[str, int](int)}
+    figures = {"tokens": Counter[str](), "modules": Counter[str]()}
     for top in (*PRODUCT, "tests", "benchmarks"):
         for one in modules(top):
             parts = one.relative_to(ROOT / top).parts
             for row in (f"{top}/{parts[0]}" if parts[1:] else f"{top}, its root", f"{top}, all"):
                 figures["tokens"][row] += tokens(one.read_text(encoding="utf-8"))
                 figures["modules"][row] += 1
-    return {**figures}
+    return dict[str, dict[str, int]](figures)
 
 
 def complex_functions() -> list[str]:
@@ -67,10 +66,7 @@ def complex_functions() -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="write figures and complex functions there, too")
-    file = parser.parse_args().json
-    figures, too_complex = sizes(), complex_functions()
+    too_complex = complex_functions()
     baseline = json.loads(Path(__file__).with_name("baseline.json").read_text(encoding="utf-8"))
     lines = [
         "Tokens are those of kind NAME, NUMBER, STRING and OP, an f-string as one; no comments,",
@@ -78,18 +74,12 @@ def main() -> None:
         f"{baseline['name']} is commit {baseline['commit']}.\n",
         f"{'':48} {'today':>8} {baseline['name']:>10}",
     ]
-    for section, today in figures.items():
+    for section, today in sizes().items():
         before = baseline["figures"][section]
-        lines.append(section)
-        lines += [
-            f"  {row:46} {today.get(row, '-'):>8} {before.get(row, '-'):>10}"
-            for row in {**today, **before}
-        ]
+        rows = [(row, today.get(row, "-"), before.get(row, "-")) for row in {**today, **before}]
+        lines += [section, *(f"  {row:46} {now:>8} {then:>10}" for row, now, then in rows)]
     lines.append(f"functions of a complexity above {_MOST_COMPLEXITY}: {len(too_complex)}")
     sys.stdout.writelines(f"{line}\n" for line in [*lines, *too_complex])
-    if file:
-        found = {"figures": figures, "complex functions": too_complex}
-        file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

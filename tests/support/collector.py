@@ -10,10 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
-)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
@@ -44,40 +41,34 @@ def attributes(pairs: Any) -> dict[str, Any]:
     return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in pairs}
 
 
-class _Handler(BaseHTTPRequestHandler):
-    collector: Collector
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.headers.get("Content-Encoding") == "gzip":
-            body = gzip.decompress(body)
-        assert self.headers["Content-Type"] == "application/x-protobuf"
-        assert self.path == "/v1/traces"
-        for each in ExportTraceServiceRequest.FromString(body).resource_spans:
-            resource = attributes(each.resource.attributes)
-            for span in (span for scope in each.scope_spans for span in scope.spans):
-                self.collector.spans.append(Seen(span, attributes(span.attributes), resource))
-        answer = ExportTraceServiceResponse().SerializeToString()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/x-protobuf")
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it
-        ...
-
-
 @contextmanager
 def collecting() -> Generator[Collector]:
-    class Own(_Handler): ...
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers.get("Content-Encoding") == "gzip":
+                body = gzip.decompress(body)
+            assert self.headers["Content-Type"] == "application/x-protobuf"
+            assert self.path == "/v1/traces"
+            for each in ExportTraceServiceRequest.FromString(body).resource_spans:
+                resource = attributes(each.resource.attributes)
+                for span in (span for scope in each.scope_spans for span in scope.spans):
+                    collector.spans.append(Seen(span, attributes(span.attributes), resource))
+            self.send_response(200)
+            self.send_header("Content-Type", "application/x-protobuf")
+            # An answer without fields.
+            self.send_header("Content-Length", "0")
+            self.end_headers()
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Own)
-    Own.collector = Collector(f"http://127.0.0.1:{server.server_port}")
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's
+            ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    collector = Collector(f"http://127.0.0.1:{server.server_port}")
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:
-        yield Own.collector
+        yield collector
     finally:
         server.shutdown()
         thread.join()

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from gradwire_server.observability.recording import Observer
 from gradwire_server.rpc.call_context import ActiveCall, ActiveCalls
 
 
-class _Nobody:
-    """A caller without a certificate or a deadline."""
-
-    def peer(self) -> str:
-        return "nobody:1"
-
-    def peer_identities(self) -> None:
-        return
-
-    def time_remaining(self) -> None:
-        return
-
-
 def a_call() -> ActiveCall:
-    """Begin a call."""
-    context: Any = _Nobody()
+    """Begin a call of someone without a certificate or a deadline."""
+    context: Any = SimpleNamespace(
+        peer=lambda: "nobody:1", peer_identities=lambda: None, time_remaining=lambda: None
+    )
     return ActiveCall("Evaluate", context, ActiveCalls(Observer()))

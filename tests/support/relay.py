@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -192,39 +193,28 @@ def _grow(message: Message) -> None:
     message.MergeFromString(_UNKNOWN)
 
 
-class _Proxy(grpc.GenericRpcHandler):
-    """Asks a server, and changes its answers; sends trailing metadata only if told to."""
+@contextmanager
+def skewed(address: str, change: Change, *, trailers: bool = True) -> Generator[str]:
+    """Run a server of another release in front of one; yield its address.
 
-    def __init__(self, address: str, change: Change, *, trailers: bool) -> None:
-        self._channel = grpc.insecure_channel(address)
-        self._change = change
-        self._trailers = trailers
+    It asks the server and changes its answers; trailing metadata it sends only if told to.
+    """
+    channel: Any = grpc.insecure_channel(address)
 
-    def service(
-        self, handler_call_details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler[bytes, bytes]:
-        method = handler_call_details.method
-
+    def service(details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
         def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            untyped: Any = self._channel.stream_stream(method)
-            call = untyped(requests)
-            try:
+            call = channel.stream_stream(details.method)(requests)
+            with contextlib.suppress(grpc.RpcError):
                 for each in call:
-                    yield self._change(method.rpartition("/")[2], each)
-            except grpc.RpcError:
-                pass
-            if self._trailers:
+                    yield change(details.method.rpartition("/")[2], each)
+            if trailers:
                 context.set_trailing_metadata(tuple(call.trailing_metadata() or ()))
             if call.code() is not grpc.StatusCode.OK:
                 context.abort(call.code(), call.details() or "")
 
         return grpc.stream_stream_rpc_method_handler(answer)
 
-
-@contextmanager
-def skewed(address: str, change: Change, *, trailers: bool = True) -> Generator[str]:
-    """Run a server of another release in front of one; yield its address."""
-    handler = _Proxy(address, change, trailers=trailers)
+    handler: Any = SimpleNamespace(service=service)
     server = grpc.server(ThreadPoolExecutor(8), handlers=[handler])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
