@@ -94,11 +94,17 @@ def test_of_questions_that_do_not_come_whole_a_few_are_awaited(
         return received.count(b"the request did not come in time")
 
     with served() as (server, client), RawConnection(server.address) as slow:
-        for stream in range(1, 41, 2):
-            slow.send(frame(HEADERS, END_HEADERS, stream, head), frame(DATA, 0, stream, begun))
+        begins = [
+            frame(HEADERS, END_HEADERS, n, head) + frame(DATA, 0, n, begun) for n in range(1, 43, 2)
+        ]
+        slow.send(*begins[:20])
         client.check_alive()
         wait_until(lambda: ended() >= 4)
         assert ended() == 4
+        # One more ends the oldest, and then itself as its time is over.
+        monkeypatch.setattr(gradwire_server.rpc.health, "_PATIENCE_S", 0.1)
+        slow.send(begins[20])
+        wait_until(lambda: ended() == 6)
 
 
 def asked(client: RawClient, **question: Any) -> reflection_pb2.ServerReflectionResponse:
