@@ -15,7 +15,6 @@ from google.protobuf.message import Message
 from gradwire import Client, InvalidRequestError, LimitExceededError, ops, v1
 from gradwire._wire.framing import varint
 from gradwire_server.config.settings import MAX_HEADER_BYTES
-from gradwire_server.rpc.codec import DATA, beside_data
 from support.clients import AWAITED, COPY
 from support.raw_calls import (
     BOTH_WAYS,
@@ -27,7 +26,6 @@ from support.raw_calls import (
     call,
     chunk,
     chunks,
-    copies,
     ended,
     float32,
     identity_request,
@@ -37,7 +35,7 @@ from support.raw_calls import (
     refused,
     send_bytes,
 )
-from support.refusals import Refusal, check_in_band
+from support.refusals import Refusal
 from support.servers import ServerThread, served, wait_idle
 
 NAN, INF = math.nan, math.inf
@@ -93,7 +91,6 @@ BAD_FIELDS: dict[str, tuple[v1.EvaluateRequest, str, list[str]]] = {
     "mode unset": (dml(interpolation_mode=0), GRAD + "interpolation_mode", ["missing", "linear"]),
     "mode unknown": (dml(interpolation_mode=99), GRAD + "interpolation_mode", ["99", "LINEAR"]),
     "rounding unknown": (dml(nearest_rounding=3), GRAD + "nearest_rounding", ["3", "HALF_UP"]),
-    "rounding negative": (dml(nearest_rounding=-1), GRAD + "nearest_rounding", ["-1"]),
     "convention unknown": (dml(offset_convention=7), GRAD + "offset_convention", ["7", "SWAPPED"]),
     "scale nan": (dml(scales=[1, NAN]), GRAD + "scales[1]", ["nan", "finite"]),
     "scale inf": (dml(scales=[INF, 1]), GRAD + "scales[0]", ["inf", "finite"]),
@@ -111,7 +108,6 @@ BAD_FIELDS: dict[str, tuple[v1.EvaluateRequest, str, list[str]]] = {
     "size zero": (interpolate(sizes=[0]), BACKWARD + "sizes[0]", ["0", "1"]),
     "size negative": (interpolate(sizes=[-4]), BACKWARD + "sizes[0]", ["-4", "1"]),
     "size wrong": (interpolate(sizes=[5]), BACKWARD + "sizes[0]", ["5", "4"]),
-    "size beyond all": (interpolate(sizes=[INT64]), BACKWARD + "sizes[0]", [str(INT64), "4"]),
     "sizes too many": (interpolate(sizes=[4, 4]), BACKWARD + "sizes", ["2", "1"]),
     "scale disagrees": (interpolate(scales=[3]), BACKWARD + "scales[0]", ["3", "4"]),
     "input missing": (changed(input=None), "input.data_type", ["0", "DATA_TYPE_FLOAT32"]),
@@ -121,7 +117,6 @@ BAD_FIELDS: dict[str, tuple[v1.EvaluateRequest, str, list[str]]] = {
     "types differ": (changed(output=typed(4, 2, 2)), "output.data_type", ["float64", "float32"]),
     "rank 0": (tensors(float32()), "input.sizes", ["0 axes", "1 to 8"]),
     "rank 9": (tensors(float32(*[1] * 9)), "input.sizes", ["9 axes", "1 to 8"]),
-    "rank absurd": (tensors(float32(*[1] * 1_000)), "input.sizes", ["1000 axes"]),
     "result of rank 0": (changed(output=float32()), "output.sizes", ["0 axes"]),
     "ranks differ": (changed(output=float32(2, 2, 1)), "output.sizes", ["3 axes", "2"]),
     "input of negative size": (tensors(float32(-3, 1)), "input.sizes[0]", ["-3", "at least 0"]),
@@ -133,7 +128,6 @@ BAD_FIELDS: dict[str, tuple[v1.EvaluateRequest, str, list[str]]] = {
     ),
     "input past int64": (tensors(float32(2**32, 2**32)), "input.sizes", ["2**63"]),
     "input just past int64": (tensors(float32(2**61)), "input.sizes", ["2**63"]),
-    "input far past int64": (tensors(float32(*[INT64] * 8)), "input.sizes", ["2**63"]),
     "result past int64": (changed(output=float32(INT64, INT64)), "output.sizes", ["2**63"]),
     "broadcast input past int64": (
         tensors(float32(INT64, INT64, strides=(0, 0)), float32(1, 1)),
@@ -141,7 +135,6 @@ BAD_FIELDS: dict[str, tuple[v1.EvaluateRequest, str, list[str]]] = {
         ["2**63"],
     ),
     "strides too few": (strided(2, 2, source=(1,)), "input.strides", ["1", "2"]),
-    "strides absurd": (strided(2, source=(1,) * 1_000), "input.strides", ["1000"]),
     "stride negative": (strided(2, 2, source=(2, -1)), "input.strides[1]", ["-1"]),
     "strides equal": (strided(2, 2, source=(1, 1)), "input.strides[1]", ["1", "2"]),
     "strides overlap": (strided(2, 4, source=(3, 1)), "input.strides[0]", ["3", "4"]),
@@ -149,17 +142,10 @@ BAD_FIELDS: dict[str, tuple[v1.EvaluateRequest, str, list[str]]] = {
     "result overlaps": (strided(2, 4, result=(2, 1)), "output.strides[0]", ["2", "4"]),
     "result broadcast": (strided(2, 4, result=(0, 1)), "output.strides[0]", ["0", "overlap"]),
     "stride past int64": (strided(2, 2, source=(2**61, 1)), "input.strides", ["2**63"]),
-    "strides past int64 in all": (
-        strided(INT64, INT64, source=(INT64, 1)),
-        "input.sizes",
-        ["2**63"],
-    ),
     "result stride past int64": (strided(2, 2, result=(INT64, 1)), "output.strides", ["2**63"]),
     "name too long": (changed(request_id="x" * 129), "request_id", ["129", "128"]),
-    "name absurd": (changed(request_id="x" * 10_000), "request_id", ["10000"]),
     "name not ASCII": (changed(request_id="f\u00fcr"), "request_id", ["ASCII"]),
     "name of two lines": (changed(request_id="a\nb"), "request_id", ["printable"]),
-    "name with a zero": (changed(request_id="a\0b"), "request_id", ["printable"]),
 }
 
 
@@ -170,12 +156,11 @@ def test_a_bad_field_is_named_with_what_came_and_what_would_do(
 ) -> None:
     request, path, words = BAD_FIELDS[name]
     answer = client.ask(request, how)
-    refusal = refused(answer, "INVALID_FIELD", field=path)
+    in_band = how == "EvaluateStream"
+    refusal = refused(answer, "INVALID_FIELD", field=path, in_band=in_band)
     for word in words:
         assert word in refusal.message
-    if how == "EvaluateStream":
-        check_in_band(refusal)
-        assert answer.opened is None
+    assert answer.opened is None
 
 
 @pytest.mark.parametrize("how", BOTH_WAYS)
@@ -315,6 +300,8 @@ WAYS: dict[str, Callable[[bytes], tuple[bytes, ...]]] = {
     "Evaluate": lambda head: (head,),
     "ListOperators": lambda head: (head,),
     "GetServerInfo": lambda head: (head,),
+    "EvaluateStream": lambda head: (head,),
+    "EvaluateStream, after open": lambda head: (OPEN, head),
     "EvaluateStream, open": lambda head: (field(1, head),),
     "EvaluateStream, chunk": lambda head: (field(2, head),),
     "EvaluateStream, open after open": lambda head: (OPEN, field(1, head)),
@@ -359,18 +346,6 @@ def test_bytes_that_are_no_message_are_refused_as_invalid_data(
     assert in_band or f"{len(GARBAGE[name])} bytes" in told
 
 
-@pytest.mark.parametrize("before", [(), (OPEN,)], ids=["first", "after open"])
-def test_noise_in_a_stream_is_refused_as_invalid_data(
-    client: RawClient, before: tuple[bytes, ...]
-) -> None:
-    refusal = send_bytes(client, "EvaluateStream", *before, GARBAGE["noise"])
-    ended(refusal, "INVALID_DATA", field="message")
-
-
-def test_a_unary_call_without_a_request_is_refused_as_invalid_data(client: RawClient) -> None:
-    refused(send_bytes(client, "Evaluate"), "INVALID_DATA", field="message")
-
-
 LARGE = 1 << 20
 FILLINGS = {
     "empty fields": b"\x12\x00" * (LARGE // 2),
@@ -413,25 +388,12 @@ def test_the_limit_is_exact(client: RawClient, more: int, reason: str) -> None:
     """All but the bytes of the data count; most of them are in an unknown field here."""
     head = changed(data=b"").SerializeToString()
     rest = MAX_HEADER_BYTES + more - len(head) - len(field(15, b""))
-    message = field(6, bytes(rest - 3)) + head + field(15, PUBLISHED_GRADIENT)
-    assert len(message) == MAX_HEADER_BYTES + more + len(PUBLISHED_GRADIENT)
-    refusal = send_bytes(client, "Evaluate", message)
-    assert refusal is not None
-    assert refusal.info.reason == reason
-
-
-@pytest.mark.parametrize("size", [0, 1, 127, 128, 1 << 20])
-def test_the_data_do_not_count_wherever_they_are(size: int) -> None:
-    data = field(15, bytes(size)) if size else b""
-    head = changed(data=b"").SerializeToString()
-    for message in (head + data, data + head, data + head + data):
-        expected = len(message) - size * message.count(data) if size else len(message)
-        assert beside_data(message) == expected
-        among_many = field(1, message)
-        assert beside_data(among_many, {1: DATA}) == len(among_many) - len(message) + expected
-    # Of a field beside the one it is looked for in it is as good as anything else.
-    elsewhere = field(2, data)
-    assert beside_data(elsewhere, {1: DATA}) == len(elsewhere)
+    others, data = field(6, bytes(rest - 3)) + head, field(15, PUBLISHED_GRADIENT)
+    assert len(others + data) == MAX_HEADER_BYTES + more + len(PUBLISHED_GRADIENT)
+    for message in (others + data, data + others):
+        refusal = send_bytes(client, "Evaluate", message)
+        assert refusal is not None
+        assert refusal.info.reason == reason
 
 
 def test_metadata_are_read_up_to_the_limits_of_grpc(client: RawClient) -> None:
@@ -467,26 +429,21 @@ EXCEEDED: dict[str, tuple[str, int, v1.EvaluateRequest, str]] = {
 }
 
 
-@pytest.mark.parametrize("how", BOTH_WAYS)
 @pytest.mark.parametrize("name", EXCEEDED)
-def test_what_exceeds_a_limit_is_refused_by_its_name(name: str, how: str) -> None:
-    setting, allowed, request, reason = EXCEEDED[name]
-    with served(**{setting: allowed}) as (server, client):
-        refusal = refused(client.ask(request, how), reason, limit=setting, allowed=allowed)
-        assert f"GRADWIRE_{setting.upper()}" in refusal.message
-        assert f" {allowed}" in refusal.message
-        if how == "EvaluateStream":
-            check_in_band(refusal)
-        client.check_alive()
-        wait_idle(server)
-
-
-@pytest.mark.parametrize("how", BOTH_WAYS)
-@pytest.mark.parametrize("name", EXCEEDED)
-def test_the_default_limits_let_the_same_requests_in(
-    name: str, how: str, client: RawClient
+def test_what_exceeds_a_limit_is_refused_by_its_name_and_let_in_by_default(
+    name: str, client: RawClient
 ) -> None:
-    assert client.ask(EXCEEDED[name][2], how).refusal is None
+    setting, allowed, request, reason = EXCEEDED[name]
+    with served(**{setting: allowed}) as (server, limited):
+        for how in BOTH_WAYS:
+            answer = limited.ask(request, how)
+            in_band = how == "EvaluateStream"
+            refusal = refused(answer, reason, in_band=in_band, limit=setting, allowed=allowed)
+            assert f"GRADWIRE_{setting.upper()}" in refusal.message
+            assert f" {allowed}" in refusal.message
+            assert client.ask(request, how).refusal is None
+        limited.check_alive()
+        wait_idle(server)
 
 
 def test_a_layout_that_cannot_be_held_whole_is_refused_before_any_data() -> None:
@@ -502,35 +459,17 @@ def test_a_layout_that_cannot_be_held_whole_is_refused_before_any_data() -> None
         client.check_alive()
 
 
-# 4-byte requests that order results of 4 GiB and more, or work of many hours.
-GREEDY = {"copies": copies(1 << 15), "upsampling": resample((1 << 15, 1), (1 << 15, 1 << 15))}
-
-
-@pytest.mark.parametrize("name", GREEDY)
-def test_a_small_request_that_orders_a_huge_result_is_sent_to_the_stream(
-    name: str, client: RawClient
-) -> None:
-    refusal = refused(client.evaluate(GREEDY[name]), "USE_STREAM", limit="max_unary_bytes")
-    assert str(4 << 30) in refusal.message
-
-
-def test_use_stream_comes_before_data_is_missed(client: RawClient) -> None:
-    refused(client.evaluate(identity_request(1 << 20)), "USE_STREAM")
-
-
-@pytest.mark.parametrize(
-    ("name", "source", "result"), [("input", 101, 1), ("output", 1, 101)], ids=["input", "output"]
-)
-def test_what_exceeds_max_unary_bytes_on_either_side_is_sent_to_the_stream(
-    name: str, source: int, result: int
-) -> None:
-    request = identity_request(source, data=bytes(4 * source))
-    request.output.sizes[:] = [result]
+def test_what_exceeds_max_unary_bytes_on_either_side_is_sent_to_the_stream() -> None:
     with served(max_unary_bytes=400) as (_server, client):
-        refusal = refused(client.evaluate(request), "USE_STREAM")
-        assert refusal.message.startswith(f"{name} is 404 bytes; Evaluate takes 400")
-        assert client.stream(as_stream(request)).refusal is None
+        for name, source, result in (("input", 101, 1), ("output", 1, 101)):
+            request = identity_request(source, data=bytes(4 * source))
+            request.output.sizes[:] = [result]
+            refusal = refused(client.evaluate(request), "USE_STREAM", limit="max_unary_bytes")
+            assert refusal.message.startswith(f"{name} is 404 bytes; Evaluate takes 400")
+            assert client.stream(as_stream(request)).refusal is None
         assert client.evaluate(identity_request(100, data=bytes(400))).refusal is None
+        # It comes before data are missed.
+        refused(client.evaluate(identity_request(101)), "USE_STREAM")
 
 
 def test_max_chunk_bytes_binds_both_sides() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import threading
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ from gradwire import (
     GradwireError,
     InvalidRequestError,
     Item,
-    LimitExceededError,
     ops,
     v1,
 )
@@ -37,6 +35,7 @@ from support.raw_calls import (
     as_stream,
     chunks,
     ended,
+    float32,
     identity_request,
     opening,
     published_request,
@@ -51,6 +50,7 @@ TYPES: dict[int, np.dtype[np.generic]] = {
     v1.DataType.DATA_TYPE_FLOAT64: np.dtype(np.float64),
 }
 WHOLE = 2 << 20
+UP = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
 # The most bytes of a chunk of a server with slabs of this size.
 SLABS = {1: 1, 60: 7, 1000: 99, WHOLE: WHOLE}
 
@@ -66,6 +66,11 @@ def clients() -> Iterator[dict[int, RawClient]]:
 
 
 Clients = dict[int, RawClient]
+Array = NDArray[Any]
+
+
+def normal(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def sliced(clients: Clients, slab: int, request: v1.EvaluateRequest, send: int) -> Answer:
@@ -167,44 +172,14 @@ def test_a_stream_gives_the_bits_of_evaluate_however_it_is_cut(
     assert part.data == whole.data[start:stop]
 
 
-def large(name: str, number: Any) -> v1.EvaluateRequest:
+def large() -> v1.EvaluateRequest:
     """Make a tensor of several slabs of 1000 bytes."""
-    source, result = (1, 3, 16, 9), (1, 3, 8, 7)
-    attributes: dict[str, Any] = {
-        "mode": v1.Interpolate.MODE_BILINEAR,
-        "data_format": v1.Interpolate.DATA_FORMAT_NCX,
-        "sizes": source[2:],
-    }
-    operator: dict[str, Any] = {name: v1.Interpolate(**attributes)}
-    if name == "interpolate":
-        source, result = result, source
-    values = np.random.default_rng(7).standard_normal(source).astype(TYPES[number])
     return v1.EvaluateRequest(
-        operator=v1.Operator(**operator),
-        input=v1.TensorDescriptor(data_type=number, sizes=source),
-        output=v1.TensorDescriptor(data_type=number, sizes=result),
-        data=values.tobytes(),
+        operator=ops.to_message(UP),
+        input=float32(1, 3, 16, 9),
+        output=float32(1, 3, 8, 7),
+        data=normal(1, 3, 16, 9).tobytes(),
     )
-
-
-# Any two of an operator, a type and a slab meet.
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "number", "slab"),
-    [
-        (("interpolate_backward", "interpolate")[(at + turn) % 2], number, slab)
-        for at, number in enumerate(TYPES)
-        for turn, slab in enumerate((1, 1000, WHOLE))
-    ],
-)
-def test_single_bytes_in_and_out_give_the_bits_of_evaluate(
-    clients: Clients, name: str, number: int, slab: int
-) -> None:
-    request = large(name, number)
-    whole = clients[WHOLE].evaluate(request).data
-    assert clients[slab].evaluate(request).data == whole
-    for send in (len(request.data), 99, 1):
-        assert sliced(clients, slab, request, send).data == whole
 
 
 @pytest.mark.parametrize("slab", [1, 1000])
@@ -232,7 +207,7 @@ def test_a_fresh_stream_starts_at_byte_0_even_where_the_first_bytes_do_not_matte
 
 
 def test_a_part_of_the_result_reads_only_what_it_needs(clients: Clients) -> None:
-    request = large("interpolate_backward", v1.DataType.DATA_TYPE_FLOAT32)
+    request = large()
     whole = clients[WHOLE].evaluate(request).data
     answer = resumed(clients, 1000, request, 100, resume_from=len(whole) - 1)
     # Some rows of the last of three planes.
@@ -249,7 +224,7 @@ def test_a_part_of_the_result_reads_only_what_it_needs(clients: Clients) -> None
 def test_equal_evaluations_have_equal_digests_on_all_servers_and_others_are_not_resumed(
     clients: Clients,
 ) -> None:
-    request = large("interpolate", v1.DataType.DATA_TYPE_FLOAT16)
+    request = large()
     answers = [sliced(clients, slab, request, 500) for slab in SLABS]
     (digest,) = {opened(answer).evaluation_digest for answer in answers}
     resume: dict[str, Any] = {"resume_from": 4, "evaluation_digest": digest}
@@ -270,21 +245,6 @@ def test_small_calls_of_one_length_that_take_turns_have_the_bits_of_streams(
         assert answer.data == client.stream(as_stream(request)).data
 
 
-Array = NDArray[Any]
-
-UP = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
-
-
-@pytest.fixture(scope="module")
-def remote(server: ServerThread) -> Iterator[Client]:
-    with Client(server.address) as client:
-        yield client
-
-
-def normal(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
 def limited(threads: int = 1, **limits: int) -> LocalClient:
     return LocalClient(threads=threads, limits=Limits(**limits))
 
@@ -299,30 +259,13 @@ def test_wide_bands_give_the_same_bits_on_any_number_of_threads() -> None:
     assert len(results) == 1
 
 
-def test_a_layout_too_large_to_hold_is_gathered_in_the_results_order_and_progress_is_told() -> None:
+def test_a_layout_too_large_to_hold_is_gathered_in_the_results_order() -> None:
     array = normal(1, 64, 64, 64)
     out = np.empty((1, 32, 32, 64), np.float32).transpose(0, 3, 1, 2)
-    told: list[tuple[int, int]] = []
     with limited(max_request_memory_bytes=600_000, slab_bytes=1 << 12) as local:
-        local.evaluate(UP, array, out=out, on_progress=lambda sent, got: told.append((sent, got)))
+        local.evaluate(UP, array, out=out)
     with LocalClient() as local:
         np.testing.assert_array_equal(local.evaluate(UP, array, output_shape=out.shape), out)
-    assert told == sorted(told)
-    assert told[-1] == (array.nbytes, out.nbytes)
-
-
-def test_a_map_that_runs_backward_is_told_as_the_reason_for_much_memory() -> None:
-    def crop(*roi: float) -> ops.OnnxResize:
-        cut: Any = {"coordinate_transformation_mode": "tf_crop_and_resize", "axes": (0,)}
-        return ops.OnnxResize(mode="linear", sizes=(2000,), roi=roi, **cut)
-
-    array = np.ones((1000, 1000), np.float32)
-    with limited(max_request_memory_bytes=1 << 20, slab_bytes=1 << 12) as local:
-        local.evaluate(crop(0.0, 1.0), array)
-        with pytest.raises(LimitExceededError, match="since its map runs backward") as caught:
-            local.evaluate(crop(1.0, 0.0), array)
-    assert caught.value.limit == "max_request_memory_bytes"
-    assert "GRADWIRE_MAX_REQUEST_MEMORY_BYTES" in str(caught.value)
 
 
 ITEMS = [
@@ -331,10 +274,16 @@ ITEMS = [
 ]
 
 
-def test_results_of_many_are_those_of_evaluate() -> None:
+def test_results_of_many_are_those_of_evaluate_and_items_are_taken_when_they_are_asked_for() -> (
+    None
+):
     with LocalClient() as client:
         wanted = [client.evaluate(i.op, i.array, output_shape=i.output_shape) for i in ITEMS]
-        results = list(client.evaluate_many(ITEMS))
+        taken = iter(ITEMS)
+        with client.evaluate_many(taken) as results:
+            first = next(results)
+        assert list(results) == []
+        results = [first, *client.evaluate_many(taken)]
         pairs = list(client.evaluate_many(ITEMS, ordered=False))
     assert [index for index, _ in pairs] == list(range(len(ITEMS)))
     for each in (results, [result for _, result in pairs]):
@@ -355,26 +304,6 @@ def test_an_error_is_raised_at_its_item_and_the_others_go_on() -> None:
             next(results)
         assert next(results).shape == second.output_shape
         assert list(results) == []
-
-
-def test_items_are_taken_when_results_are_asked_for() -> None:
-    taken = iter(ITEMS)
-    with LocalClient() as client, client.evaluate_many(taken) as results:
-        next(results)
-        assert next(taken) is ITEMS[1]
-    assert list(results) == []
-    assert next(taken) is ITEMS[2]
-
-
-def test_evaluate_many_takes_and_refuses_what_a_client_does() -> None:
-    local, client = (
-        inspect.signature(kind.evaluate_many).parameters for kind in (LocalClient, Client)
-    )
-    assert local == client
-    most: Any
-    for most in (0, 1.5, True):
-        with LocalClient() as one, pytest.raises(InvalidRequestError, match="max_in_flight: is"):
-            one.evaluate_many([], max_in_flight=most)
 
 
 OPERATORS = (
@@ -443,13 +372,16 @@ def calls(draw: st.DrawFn) -> Call:
         source = np.broadcast_to(source[:, :, :1, :1], source_shape)
     out = None
     if number < SOUND and draw(st.booleans()):
-        out = draw(
-            layouts(
-                result_shape, draw(st.sampled_from([dtype, dtype, dtype, np.dtype(np.float32)]))
-            )
-        )
+        other = draw(st.sampled_from([dtype, dtype, dtype, np.dtype(np.float32)]))
+        out = draw(layouts(result_shape, other))
         out.flags.writeable = draw(st.integers(0, 5)) > 0
     return Call(draw(st.sampled_from(OPERATORS)), source, result_shape, out)
+
+
+@pytest.fixture(scope="module")
+def remote(server: ServerThread) -> Iterator[Client]:
+    with Client(server.address) as client:
+        yield client
 
 
 @pytest.fixture(scope="module", params=[1, 2])

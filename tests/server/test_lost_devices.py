@@ -206,18 +206,6 @@ def test_devices_that_are_lost_one_by_one_or_at_once_cost_no_call(
     callers.check()
 
 
-@pytest.mark.slow
-def test_a_rolling_restart_renews_the_workers_without_a_word_to_callers(two: Command) -> None:
-    before = two.workers
-    with Callers(two.address, "stream") as callers:
-        callers.wait_for_more()
-        two.signal(signal.SIGUSR2)
-        two.wait_for_log(" rolling restart done")
-        callers.wait_for_more()
-    callers.check()
-    assert not any(map(is_running, before.values()))
-
-
 SILENT = "it has not answered for 3.0 s (GRADWIRE_STALL_TIMEOUT_S)"
 
 

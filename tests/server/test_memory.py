@@ -17,10 +17,8 @@ from support.processes import EAGER, Command, memory_kib, running_command
 from support.raw_calls import (
     ManyCall,
     RawClient,
-    as_stream,
     chunk,
     chunks,
-    copies,
     ended,
     float32,
     identity_request,
@@ -119,23 +117,6 @@ def test_memory_returns_to_its_level_however_streams_end(command: Command) -> No
             client.check_alive()
             # A few MiB for each stream that ended would be more.
             assert memory_kib(command.pid, "RssAnon") < level + 24 * 1024
-
-
-@pytest.mark.slow
-def test_memory_returns_when_callers_that_never_read_are_gone(tmp_path: Path) -> None:
-    flags = (*BACKEND, "--stall-timeout-s", "0.2", "--max-streams", "11")
-    with commanded(*flags, log=tmp_path / "log", env=EAGER) as (command, client):
-        client.check_alive()
-        idle = memory_kib(command.pid, "RssAnon")
-        for number in range(1, 4):
-            messages = as_stream(copies(1 << 15))
-            calls = [client.start(messages, timeout_s=None) for _ in range(8)]
-            command.wait_for_log("STALLED", times=8 * number)
-            for call in calls:
-                call.cancel()
-            client.check_alive()
-        # A few MiB for each of them would be more.
-        assert memory_kib(command.pid, "RssAnon") < idle + 24 * 1024
 
 
 def test_memory_goes_back_to_the_system_once_calls_are_over(tmp_path: Path) -> None:

@@ -8,12 +8,9 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import Mock, call
 
 import pytest
 
-from gradwire_server.config.settings import Settings
-from gradwire_server.exporters import tracer
 from support.servers import ServerThread, served
 
 pytest.importorskip("gradwire_server.observability.otlp", reason='"otel" is not installed')
@@ -26,8 +23,6 @@ from support.raw_calls import TRACEPARENT, RawClient, as_stream, published_reque
 
 EVALUATE = "gradwire.v1.GradientService/Evaluate"
 STREAM = "gradwire.v1.GradientService/EvaluateStream"
-
-
 URL = "http://127.0.0.1:1"
 ALL = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
@@ -120,20 +115,25 @@ def test_a_call_without_a_trace_starts_one_that_the_log_and_the_reply_name(
 def test_the_environment_alone_turns_traces_on_and_off_and_names_them(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(ALL, collector.url)
-    monkeypatch.setenv("OTEL_SERVICE_NAME", "gradients")
-    with served() as (_server, client):
-        client.evaluate(published_request())
-    (seen,) = of_calls(collector).values()
-    assert seen.resource["service.name"] == "gradients"
-    collector.spans.clear()
-    for variable, value in (("OTEL_TRACES_SAMPLER", "always_off"), ("OTEL_SDK_DISABLED", "true")):
+    on = {ALL: collector.url, "OTEL_TRACES_EXPORTER": "console, otlp"}
+    traces = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{collector.url}/v1/traces"}
+    for variables, is_told in (
+        (on, True),
+        (traces, True),
+        (on | {"OTEL_TRACES_SAMPLER": "always_off"}, False),
+        (on | {"OTEL_SDK_DISABLED": "true"}, False),
+        (on | {"OTEL_TRACES_EXPORTER": "none"}, False),
+        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": collector.url, ALL: ""}, False),
+    ):
         with monkeypatch.context() as patch:
-            patch.setenv(variable, value)
+            for name, value in (variables | {"OTEL_SERVICE_NAME": "gradients"}).items():
+                patch.setenv(name, value)
             with served() as (_server, client):
                 reply = client.evaluate(published_request())
-        assert not collector.spans
         assert reply.trailers["traceparent"].split("-")[1] == TRACEPARENT.split("-")[1]
+        names = [seen.resource["service.name"] for seen in of_calls(collector).values()]
+        assert names == ["gradients"] * is_told, variables
+        collector.spans.clear()
 
 
 def test_a_collector_that_is_away_holds_up_no_call_and_no_stop(tmp_path: Path) -> None:
@@ -143,37 +143,6 @@ def test_a_collector_that_is_away_holds_up_no_call_and_no_stop(tmp_path: Path) -
             client.check_alive()
         command.stop()
     assert {line[:1] for line in command.log.splitlines()} == {"{"}
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "environment", "expected"),
-    [
-        ("", {}, None),
-        (URL, {}, f"{URL}/v1/traces"),
-        (f"{URL}/", {}, f"{URL}/v1/traces"),
-        ("", {ALL: URL}, ""),
-        ("", {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": URL}, ""),
-        ("", {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": URL}, None),
-        ("", {ALL: ""}, None),
-        (URL, {"OTEL_TRACES_EXPORTER": "none"}, None),
-        (URL, {"OTEL_TRACES_EXPORTER": "console, otlp"}, f"{URL}/v1/traces"),
-        (URL, {"OTEL_METRICS_EXPORTER": "none"}, f"{URL}/v1/traces"),
-    ],
-)
-def test_the_setting_and_the_variables_turn_traces_on_and_off(
-    monkeypatch: pytest.MonkeyPatch,
-    endpoint: str,
-    environment: dict[str, str],
-    expected: str | None,
-) -> None:
-    provider = Mock(wraps=otlp.tracer_provider)
-    monkeypatch.setattr(otlp, "tracer_provider", provider)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    found = tracer(Settings(otlp_endpoint=endpoint), address="127.0.0.1:1")
-    assert provider.mock_calls == ([] if expected is None else [call(expected)])
-    if found is not None:
-        found.close()
 
 
 def forget_the_extra(patch: pytest.MonkeyPatch) -> None:

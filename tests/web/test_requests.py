@@ -74,11 +74,9 @@ def test_every_path_is_read_and_none_is_written(server: ServerThread, path: str)
     assert int(full["content-length"]) == len(body) > 0
 
 
-@pytest.mark.parametrize(
-    "path", ["/nothing", "//", "/%2e%2e/etc/passwd", "/../settings.py", "/page.js"]
-)
-def test_there_is_nothing_else(server: ServerThread, path: str) -> None:
-    assert ask(server, path)[0] == 404
+def test_there_is_nothing_else(server: ServerThread) -> None:
+    for path in ("/nothing", "//", "/%2e%2e/etc/passwd", "/../settings.py", "/page.js"):
+        assert ask(server, path)[0] == 404, path
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/nothing"])
@@ -96,12 +94,10 @@ def test_no_answer_is_kept_guessed_at_framed_or_read_by_another_site(
     assert "server" not in headers
 
 
-@pytest.mark.parametrize("path", ["/", "/healthz"])
 @pytest.mark.parametrize("host", [*OURS, *FOREIGN])
-def test_it_answers_to_addresses_and_its_own_names_alone(
-    server: ServerThread, host: str, path: str
-) -> None:
-    assert ask(server, path, host=host)[0] == (200 if host in OURS else 421 if host else 400)
+def test_it_answers_to_addresses_and_its_own_names_alone(server: ServerThread, host: str) -> None:
+    for path in ("/", "/healthz"):
+        assert ask(server, path, host=host)[0] == (200 if host in OURS else 421 if host else 400)
 
 
 @pytest.mark.parametrize(

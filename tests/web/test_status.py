@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import html.parser
 import json
-import logging
 import re
 import signal
 import threading
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,15 +24,7 @@ from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import Scope, add_token
 from gradwire_server.observability.cells import TOTAL, Cells, Ledger, Worker, place
-from gradwire_server.observability.definitions import (
-    ITEMS,
-    PHASE_DURATION,
-    READY,
-    RECEIVED,
-    REQUEST_DURATION,
-    SENT,
-    STEP,
-)
+from gradwire_server.observability.definitions import READY, REQUEST_DURATION
 from support.processes import memory_kib, running_command
 from support.raw_calls import RawClient, as_stream, published_request, wait_until, wrong_request
 from support.scraping import get
@@ -67,30 +57,6 @@ class Reader(html.parser.HTMLParser):
         self.text += f" {data}"
 
 
-def told(cells: Cells | None = None, **changes: Any) -> dict[str, Any]:
-    """Return what a server tells that has counted so much, but for changes."""
-    ledger = Ledger(0, cells or Cells())
-    return status(Settings(max_rank=3), [ledger], address="a:1") | changes
-
-
-def test_all_is_told_in_words() -> None:
-    (worker,) = told()["workers"]
-    taking = [worker | {"resident_bytes": 213e6, "processor_s": 83.5, "device_memory_bytes": 1e9}]
-    budget = {"now": 64e6, "limit": 2e9}
-    for found, phrases in (
-        (told(), ("not serving", "Not known yet: no worker has started.", "None.")),
-        (told(), ("Nothing has been called yet.",)),
-        (told(workers=taking), ("213.0 MB", "0:01:23", "GPU memory", "1.0 GB")),
-        (told(request_budget_bytes=budget), ("Request budget", "64.0 MB of 2.0 GB")),
-        (told(workers=[worker | {"state": "hangs"}]), ("event loop hangs",)),
-    ):
-        text = Reader(found).text
-        assert [each for each in phrases if each not in text] == []
-    assert "GPU memory" not in Reader(told()).text
-    # States differ not only in their color.
-    assert len({Reader(told(state=each)).text for each in ("serving", "partly", "away")}) == 3
-
-
 Told: TypeAlias = dict[str, "Told"] | list["Told"] | str | float | None
 
 
@@ -117,11 +83,12 @@ def structure(found: dict[str, Any]) -> Structure:
 def plain() -> tuple[dict[str, Any], Structure]:
     """Return what a server tells that has counted a call and an error, and the page of it."""
     cells = Cells()
-    count_call(cells, "Evaluate", "interpolate", "OK", 0.1)
+    cells.observe(REQUEST_DURATION, 0.1, "Evaluate", "interpolate", "float32", "OK")
     names = {"status": "s", "reason": "r", "message": "m", "request_id": "i"}
     cells.notes.error(method="Evaluate", operator="interpolate", **names)
     cells.notes.write({"backend": "b", "backend_reason": "w", "backend_to_come": "c"})
-    found = told(cells)
+    ledger = Ledger(0, cells)
+    found = status(Settings(max_rank=3), [ledger], address="a:1")
     return found, structure(found)
 
 
@@ -137,31 +104,6 @@ def test_no_text_becomes_an_element_or_an_attribute(text: str) -> None:
     assert not any(name.startswith("on") for _, names, _ in expected for name in names)
 
 
-def count_call(cells: Cells, method: str, operator: str, status: str, seconds: float) -> None:
-    cells.observe(REQUEST_DURATION, seconds, method, operator, "float32", status)
-
-
-# Each by hand: the rank lies in a bucket, and within it evenly.
-@pytest.mark.parametrize(
-    ("counts", "share", "value"),
-    [
-        ((4, 0, 0, 0), 0.5, 0.5),
-        ((0, 4, 0, 0), 0.5, 1.5),
-        ((2, 2, 0, 0), 0.5, 1.0),
-        ((1, 1, 2, 0), 0.75, 3.0),
-        ((0, 0, 0, 3), 0.5, 4.0),
-        ((10, 0, 0, 1), 0.99, 4.0),
-        ((0, 0, 5, 0), 1.0, 4.0),
-        ((0, 0, 0, 0), 0.5, None),
-    ],
-)
-def test_a_quantile_is_that_of_prometheus(
-    counts: tuple[int, ...], share: float, value: float | None
-) -> None:
-    found = quantile((1.0, 2.0, 4.0), np.asarray(counts, np.float64), share)
-    assert found == pytest.approx(value)
-
-
 @given(st.lists(st.floats(1e-6, 100), min_size=1, max_size=200), st.floats(0.01, 1))
 def test_a_quantile_is_in_the_bucket_of_the_value_itself(values: list[float], share: float) -> None:
     bounds = REQUEST_DURATION.buckets
@@ -173,25 +115,9 @@ def test_a_quantile_is_in_the_bucket_of_the_value_itself(values: list[float], sh
     assert lower * (1 - 1e-12) <= told <= bounds[bucket] * (1 + 1e-12)
 
 
-def test_totals_tell_operators_bytes_and_what_failed() -> None:
-    cells = Cells()
-    for ended in ("OK", "OK", "CANCELLED", "INVALID_ARGUMENT"):
-        count_call(cells, "Evaluate", "interpolate", ended, 0.01)
-    count_call(cells, "EvaluateStream", "tf_resize", "OK", 1.0)
-    cells.values[place(ITEMS, "tf_resize", "float16", "OK")] += 5
-    cells.values[place(ITEMS, "tf_resize", "float16", "INTERNAL")] += 2
-    cells.observe(PHASE_DURATION, 0.5, "queue", "tf_resize")
-    # Bytes of a stream count as they are computed, and once.
-    cells.observe(STEP, 1000)
-    for metric in (RECEIVED, SENT):
-        cells.observe(metric, 500, "EvaluateStream")
-        cells.observe(metric, 7, "Evaluate")
-    found = told(cells)
-    assert found["totals"] == {"calls": 5, "items": 7, "failed": 3, "tensor_bytes": 1014}
-    names = ("operator", "calls", "items", "failed", "count")
-    rows = [[row[name] for name in names] for row in found["operators"]]
-    assert rows == [["tf_resize", 1, 7, 2, 1], ["interpolate", 4, 0, 1, 4]]
-    assert [row["count"] for row in found["latency"]] == [0, 1, 0, 0, 5]
+def test_a_quantile_lies_evenly_within_its_bucket_and_at_most_at_the_last_bound() -> None:
+    for counts, value in (((1, 1, 2, 0), 3.0), ((0, 0, 0, 3), 4.0), ((0, 0, 0, 0), None)):
+        assert quantile((1.0, 2.0, 4.0), np.asarray(counts, np.float64), 0.75) == value
 
 
 def worker(silent_s: float, *, ready: bool = True, pids: tuple[int, ...] = (1,)) -> Worker:
@@ -228,20 +154,26 @@ def refuse(address: str, request_id: str = "nightly") -> None:
 def test_calls_items_and_errors_are_told() -> None:
     copy = ops.InterpolateBackward(mode="nearest", data_format="NCX")
     items = [(copy, np.ones((1, 1, 4, 4), np.float32), (1, 1, 2, 2))] * 7
+    large = published_request()
+    large.input.sizes[:] = [1 << 20, 1 << 20]
     with serving(http_port="0", backend=NumpyCpu(), max_streams=5) as server:
         address = server.http_address
         with RawClient(server.address) as client:
             for _ in range(3):
                 client.evaluate(published_request())
             client.stream(as_stream(published_request()))
+            # One that is refused for a limit has its operator.
+            assert client.stream(as_stream(large)).refusal is not None
         with Client(server.address) as sdk:
             assert len(list(sdk.evaluate_many(items))) == 7
         for _ in range(4):
             refuse(server.address)
-        wait_until(lambda: told_at(address)["totals"]["calls"] == 9)
-        wait_until(lambda: [one["count"] for one in told_at(address)["errors"]] == [4])
+        wait_until(lambda: told_at(address)["totals"]["calls"] == 10)
+        wait_until(lambda: [one["count"] for one in told_at(address)["errors"]] == [4, 1])
         told = told_at(address)
-    assert (told["state"], told["totals"]["items"]) == ("serving", 7)
+    assert told["state"] == "serving"
+    nbytes = 4 * (12 + 16) + 7 * (64 + 16)
+    assert told["totals"] == {"calls": 10, "items": 7, "failed": 5, "tensor_bytes": nbytes}
     assert (told["version"], told["address"]) == (VERSION, server.address)
     assert (told["backend"], told["backend_reason"]) == ("numpy_cpu", "numpy_cpu was given")
     assert told["settings"]["max_streams"] == told["streams"]["limit"] == 5
@@ -249,35 +181,16 @@ def test_calls_items_and_errors_are_told() -> None:
     rows = [tuple(each[name] for name in names) for each in told["operators"]]
     assert rows == [
         ("interpolate_backward", 0, 0, 7),
-        ("dml_resample_grad", 4, 0, 0),
+        ("dml_resample_grad", 5, 1, 0),
         ("", 5, 4, 0),
     ]
-    (error,) = told["errors"]
+    error = told["errors"][0]
     assert (error["count"], error["reason"], error["request_id"]) == (4, "INVALID_FIELD", "nightly")
     assert "input.sizes[0]" in error["message"]
     phases = {each["phase"]: each for each in told["latency"]}
-    assert phases["call"]["count"] == 9
+    assert phases["call"]["count"] == 10
     assert 0 < phases["compute"]["p50_s"] <= phases["compute"]["p99_s"]
     assert [each["device_memory_bytes"] for each in told["workers"]] == [0]
-
-
-def test_a_stream_that_is_refused_for_a_limit_has_its_operator(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO, "gradwire_server")
-    with serving(http_port="0", max_elements=1) as server:
-        with RawClient(server.address) as client:
-            refusal = client.stream(as_stream(published_request())).refusal
-            assert refusal is not None
-            assert refusal.info.reason == "LIMIT_EXCEEDED"
-        wait_until(lambda: told_at(server.http_address)["errors"])
-        told = told_at(server.http_address)
-    (record,) = (one for one in caplog.records if "LIMIT_EXCEEDED" in str(vars(one)))
-    assert vars(record)["facts"]["operator"] == "dml_resample_grad"
-    (error,) = told["errors"]
-    assert (error["method"], error["operator"]) == ("EvaluateStream", "dml_resample_grad")
-    (row,) = told["operators"]
-    assert (row["operator"], row["failed"]) == ("dml_resample_grad", 1)
 
 
 def test_secrets_are_masked(tmp_path: Path) -> None:
