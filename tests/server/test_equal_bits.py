@@ -274,19 +274,17 @@ ITEMS = [
 ]
 
 
-def test_results_of_many_are_those_of_evaluate_and_items_are_taken_when_they_are_asked_for() -> (
-    None
-):
+def test_results_of_many_are_those_of_evaluate_and_items_are_taken_when_asked_for() -> None:
     with LocalClient() as client:
         wanted = [client.evaluate(i.op, i.array, output_shape=i.output_shape) for i in ITEMS]
         taken = iter(ITEMS)
         with client.evaluate_many(taken) as results:
             first = next(results)
         assert list(results) == []
-        results = [first, *client.evaluate_many(taken)]
+        every = [first, *client.evaluate_many(taken)]
         pairs = list(client.evaluate_many(ITEMS, ordered=False))
     assert [index for index, _ in pairs] == list(range(len(ITEMS)))
-    for each in (results, [result for _, result in pairs]):
+    for each in (every, [result for _, result in pairs]):
         for result, expected in zip(each, wanted, strict=True):
             np.testing.assert_array_equal(result, expected)
 
