@@ -18,17 +18,16 @@ import pytest
 
 from chaos.checksums import run
 from chaos.link import may_link
-from gradwire import Client, DeadlineExceededError, RetryPolicy, UnavailableError
+from gradwire import Client, DeadlineExceededError, UnavailableError
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from support.clients import CALLS, ONCE
-from support.load import Callers
+from support.load import PATIENT, Callers
 from support.processes import EAGER, environment, memory_kib, run_command, running_command
 from support.raw_calls import PATIENCE_S, identity_request, wait_until
 from support.relay import drawn_cuts, relaying
 from support.servers import commanded, serving, wait_idle
 
 MIB = 1 << 20
-PATIENT = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.5, max_attempts=100)
 
 
 def test_a_log_that_nobody_reads_any_more_costs_nothing_else() -> None:
@@ -163,16 +162,8 @@ def test_a_stopped_worker_is_replaced_and_none_after_a_stop_of_the_parent(tmp_pa
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_a_clock_that_is_set_costs_no_call(tmp_path: Path) -> None:
     day_s, offset, clock = 86_400, tmp_path / "offset", str(tmp_path / "clock.so")
-    command = [
-        "/usr/bin/env",
-        "cc",
-        "-O1",
-        "-shared",
-        "-fPIC",
-        "-o",
-        clock,
-        str(Path(__file__).with_name("clock.c")),
-    ]
+    source = str(Path(__file__).with_name("clock.c"))
+    command = ["/usr/bin/env", "cc", "-O1", "-shared", "-fPIC", "-o", clock, source]
     subprocess.run(command, check=True)  # noqa: S603 - our own source
     offset.write_text(str(day_s))
     variables = {"LD_PRELOAD": clock, "CLOCK_OFFSET": str(offset)}

@@ -187,7 +187,9 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
-def test_a_flood_takes_bounded_memory(command: Command, attack: Callable[[str], None]) -> None:
+def test_floods_take_bounded_memory_and_others_are_served(
+    command: Command, attack: Callable[[str], None]
+) -> None:
     others = RawClient(command.address)
 
     def ask() -> object:

@@ -48,9 +48,7 @@ SAMPLES: list[errors.EvaluationError] = [
 ]
 
 
-def test_every_error_and_every_reason_has_the_other_with_the_status_that_the_schema_promises() -> (
-    None
-):
+def test_every_error_and_every_reason_has_the_other_with_the_status_of_the_schema() -> None:
     """The comment of each reason in error_reason.proto names its status."""
     classes = {each for _, each in inspect.getmembers(errors, inspect.isclass)}
     abstract = {errors.EvaluationError, errors.RetryLaterError}

@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 from numpy.typing import NDArray
 
-from gradwire import Client, Item, OutOfMemoryError, RetryPolicy, Timing, UnavailableError, ops, v1
+from gradwire import Client, Item, OutOfMemoryError, Timing, UnavailableError, ops, v1
 from gradwire_server import DeviceLostError, LocalClient, backends
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.command import gradwire_server
@@ -29,7 +29,7 @@ from support.clients import BILINEAR, half, halved
 from support.kernels import simulated_device
 from support.kernels.cuda_backends import needs_simulator
 from support.kernels.simulated_device import FLAGS, serving, variables
-from support.load import KINDS, Callers
+from support.load import KINDS, PATIENT, Callers
 from support.processes import Command, is_running
 from support.raw_calls import (
     RawClient,
@@ -48,8 +48,6 @@ pytestmark = needs_simulator
 
 HTTP = ("--http-port", "127.0.0.1:0")
 SMALL, LARGE = (1, 3, 64, 64), KINDS["stream"].sent
-# A start of a worker may take long on a busy machine.
-PATIENT = RetryPolicy(max_attempts=60, max_backoff_s=0.5)
 LOST = (
     f"the device is lost: {simulated_device.ILLEGAL}; another process opens it: retry after 0.25 s"
 )

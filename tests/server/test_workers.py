@@ -25,7 +25,7 @@ from gradwire_server.processes.gpus import visible
 from gradwire_server.processes.supervisor import share
 from support import raw_calls
 from support.certificates import Papers, trusting
-from support.load import Callers, repeated
+from support.load import PATIENT, Callers, repeated
 from support.processes import QUICK, Command, environment, is_running, run_command, running_command
 from support.raw_calls import PATIENCE_S, RawClient, WaitingStream, wait_until
 from support.relay import relaying
@@ -244,7 +244,7 @@ def test_a_stop_is_noticed_and_a_second_signal_ends_all(tmp_path: Path, workers:
 def test_no_call_is_lost_while_workers_are_renewed_killed_and_followed(tmp_path: Path) -> None:
     with running_command(*FLAGS, log=tmp_path / "1") as command:
         before = command.workers
-        with Callers(command.address, *LOAD) as callers:
+        with Callers(command.address, *LOAD, retry=PATIENT) as callers:
             callers.wait_for_more()
             with RawClient(command.address) as client:
                 running = WaitingStream(client)

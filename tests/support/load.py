@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire import AsyncClient, Client, Item, Timing, ops
+from gradwire import AsyncClient, Client, Item, RetryPolicy, Timing, ops
 from gradwire_server import LocalClient
 from support.raw_calls import PATIENCE_S, wait_until
 
@@ -57,6 +57,8 @@ def repeated(ask: Callable[[], object], *, threads: int = 3) -> Generator[Load]:
 Array = NDArray[Any]
 # Between calls of those that leave processors to servers that start.
 PAUSE_S = 0.02
+# Outlives any start of a server: on a busy machine that takes longer than clients try by default.
+PATIENT = RetryPolicy(initial_backoff_s=0.01, max_backoff_s=0.5, max_attempts=100)
 
 
 class Kind(NamedTuple):
