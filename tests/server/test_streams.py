@@ -251,11 +251,10 @@ def test_what_no_answer_could_be_matched_with_ends_the_stream(client: RawClient)
 
 NAMES = [str(number) for number in range(100)]
 ALL = [named(laborious(), name) for name in NAMES]
-Held = tuple[threading.Event, Admission, RawClient, ManyCall]
 
 
 @contextmanager
-def held(**settings: Any) -> Generator[Held]:
+def held(**settings: Any) -> Generator[tuple[threading.Event, Admission, RawClient, ManyCall]]:
     """Run a server of one thread that computes once the gate is open, with a stream of requests."""
     with (
         gated(**settings) as (server, gate),
