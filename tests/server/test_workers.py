@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -22,6 +24,7 @@ from gradwire import CallCancelledError, UnavailableError, v1
 from gradwire.health import SERVING, health
 from gradwire_server.config.settings import Settings
 from gradwire_server.processes.gpus import visible
+from gradwire_server.processes.supervised import WorkerProcess
 from gradwire_server.processes.supervisor import share
 from support import raw_calls
 from support.certificates import Papers, trusting
@@ -238,6 +241,22 @@ def test_a_stop_is_noticed_and_a_second_signal_ends_all(tmp_path: Path, workers:
         with pytest.raises(grpc.RpcError):
             next(stream.call)
         assert not any(map(is_running, command.workers.values()))
+
+
+def test_a_signal_to_a_process_that_ends_leaves_its_status_alone() -> None:
+    async def status() -> int:
+        started = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", "", stdout=PIPE)
+        process = WorkerProcess(started, stall_timeout_s=60)
+        while not process.ended.done():
+            # None that would end it: what counts is that it is sent while the process ends.
+            process.send(0)
+            await asyncio.sleep(0)
+        return process.ended.result()
+
+    async def statuses() -> list[int]:
+        return [await status() for _ in range(40)]
+
+    assert asyncio.run(statuses()) == [0] * 40
 
 
 @pytest.mark.slow
