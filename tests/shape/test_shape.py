@@ -25,6 +25,11 @@ def test_a_class_name_is_that_of_one_class() -> None:
     assert [name for name, count in found.items() if count > 1] == []
 
 
+def test_the_root_of_the_client_has_public_modules_alone() -> None:
+    names = {file.stem for file in (ROOT / "client/gradwire").glob("*.py")}
+    assert {name for name in names if name.startswith("_")} == {"__init__", "__main__"}
+
+
 def test_the_architecture_page_names_modules_and_layers_that_exist() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     links = re.findall(r"\]\((\.\./[^)#]+)\)", page)
