@@ -279,9 +279,9 @@ def test_results_of_many_are_those_of_evaluate_and_items_are_taken_when_they_are
     with LocalClient() as client:
         wanted = [client.evaluate(i.op, i.array, output_shape=i.output_shape) for i in ITEMS]
         taken = iter(ITEMS)
-        with client.evaluate_many(taken) as results:
-            first = next(results)
-        assert list(results) == []
+        with client.evaluate_many(taken) as left:
+            first = next(left)
+        assert list(left) == []
         results = [first, *client.evaluate_many(taken)]
         pairs = list(client.evaluate_many(ITEMS, ordered=False))
     assert [index for index, _ in pairs] == list(range(len(ITEMS)))
