@@ -321,10 +321,11 @@ def test_callers_of_other_machines_have_the_scopes_of_strangers_or_a_certificate
             else:
                 refused(refusal, "PERMISSION_DENIED")
         assert call(client.channel, HEALTH, (b"",)) == ([b"\x08\x01"], None)
-        for shown, status in ((None, 403), (pair(papers.authority), 200)) if certified else ():
-            tls = papers.context(shown)
-            assert get(server.http_address, "/", tls=tls)[0] == status
-            assert get(server.http_address, "/healthz", tls=tls)[0] == 200
+        if certified:
+            for shown, status in ((None, 403), (pair(papers.authority), 200)):
+                tls = papers.context(shown)
+                assert get(server.http_address, "/", tls=tls)[0] == status
+                assert get(server.http_address, "/healthz", tls=tls)[0] == 200
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:0", "unix:{}/socket"])

@@ -10,7 +10,6 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import product
@@ -62,18 +61,16 @@ def is_told(address: str) -> bool:
     return scrape(address).value("gradwire_worker_ready") == 1
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
-def test_metrics_are_openmetrics_on_request_also_for_many_at_once(host: str) -> None:
+@pytest.mark.parametrize("host", ["localhost", "[::1]"])
+def test_metrics_are_openmetrics_on_request(host: str) -> None:
     with serving(http_port=f"{host}:0") as server:
         address = server.http_address
         assert address.startswith(f"{host}:")
-        assert get(address, "/metrics?x=1")[0] == 200
+        assert is_told(address)
         accept = "application/openmetrics-text; version=1.0.0"
         _, content_type, text = get(address, Accept=accept)
         assert content_type.startswith(accept)
         assert text.endswith("# EOF\n")
-        with ThreadPoolExecutor(16) as pool:
-            assert list(pool.map(is_told, [address] * 32)) == [True] * 32
 
 
 @pytest.mark.parametrize(
