@@ -183,15 +183,15 @@ def test_every_call_shows_the_token_wherever_it_is_from(
     do_all(face(guarded, token_file=str(file)))
 
 
-@pytest.mark.parametrize("shown", [None, "another"])
-def test_without_a_valid_token_no_call_works(guarded: str, face: Face, shown: str | None) -> None:
-    with face(guarded, token=shown) as client:
-        for call in CALLS.values():
-            with pytest.raises(AuthenticationError, match="token") as caught:
-                call(client)
-            assert (caught.value.reason, caught.value.status) == ("UNAUTHENTICATED",) * 2
-            assert caught.value.request_id
-        client.wait_ready(10)
+def test_without_a_valid_token_no_call_works(guarded: str, face: Face) -> None:
+    for shown in (None, "another"):
+        with face(guarded, token=shown) as client:
+            for call in CALLS.values():
+                with pytest.raises(AuthenticationError) as caught:
+                    call(client)
+                assert (caught.value.reason, caught.value.status) == ("UNAUTHENTICATED",) * 2
+                assert caught.value.request_id
+            client.wait_ready(10)
 
 
 def test_a_token_without_the_scope_is_told_so(guarded: str, path: Path) -> None:
