@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -55,34 +53,6 @@ async def test_streams_beyond_the_bound_wait_without_a_thread(relay: Relay) -> N
         for task in (*held, *waiting[100:]):
             np.testing.assert_array_equal(await task, ARRAY)
             assert receivers() <= BOUND
-
-
-async def test_calls_are_admitted_in_the_order_in_which_they_came() -> None:
-    channels, admitted = AsyncClientChannels(vars(Client("127.0.0.1:1"))["_options"]), list[int]()
-    room = asyncio.Event()
-
-    async def take(number: int, count: int) -> None:
-        shares = SimpleNamespace(count=count, note_begin=bool)
-        wanted: Any = SimpleNamespace(shares=shares, left_s=math.inf)
-        async with channels.admitted(wanted):
-            admitted.append(number)
-            await room.wait()
-
-    # The third asks for more than is left, and the fourth does not overtake it.
-    counts = [BOUND - 1, 1, 2, 1, 1000]
-    tasks = [asyncio.create_task(take(*each)) for each in enumerate(counts)]
-    await asyncio.sleep(0)
-    assert admitted == [0, 1]
-    tasks[1].cancel()
-    for _ in range(3):
-        await asyncio.sleep(0)
-    assert admitted == [0, 1]
-    room.set()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert admitted == [0, 1, 2, 3, 4]
-    async with asyncio.timeout(1):
-        await take(5, BOUND)
-    await channels.close()
 
 
 async def test_waiting_does_not_count_as_a_stall() -> None:
