@@ -7,6 +7,7 @@ import inspect
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -38,3 +39,9 @@ def nobody() -> Iterator[str]:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Name a file of tokens, which is not there yet."""
+    return tmp_path / "tokens"

@@ -17,8 +17,10 @@ from support.processes import EAGER, Command, memory_kib, running_command
 from support.raw_calls import (
     ManyCall,
     RawClient,
+    as_stream,
     chunk,
     chunks,
+    copies,
     ended,
     float32,
     identity_request,
@@ -184,3 +186,20 @@ def test_a_server_out_of_memory_says_so_and_stays_up(tmp_path: Path) -> None:
         ended(client.stream([opening(request), chunk(0, bytes(MIB))]), "OUT_OF_MEMORY")
         client.check_alive()
         assert "Traceback" not in command.log
+
+
+@pytest.mark.slow
+def test_memory_returns_when_callers_that_never_read_are_gone(tmp_path: Path) -> None:
+    flags = (*BACKEND, "--stall-timeout-s", "0.2", "--max-streams", "11")
+    with commanded(*flags, log=tmp_path / "log", env=EAGER) as (command, client):
+        client.check_alive()
+        idle = memory_kib(command.pid, "RssAnon")
+        for number in range(1, 4):
+            messages = as_stream(copies(1 << 15))
+            calls = [client.start(messages, timeout_s=None) for _ in range(8)]
+            command.wait_for_log("STALLED", times=8 * number)
+            for call in calls:
+                call.cancel()
+            client.check_alive()
+        # A few MiB for each of them would be more.
+        assert memory_kib(command.pid, "RssAnon") < idle + 24 * 1024

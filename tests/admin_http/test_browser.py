@@ -13,11 +13,11 @@ pytest.importorskip("playwright", reason="Playwright is not installed: pip insta
 
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
+from admin_http.picture import browsing
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.config.tokens import Scope, add_token
 from support.raw_calls import RawClient, published_request, wrong_request
 from support.servers import ServerThread, serving
-from web.picture import browsing
 
 EVIL = "<script>document.title='evil'</script><img src=x onerror=\"document.title='evil'\">"
 
