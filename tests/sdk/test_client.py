@@ -184,6 +184,9 @@ def test_a_server_tells_of_itself_by_the_names_of_the_schema(plain: Client, face
         assert value == pickle.loads(pickle.dumps(value))  # noqa: S301 - dumped here
         with pytest.raises(FrozenInstanceError):
             setattr(value, fields(value)[0].name, None)
+    # A Duration and an enum of the schema.
+    assert info.limits.stall_timeout_s == 60
+    assert operators[0].data_types == ("float32", "float16", "bfloat16", "float64")
 
 
 def test_waiting_for_a_server_ends_as_soon_as_it_serves(nobody: str, face: Face) -> None:

@@ -370,6 +370,10 @@ def test_where_nobody_listens_the_error_says_what_to_do(
     for target in (nobody, f"unix:{tmp_path}/none"):
         error = unavailable(face, target, array, retry=ONCE)
         assert str(error).startswith(f"{no_server(target)}: ")
+    # A command only for one address of this machine.
+    assert f"`gradwire-server --address {nobody}`" in no_server(nobody)
+    for address in ("10.0.0.1:50051", "127.0.0.1:1,127.0.0.1:2"):
+        assert "gradwire-server" not in no_server(address)
 
 
 @pytest.mark.parametrize("tls", [False, True])
