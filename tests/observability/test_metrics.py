@@ -464,3 +464,10 @@ def test_every_alert_is_tested() -> None:
     assert len(set(named)) == len(named)
     assert all(tested.count(name) > 1 for name in named if name != "GradwireDown")
     assert set(named) == set(tested)
+
+
+@pytest.mark.parametrize("size", [0, 8, TOTAL * 8])
+def test_cells_of_another_layout_are_left_alone(size: int) -> None:
+    fd = os.memfd_create("other")
+    os.ftruncate(fd, size)
+    assert Cells.attached(fd) is None

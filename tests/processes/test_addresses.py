@@ -67,18 +67,16 @@ def check_refused_to_workers(address: str) -> None:
 
 
 def test_the_address_of_another_server_or_of_no_host_is_refused(
-    crew: Command, server: ServerThread, tmp_path: Path
+    crew: Command, tmp_path: Path
 ) -> None:
-    for address in (crew.address, server.address):
-        check_refused_to_workers(address)
-        with pytest.raises(OSError, match=address):
-            ServerThread(address=address).listen()
-        with RawClient(address) as client:
-            client.check_alive()
-    with served(address=f"unix:{tmp_path / 'socket'}") as (other, client):
-        with pytest.raises(OSError, match=other.address):
-            ServerThread(address=other.address).listen()
-        client.check_alive()
+    with served() as (server, _), served(address=f"unix:{tmp_path / 'socket'}") as (local, _):
+        for address in (crew.address, server.address, local.address):
+            if address is not local.address:
+                check_refused_to_workers(address)
+            with pytest.raises(OSError, match=address):
+                ServerThread(address=address).listen()
+            with RawClient(address) as client:
+                client.check_alive()
     check_refused_to_workers("no.such.host.invalid:1")
 
 

@@ -358,3 +358,10 @@ def test_connections_grow_old_and_no_call_is_lost() -> None:
         running.finish()
     with served(max_connection_age_s=0) as (_, client):  # which turns it off
         client.check_alive()
+
+
+def test_the_signal_is_held_before_anything_that_takes_long_is_imported() -> None:
+    code = "import sys, gradwire_server.__main__; print(*sys.modules)"
+    modules = run_command(program=("-c", code)).stdout.split()
+    assert "gradwire_server.processes.startup" in modules
+    assert not {"asyncio", "click", "google.protobuf", "grpc", "numpy"} & set(modules)

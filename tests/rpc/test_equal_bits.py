@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from gradwire import (
     GradwireError,
     InvalidRequestError,
     Item,
+    LimitExceededError,
     ops,
     v1,
 )
@@ -259,11 +261,14 @@ def test_wide_bands_give_the_same_bits_on_any_number_of_threads() -> None:
     assert len(results) == 1
 
 
-def test_a_layout_too_large_to_hold_is_gathered_in_the_results_order() -> None:
+def test_a_layout_too_large_to_hold_is_gathered_in_the_results_order_and_progress_is_told() -> None:
     array = normal(1, 64, 64, 64)
     out = np.empty((1, 32, 32, 64), np.float32).transpose(0, 3, 1, 2)
+    told: list[tuple[int, int]] = []
     with limited(max_request_memory_bytes=600_000, slab_bytes=1 << 12) as local:
-        local.evaluate(UP, array, out=out)
+        local.evaluate(UP, array, out=out, on_progress=lambda sent, got: told.append((sent, got)))
+    assert told == sorted(told)
+    assert told[-1] == (array.nbytes, out.nbytes)
     with LocalClient() as local:
         np.testing.assert_array_equal(local.evaluate(UP, array, output_shape=out.shape), out)
 
@@ -447,3 +452,28 @@ def test_nothing_is_written_to_out_after_a_deadline(threads: int) -> None:
             left.append(out.copy())
     np.testing.assert_array_equal(outs, left)
     assert not np.all(left)
+
+
+def test_a_map_that_runs_backward_is_told_as_the_reason_for_much_memory() -> None:
+    def crop(*roi: float) -> ops.OnnxResize:
+        cut: Any = {"coordinate_transformation_mode": "tf_crop_and_resize", "axes": (0,)}
+        return ops.OnnxResize(mode="linear", sizes=(2000,), roi=roi, **cut)
+
+    array = np.ones((1000, 1000), np.float32)
+    with limited(max_request_memory_bytes=1 << 20, slab_bytes=1 << 12) as local:
+        local.evaluate(crop(0.0, 1.0), array)
+        with pytest.raises(LimitExceededError, match="since its map runs backward") as caught:
+            local.evaluate(crop(1.0, 0.0), array)
+    assert caught.value.limit == "max_request_memory_bytes"
+    assert "GRADWIRE_MAX_REQUEST_MEMORY_BYTES" in str(caught.value)
+
+
+def test_evaluate_many_takes_and_refuses_what_a_client_does() -> None:
+    local, client = (
+        inspect.signature(kind.evaluate_many).parameters for kind in (LocalClient, Client)
+    )
+    assert local == client
+    most: Any
+    for most in (0, 1.5, True):
+        with LocalClient() as one, pytest.raises(InvalidRequestError, match="max_in_flight: is"):
+            one.evaluate_many([], max_in_flight=most)

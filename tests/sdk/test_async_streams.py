@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -88,3 +90,31 @@ async def test_cancelling_at_any_moment_of_the_start_and_closing_end_calls(relay
     await client.close()
     for error in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(error, CallCancelledError)
+
+
+async def test_calls_are_admitted_in_the_order_in_which_they_came() -> None:
+    channels, admitted = AsyncClientChannels(vars(Client("127.0.0.1:1"))["_options"]), list[int]()
+    room = asyncio.Event()
+
+    async def take(number: int, count: int) -> None:
+        shares = SimpleNamespace(count=count, note_begin=bool)
+        wanted: Any = SimpleNamespace(shares=shares, left_s=math.inf)
+        async with channels.admitted(wanted):
+            admitted.append(number)
+            await room.wait()
+
+    # The third asks for more than is left, and the fourth does not overtake it.
+    counts = [BOUND - 1, 1, 2, 1, 1000]
+    tasks = [asyncio.create_task(take(*each)) for each in enumerate(counts)]
+    await asyncio.sleep(0)
+    assert admitted == [0, 1]
+    tasks[1].cancel()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert admitted == [0, 1]
+    room.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert admitted == [0, 1, 2, 3, 4]
+    async with asyncio.timeout(1):
+        await take(5, BOUND)
+    await channels.close()

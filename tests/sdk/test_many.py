@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import repeat
 from typing import Any
 
@@ -20,7 +21,8 @@ from hypothesis import strategies as st
 
 from gradwire import AsyncClient, Client, Item, errors, ops
 from gradwire._transport.batch import BatchStream
-from gradwire._transport.channels import start_thread
+from gradwire._transport.channels import Pool, PooledChannel, start_thread
+from gradwire._transport.tracing import CallSpan
 from gradwire_server.errors import RETRY_AFTER_S
 from sdk.strided_arrays import arrays
 from support import clients
@@ -552,3 +554,32 @@ def test_results_are_closed_by_no_thread_that_drops_them(
     # It may hold a lock that closing takes.
     assert threads
     assert threading.current_thread() not in threads
+
+
+def test_a_stream_that_two_threads_cancel_ends_once(
+    plain: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancel, give_back = BatchStream.cancel, Pool.give_back
+    streams, ended = list[BatchStream](), list[threading.Thread]()
+
+    def note(self: BatchStream) -> None:
+        streams.append(self)
+        cancel(self)
+
+    @contextmanager
+    def span(*_: object) -> Iterator[CallSpan]:
+        yield CallSpan(None)
+        ended.append(threading.current_thread())
+
+    def cancel_again(self: Pool, taken: PooledChannel, *, failed: bool) -> None:
+        give_back(self, taken, failed=failed)
+        with ThreadPoolExecutor(1) as other:
+            other.submit(cancel, streams.pop()).result(PATIENCE_S)
+
+    monkeypatch.setattr(BatchStream, "cancel", note)
+    monkeypatch.setattr("gradwire._transport.batch.call_span", span)
+    monkeypatch.setattr(Pool, "give_back", cancel_again)
+    with plain.evaluate_many(repeat(ITEM)) as results:
+        next(results)
+    assert ended == [threading.current_thread()]
+    assert not streams

@@ -18,7 +18,7 @@ from gradwire import AsyncClient, Client, RetryPolicy, Timing, errors, ops
 from gradwire_server.engine import prepared as server_prepared
 from gradwire_server.errors import RETRY_AFTER_S
 from support import clients
-from support.clients import AWAITED, CALLS, LARGE, SMALL, Array, Face, copied, halved
+from support.clients import AWAITED, CALLS, COPY, LARGE, SMALL, Array, Face, copied, halved
 from support.raw_calls import wait_until
 from support.relay import Relay, relaying
 from support.servers import ServerThread, serving, serving_process
@@ -297,3 +297,19 @@ def test_a_call_ends_that_no_server_answers_any_more(
         relay.swallow()
         with pytest.raises(errors.UnavailableError):
             CALLS[name](client)
+
+
+def test_refused_data_is_sent_again_only_where_chunks_were_too_large(plain: Client) -> None:
+    channels = vars(plain)["_calls"].get().channels
+    evaluation = channels.evaluation(
+        op=COPY, array=LARGE, output_shape=None, out=None, timeout_s=None
+    )
+    transfer, refused = evaluation.shares.whole, errors.InvalidRequestError("refused")
+    refused.reason = "INVALID_DATA"
+    with pytest.raises(errors.InvalidRequestError):
+        evaluation.recover(refused)
+    transfer.too_large = True
+    assert evaluation.recover(refused) == 0.0
+    transfer.begin()
+    with pytest.raises(errors.InvalidRequestError):
+        evaluation.recover(refused)

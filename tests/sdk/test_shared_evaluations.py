@@ -269,3 +269,12 @@ def test_a_try_that_is_closed_while_its_result_is_copied_ends_with_a_piece(
     # Nor does an answer that comes later write anything.
     attempt.result(reply)
     assert np.count_nonzero(out != 7) == written
+
+
+def test_an_abandoned_try_writes_nothing_to_its_caller(pool: SegmentPool) -> None:
+    source, out = np.ones((2, 3, 40, 40), np.float32), np.full((2, 3, 20, 20), 7, np.float32)
+    request = prepare(LINEAR, source, output_shape=None, out=out)
+    attempt = SharedTry(pool, request, out.nbytes, 1.0)
+    attempt.close()
+    attempt.result(v1.EvaluateSharedResponse(output=request.template.output).SerializeToString())
+    assert (out == 7).all()

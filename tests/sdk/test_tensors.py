@@ -302,3 +302,8 @@ def test_signalling_nans_keep_their_bits() -> None:
     out = np.zeros((2, 2), np.float32)[::-1]
     WireView(out).write(0, view.read(0, 16))
     assert out.view(np.uint32).tolist() == bits[:, ::-1].tolist()
+
+
+def test_a_descriptor_of_other_sizes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"sizes \[3\], array \(4,\)"):
+        WireView(np.zeros(4), v1.TensorDescriptor(sizes=[3]))

@@ -396,6 +396,12 @@ def test_new_connections_get_the_new_certificate_and_those_of_new_authorities_ar
         wait_until(lambda: is_served(server.address, papers.roots, theirs))
 
 
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the server's lines of certificates."""
+    messages = [each.getMessage() for each in caplog.records if each.name == "gradwire_server"]
+    return [message for message in messages if message.startswith("certificate")]
+
+
 @pytest.mark.parametrize(
     ("name", "broken"),
     [
@@ -408,10 +414,6 @@ def test_new_connections_get_the_new_certificate_and_those_of_new_authorities_ar
 def test_what_cannot_be_used_is_refused_at_first_and_kept_out_later(
     papers: Papers, name: str, broken: tuple[bytes, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    def told() -> list[str]:
-        messages = [each.getMessage() for each in caplog.records if each.name == "gradwire_server"]
-        return [message for message in messages if message.startswith("certificate")]
-
     shown, good = pair(papers.authority), papers.read(name)
     with serving(**papers.mutual) as server, caplog.at_level(logging.ERROR, "gradwire_server"):
         for content in broken:
@@ -419,11 +421,24 @@ def test_what_cannot_be_used_is_refused_at_first_and_kept_out_later(
             papers.put(name, content)
             with pytest.raises(ValueError, match=r"^--tls-"):
                 load_certificates(Settings(**papers.mutual))
-            wait_until(lambda: is_served(server.address, papers.roots, shown) and told())
-            assert told() == ["certificates cannot be used"]
+            wait_until(lambda: is_served(server.address, papers.roots, shown) and told(caplog))
+            assert told(caplog) == ["certificates cannot be used"]
             assert "PRIVATE" not in str([vars(each) for each in caplog.records])
         papers.put(name, good)
         assert is_served(server.address, papers.roots, shown)
+
+
+def test_a_certificate_that_has_expired_is_told_of_once_each_time_it_is_read(
+    papers: Papers, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown = pair(papers.authority)
+    papers.write(expired=True)
+    with caplog.at_level(logging.INFO, "gradwire_server"), serving(**papers.mutual) as server:
+        assert told(caplog) == ["certificate has expired"]
+        assert not is_served(server.address, papers.roots, shown)
+        papers.write()
+        wait_until(lambda: is_served(server.address, papers.roots, shown))
+        assert told(caplog) == ["certificate has expired", "certificates reloaded"]
 
 
 @pytest.mark.slow
