@@ -81,3 +81,17 @@ def test_zeros_of_both_signs_are_two_requests() -> None:
     kept.prepare(_request(0.0))
     assert kept.prepare(_request(-0.0)).digest == fresh.prepare(_request(-0.0)).digest
     assert kept.prepare(_request(-0.0)).digest != kept.prepare(_request(0.0)).digest
+
+
+def test_a_table_is_another_one_for_the_gradient_and_for_a_zero_of_another_sign() -> None:
+    def sample(_size: int, shift: float, outputs: Indices) -> Taps:
+        index = outputs[:, None]
+        return Taps(index, np.full(index.shape, np.copysign(1.0, shift)))
+
+    plus, minus = (Axis(4, 4, 1, sample, (4, zero)) for zero in (0.0, -0.0))
+    assert plus == minus
+    preparer, axis = Preparer(Limits()), _halved(8)
+    assert preparer.table(plus, gradient=False).weight[0] == 1
+    assert preparer.table(minus, gradient=False).weight[0] == -1
+    assert preparer.table(axis, gradient=False).outputs == 4
+    assert preparer.table(axis, gradient=True).outputs == 8
