@@ -35,7 +35,7 @@ from gradwire_server.observability.cells import (
     cells,
     place,
 )
-from gradwire_server.observability.definitions import COUNTS, METRICS, STATES, STEP
+from gradwire_server.observability.definitions import COUNTS, ERRORS, METHOD, METRICS, STATES, STEP
 from support.examples import examples
 from support.load import Callers, repeated
 from support.processes import running_command
@@ -471,3 +471,9 @@ def test_cells_of_another_layout_are_left_alone(size: int) -> None:
     fd = os.memfd_create("other")
     os.ftruncate(fd, size)
     assert Cells.attached(fd) is None
+
+
+@pytest.mark.parametrize("value", ["EvaluateFaster", "", "x" * 1000, "OK\n"])
+def test_a_value_that_is_not_known_counts_as_the_last_one(value: str) -> None:
+    assert place(ERRORS, value, value, "other") == place(ERRORS, "unknown", "UNSPECIFIED", "other")
+    assert METHOD.values[-1] == "unknown"

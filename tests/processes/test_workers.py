@@ -365,3 +365,17 @@ def test_the_signal_is_held_before_anything_that_takes_long_is_imported() -> Non
     modules = run_command(program=("-c", code)).stdout.split()
     assert "gradwire_server.processes.startup" in modules
     assert not {"asyncio", "click", "google.protobuf", "grpc", "numpy"} & set(modules)
+
+
+def test_an_interrupt_before_there_are_workers_ends_the_server() -> None:
+    program = """
+import asyncio
+from gradwire_server.config.settings import Settings
+from gradwire_server.processes import supervisor
+async def interrupted():
+    asyncio.current_task().cancel()  # as asyncio does on SIGINT
+    await supervisor.supervise(Settings(workers=2, address="127.0.0.1:0"))
+asyncio.run(interrupted())
+"""
+    ended = run_command(program=("-c", program))
+    assert ended.stderr.rstrip().endswith("CancelledError")

@@ -11,13 +11,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire_server.backends import NumpyCpu
+from gradwire_server.backends import Backend, NumpyCpu, most_inline_step_s
 from gradwire_server.engine import Prepared
 from gradwire_server.errors import RETRY_AFTER_S, ServerFullError
 from gradwire_server.plans import Plan
@@ -102,7 +102,7 @@ async def test_who_would_wait_too_long_is_refused_and_told_when_all_will_be_done
     told = [hall.refused().retry_after_s for _ in range(10)]
     assert told == [5.0, 6.0, 7.0, 8.0, 9.0, *[10.0] * 5], "never later than that"
     assert hall.admission.refusals == {"max_queue_s": 11}
-    # What a turn has done is waited for no more.
+    # The estimate leaves out the part of a turn that is done.
     first.spend(0.75)
     await hall.queue()
     hall.refused()
@@ -189,7 +189,7 @@ def test_memory_that_drains_tells_when_there_is_room() -> None:
             hall.now += 2.0
         # 40 bytes went in 2 s: 20 are missing, and the next to come needs 60 more.
         assert refused_s() == 4.0
-        # What stands still does not drain sooner than that.
+        # While nothing is freed, the estimate grows with time.
         hall.now += 5.0
         assert refused_s() == 8.0
     assert hall.admission.memory_bytes == 0
@@ -433,9 +433,9 @@ def test_who_waits_in_a_burst_is_done_a_while_after_it_began_and_then_the_queue_
         assert queue.allowed_s(now) == max(standing_s, began + burst_s - now)
 
 
-def inline_work(backend: Any) -> InlineWork:
+def inline_work(backend: Any, threads: int = 2) -> InlineWork:
     inline = InlineWork()
-    inline.limit(backend, threads=2)
+    inline.limit(backend, threads)
     return inline
 
 
@@ -477,3 +477,33 @@ async def test_a_millisecond_is_computed_in_a_turn() -> None:
         inline.spend(300e-6)
         assert inline.most(one) == 0
         await asyncio.sleep(0)
+
+
+def streamed(seconds_each: float) -> Prepared:
+    evaluation = taking(1.0)
+    evaluation.measured_steps.note(seconds_each)
+    return evaluation
+
+
+async def test_short_steps_of_a_stream_are_computed_on_the_event_loop_once_measured() -> None:
+    inline = inline_work(NumpyCpu())
+    assert inline.step_s(taking(1e-6), 8) == 1e-6, "a short evaluation needs no measure"
+    assert inline.step_s(taking(1.0), 100) is None
+    stream = streamed(6e-6)
+    seconds = inline.step_s(stream, 100)
+    assert seconds == pytest.approx(600e-6)
+    assert inline.step_s(stream, 200) is None
+    inline.spend(600e-6)
+    assert not inline.admits_step(600e-6)
+    await asyncio.sleep(0)
+    assert inline.admits_step(600e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 16])
+def test_steps_stay_on_the_event_loop_where_few_threads_compute_on_no_device(threads: int) -> None:
+    device = SimpleNamespace(name="device", may_wait=True)
+    assert most_inline_step_s(cast("Backend", device), threads) == 0
+    assert (most_inline_step_s(NumpyCpu(), threads) > 0) is (threads <= 2)
+    assert (inline_work(NumpyCpu(), threads).step_s(streamed(1e-9), 1) is not None) is (
+        threads <= 2
+    )
