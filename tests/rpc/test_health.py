@@ -21,6 +21,7 @@ from gradwire import v1
 from gradwire.v1 import gradient_service_pb2
 from gradwire_server.rpc.health import HAS_LIST
 from gradwire_server.rpc.open_inference.descriptors import SERVICE
+from support.processes import run_command
 from support.raw_calls import (
     HEALTH,
     PATIENCE_S,
@@ -234,3 +235,41 @@ def test_a_malformed_traceparent_starts_a_new_trace(client: RawClient) -> None:
     for traceparent in ("", zero, TRACEPARENT.upper(), "x" * 4000):
         answer = client.evaluate(published_request(), traceparent=traceparent)
         assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-00", answer.trailers["traceparent"])
+
+
+# Writes lines in order, one of them with a traceback.
+_TELLING = """
+import asyncio, logging, sys
+from gradwire_server.observability import logs
+
+async def main():
+    for number in range(100):
+        logs.info("call", number=number, name="two words")
+    try:
+        raise ValueError("bad")
+    except ValueError:
+        log.exception("failed", extra={"facts": {"number": 100}})
+    log.debug("hidden")
+    logs.info("call", number=101)
+
+log = logging.getLogger("gradwire_server")
+logs.configure(sys.argv[1], "info", worker=3)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_lines_come_in_order_with_tracebacks(form: str) -> None:
+    lines = run_command(form, program=("-c", _TELLING)).stderr
+    numbers = [int(number) for number in re.findall(r'(?:number=|"number": )(\d+)', lines)]
+    assert numbers == list(range(102))
+    assert lines.count("ValueError: bad") == 1
+    assert "hidden" not in lines
+    if form == "json":
+        told = [json.loads(line) for line in lines.splitlines()]
+        assert all(each["worker"] == 3 for each in told)
+        assert told[100]["traceback"].startswith("Traceback ")
+    else:
+        time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00"
+        assert re.match(rf'{time} info +call worker=3 number=0 name="two words"\n', lines)
+        assert re.search(r"error +failed worker=3 number=100\nTraceback ", lines)
