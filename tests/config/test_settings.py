@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import sys
+import threading
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ from click.testing import CliRunner, Result
 from gradwire_server.command import gradwire_server
 from gradwire_server.config import container_limits
 from gradwire_server.config.settings import Settings
+from gradwire_server.scheduling.thread_pool import NICENESS
+from support.servers import serving
 
 NAMES = [field.name for field in fields(Settings)]
 # For settings but numbers a value that is not the default.
@@ -116,6 +121,11 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -
     [
         ("max_steams = 3", "max_steams is not a setting; did you mean max_streams?"),
         ("max-streams = 3", "max-streams is not a setting; did you mean max_streams?"),
+        ("zzz = 3", "zzz is not a setting"),
+        ("port = 5000", "port is not a setting; did you mean address?"),
+        ("max_streams = true", "max_streams is True, true or false; an integer is needed"),
+        ("insecure = 1", "insecure is 1, an integer; true or false is needed"),
+        ("tokens = ['a']", "tokens is ['a'], an array; text in quotes is needed"),
         ("[server]\nmax_streams = 3", "server is not a setting"),
         ("max_streams = '3'", "max_streams is '3', text in quotes; an integer is needed"),
         ("max_streams = 3.0", "max_streams is 3.0, a number; an integer is needed"),
@@ -151,6 +161,16 @@ def test_a_port_is_that_of_the_address_unless_that_is_another_one() -> None:
 # Flags and words of the message.
 WRONG: list[tuple[str, str]] = [
     ("--max-streams 0", "--max-streams is 0; at least 1"),
+    ("--max-streams many", "many"),
+    ("--local-socket /no/socket", "there is no folder /no; make it"),
+    ("--stall-timeout-s inf", "--stall-timeout-s is inf"),
+    ("--max-elements 9223372036854775808", "--max-elements is 9223372036854775808"),
+    ("--max-rank 9", "--max-rank is 9"),
+    ("--workers -1", "--workers is -1; at least 0"),
+    ("--backend abacus", "abacus"),
+    ("--log-level loud", "loud"),
+    ("--nonsense", "--nonsense"),
+    ("--otlp-endpoint http://a:x", "--otlp-endpoint is http://a:x; a URL"),
     ("--max-work -1", "--max-work is -1; at least 1"),
     ("--max-work 9223372036854775808", "--max-work is 9223372036854775808"),
     ("--compute-threads -1", "--compute-threads is -1; at least 0"),
@@ -271,3 +291,20 @@ def test_limits_fit_the_container_unless_they_were_given(
     assert json.loads(given.stdout)["max_memory_bytes"] == limit
     words = f"Warning: --max-memory-bytes is {limit} and this container's limit {limit}; "
     assert words in given.stderr
+
+
+def test_help_names_every_flag_and_variable() -> None:
+    done = CliRunner().invoke(gradwire_server, ["--help"])
+    assert done.exit_code == 0
+    words = set(re.split(r"[\s;\[\]]+", done.stdout))
+    assert {*map(flag, NAMES), *(f"GRADWIRE_{name.upper()}" for name in NAMES)} <= words
+    assert "SIGTERM" in done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="niceness is that of a thread on Linux alone")
+def test_threads_that_compute_are_nice() -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    with serving() as server:
+        pool = server.server.service.pool
+        theirs = pool.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        assert theirs.result() == min(own + NICENESS, 19)

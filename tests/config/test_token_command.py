@@ -266,3 +266,10 @@ def test_a_broken_file_is_refused_at_first_and_kept_out_later(
         assert verdict(guard, Scope.EVALUATE, "Bearer other") == "unknown"
     assert [record.message for record in caplog.records] == ["tokens cannot be read"]
     assert verdict(guard, Scope.EVALUATE, f"Bearer {token}") == ""
+
+
+def test_who_shows_no_certificate_where_one_would_do_is_told_so() -> None:
+    guard = Authorizer(Settings(tls_certificate="c", tls_key="k", tls_client_ca="ca"))
+    refusal = guard.refusal(Scope.INSPECT, authorization=None, peer=AWAY)
+    assert refusal is not None
+    assert "use a client certificate signed by one of its --tls-client-ca" in refusal.message
