@@ -78,6 +78,25 @@ def test_calls_that_find_no_memory_end_and_the_server_goes_on(tmp_path: Path) ->
         assert "Traceback" not in command.log
 
 
+@pytest.mark.slow
+def test_a_worker_without_memory_brings_no_wrong_bits_and_loses_no_call(tmp_path: Path) -> None:
+    with running_command("--workers", "2", log=tmp_path / "log") as command:
+        with Callers(command.address, "unary", "stream", "copy", retry=PATIENT) as callers:
+            callers.wait_for_more()
+            pid = command.workers[0]
+            _, hard = resource.prlimit(pid, resource.RLIMIT_AS)
+            mapped = memory_kib(pid, "VmSize") * 1024
+            resource.prlimit(pid, resource.RLIMIT_AS, (mapped, hard))
+            callers.wait_for_more()
+            # Whatever it could not do, it was not to answer with other bits.
+            command.kill_worker(0)
+            command.wait_for_log("worker serves worker=0 ", times=2)
+            callers.wait_for_more()
+        for tally in callers.tallies:
+            assert tally.wrong == 0
+            assert all(text.startswith("OutOfMemoryError: ") for text in tally.lost), tally.lost
+
+
 def test_no_call_is_lost_while_every_connection_is_cut() -> None:
     down, up = drawn_cuts(0)
     with (
