@@ -126,7 +126,8 @@ class Copy:
         self._arguments.write_text("".join(f"{test}\n" for test in tests), encoding="utf-8")
         self._progress.write_text("", encoding="utf-8")
         with self._log.open("wb") as log:
-            process = self._start((*_PYTEST, *_PLUGINS, f"@{self._arguments}"), log)
+            temporary = f"--basetemp={self.folder}-tmp"
+            process = self._start((*_PYTEST, *_PLUGINS, temporary, f"@{self._arguments}"), log)
             try:
                 seen, since = 0, (now := time.monotonic())
                 while process.poll() is None and time.monotonic() < min(
