@@ -1,64 +1,57 @@
 """The status page in a real browser: live figures, and text that stays text."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Literal
 
 import pytest
 
 pytest.importorskip("playwright", reason="Playwright is not installed: pip install playwright")
 
-from playwright.sync_api import Browser, Page, ViewportSize, expect
+from playwright.sync_api import ViewportSize, expect
 
 from admin_http.picture import browsing
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from gradwire_server.config.tokens import Scope, add_token
 from support.raw_calls import RawClient, published_request, wrong_request
-from support.servers import ServerThread, serving
+from support.servers import serving
 
 EVIL = "<script>document.title='evil'</script><img src=x onerror=\"document.title='evil'\">"
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser():
     with browsing() as browser:
         yield browser
 
 
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
+def page(browser):
     with browser.new_page() as page:
         yield page
 
 
 @pytest.fixture
-def console(page: Page) -> list[str]:
+def console(page):
     """Exceptions, lines of the console, and violations of the page's policy."""
-    lines: list[str] = []
+    lines = []
     page.on("console", lambda message: lines.append(message.text))
     page.on("pageerror", lambda error: lines.append(str(error)))
     return lines
 
 
 @pytest.fixture
-def server() -> Iterator[ServerThread]:
+def server():
     with serving(http_port="0", backend=NumpyCpu()) as server:
         yield server
 
 
-def refuse(server: ServerThread, *request_ids: str) -> None:
+def refuse(server, *request_ids):
     wrong = wrong_request()
     with RawClient(server.address) as client:
         for wrong.request_id in request_ids:
             assert client.evaluate(wrong).refusal is not None
 
 
-def test_figures_follow_calls_without_a_reload_until_the_server_is_gone(
-    page: Page, console: list[str]
-) -> None:
+def test_figures_follow_calls_without_a_reload_until_the_server_is_gone(page, console):
     with serving(http_port="0", backend=NumpyCpu()) as server:
         page.goto(f"http://{server.http_address}/")
         page.evaluate("window.settings = document.getElementById('settings')")
@@ -85,9 +78,7 @@ def test_figures_follow_calls_without_a_reload_until_the_server_is_gone(
     assert page.inner_text("#stale") == "No answer from the server; trying again."
 
 
-def test_what_callers_wrote_stays_text(
-    page: Page, console: list[str], server: ServerThread
-) -> None:
+def test_what_callers_wrote_stays_text(page, console, server):
     refuse(server, EVIL)
     page.goto(f"http://{server.http_address}/")
     assert page.inner_text("#errors code") == EVIL
@@ -100,9 +91,7 @@ def test_what_callers_wrote_stays_text(
     assert console == []
 
 
-def test_its_policy_stops_what_is_not_its_own(
-    page: Page, console: list[str], server: ServerThread
-) -> None:
+def test_its_policy_stops_what_is_not_its_own(page, console, server):
     page.goto(f"http://{server.http_address}/")
     page.evaluate(
         "document.body.append(Object.assign(document.createElement('script'), "
@@ -114,9 +103,7 @@ def test_its_policy_stops_what_is_not_its_own(
     assert sum("Content Security Policy" in line for line in console) >= 2
 
 
-def test_without_scripts_all_is_there_and_fetched_again(
-    browser: Browser, server: ServerThread
-) -> None:
+def test_without_scripts_all_is_there_and_fetched_again(browser, server):
     refuse(server, "before")
     page = browser.new_page(java_script_enabled=False)
     page.goto(f"http://{server.http_address}/")
@@ -127,9 +114,7 @@ def test_without_scripts_all_is_there_and_fetched_again(
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (390, "dark"), (1280, "dark")])
-def test_it_fits_any_window_and_scheme(
-    browser: Browser, server: ServerThread, width: int, scheme: Literal["light", "dark"]
-) -> None:
+def test_it_fits_any_window_and_scheme(browser, server, width, scheme):
     refuse(server, "x" * 128)
     size = ViewportSize(width=width, height=900)
     page = browser.new_page(viewport=size, color_scheme=scheme, is_mobile=width == 390)
@@ -144,7 +129,7 @@ def test_it_fits_any_window_and_scheme(
 
 
 @pytest.mark.slow
-def test_a_browser_asks_for_a_token_and_keeps_it(page: Page, tmp_path: Path) -> None:
+def test_a_browser_asks_for_a_token_and_keeps_it(page, tmp_path):
     tokens = tmp_path / "tokens"
     token = add_token(tokens, name="reader", scopes={Scope.INSPECT})
     with serving(http_port="0", backend=NumpyCpu(), tokens=str(tokens)) as server:

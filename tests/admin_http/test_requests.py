@@ -1,12 +1,9 @@
 """Whatever comes to the HTTP port, it answers in bounded memory and time, and to its own names."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import socket
 import time
-from collections.abc import Iterator
 
 import h11
 import pytest
@@ -15,7 +12,7 @@ from hypothesis import strategies as st
 
 from gradwire_server.admin_http.listener import MOST_HEAD_BYTES, Request
 from support.raw_calls import RawClient
-from support.servers import ServerThread, serving
+from support.servers import serving
 
 EMPTY = b"\r\n\r\n"
 # Of an attacker's site whose name leads to this machine.
@@ -30,17 +27,17 @@ OURS = (
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerThread]:
+def server():
     with serving(http_port="0", http_hosts="status.example, gradwire") as server:
         yield server
 
 
-def connect(server: ServerThread, *, timeout_s: float = 30) -> socket.socket:
+def connect(server, *, timeout_s=30):
     host, port = server.http_address.split(":")
     return socket.create_connection((host, int(port)), timeout_s)
 
 
-def say(server: ServerThread, head: bytes) -> tuple[int, dict[str, str], bytes]:
+def say(server, head):
     """Send a head; return status, headers by their names in lower case, and body."""
     with connect(server) as connection:
         connection.sendall(head + EMPTY)
@@ -56,14 +53,12 @@ def say(server: ServerThread, head: bytes) -> tuple[int, dict[str, str], bytes]:
     return int(status[1]), {name.lower(): text for name, text in headers.items()}, body
 
 
-def ask(
-    server: ServerThread, path: str, *, host: str = "localhost", method: str = "GET"
-) -> tuple[int, dict[str, str], bytes]:
+def ask(server, path, *, host="localhost", method="GET"):
     return say(server, f"{method} {path} HTTP/1.1\r\nHost: {host}".encode())
 
 
 @pytest.mark.parametrize("path", ["/", "/status.json", "/metrics", "/healthz", "/readyz"])
-def test_every_path_is_read_and_none_is_written(server: ServerThread, path: str) -> None:
+def test_every_path_is_read_and_none_is_written(server, path):
     assert ask(server, path)[0] == ask(server, f"{path}?x=%00")[0] == 200
     for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PATCH"):
         assert ask(server, path, method=method)[0] == 405
@@ -74,15 +69,13 @@ def test_every_path_is_read_and_none_is_written(server: ServerThread, path: str)
     assert int(full["content-length"]) == len(body) > 0
 
 
-def test_there_is_nothing_else(server: ServerThread) -> None:
+def test_there_is_nothing_else(server):
     for path in ("/nothing", "//", "/%2e%2e/etc/passwd", "/../settings.py", "/page.js"):
         assert ask(server, path)[0] == 404, path
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/nothing"])
-def test_no_answer_is_kept_guessed_at_framed_or_read_by_another_site(
-    server: ServerThread, path: str
-) -> None:
+def test_no_answer_is_kept_guessed_at_framed_or_read_by_another_site(server, path):
     _, headers, _ = ask(server, path)
     assert headers["cache-control"] == "no-store"
     assert headers["x-content-type-options"] == "nosniff"
@@ -95,7 +88,7 @@ def test_no_answer_is_kept_guessed_at_framed_or_read_by_another_site(
 
 
 @pytest.mark.parametrize("host", [*OURS, *FOREIGN])
-def test_it_answers_to_addresses_and_its_own_names_alone(server: ServerThread, host: str) -> None:
+def test_it_answers_to_addresses_and_its_own_names_alone(server, host):
     for path in ("/", "/healthz"):
         assert ask(server, path, host=host)[0] == (200 if host in OURS else 421 if host else 400)
 
@@ -122,7 +115,7 @@ def test_it_answers_to_addresses_and_its_own_names_alone(server: ServerThread, h
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
     ],
 )
-def test_what_is_no_request_is_told_so(server: ServerThread, request_: bytes) -> None:
+def test_what_is_no_request_is_told_so(server, request_):
     assert say(server, request_)[0] == 400
 
 
@@ -130,7 +123,7 @@ LINES = st.sampled_from([b"GET / HTTP/1.1", b"Host: a", b"Host:", b" a", b":", b
 
 
 @given(st.binary(max_size=200) | st.lists(LINES | st.binary(max_size=20)).map(b"\r\n".join))
-def test_any_bytes_are_a_request_or_a_refusal(head: bytes) -> None:
+def test_any_bytes_are_a_request_or_a_refusal(head):
     connection = h11.Connection(h11.SERVER)
     try:
         connection.receive_data(head + EMPTY)
@@ -146,7 +139,7 @@ def test_any_bytes_are_a_request_or_a_refusal(head: bytes) -> None:
 
 
 @pytest.mark.parametrize("start", [b"GET /", b"GET / HTTP/1.1\r\nX: "])
-def test_a_request_without_end_is_read_to_the_limit(server: ServerThread, start: bytes) -> None:
+def test_a_request_without_end_is_read_to_the_limit(server, start):
     with connect(server) as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(start.ljust(MOST_HEAD_BYTES + 8192, b"a"))
@@ -157,12 +150,9 @@ def test_a_request_without_end_is_read_to_the_limit(server: ServerThread, start:
         assert say(server, start.ljust(nbytes - len(EMPTY), b"a"))[0] == status
 
 
-def test_who_sends_a_byte_now_and_then_is_not_waited_for(server: ServerThread) -> None:
+def test_who_sends_a_byte_now_and_then_is_not_waited_for(server):
     began = time.monotonic()
-    with (
-        connect(server, timeout_s=0.1) as connection,
-        contextlib.suppress(ConnectionError),
-    ):
+    with connect(server, timeout_s=0.1) as connection, contextlib.suppress(ConnectionError):
         connection.sendall(b"GET / HTTP/1.1\r\nHost: ")
         while time.monotonic() - began < 30:
             connection.sendall(b"a")

@@ -1,7 +1,5 @@
 """The status page tells in words what all workers did, and those that have died."""
 
-from __future__ import annotations
-
 import contextlib
 import html.parser
 import json
@@ -9,8 +7,7 @@ import re
 import signal
 import threading
 from functools import cache
-from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 from hypothesis import given
@@ -36,31 +33,31 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&amp
 class Reader(html.parser.HTMLParser):
     """Reads a page: its elements in their order, with their attributes, and its text."""
 
-    def __init__(self, found: dict[str, Any]) -> None:
+    def __init__(self, found):
         super().__init__()
-        self.open: list[str] = []
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.open = []
+        self.seen = []
         self.text = ""
         self.feed(page.render(found).decode())
         self.close()
         assert not self.open
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.seen.append((tag, dict(attrs)))
         if tag not in {"meta", "link"}:
             self.open.append(tag)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.text += f" {data}"
 
 
-Told: TypeAlias = dict[str, "Told"] | list["Told"] | str | float | None
+Told = dict[str, "Told"] | list["Told"] | str | float | None
 
 
-def replaced(value: Told, text: str) -> Told:
+def replaced(value, text):
     """Put a text wherever there is one."""
     if isinstance(value, dict):
         return {key: replaced(each, text) for key, each in value.items()}
@@ -72,7 +69,7 @@ def replaced(value: Told, text: str) -> Told:
 Structure = list[tuple[str, set[str], dict[str, str | None]]]
 
 
-def structure(found: dict[str, Any]) -> Structure:
+def structure(found):
     """Return the elements, with the names of their attributes, and those that lead elsewhere."""
     links = {"href", "src", "action", "style"}
     seen = Reader(found).seen
@@ -80,7 +77,7 @@ def structure(found: dict[str, Any]) -> Structure:
 
 
 @cache
-def plain() -> tuple[dict[str, Any], Structure]:
+def plain():
     """Return what a server tells that has counted a call and an error, and the page of it."""
     cells = Cells()
     cells.observe(REQUEST_DURATION, 0.1, "Evaluate", "interpolate", "float32", "OK")
@@ -93,7 +90,7 @@ def plain() -> tuple[dict[str, Any], Structure]:
 
 
 @given(st.sampled_from([HOSTILE, '"><svg onload=1>', "javascript:alert(1)"]) | st.text(min_size=1))
-def test_no_text_becomes_an_element_or_an_attribute(text: str) -> None:
+def test_no_text_becomes_an_element_or_an_attribute(text):
     found, expected = plain()
     kept = {key: found[key] for key in ("state", "now")}
     hostile = cast("dict[str, Any]", replaced(found, text)) | kept
@@ -105,7 +102,7 @@ def test_no_text_becomes_an_element_or_an_attribute(text: str) -> None:
 
 
 @given(st.lists(st.floats(1e-6, 100), min_size=1, max_size=200), st.floats(0.01, 1))
-def test_a_quantile_is_in_the_bucket_of_the_value_itself(values: list[float], share: float) -> None:
+def test_a_quantile_is_in_the_bucket_of_the_value_itself(values, share):
     bounds = REQUEST_DURATION.buckets
     counts = np.bincount(np.searchsorted(bounds, values), minlength=len(bounds) + 1)
     told = quantile(bounds, np.asarray(counts, np.float64), share)
@@ -115,18 +112,18 @@ def test_a_quantile_is_in_the_bucket_of_the_value_itself(values: list[float], sh
     assert lower * (1 - 1e-12) <= told <= bounds[bucket] * (1 + 1e-12)
 
 
-def test_a_quantile_lies_evenly_within_its_bucket_and_at_most_at_the_last_bound() -> None:
+def test_a_quantile_lies_evenly_within_its_bucket_and_at_most_at_the_last_bound():
     for counts, value in (((1, 1, 2, 0), 3.0), ((0, 0, 0, 3), 4.0), ((0, 0, 0, 0), None)):
         assert quantile((1.0, 2.0, 4.0), np.asarray(counts, np.float64), 0.75) == value
 
 
-def worker(silent_s: float, *, ready: bool = True, pids: tuple[int, ...] = (1,)) -> Worker:
+def worker(silent_s, *, ready=True, pids=(1,)):
     values = np.zeros(TOTAL)
     values[place(READY)] = ready
     return Worker("0", values, pids, silent_s, {}, [])
 
 
-def test_a_silent_event_loop_hangs_if_it_served_and_a_server_lives_while_one_does() -> None:
+def test_a_silent_event_loop_hangs_if_it_served_and_a_server_lives_while_one_does():
     assert state_of(worker(SILENT_S - 1)) == "serving"
     assert state_of(worker(SILENT_S)) == "hangs"
     # It compiles, say.
@@ -139,19 +136,18 @@ def test_a_silent_event_loop_hangs_if_it_served_and_a_server_lives_while_one_doe
     assert is_alive([worker(DEAD_S, ready=False)] * 2)
 
 
-def told_at(address: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(get(address, "/status.json")[2])
-    return found
+def told_at(address):
+    return json.loads(get(address, "/status.json")[2])
 
 
-def refuse(address: str, request_id: str = "nightly") -> None:
+def refuse(address, request_id="nightly"):
     wrong = wrong_request()
     wrong.request_id = request_id
     with RawClient(address) as client:
         assert client.evaluate(wrong).refusal is not None
 
 
-def test_calls_items_and_errors_are_told() -> None:
+def test_calls_items_and_errors_are_told():
     copy = ops.InterpolateBackward(mode="nearest", data_format="NCX")
     items = [(copy, np.ones((1, 1, 4, 4), np.float32), (1, 1, 2, 2))] * 7
     large = published_request()
@@ -193,7 +189,7 @@ def test_calls_items_and_errors_are_told() -> None:
     assert [each["device_memory_bytes"] for each in told["workers"]] == [0]
 
 
-def test_secrets_are_masked(tmp_path: Path) -> None:
+def test_secrets_are_masked(tmp_path):
     tokens = tmp_path / "secret"
     add_token(tokens, name="reader", scopes={Scope.INSPECT})
     with serving(http_port="0.0.0.0:0", http_open=True, tokens=str(tokens)) as server:
@@ -202,7 +198,7 @@ def test_secrets_are_masked(tmp_path: Path) -> None:
     assert str(tokens) not in json.dumps(told)
 
 
-def test_probes_tell_whether_calls_are_taken_and_the_silence_of_the_event_loop() -> None:
+def test_probes_tell_whether_calls_are_taken_and_the_silence_of_the_event_loop():
     server, over = ServerThread(http_port="0", backend=NumpyCpu()), threading.Event()
     server.listen()
     address = server.http_address
@@ -210,7 +206,7 @@ def test_probes_tell_whether_calls_are_taken_and_the_silence_of_the_event_loop()
     server.wait_until_serving()
     assert get(address, "/readyz")[0] == 200
 
-    def silent_s() -> float:
+    def silent_s():
         return float(told_at(address)["workers"][0]["silent_s"])
 
     assert silent_s() < 1
@@ -221,9 +217,7 @@ def test_probes_tell_whether_calls_are_taken_and_the_silence_of_the_event_loop()
     server.stop()
 
 
-def test_workers_are_one_server_the_dead_are_not_forgotten_and_probes_tell_who_serves(
-    tmp_path: Path,
-) -> None:
+def test_workers_are_one_server_the_dead_are_not_forgotten_and_probes_tell_who_serves(tmp_path):
     flags = ("--workers", "2", "--http-port", "0", "--drain-delay-s", "60")
     with running_command(*flags, log=tmp_path / "log") as command:
         address = command.http_address
@@ -240,9 +234,9 @@ def test_workers_are_one_server_the_dead_are_not_forgotten_and_probes_tell_who_s
             assert worker["request_budget_bytes"] == 0
         budget = told["settings"].get("max_memory_bytes", Settings().max_memory_bytes)
         assert told["request_budget_bytes"] == {"now": 0, "limit": budget}
-        seen: list[str] = []
+        seen = []
 
-        def both() -> bool:
+        def both():
             seen.append(f"call {len(seen)}")
             refuse(command.address, seen[-1])
             return all(re.search(rf"worker={one} .*reason=INVALID", command.log) for one in "01")
@@ -257,7 +251,7 @@ def test_workers_are_one_server_the_dead_are_not_forgotten_and_probes_tell_who_s
         (error,) = told["errors"]
         assert error["count"] == len(seen) == told["totals"]["calls"]
 
-        def is_partly() -> bool:
+        def is_partly():
             # One that is back before anybody has looked is killed once more.
             with contextlib.suppress(ProcessLookupError):
                 command.kill_worker(1)

@@ -1,7 +1,5 @@
 """The choice of a backend."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -19,7 +17,7 @@ from support.scraping import scrape
 
 
 @needs_numba
-def test_a_choice_comes_with_its_reason_and_auto_is_the_compiled_backend() -> None:
+def test_a_choice_comes_with_its_reason_and_auto_is_the_compiled_backend():
     for name in ("numpy_cpu", "numba_cpu"):
         backend, reason = backends.choose(name)
         assert (backend.name, reason) == (name, f"{name} was asked for")
@@ -31,7 +29,7 @@ def test_a_choice_comes_with_its_reason_and_auto_is_the_compiled_backend() -> No
     )
 
 
-def test_an_unknown_backend_is_refused_with_those_there_are() -> None:
+def test_an_unknown_backend_is_refused_with_those_there_are():
     with pytest.raises(
         ValueError, match='is "abacus"; give "auto", "cuda", "numba_cpu" or "numpy_cpu"'
     ):
@@ -59,9 +57,7 @@ print(*backends.choose("auto"))
 
 
 @pytest.mark.parametrize("program", [_WITHOUT_NUMBA, _TOLD_TO_COMPILE_NOTHING])
-def test_auto_is_numpy_where_numba_cannot_be_used_and_a_name_is_never_replaced(
-    program: str,
-) -> None:
+def test_auto_is_numpy_where_numba_cannot_be_used_and_a_name_is_never_replaced(program):
     told = subprocess.check_output([sys.executable, "-c", program], text=True)  # noqa: S603
     assert " numpy_cpu, since numba_cpu cannot run here: " in told
 
@@ -70,9 +66,7 @@ def test_auto_is_numpy_where_numba_cannot_be_used_and_a_name_is_never_replaced(
     _HAS_CUPY and Path("/proc/driver/nvidia").exists(), reason="this machine has all of it"
 )
 @pytest.mark.parametrize("flags", [(), ("--compile-only",)])
-def test_cuda_where_something_is_missing_ends_the_server_with_one_line(
-    flags: tuple[str, ...],
-) -> None:
+def test_cuda_where_something_is_missing_ends_the_server_with_one_line(flags):
     why = "there is no NVIDIA driver"
     if not _HAS_CUPY:
         why = 'CuPy is not installed; install it with pip install "gradwire[cuda'
@@ -93,9 +87,7 @@ BREAKS = {
 
 @needs_numba
 @pytest.mark.parametrize("broken", BREAKS)
-def test_another_numba_that_fails_is_replaced_by_numpy_unless_it_was_asked_for(
-    tmp_path: Path, broken: str
-) -> None:
+def test_another_numba_that_fails_is_replaced_by_numpy_unless_it_was_asked_for(tmp_path, broken):
     change, why, workers = BREAKS[broken]
     broken_numba = f"import numba.core.caching, numba.core.config\n{change}\n"
     (tmp_path / "sitecustomize.py").write_text(broken_numba)

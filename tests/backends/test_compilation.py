@@ -1,7 +1,5 @@
 """Where compiled code is kept, and that no process compiles what another has compiled before."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -10,9 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -96,7 +92,7 @@ class Loader:
     first  a folder that another process has filled
     """
 
-    def __init__(self, packages: Path, out: Path) -> None:
+    def __init__(self, packages, out):
         self.packages, self._out, self.first = packages, out, out / "a" / "b"
         self.process = subprocess.Popen(  # noqa: S603 - our own program
             [sys.executable, "-c", FORKS],
@@ -106,7 +102,7 @@ class Loader:
             env=environment(None),
         )
 
-    def __call__(self, folder: Path, *, logs: str = "", **env: Path) -> str:
+    def __call__(self, folder, *, logs="", **env):
         """Return what it says of its cache, after it logged this."""
         given = LOAD, self._out, env, self.packages, folder
         told = json.dumps(given, default=str)
@@ -119,14 +115,14 @@ class Loader:
         assert errors.startswith(logs) if logs else not errors
         return said.strip()
 
-    def alone(self, folder: Path, *, before: str = "", **env: str) -> tuple[str, str]:
+    def alone(self, folder, *, before="", **env):
         """Return what a process says and logs that imports everything, and does this before."""
         done = run_program(before + LOAD, self.packages, folder, env=env)
         return done.stdout.strip(), done.stderr
 
 
 @pytest.fixture(scope="module")
-def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loader]:
+def load(tmp_path_factory):
     packages = tmp_path_factory.mktemp("packages")
     (packages / "small").mkdir()
     for name, text in PACKAGE.items():
@@ -138,21 +134,21 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loader]:
 
 
 @pytest.fixture
-def filled(load: Loader, tmp_path: Path) -> Path:
+def filled(load, tmp_path):
     return shutil.copytree(load.first, tmp_path / "filled")
 
 
-def _files(folder: Path) -> dict[Path, int]:
+def _files(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_kernels_themselves_are_found_by_a_second_process() -> None:
+def test_the_kernels_themselves_are_found_by_a_second_process():
     compiled(1)
     done = run_program(ALL)
     assert done.returncode == 0, done.stderr
 
 
-def test_what_was_compiled_from_other_code_is_not_used(load: Loader, filled: Path) -> None:
+def test_what_was_compiled_from_other_code_is_not_used(load, filled):
     part = load.packages / "small" / "parts.py"
     # Longer: Python's own bytecode goes by size and whole seconds.
     part.write_text("FACTOR = 1 + 2\n")
@@ -164,8 +160,8 @@ def test_what_was_compiled_from_other_code_is_not_used(load: Loader, filled: Pat
 
 
 def test_a_folder_that_cannot_be_written_to_is_used_as_it_is_and_nothing_left_elsewhere(
-    load: Loader, filled: Path, tmp_path: Path
-) -> None:
+    load, filled, tmp_path
+):
     place, scratch = tmp_path / "place", tmp_path / "scratch"
     scratch.mkdir()
     place.mkdir()
@@ -180,11 +176,11 @@ def test_a_folder_that_cannot_be_written_to_is_used_as_it_is_and_nothing_left_el
     assert not list(load.packages.rglob("*.nb?"))
 
 
-def _flipped(content: bytes, place: int) -> bytes:
+def _flipped(content, place):
     return content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :]
 
 
-def test_a_damaged_file_is_replaced(load: Loader, filled: Path) -> None:
+def test_a_damaged_file_is_replaced(load, filled):
     (path,) = _files(filled)
     whole = path.read_bytes()
     size = len(whole)
@@ -201,14 +197,14 @@ def test_a_damaged_file_is_replaced(load: Loader, filled: Path) -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the names are those of x86-64")
-def test_code_of_another_processor_is_kept_and_not_used(load: Loader, filled: Path) -> None:
+def test_code_of_another_processor_is_kept_and_not_used(load, filled):
     other = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
     for found in (0, 2):
         assert load.alone(filled, **other) == (f"42 of 2 found: {found}", "")
     assert load(filled) == "42 of 2 found: 2"
 
 
-def test_a_full_disk_costs_what_is_kept_and_nothing_else(load: Loader, tmp_path: Path) -> None:
+def test_a_full_disk_costs_what_is_kept_and_nothing_else(load, tmp_path):
     full = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"
     folder = tmp_path / "kept"
     said, logged = load.alone(folder, before=full)
@@ -218,7 +214,7 @@ def test_a_full_disk_costs_what_is_kept_and_nothing_else(load: Loader, tmp_path:
         assert load(folder) == f"42 of 2 found: {found}"
 
 
-def test_what_was_compiled_from_code_long_unused_is_removed(load: Loader, filled: Path) -> None:
+def test_what_was_compiled_from_code_long_unused_is_removed(load, filled):
     (own,) = filled.iterdir()
     long_ago, lately = (time.time() - days * 24 * 3600 for days in (31, 29))
     others = {"0123456789abcdef": long_ago, "0123456789abcde0": lately, "somebody's": long_ago}
@@ -235,9 +231,7 @@ def test_what_was_compiled_from_code_long_unused_is_removed(load: Loader, filled
     assert own.stat().st_mtime > lately
 
 
-def test_processes_that_start_at_once_do_not_disturb_each_other(
-    load: Loader, tmp_path: Path
-) -> None:
+def test_processes_that_start_at_once_do_not_disturb_each_other(load, tmp_path):
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(load.alone, [tmp_path / "kept"] * 3))
     assert all(said.startswith("42 ") and not logged for said, logged in answers)

@@ -5,8 +5,6 @@ only, refuses to use released memory, and records the tasks of its streams. That
 are NumPy's is tested in test_every_backend.py, and row by row in tests/cuda.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import sys
@@ -16,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 from types import ModuleType
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -31,7 +28,6 @@ from gradwire_server.backends.cuda import staging
 from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.backends.cuda.device import DeviceError
 from gradwire_server.backends.cuda.programs import X
-from gradwire_server.backends.cuda.staging import Memory
 from gradwire_server.errors import DeviceLostError
 from gradwire_server.plans import Plan
 from gradwire_server.rpc.warm_up import check_backend
@@ -40,7 +36,6 @@ from support.kernels import cuda_backends
 from support.kernels import kernel_maps as maps
 from support.kernels.backend_calls import applied
 from support.kernels.cuda_backends import MIB, check, simulated, sliced_plan
-from support.kernels.cuda_device import SimulatedDevice
 from support.oracles import oracles
 from support.raw_calls import wait_until
 
@@ -52,24 +47,22 @@ _SLICES = sliced_plan(3, 9)
 
 
 @pytest.fixture
-def device() -> SimulatedDevice:
+def device():
     return simulated()
 
 
 @pytest.fixture
-def backend(device: SimulatedDevice) -> Cuda:
+def backend(device):
     return Cuda(device, memory_bytes=64 * MIB)
 
 
-def _whole(side: int) -> Plan:
+def _whole(side):
     """Return a plan whose first axis moves too: it cannot be cut into parts."""
     up = maps.linear(side, 2 * side)
     return oracles.adjoint(Plan.build([up, up], (side, side)))
 
 
-def test_tables_stay_on_the_device_and_nothing_else_does_and_all_goes_with_the_backend(
-    device: SimulatedDevice,
-) -> None:
+def test_tables_stay_on_the_device_and_nothing_else_does_and_all_goes_with_the_backend(device):
     backend, plan = Cuda(device, memory_bytes=64 * MIB), sliced_plan(2, 40)
     check(backend, plan)
     lent, taken = device.lent, backend.memory_taken
@@ -84,9 +77,7 @@ def test_tables_stay_on_the_device_and_nothing_else_does_and_all_goes_with_the_b
     assert not device.lent
 
 
-def test_tables_have_a_share_of_the_memory_and_leave_it_where_a_call_needs_it(
-    device: SimulatedDevice,
-) -> None:
+def test_tables_have_a_share_of_the_memory_and_leave_it_where_a_call_needs_it(device):
     backend = Cuda(device, memory_bytes=4 * MIB)
     for side in range(3000, 3060):
         check(backend, Plan.build([maps.linear(side, 2 * side)], (side,)))
@@ -103,9 +94,7 @@ def test_tables_have_a_share_of_the_memory_and_leave_it_where_a_call_needs_it(
     ("limit", "capacity", "side"),
     [(MIB, 1 << 30, 400), (1 << 30, 0, 200), (1 << 30, 200_000, 200), (1 << 30, 1 << 13, 20)],
 )
-def test_without_memory_a_call_has_an_error_that_passes_and_keeps_none(
-    limit: int, capacity: int, side: int
-) -> None:
+def test_without_memory_a_call_has_an_error_that_passes_and_keeps_none(limit, capacity, side):
     device = simulated(capacity=capacity)
     backend = Cuda(device, memory_bytes=limit)
     with pytest.raises(MemoryError, match=f"cuda_memory_bytes is {limit}") as kept:
@@ -117,7 +106,7 @@ def test_without_memory_a_call_has_an_error_that_passes_and_keeps_none(
     check(backend, _whole(20))
 
 
-def test_a_large_call_takes_the_memory_of_a_part(device: SimulatedDevice) -> None:
+def test_a_large_call_takes_the_memory_of_a_part(device):
     """Parts are smaller where the limit is smaller than some of them."""
     for limit, taken in ((64 * MIB, MIB), (MIB // 2, MIB // 2)):
         device.most_taken = 0
@@ -128,9 +117,7 @@ def test_a_large_call_takes_the_memory_of_a_part(device: SimulatedDevice) -> Non
         gc.collect()
 
 
-def test_a_lost_device_fails_every_later_call_at_once(
-    device: SimulatedDevice, backend: Cuda
-) -> None:
+def test_a_lost_device_fails_every_later_call_at_once(device, backend):
     plan, other = sliced_plan(2, 20), sliced_plan(2, 21)
     check(backend, plan)
     device.broken = ILLEGAL
@@ -147,9 +134,7 @@ def test_a_lost_device_fails_every_later_call_at_once(
     assert not device.trace
 
 
-def test_a_device_that_is_lost_while_it_gets_ready_stays_lost(
-    device: SimulatedDevice, backend: Cuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_is_lost_while_it_gets_ready_stays_lost(device, backend, monkeypatch):
     monkeypatch.setattr(device, "load", Mock(side_effect=[DeviceLostError(ILLEGAL), None]))
     for _ in range(2):
         with pytest.raises(DeviceLostError, match=ILLEGAL):
@@ -157,9 +142,7 @@ def test_a_device_that_is_lost_while_it_gets_ready_stays_lost(
 
 
 @pytest.mark.parametrize("refused", range(1, 14))
-def test_a_refused_task_ends_its_call_alone_and_leaves_nothing_pending(
-    device: SimulatedDevice, refused: int
-) -> None:
+def test_a_refused_task_ends_its_call_alone_and_leaves_nothing_pending(device, refused):
     """Tasks are uploads of tables, then of a part in two pieces, a launch, a result; and again."""
     backend = Cuda(device, memory_bytes=64 * MIB, streams=1, buffer_bytes=1 << 13)
     backend.warm_up()
@@ -179,9 +162,7 @@ def test_a_refused_task_ends_its_call_alone_and_leaves_nothing_pending(
 
 @pytest.mark.parametrize("more", [0, 2])
 @pytest.mark.parametrize("side", [13, 320])
-def test_calls_of_few_multiplications_for_their_bytes_are_computed_by_the_cpu(
-    device: SimulatedDevice, side: int, more: int
-) -> None:
+def test_calls_of_few_multiplications_for_their_bytes_are_computed_by_the_cpu(device, side, more):
     plan, by_cpu = sliced_plan(2, side), more > 0
     nbytes = 4 * (math.prod(plan.input_shape) + math.prod(plan.output_shape))
     most = int(plan.work / (1 + nbytes / (800 << 10)))
@@ -199,7 +180,7 @@ def test_calls_of_few_multiplications_for_their_bytes_are_computed_by_the_cpu(
 
 
 @pytest.mark.parametrize("on_cpu", [0, 1])
-def test_a_call_bound_to_its_arrays_reads_them_anew(device: SimulatedDevice, on_cpu: int) -> None:
+def test_a_call_bound_to_its_arrays_reads_them_anew(device, on_cpu):
     compiled = pytest.importorskip("gradwire_server.backends.numba_cpu", exc_type=ImportError)
     plan, cpu = sliced_plan(1, 16), compiled.NumbaCpu()
     device.cpu_work = on_cpu << 20
@@ -213,9 +194,7 @@ def test_a_call_bound_to_its_arrays_reads_them_anew(device: SimulatedDevice, on_
     assert backend.computed_by == {cpu.name if on_cpu else "cuda": 2}
 
 
-def test_only_calls_that_the_cpu_computes_may_be_computed_on_an_event_loop(
-    device: SimulatedDevice,
-) -> None:
+def test_only_calls_that_the_cpu_computes_may_be_computed_on_an_event_loop(device):
     """Plans without passes are among them, whatever their size."""
     for work in (1 << 18, 1, 0):
         device.cpu_work = work
@@ -227,9 +206,7 @@ def test_only_calls_that_the_cpu_computes_may_be_computed_on_an_event_loop(
     assert not device.trace
 
 
-def test_numpy_computes_small_calls_where_the_compiled_backend_fails(
-    device: SimulatedDevice,
-) -> None:
+def test_numpy_computes_small_calls_where_the_compiled_backend_fails(device):
     failing = Mock(NumpyCpu, warm_up=Mock(side_effect=KeyError("LOOP_VECTORIZE")))
     plan = sliced_plan(2, 5)
     device.cpu_work = plan.work + 1
@@ -239,7 +216,7 @@ def test_numpy_computes_small_calls_where_the_compiled_backend_fails(
     assert backend.computed_by == {"numpy_cpu": 1}
 
 
-def test_a_warm_up_compares_the_device_and_what_is_left_to_the_cpu(device: SimulatedDevice) -> None:
+def test_a_warm_up_compares_the_device_and_what_is_left_to_the_cpu(device):
     device.cpu_work = 1 << 18
     backend = Cuda(device, memory_bytes=64 * MIB)
     check_backend(backend)
@@ -250,9 +227,7 @@ def test_a_warm_up_compares_the_device_and_what_is_left_to_the_cpu(device: Simul
 
 @examples(60)
 @given(data=st.data(), plan=oracles.plans(), buffer=st.sampled_from([1, 16, 50, 4096]))
-def test_any_plan_in_parts_and_pieces_of_any_size_has_the_bits_of_numpy(
-    data: st.DataObject, plan: Plan, buffer: int
-) -> None:
+def test_any_plan_in_parts_and_pieces_of_any_size_has_the_bits_of_numpy(data, plan, buffer):
     device = simulated(eager=data.draw(st.booleans()))
     backend = Cuda(device, memory_bytes=MIB, streams=2, buffer_bytes=buffer)
     dtype = data.draw(st.sampled_from(oracles.STORAGE_TYPES))
@@ -262,9 +237,7 @@ def test_any_plan_in_parts_and_pieces_of_any_size_has_the_bits_of_numpy(
     assert device.most_taken <= MIB
 
 
-def test_the_device_copies_and_computes_while_a_thread_fills_the_next_buffer(
-    device: SimulatedDevice,
-) -> None:
+def test_the_device_copies_and_computes_while_a_thread_fills_the_next_buffer(device):
     """The third part waits for the first; a slice of eight pieces cannot be cut into parts."""
     for plan, buffer, begin in (
         (sliced_plan(16, 32), 1 << 16, "uld" * 2 + "wulwd"),
@@ -277,7 +250,7 @@ def test_the_device_copies_and_computes_while_a_thread_fills_the_next_buffer(
         assert "".join(what[0] for what in device.trace).startswith(begin)
 
 
-def test_a_call_waits_for_memory_until_its_deadline_at_most(device: SimulatedDevice) -> None:
+def test_a_call_waits_for_memory_until_its_deadline_at_most(device):
     backend = Cuda(device, memory_bytes=MIB, streams=2)
     begin = time.monotonic()
     with backend.queue.turn(lambda: {X: device.allocate(MIB)}, wait_s=0):
@@ -289,17 +262,15 @@ def test_a_call_waits_for_memory_until_its_deadline_at_most(device: SimulatedDev
     assert not backend.queue.line
 
 
-def test_a_call_that_needs_everything_is_not_overtaken_by_one_that_needs_little(
-    device: SimulatedDevice,
-) -> None:
+def test_a_call_that_needs_everything_is_not_overtaken_by_one_that_needs_little(device):
     queue = Cuda(device, memory_bytes=2, streams=3).queue
-    asked, order = Event(), list[int]()
+    asked, order = Event(), []
 
-    def take(nbytes: int) -> Memory:
+    def take(nbytes):
         asked.set()
         return {X: device.allocate(nbytes)}
 
-    def call(nbytes: int) -> None:
+    def call(nbytes):
         with queue.turn(partial(take, nbytes), wait_s=60):
             order.append(nbytes)
 
@@ -314,9 +285,7 @@ def test_a_call_that_needs_everything_is_not_overtaken_by_one_that_needs_little(
     assert order == [2, 1]
 
 
-def test_waiting_calls_hold_no_memory_and_the_loss_of_the_device_ends_them_all(
-    device: SimulatedDevice,
-) -> None:
+def test_waiting_calls_hold_no_memory_and_the_loss_of_the_device_ends_them_all(device):
     backend = Cuda(device, memory_bytes=64 * MIB, streams=1)
     check(backend, _SLICES)
     device.trace.clear()
@@ -340,7 +309,7 @@ def test_waiting_calls_hold_no_memory_and_the_loss_of_the_device_ends_them_all(
 
 @pytest.mark.parametrize("calls", [2, 16])
 @pytest.mark.parametrize("capacity", [1 << 40, 3 * MIB // 2])
-def test_calls_at_once_wait_for_memory_and_all_end(calls: int, capacity: int) -> None:
+def test_calls_at_once_wait_for_memory_and_all_end(calls, capacity):
     """Each of the large ones takes five eighths of the limit, and two tables go with it.
 
     Calls too large for all of the memory fail amid them.
@@ -349,7 +318,7 @@ def test_calls_at_once_wait_for_memory_and_all_end(calls: int, capacity: int) ->
     backend = Cuda(device, memory_bytes=2 * MIB, streams=4)
     plans = [sliced_plan(1, side) for side in (250, 255, 260)]
 
-    def work(number: int) -> None:
+    def work(number):
         for turn in range(2):
             check(backend, plans[(number + turn) % 3], seed=number)
             check(backend, sliced_plan(2, 9), seed=number)
@@ -362,7 +331,7 @@ def test_calls_at_once_wait_for_memory_and_all_end(calls: int, capacity: int) ->
     assert device.most_taken <= min(2 * MIB, capacity)
 
 
-def _loaded(monkeypatch: pytest.MonkeyPatch, module: ModuleType, before: str, after: str) -> Any:
+def _loaded(monkeypatch, module, before, after):
     """Return a module in which a text, which is there once, is another."""
     path = Path(str(module.__file__))
     text = path.read_text(encoding="utf-8")
@@ -374,7 +343,7 @@ def _loaded(monkeypatch: pytest.MonkeyPatch, module: ModuleType, before: str, af
     return made
 
 
-def _exercise(cuda: type[Cuda]) -> None:
+def _exercise(cuda):
     """Compute on one backend: parts, pieces, a refused task, and the next call."""
     device = simulated()
     made = cuda(device, memory_bytes=1 << 20, streams=1, buffer_bytes=1 << 12)
@@ -405,9 +374,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_backend_that_releases_memory_or_buffers_too_early_is_caught(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backend_that_releases_memory_or_buffers_too_early_is_caught(name, monkeypatch):
     _exercise(Cuda)
     module, before, after = MUTANTS[name]
     changed = _loaded(monkeypatch, module, before, after)

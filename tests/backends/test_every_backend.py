@@ -1,20 +1,16 @@
 """Every backend against scalar loops, bit for bit, and against dense matrices."""
 
-from __future__ import annotations
-
 import tracemalloc
 from functools import cache, reduce
 from itertools import pairwise
-from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire_server.backends import Backend, compute_dtype
+from gradwire_server.backends import compute_dtype
 from gradwire_server.plans import BandedMap, Plan
 from support.examples import examples
 from support.kernels.backend_calls import applied, in_pieces
@@ -23,16 +19,14 @@ from support.oracles.dialect_oracles import lowered
 from support.oracles.dialect_tables import EXAMPLES
 
 
-def test_float64_is_computed_in_float64_and_the_rest_in_float32() -> None:
+def test_float64_is_computed_in_float64_and_the_rest_in_float32():
     kinds = [compute_dtype(dtype) for dtype in oracles.STORAGE_TYPES]
     assert kinds == [np.float32, np.float32, np.float32, np.float64]
 
 
 @examples(400)
 @given(data=st.data(), plan=oracles.plans(), dtype=st.sampled_from(oracles.STORAGE_TYPES))
-def test_any_plan_on_any_strides_gives_the_bits_of_the_scalar_loop(
-    backend: Backend, data: st.DataObject, plan: Plan, dtype: np.dtype[np.generic]
-) -> None:
+def test_any_plan_on_any_strides_gives_the_bits_of_the_scalar_loop(backend, data, plan, dtype):
     arriving, leaving = (
         data.draw(st.sampled_from([dtype, compute_dtype(dtype)])) for _ in range(2)
     )
@@ -48,12 +42,8 @@ def test_any_plan_on_any_strides_gives_the_bits_of_the_scalar_loop(
     dtype=st.sampled_from([np.dtype(np.float32), np.dtype(np.float64)]),
 )
 def test_inputs_arriving_in_any_pieces_give_the_bits_of_all_at_once(
-    backend: Backend,
-    data: st.DataObject,
-    bands: BandedMap,
-    shape: tuple[int, ...],
-    dtype: np.dtype[np.floating],
-) -> None:
+    backend, data, bands, shape, dtype
+):
     x = data.draw(oracles.tensors(shape, dtype=dtype))
     cuts = sorted({0, 12, *data.draw(st.lists(st.integers(1, 11)))})
     plan = Plan.build([None, bands, None], shape)
@@ -62,9 +52,7 @@ def test_inputs_arriving_in_any_pieces_give_the_bits_of_all_at_once(
 
 
 @pytest.mark.parametrize(("inner", "gap"), [(3, 1), (3, 2), (16, 1), (37, 1), (130, 1)])
-def test_many_sums_may_be_open_where_the_input_is_cut(
-    backend: Backend, inner: int, gap: int
-) -> None:
+def test_many_sums_may_be_open_where_the_input_is_cut(backend, inner, gap):
     x = np.random.default_rng(3).normal(size=(2, 97, inner)).astype(np.float32)
     bands = oracles.cubic_taps(29, 97).map().adjoint()
     whole = applied(backend, Plan.build([None, bands, None], x.shape), x, np.float32)
@@ -72,9 +60,9 @@ def test_many_sums_may_be_open_where_the_input_is_cut(
         oracles.same_bits(in_pieces(backend, bands, x, [0, cut, 97], gap=gap), whole)
 
 
-def _in_turn(bands: BandedMap, x: oracles.Tensor) -> oracles.Tensor:
+def _in_turn(bands, x):
     """Add taps of rows [inputs, inner] in turn, vectorized over the inner axis alone."""
-    rows = list[oracles.Tensor]()
+    rows = []
     for start, (first, stop) in zip(bands.start, pairwise(bands.offset), strict=True):
         weights = bands.weight[first:stop].astype(x.dtype)
         terms = (weight * x[start + tap] for tap, weight in enumerate(weights))
@@ -82,9 +70,7 @@ def _in_turn(bands: BandedMap, x: oracles.Tensor) -> oracles.Tensor:
     return np.stack(rows)
 
 
-def _check_in_turn(
-    backend: Backend, counts: npt.NDArray[np.int64], start: npt.NDArray[np.int64], inner: int
-) -> tuple[float, float]:
+def _check_in_turn(backend, counts, start, inner):
     """Compare bands of so many taps; return the second result, and NumPy's own sum of its terms."""
     rng, offset = np.random.default_rng(1), np.concatenate([[0], np.cumsum(counts)])
     inputs = int((start + counts).max())
@@ -97,25 +83,21 @@ def _check_in_turn(
 
 
 @pytest.mark.parametrize("inner", [1, 300])
-def test_a_few_long_bands_among_short_ones_are_still_added_in_turn(
-    backend: Backend, inner: int
-) -> None:
+def test_a_few_long_bands_among_short_ones_are_still_added_in_turn(backend, inner):
     counts = np.array([1, 2500, 2, 3000, 1, 1])
     start = np.array([0, 0, 2499, 2500, 5500, 5501])
     in_turn, summed = _check_in_turn(backend, counts, start, inner)
     assert in_turn != summed
 
 
-def test_bands_of_every_length_are_added_in_turn(backend: Backend) -> None:
+def test_bands_of_every_length_are_added_in_turn(backend):
     counts = np.arange(1, 60)[np.random.default_rng(2).permutation(59)]
     _check_in_turn(backend, counts, np.cumsum(counts) - counts, inner=2)
 
 
 @examples(100)
 @given(data=st.data(), plan=oracles.plans())
-def test_a_gradient_is_adjoint_to_its_forward_and_both_are_the_dense_maps(
-    backend: Backend, data: st.DataObject, plan: Plan
-) -> None:
+def test_a_gradient_is_adjoint_to_its_forward_and_both_are_the_dense_maps(backend, data, plan):
     plan = Plan(plan.input_shape, plan.passes)
     numbers = [-2.0, -0.5, 0.25, 1.0, 3.0]
     x = data.draw(oracles.tensors(plan.input_shape, dtype=np.float64, values=numbers))
@@ -136,7 +118,7 @@ def test_a_gradient_is_adjoint_to_its_forward_and_both_are_the_dense_maps(
 
 
 @pytest.mark.parametrize("channels", [0, 1, 3, 20])
-def test_empty_slabs_are_no_special_case(backend: Backend, channels: int) -> None:
+def test_empty_slabs_are_no_special_case(backend, channels):
     up = oracles.linear_taps(4, 8).map()
     none_of_none, none_of_two = up.window(3, 3, 1, 1), up.window(3, 3, 1, 3)
     for shape, moving in (
@@ -157,7 +139,7 @@ def test_empty_slabs_are_no_special_case(backend: Backend, channels: int) -> Non
 
 
 @pytest.mark.parametrize("channels", [1, 3, 20])
-def test_outputs_of_no_inputs_are_fill(backend: Backend, channels: int) -> None:
+def test_outputs_of_no_inputs_are_fill(backend, channels):
     nothing = BandedMap(3, 0, np.zeros(3, np.int64), np.zeros(4, np.int64), np.zeros(0))
     for maps, shape in (([nothing], (0,)), ([None, nothing], (4, 0)), ([nothing] * 2, (0, 0))):
         plan = Plan.build([*maps, None], (*shape, channels), fill=2.5)
@@ -166,7 +148,7 @@ def test_outputs_of_no_inputs_are_fill(backend: Backend, channels: int) -> None:
         assert (result == 2.5).all()
 
 
-def _traced(backend: Backend, plan: Plan, x: oracles.Tensor) -> tuple[oracles.Tensor, int]:
+def _traced(backend, plan, x):
     """Return a result and the most memory that was in use for it."""
     tracemalloc.start()
     try:
@@ -177,9 +159,7 @@ def _traced(backend: Backend, plan: Plan, x: oracles.Tensor) -> tuple[oracles.Te
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1 << 21,), (1 << 11, 1 << 10), (1, 1 << 20, 2)])
-def test_memory_is_in_proportion_to_what_goes_in_and_comes_out(
-    backend: Backend, shape: tuple[int, ...]
-) -> None:
+def test_memory_is_in_proportion_to_what_goes_in_and_comes_out(backend, shape):
     bands = [oracles.linear_taps(size // 2, size).map() if size > 2 else None for size in shape]
     plan = Plan.build(bands, tuple(max(1, size // 2) if size > 2 else size for size in shape))
     x = np.ones(plan.output_shape, np.float32)
@@ -188,7 +168,7 @@ def test_memory_is_in_proportion_to_what_goes_in_and_comes_out(
     assert peak < 3 * x.nbytes + 40 * adjoint.table_entries
 
 
-def test_a_long_band_is_added_in_memory_that_does_not_grow_with_it(backend: Backend) -> None:
+def test_a_long_band_is_added_in_memory_that_does_not_grow_with_it(backend):
     x = np.ones((2048, 2048), np.float32)
     index = np.arange(2048)[np.newaxis]
     bands = BandedMap.from_blocks([(index, np.full((1, 2048), 0.5))], inputs=2048)
@@ -201,9 +181,7 @@ def test_a_long_band_is_added_in_memory_that_does_not_grow_with_it(backend: Back
 @pytest.mark.parametrize(
     ("dtype", "ulp"), [(np.dtype(np.float16), 2**-10), (np.dtype(ml_dtypes.bfloat16), 2**-7)]
 )
-def test_the_one_rounding_goes_to_the_nearest_and_ties_to_even(
-    backend: Backend, dtype: np.dtype[np.generic], ulp: float
-) -> None:
+def test_the_one_rounding_goes_to_the_nearest_and_ties_to_even(backend, dtype, ulp):
     sums = {1 + ulp / 2: 1, 1 + 1.5 * ulp: 1 + 2 * ulp, 1 + ulp / 2 + 2**-23: 1 + ulp}
     for exact, rounded in sums.items():
         index = np.array([[0, 1]])
@@ -213,7 +191,7 @@ def test_the_one_rounding_goes_to_the_nearest_and_ties_to_even(
 
 
 @cache
-def _looped(name: str, dtype: np.dtype[Any]) -> tuple[Plan, oracles.Tensor, oracles.Tensor]:
+def _looped(name, dtype):
     example = EXAMPLES[name]
     plan = lowered(example.operator, example.source, example.result, dtype)
     x = example.given(dtype)
@@ -222,9 +200,7 @@ def _looped(name: str, dtype: np.dtype[Any]) -> tuple[Plan, oracles.Tensor, orac
 
 @pytest.mark.parametrize("dtype", oracles.STORAGE_TYPES, ids=str)
 @pytest.mark.parametrize("example", EXAMPLES, ids=list(EXAMPLES))
-def test_an_example_has_the_bits_of_the_scalar_loop(
-    backend: Backend, example: str, dtype: np.dtype[Any]
-) -> None:
+def test_an_example_has_the_bits_of_the_scalar_loop(backend, example, dtype):
     plan, x, looped = _looped(example, dtype)
     oracles.same_bits(applied(backend, plan, x, dtype), looped)
 
@@ -232,8 +208,8 @@ def test_an_example_has_the_bits_of_the_scalar_loop(
 @examples(200)
 @given(data=st.data(), plan=oracles.plans(), special=st.sampled_from([np.inf, -np.inf, np.nan]))
 def test_an_infinity_or_nan_reaches_the_results_whose_band_covers_it_and_no_other(
-    backend: Backend, data: st.DataObject, plan: Plan, special: float
-) -> None:
+    backend, data, plan, special
+):
     x = np.zeros(plan.input_shape)
     place = tuple(data.draw(st.integers(0, size - 1)) for size in x.shape)
     x[place] = special
@@ -246,9 +222,7 @@ def test_an_infinity_or_nan_reaches_the_results_whose_band_covers_it_and_no_othe
 
 
 @pytest.mark.parametrize("size", [8, 160, 400])
-def test_weights_that_are_zeros_of_both_signs_by_turns_keep_their_signs(
-    backend: Backend, size: int
-) -> None:
+def test_weights_that_are_zeros_of_both_signs_by_turns_keep_their_signs(backend, size):
     taps = np.tile([1, 0.0, 1, 1, -0.0, 1], size // 2)
     start, offset = 2 * np.arange(size), 3 * np.arange(size + 1)
     bands = BandedMap(size, 2 * size + 1, start, offset, taps)
@@ -259,7 +233,7 @@ def test_weights_that_are_zeros_of_both_signs_by_turns_keep_their_signs(
 
 
 @pytest.mark.parametrize("fill", [0.0, -0.0, 2.5, np.inf])
-def test_an_element_without_taps_on_any_axis_is_exactly_fill(backend: Backend, fill: float) -> None:
+def test_an_element_without_taps_on_any_axis_is_exactly_fill(backend, fill):
     index, weight = np.array([[0], [0], [1]]), np.array([[-1.0], [0], [-1]])
     gap = BandedMap.from_blocks([(index, weight)], inputs=2)
     x = np.array([[1, np.nan], [np.inf, 4]], np.float32)

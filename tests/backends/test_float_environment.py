@@ -1,18 +1,15 @@
 """Flush-to-zero, denormals-are-zero and rounding directions set by someone else in the thread."""
 
-from __future__ import annotations
-
 import ctypes
 import platform
 import threading
-from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
 
 from gradwire_server import backends
-from gradwire_server.backends import Backend, NumpyCpu
+from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.float_environment import default_float_environment, is_default
 from gradwire_server.plans import BandedMap, Plan
 from support.kernels.backend_calls import applied
@@ -31,7 +28,7 @@ _MXCSR = 28
 
 
 @contextmanager
-def mxcsr(bits: int) -> Generator[None]:
+def mxcsr(bits):
     libm = ctypes.CDLL("libm.so.6")
     before = ctypes.create_string_buffer(32)
     assert libm.fegetenv(before) == 0
@@ -43,7 +40,7 @@ def mxcsr(bits: int) -> Generator[None]:
         libm.fesetenv(before)
 
 
-def _halved(backend: Backend) -> oracles.Tensor:
+def _halved(backend):
     half = BandedMap.from_blocks([(np.array([[0], [1]]), np.full((2, 1), 0.5))], inputs=2)
     x = np.array([2.0**-126, 2.0**-148], np.float32)
     return applied(backend, Plan.build([half], (2,)), x, np.float32)
@@ -52,7 +49,7 @@ def _halved(backend: Backend) -> oracles.Tensor:
 @pytest.mark.parametrize(
     "bits", [DENORMALS_ARE_ZERO, FLUSH_TO_ZERO, DENORMALS_ARE_ZERO | FLUSH_TO_ZERO]
 )
-def test_denormals_survive_a_thread_that_flushes_them(backend: Backend, bits: int) -> None:
+def test_denormals_survive_a_thread_that_flushes_them(backend, bits):
     with mxcsr(bits):
         flushed = _halved(backend)
         with default_float_environment():
@@ -66,9 +63,7 @@ def test_denormals_survive_a_thread_that_flushes_them(backend: Backend, bits: in
 
 @needs_numba
 @pytest.mark.parametrize("bits", [DENORMALS_ARE_ZERO | FLUSH_TO_ZERO, UPWARD])
-def test_threads_of_a_backend_do_not_inherit_the_environment_they_were_started_in(
-    bits: int,
-) -> None:
+def test_threads_of_a_backend_do_not_inherit_the_environment_they_were_started_in(bits):
     backend, _ = backends.choose("numba_cpu", threads=3)
     backend.warm_up()
     values = np.array([2.0**-126, 2.0**-148, 1 / 3, -0.7], np.float32)
@@ -84,9 +79,7 @@ def test_threads_of_a_backend_do_not_inherit_the_environment_they_were_started_i
 
 
 @pytest.mark.parametrize("bits", [FLUSH_TO_ZERO, UPWARD, TO_ZERO])
-def test_a_thread_gets_its_environment_back_after_an_error_and_keeps_a_default_one(
-    bits: int,
-) -> None:
+def test_a_thread_gets_its_environment_back_after_an_error_and_keeps_a_default_one(bits):
     with mxcsr(bits):
         before = is_default()
         with suppress(KeyError), default_float_environment():

@@ -1,7 +1,5 @@
 """The compiled backend has NumPy's bits by whatever way it goes, and keeps to its memory."""
 
-from __future__ import annotations
-
 import platform
 import re
 import signal
@@ -10,7 +8,6 @@ import zlib
 from importlib import import_module
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +22,7 @@ from support.examples import examples
 from support.kernels import kernel_maps as maps
 from support.kernels import kernel_plans, numba_calls
 from support.kernels.backend_calls import in_pieces
-from support.kernels.kernel_table import Case, cases, check, numbers, some_formats
+from support.kernels.kernel_table import cases, check, numbers, some_formats
 from support.kernels.numba_calls import compiled, needs_numba, run_program, small_shares, streaming
 from support.oracles import oracles
 
@@ -33,11 +30,11 @@ pytestmark = needs_numba
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
-def test_every_listed_case_has_the_bits_of_numpy(case: Case) -> None:
+def test_every_listed_case_has_the_bits_of_numpy(case):
     numba_calls.check_case(compiled(1), case)
 
 
-def test_a_plan_bound_to_its_arrays_reads_them_anew_with_the_bits_of_numpy() -> None:
+def test_a_plan_bound_to_its_arrays_reads_them_anew_with_the_bits_of_numpy():
     backend = compiled(1)
     assert isinstance(backend, BindsArrays)
     rows = [(case, formats) for case in cases()[::3] for formats in some_formats(case)]
@@ -53,7 +50,7 @@ def test_a_plan_bound_to_its_arrays_reads_them_anew_with_the_bits_of_numpy() -> 
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_results_written_past_the_caches_have_the_bits_of_numpy(threads: int) -> None:
+def test_results_written_past_the_caches_have_the_bits_of_numpy(threads):
     with small_shares(), streaming(threads) as backend:
         numba_calls.check_all(backend)
 
@@ -61,9 +58,7 @@ def test_results_written_past_the_caches_have_the_bits_of_numpy(threads: int) ->
 @given(
     before=st.integers(0, 80), rows=st.integers(1, 40), width=st.integers(1, 300), data=st.data()
 )
-def test_results_written_past_the_caches_may_stand_anywhere(
-    before: int, rows: int, width: int, data: st.DataObject
-) -> None:
+def test_results_written_past_the_caches_may_stand_anywhere(before, rows, width, data):
     dtype = np.dtype(data.draw(st.sampled_from(oracles.STORAGE_TYPES)))
     plan = Plan.build([None, maps.linear(width, 2 * width + 1)], (rows, width))
     x = data.draw(kernel_plans.tensors((rows, width), dtype))
@@ -78,16 +73,16 @@ def test_results_written_past_the_caches_may_stand_anywhere(
     assert (right == 0xA5).all()
 
 
-def test_the_listed_cases_go_every_way() -> None:
+def test_the_listed_cases_go_every_way():
     numba_calls.check_ways()
 
 
-def test_sixteen_bit_numbers_come_in_exactly_and_go_out_rounded_to_nearest_even() -> None:
+def test_sixteen_bit_numbers_come_in_exactly_and_go_out_rounded_to_nearest_even():
     numba_calls.check_conversions(compiled(1))
 
 
 @pytest.mark.parametrize("dtype", oracles.STORAGE_TYPES)
-def test_numbers_may_stand_anywhere_in_memory(dtype: np.dtype[np.generic]) -> None:
+def test_numbers_may_stand_anywhere_in_memory(dtype):
     for case in cases()[::9]:
         x = numbers(case, dtype, special=True)
         memory = np.empty(x.nbytes + 1, np.uint8)
@@ -105,9 +100,7 @@ def test_numbers_may_stand_anywhere_in_memory(dtype: np.dtype[np.generic]) -> No
     inner=st.integers(1, 140),
     dtype=st.sampled_from([np.dtype(np.float32), np.dtype(np.float64)]),
 )
-def test_inputs_accumulated_in_any_pieces_have_the_bits_of_numpy(
-    data: st.DataObject, length: int, outer: int, inner: int, dtype: np.dtype[np.generic]
-) -> None:
+def test_inputs_accumulated_in_any_pieces_have_the_bits_of_numpy(data, length, outer, inner, dtype):
     bands = data.draw(kernel_plans.bands(length, 300).filter(lambda one: one.is_increasing))
     x = data.draw(kernel_plans.tensors((outer, length, inner), dtype))
     inside = data.draw(st.lists(st.integers(0, length), max_size=4))
@@ -117,7 +110,7 @@ def test_inputs_accumulated_in_any_pieces_have_the_bits_of_numpy(
     oracles.same_bits(in_pieces(compiled(1), bands, x, cuts), expected)
 
 
-def test_large_tensors_are_shared_among_threads_and_small_ones_are_not() -> None:
+def test_large_tensors_are_shared_among_threads_and_small_ones_are_not():
     backend, _ = backends.choose("numba_cpu", threads=3)
     before = set(threading.enumerate())
     for rows, width, helpers in ((64, 64, {0}), (2048, 1024, {1, 2})):
@@ -128,7 +121,7 @@ def test_large_tensors_are_shared_among_threads_and_small_ones_are_not() -> None
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
-def test_repeated_slices_have_the_bits_of_copies(case: Case) -> None:
+def test_repeated_slices_have_the_bits_of_copies(case):
     choices = list(product([False, True], repeat=len(case.plan.input_shape)))
     first = zlib.crc32(case.name.encode())
     for number, (arriving, leaving) in enumerate(some_formats(case)):
@@ -139,7 +132,7 @@ def test_repeated_slices_have_the_bits_of_copies(case: Case) -> None:
             check(compiled(1), case.plan, np.broadcast_to(once, whole.shape), leaving)
 
 
-def test_only_a_row_is_held_of_an_input_that_repeats_it() -> None:
+def test_only_a_row_is_held_of_an_input_that_repeats_it():
     plan = Plan.build([maps.linear(2048, 64), maps.linear(1024, 32)], (2048, 1024))
     backend, y = compiled(1), np.empty(plan.output_shape, np.float32)
     assert isinstance(backend, TellsHeldBytes)
@@ -160,13 +153,13 @@ def test_only_a_row_is_held_of_an_input_that_repeats_it() -> None:
         "check_guarded_sums()",
     ],
 )
-def test_nothing_before_or_beyond_a_tensor_is_read_or_written(checks: str) -> None:
+def test_nothing_before_or_beyond_a_tensor_is_read_or_written(checks):
     done = run_program(f"from support.kernels.numba_calls import *\n{checks}")
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("touch", ["memory.shut(); last.tobytes()", "ctypes.string_at(end, 1)"])
-def test_who_touches_what_lies_beyond_guarded_memory_or_is_shut_ends(touch: str) -> None:
+def test_who_touches_what_lies_beyond_guarded_memory_or_is_shut_ends(touch):
     program = f"""
 from support.kernels.numba_calls import *
 memory = GuardedMemory(1)
@@ -180,7 +173,7 @@ print("inside", flush=True)
     assert (done.stdout, done.returncode) == ("inside\n", -signal.SIGSEGV)
 
 
-def test_the_last_block_of_a_plane_reads_no_other_plane() -> None:
+def test_the_last_block_of_a_plane_reads_no_other_plane():
     """Before, it read as far before its buffers as the plane is long: an address of nobody's."""
     program = """
 import numpy as np
@@ -213,7 +206,7 @@ print(*(feature.strip("+") for feature in FEATURES))
 """
 
 
-def _has(features: str) -> bool:
+def _has(features):
     if platform.machine() != "x86_64":
         return not features
     flags = re.findall(r"^flags.*", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[0]
@@ -231,9 +224,7 @@ def _has(features: str) -> bool:
         ),
     ],
 )
-def test_code_for_other_processors_has_the_bits_of_numpy(
-    processor: str, told: str, present: str, missing: str
-) -> None:
+def test_code_for_other_processors_has_the_bits_of_numpy(processor, told, present, missing):
     """Lesser ones that numba can be told to compile for, by features that they have and not."""
     if not _has(present):
         pytest.skip(f"this processor lacks one of {present}")
@@ -245,7 +236,7 @@ def test_code_for_other_processors_has_the_bits_of_numpy(
 
 
 @pytest.mark.slow
-def test_no_compiled_function_multiplies_and_adds_with_one_rounding() -> None:
+def test_no_compiled_function_multiplies_and_adds_with_one_rounding():
     compiled(1)
     found = assembly.of_kernels()
     assert "gradwire_server.backends.numba_cpu.blocks.run" in found
@@ -254,7 +245,7 @@ def test_no_compiled_function_multiplies_and_adds_with_one_rounding() -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="these are instructions of x86-64")
-def test_streamed_lines_are_written_past_the_caches_and_fenced() -> None:
+def test_streamed_lines_are_written_past_the_caches_and_fenced():
     compiled(1)
     found = assembly.of_kernels()
     package = "gradwire_server.backends.numba_cpu"
@@ -263,11 +254,11 @@ def test_streamed_lines_are_written_past_the_caches_and_fenced() -> None:
 
 
 @pytest.mark.skipif(not _has("fma"), reason="this processor has no fused multiply-add")
-def test_a_fused_multiply_add_would_be_found() -> None:
-    numba: Any = import_module("numba")
+def test_a_fused_multiply_add_would_be_found():
+    numba = import_module("numba")
     arguments = (numba.float64, numba.float64, numba.float64)
 
-    def one_rounding(a: float, b: float, c: float) -> float:
+    def one_rounding(a, b, c):
         return a * b + c
 
     separate = numba.njit(arguments)(one_rounding)

@@ -1,12 +1,9 @@
 """Threads share the work of the compiled backend, and the backend; when its helpers end."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
@@ -32,16 +29,14 @@ pytestmark = needs_numba
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _small_shares() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
+def _small_shares():  # pyright: ignore[reportUnusedFunction]
     with numba_calls.small_shares():
         yield
 
 
 @examples(300)
 @given(data=st.data(), plan=kernel_plans.plans(), dtype=st.sampled_from(oracles.STORAGE_TYPES))
-def test_any_plan_has_the_bits_of_numpy_on_any_number_of_threads(
-    data: st.DataObject, plan: Plan, dtype: np.dtype[np.generic]
-) -> None:
+def test_any_plan_has_the_bits_of_numpy_on_any_number_of_threads(data, plan, dtype):
     arriving, leaving = (
         data.draw(st.sampled_from([dtype, compute_dtype(dtype)]), label=label)
         for label in ("arriving", "leaving")
@@ -51,20 +46,20 @@ def test_any_plan_has_the_bits_of_numpy_on_any_number_of_threads(
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_some_listed_cases_have_the_bits_of_numpy_on_several_threads(threads: int) -> None:
+def test_some_listed_cases_have_the_bits_of_numpy_on_several_threads(threads):
     for case in cases()[::5]:
         numba_calls.check_case(compiled(threads), case)
 
 
 @pytest.mark.parametrize("threads", [2, 4])
-def test_calls_on_many_threads_at_once_do_not_disturb_each_other(threads: int) -> None:
+def test_calls_on_many_threads_at_once_do_not_disturb_each_other(threads):
     backend, _ = backends.choose("numba_cpu", threads=threads)
     half = np.dtype(np.float16)
     some = [(case.plan, numbers(case, half, special=True)) for case in cases()[::7]]
     expected = [applied(NumpyCpu(), plan, x, half) for plan, x in some]
-    places: list[int] = np.random.default_rng(7).integers(0, len(some), 4 * len(some)).tolist()
+    places = np.random.default_rng(7).integers(0, len(some), 4 * len(some)).tolist()
 
-    def check_one(at: int) -> None:
+    def check_one(at):
         oracles.same_bits(applied(backend, *some[at], half), expected[at])
 
     with ThreadPoolExecutor(8) as pool:
@@ -73,13 +68,13 @@ def test_calls_on_many_threads_at_once_do_not_disturb_each_other(threads: int) -
     assert ctypes.c_int64.from_address(vars(backend)["_team"].address).value == threads
 
 
-def test_threads_that_begin_with_the_same_plan_at_once_do_not_disturb_each_other() -> None:
+def test_threads_that_begin_with_the_same_plan_at_once_do_not_disturb_each_other():
     backend, _ = backends.choose("numba_cpu", threads=1)
     x = np.random.default_rng(8).standard_normal((3, 2000)).astype(np.float32)
     start, bands = threading.Barrier(6), maps.cubic(2000, 2667)
     expected = applied(NumpyCpu(), Plan.build([None, bands], x.shape), x, np.float32)
 
-    def prepare_and_apply(plan: Plan) -> None:
+    def prepare_and_apply(plan):
         start.wait()
         for _ in range(3):
             oracles.same_bits(applied(backend, plan, x, np.float32), expected)
@@ -148,7 +143,7 @@ print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children
 )
 
 
-def test_a_process_forked_off_amid_calls_computes_with_threads_of_its_own() -> None:
+def test_a_process_forked_off_amid_calls_computes_with_threads_of_its_own():
     done = run_program(FORK)
     assert (done.returncode, done.stdout) == (0, "0 0 0 0 0\n"), done.stderr
 
@@ -181,17 +176,17 @@ for number in range(300):
 
 
 @pytest.mark.slow
-def test_no_helper_touches_what_belongs_to_a_call_that_has_returned() -> None:
+def test_no_helper_touches_what_belongs_to_a_call_that_has_returned():
     done = run_program(LATE)
     assert done.returncode == 0, done.stderr
 
 
-def _helpers() -> set[threading.Thread]:
+def _helpers():
     return {one for one in threading.enumerate() if one.name.startswith("gradwire-kernel")}
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_helpers_are_one_less_than_threads_and_end_with_their_backend(threads: int) -> None:
+def test_helpers_are_one_less_than_threads_and_end_with_their_backend(threads):
     plan = Plan.build([None, maps.linear(256, 512)], (512, 256))
     gc.collect()
     files = Path("/proc/self/fd")
@@ -228,12 +223,12 @@ time.sleep(float(sys.argv[1]))
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.05])
-def test_helpers_end_before_the_process_whether_they_sleep_or_not(pause_s: float) -> None:
+def test_helpers_end_before_the_process_whether_they_sleep_or_not(pause_s):
     done = run_program(EXIT, pause_s)
     assert (done.returncode, done.stdout) == (0, "MainThread\n"), done.stderr
 
 
-def test_without_more_threads_a_call_computes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_more_threads_a_call_computes_alone(monkeypatch):
     refused = Mock(side_effect=RuntimeError("can't start new thread"))
     monkeypatch.setattr(threading.Thread, "start", refused)
     backend, _ = backends.choose("numba_cpu", threads=3)

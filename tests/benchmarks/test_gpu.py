@@ -1,12 +1,9 @@
 """The GPU benchmark in its quick form, on a simulated device."""
 
-from __future__ import annotations
-
 import json
 import math
 from importlib import import_module
 from operator import attrgetter
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +17,7 @@ from support.kernels.cuda_backends import needs_cuda_packages, needs_simulator
 @pytest.mark.slow
 @needs_simulator
 @pytest.mark.parametrize("name", ["linear 2-D x2", "cubic 2-D x2", "nearest 3-D x2"])
-def test_all_of_it_runs_on_a_simulated_device(name: str, tmp_path: Path) -> None:
+def test_all_of_it_runs_on_a_simulated_device(name, tmp_path):
     machine = SimulatedMachine()
     run = Run(machine, machine.stream(), GpuPace(rounds=2, warm=1), seconds=300, case=name)
     records = list(run.kernels())
@@ -46,7 +43,7 @@ CUPY = """
 
 
 @needs_cuda_packages
-def test_cupy_has_everything_that_is_called_on_a_device() -> None:
+def test_cupy_has_everything_that_is_called_on_a_device():
     cupy = import_module("cupy")
     for path in CUPY.split():
         assert attrgetter(path)(cupy) is not None, path

@@ -1,7 +1,5 @@
 """Benchmarks by their names, the judgement of `compare`, and `overload` in its quick form."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -12,19 +10,19 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import NAMES
-from benchmarks.compare.judgement import Better, judge
+from benchmarks.compare.judgement import judge
 
 ROOT = Path(__file__).parents[2]
 
 
-def _run(*words: str) -> subprocess.CompletedProcess[str]:
+def _run(*words):
     command = [sys.executable, "-m", "benchmarks", *words]
     return subprocess.run(  # noqa: S603 - our own program
         command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
     )
 
 
-def test_every_listed_name_and_every_command_of_a_page_exists() -> None:
+def test_every_listed_name_and_every_command_of_a_page_exists():
     listed = _run().stdout
     for name, (module, _) in NAMES.items():
         assert f"  {name} " in listed
@@ -47,14 +45,12 @@ def test_every_listed_name_and_every_command_of_a_page_exists() -> None:
     ],
     ids=str,
 )
-def test_a_row_is_worse_by_a_tenth_in_nine_of_ten_pairs(
-    better: Better, ours: list[float], *, worse: bool
-) -> None:
+def test_a_row_is_worse_by_a_tenth_in_nine_of_ten_pairs(better, ours, worse):
     assert judge(ours, [1.0] * 10, better=better).worse is worse
 
 
 @pytest.mark.slow
-def test_overload_of_a_server_that_refuses_all_reckons_nothing(tmp_path: Path) -> None:
+def test_overload_of_a_server_that_refuses_all_reckons_nothing(tmp_path):
     found = tmp_path / "found.json"
     words = "overload --kinds ms,streams --seconds 0.3 --settle 0 --json"
     flags = "--backend numpy_cpu --no-warm-up --max-work 1"

@@ -1,12 +1,9 @@
 """What docs/bridges.md shows runs, and the example that trains does what its text says."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "unet.py"
 
 
-def test_two_runs_of_the_example_have_the_same_bits() -> None:
+def test_two_runs_of_the_example_have_the_same_bits():
     pytest.importorskip("torch", reason="bridges to PyTorch where it is installed")
     with serving() as server:
         run = subprocess.run(  # noqa: S603
@@ -32,12 +29,12 @@ def test_two_runs_of_the_example_have_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
-def test_what_the_page_shows_runs(framework: str) -> None:
+def test_what_the_page_shows_runs(framework):
     pytest.importorskip(framework, reason=f"bridges to {framework} where it is installed")
     page = (ROOT / "docs" / "bridges.md").read_text()
     found = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (shown,) = (block for block in found if f"gradwire.{framework}\n" in block)
-    names: dict[str, Any] = {}
+    names = {}
     with serving() as server:
         exec(compile(shown.replace("127.0.0.1:50051", server.address), framework, "exec"), names)  # noqa: S102
         names["client"].close()

@@ -1,11 +1,7 @@
 """JAX arrays through a real server: gradients of any order, traced, compiled and batched."""
 
-from __future__ import annotations
-
 import inspect
-from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +9,8 @@ import pytest
 from gradwire import Client, InvalidRequestError, ops
 from support.servers import serving
 
-jax: Any = pytest.importorskip("jax", reason="bridges to JAX where it is installed")
-bridge: Any = pytest.importorskip("gradwire.jax")
+jax = pytest.importorskip("jax", reason="bridges to JAX where it is installed")
+bridge = pytest.importorskip("gradwire.jax")
 jnp = jax.numpy
 pytest.importorskip("jax.test_util")
 
@@ -32,18 +28,18 @@ GRADIENTS = [
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+def client():
     with serving() as server, Client(server.address) as client:
         yield client
 
 
 @pytest.fixture
-def x() -> Any:
+def x():
     return jnp.asarray(np.random.default_rng(1).standard_normal(SHAPE, np.float32))
 
 
-def test_first_and_second_gradients_are_evaluated(client: Client, x: Any) -> None:
-    def square(x: Any) -> Any:
+def test_first_and_second_gradients_are_evaluated(client, x):
+    def square(x):
         return (bridge.evaluate(BILINEAR, x, RESULT, client=client) ** 2).sum() / 2
 
     there = client.evaluate(BILINEAR, x)
@@ -58,15 +54,15 @@ def test_first_and_second_gradients_are_evaluated(client: Client, x: Any) -> Non
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
-def test_any_type_gives_the_bits_of_evaluate(client: Client, x: Any, name: str) -> None:
+def test_any_type_gives_the_bits_of_evaluate(client, x, name):
     given = x.astype(name)
     result = bridge.evaluate(BILINEAR, given, RESULT, client=client)
     assert result.dtype == given.dtype
     assert np.asarray(result).tobytes() == client.evaluate(BILINEAR, given).tobytes()
 
 
-def test_a_compiled_batch_has_the_bits_of_each_by_itself(client: Client, x: Any) -> None:
-    def square(x: Any) -> Any:
+def test_a_compiled_batch_has_the_bits_of_each_by_itself(client, x):
+    def square(x):
         return (bridge.evaluate(BILINEAR, x, RESULT, client=client) ** 2).sum()
 
     gradient = jax.grad(square)
@@ -77,8 +73,8 @@ def test_a_compiled_batch_has_the_bits_of_each_by_itself(client: Client, x: Any)
     assert np.array_equal(results.reshape(6, *SHAPE), np.stack(each))
 
 
-def test_what_fails_raises_its_error_or_is_named_in_that_of_jax(client: Client, x: Any) -> None:
-    def evaluated(x: Any, shape: tuple[int, ...] = (7, 2)) -> Any:
+def test_what_fails_raises_its_error_or_is_named_in_that_of_jax(client, x):
+    def evaluated(x, shape=(7, 2)):
         return bridge.evaluate(BILINEAR, x, shape, client=client)
 
     # Shapes are wrong as soon as a function is traced.
@@ -97,11 +93,7 @@ def test_what_fails_raises_its_error_or_is_named_in_that_of_jax(client: Client, 
 
 @pytest.mark.parametrize("antialias", [True, False])
 @pytest.mark.parametrize("method", ["nearest", "linear", "cubic", "lanczos3", "lanczos5"])
-def test_resize_has_the_values_and_gradients_of_jax(
-    client: Client,
-    method: str,
-    antialias: bool,  # noqa: FBT001
-) -> None:
+def test_resize_has_the_values_and_gradients_of_jax(client, method, antialias):
     noise = np.random.default_rng(2)
     for source, shape in (((2, 9, 7), (2, 5, 16)), ((30,), (13,)), ((3, 4), (3, 4))):
         image, weights = (
@@ -119,16 +111,16 @@ def test_resize_has_the_values_and_gradients_of_jax(
         np.testing.assert_allclose(mine, jaxs, rtol=0, atol=far or 1e-6)
 
 
-def test_derivatives_of_resize_are_those_of_a_linear_function(client: Client) -> None:
-    def curved(image: Any) -> Any:
+def test_derivatives_of_resize_are_those_of_a_linear_function(client):
+    def curved(image):
         return bridge.resize(image, (7, 3), "cubic", client=client) ** 3
 
     image = jnp.asarray(np.random.default_rng(3).uniform(-1, 1, (4, 5)), np.float32)
     jax.test_util.check_grads(curved, (image,), order=2, modes=["rev"], eps=0.01, rtol=0.02)
 
 
-def test_resize_is_batched(client: Client) -> None:
-    def resized(image: Any) -> Any:
+def test_resize_is_batched(client):
+    def resized(image):
         return bridge.resize(image, (2, 7), "lanczos3", client=client)
 
     batch = jnp.asarray(np.random.default_rng(4).standard_normal((5, 3, 4), np.float32))
@@ -137,7 +129,7 @@ def test_resize_is_batched(client: Client) -> None:
     assert np.array_equal(jax.jit(jax.vmap(resized, in_axes=2))(batch.transpose(1, 2, 0)), expected)
 
 
-def test_resize_takes_what_jax_takes(client: Client) -> None:
+def test_resize_takes_what_jax_takes(client):
     image = jnp.arange(12).reshape(3, 4)
     names = list(inspect.signature(jax.image.resize).parameters)
     assert list(inspect.signature(bridge.resize).parameters)[: len(names)] == names
@@ -162,7 +154,7 @@ def test_resize_takes_what_jax_takes(client: Client) -> None:
         (((6, 4), "nearest"), r"image: is int32; nearest keeps the type"),
     ],
 )
-def test_a_wrong_argument_of_resize_is_named_at_once(given: tuple[Any, ...], told: str) -> None:
+def test_a_wrong_argument_of_resize_is_named_at_once(given, told):
     image = jnp.ones((3, 4), jnp.int32)
     for function in (bridge.resize, jax.jit(bridge.resize, static_argnums=(1, 2, 3))):
         with pytest.raises(InvalidRequestError, match=told):
@@ -170,11 +162,11 @@ def test_a_wrong_argument_of_resize_is_named_at_once(given: tuple[Any, ...], tol
 
 
 @pytest.mark.parametrize("operator", GRADIENTS, ids=lambda operator: operator.name)
-def test_gradients_by_themselves_have_gradients(client: Client, operator: Any) -> None:
+def test_gradients_by_themselves_have_gradients(client, operator):
     shape, result = (1, 4, 6, 1), (1, 2, 3, 1)
     weights = jnp.asarray(np.random.default_rng(5).standard_normal(result, np.float32))
 
-    def loss(g: Any) -> Any:
+    def loss(g):
         return (bridge.evaluate(operator, g, result, client=client) * weights).sum()
 
     (gradient,) = jax.jit(jax.vjp(loss, jnp.zeros(shape))[1])(1.0)

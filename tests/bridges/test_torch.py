@@ -1,10 +1,6 @@
 """PyTorch tensors through a real server: gradients of any order, compiled or not, to the bit."""
 
-from __future__ import annotations
-
 import gc
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +8,10 @@ import pytest
 from gradwire import Client, InvalidRequestError, ops, tensors
 from support.servers import serving
 
-torch: Any = pytest.importorskip("torch", reason="bridges to PyTorch where it is installed")
-bridge: Any = pytest.importorskip("gradwire.torch")
+torch = pytest.importorskip("torch", reason="bridges to PyTorch where it is installed")
+bridge = pytest.importorskip("gradwire.torch")
 
-CASES: dict[str, dict[str, Any]] = {
+CASES = {
     "nearest": {"scale_factor": 2},
     "nearest-exact, one scale for both axes": {"scale_factor": 2.3, "mode": "nearest-exact"},
     "bilinear": {"size": (5, 3), "mode": "bilinear"},
@@ -47,22 +43,20 @@ GRADIENTS = [
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+def client():
     with serving() as server, Client(server.address) as client:
         yield client
 
 
 @pytest.fixture
-def x() -> Any:
+def x():
     return torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True)
 
 
 @pytest.mark.parametrize("forward", FORWARDS)
 @pytest.mark.parametrize("arguments", CASES.values(), ids=CASES)
-def test_first_and_second_gradients_are_those_of_the_function(
-    client: Client, x: Any, arguments: dict[str, Any], forward: str
-) -> None:
-    def resample(x: Any) -> Any:
+def test_first_and_second_gradients_are_those_of_the_function(client, x, arguments, forward):
+    def resample(x):
         return bridge.interpolate(x, **arguments, forward=forward, client=client)
 
     torch.testing.assert_close(
@@ -80,12 +74,10 @@ def test_first_and_second_gradients_are_those_of_the_function(
 
 
 @pytest.mark.parametrize("forward", FORWARDS)
-def test_a_compiled_function_has_the_bits_of_one_that_is_not(
-    client: Client, x: Any, forward: str
-) -> None:
+def test_a_compiled_function_has_the_bits_of_one_that_is_not(client, x, forward):
     linear = ops.DmlResample(interpolation_mode="linear")
 
-    def loss(x: Any) -> Any:
+    def loss(x):
         doubled = bridge.interpolate(
             x * 2, scale_factor=2, mode="bilinear", forward=forward, client=client
         )
@@ -99,7 +91,7 @@ def test_a_compiled_function_has_the_bits_of_one_that_is_not(
     assert torch.equal(gradient, torch.autograd.grad(loss(x), x, given)[0])
 
 
-def test_pytorch_finds_nothing_wrong_with_the_operation(client: Client, x: Any) -> None:
+def test_pytorch_finds_nothing_wrong_with_the_operation(client, x):
     linear = ops.Interpolate(mode="linear", data_format="NCX", sizes=(3, 9))
     texts = bridge.as_text(linear), bridge.as_text(ops.adjoint(linear))
     arguments = (x, *texts, [1, 2, 3, 9], bridge.CLIENTS.number(client, Client))
@@ -107,7 +99,7 @@ def test_pytorch_finds_nothing_wrong_with_the_operation(client: Client, x: Any) 
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_any_type_and_layout_gives_the_bits_of_evaluate(client: Client, dtype: str) -> None:
+def test_any_type_and_layout_gives_the_bits_of_evaluate(client, dtype):
     operator = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
     whole = torch.randn(2, 9, 3, 8).to(getattr(torch, dtype))
     for given in (whole, whole.permute(0, 2, 3, 1), whole[:, ::2], whole[:1].expand(3, 9, 3, 8)):
@@ -126,10 +118,10 @@ def test_any_type_and_layout_gives_the_bits_of_evaluate(client: Client, dtype: s
         assert torch.equal(bridge.interpolate(whole.float(), **sizes, client=client), own)
 
 
-def test_the_gradient_may_be_the_one_of_pytorch_itself(client: Client) -> None:
+def test_the_gradient_may_be_the_one_of_pytorch_itself(client):
     """Where PyTorch's backward is no adjoint of its forward: docs/dialects/torch.md."""
     x = torch.randn(1, 1, 9, dtype=torch.float64, requires_grad=True)
-    arguments: dict[str, Any] = {"scale_factor": 1.7, "mode": "nearest-exact"}
+    arguments = {"scale_factor": 1.7, "mode": "nearest-exact"}
     results = {
         follow: bridge.interpolate(x, **arguments, follow=follow, client=client)
         for follow in ("backward_op", "forward_adjoint")
@@ -140,7 +132,7 @@ def test_the_gradient_may_be_the_one_of_pytorch_itself(client: Client) -> None:
     assert torch.equal(own, theirs)
 
 
-def test_a_client_that_is_gone_is_named_as_the_cause(x: Any) -> None:
+def test_a_client_that_is_gone_is_named_as_the_cause(x):
     with serving() as server:
         client = Client(server.address)
         result = bridge.interpolate(x, scale_factor=2, client=client)
@@ -151,8 +143,8 @@ def test_a_client_that_is_gone_is_named_as_the_cause(x: Any) -> None:
             result.sum().backward()
 
 
-def test_the_second_gradient_is_without_the_constant_that_a_forward_adds(client: Client) -> None:
-    def resample(x: Any, value: float = 7.0, *roi: float) -> Any:
+def test_the_second_gradient_is_without_the_constant_that_a_forward_adds(client):
+    def resample(x, value=7.0, *roi):
         outside = ops.OnnxResize(
             mode="linear",
             coordinate_transformation_mode="tf_crop_and_resize",
@@ -173,8 +165,8 @@ def test_the_second_gradient_is_without_the_constant_that_a_forward_adds(client:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-def test_forward_mode_is_refused(client: Client, x: Any) -> None:
-    def resample(x: Any) -> Any:
+def test_forward_mode_is_refused(client, x):
+    def resample(x):
         return bridge.interpolate(x, scale_factor=2, client=client)
 
     with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
@@ -182,12 +174,12 @@ def test_forward_mode_is_refused(client: Client, x: Any) -> None:
 
 
 @pytest.mark.parametrize("operator", GRADIENTS, ids=repr)
-def test_gradients_by_themselves_have_gradients_of_any_order(client: Client, operator: Any) -> None:
+def test_gradients_by_themselves_have_gradients_of_any_order(client, operator):
     # TensorFlow's are NHWC.
     channels_last = isinstance(operator, ops.TfResizeGrad)
     shape, result = ((1, 4, 6, 2), (1, 2, 3, 2)) if channels_last else ((1, 2, 4, 6), (1, 2, 2, 3))
 
-    def gradient(g: Any) -> Any:
+    def gradient(g):
         return bridge.evaluate(operator, g, result, client=client)
 
     g = torch.randn(shape, dtype=torch.float64, requires_grad=True)
@@ -209,8 +201,6 @@ def test_gradients_by_themselves_have_gradients_of_any_order(client: Client, ope
         ({"size": (4, 4, 4)}, r"output_shape: has 5 axes, array\.shape has 4"),
     ],
 )
-def test_what_cannot_be_is_told_in_the_words_of_the_sdk(
-    client: Client, x: Any, asked: dict[str, Any], told: str
-) -> None:
+def test_what_cannot_be_is_told_in_the_words_of_the_sdk(client, x, asked, told):
     with pytest.raises(InvalidRequestError, match=told):
         bridge.interpolate(**{"input": x, **asked}, client=client)

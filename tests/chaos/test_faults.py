@@ -1,7 +1,5 @@
 """Connections, disks, memory, clocks and processes fail: no call is lost, and no bit is wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -10,9 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,7 +26,7 @@ from support.servers import commanded, serving, wait_idle
 MIB = 1 << 20
 
 
-def test_a_log_that_nobody_reads_any_more_costs_nothing_else() -> None:
+def test_a_log_that_nobody_reads_any_more_costs_nothing_else():
     reading, writing = os.pipe()
     with commanded("--access-log", log=Path(f"/dev/fd/{writing}")) as (command, client):
         os.close(writing)
@@ -40,7 +36,7 @@ def test_a_log_that_nobody_reads_any_more_costs_nothing_else() -> None:
         command.stop()
 
 
-def test_a_disk_that_has_room_again_is_told_how_many_lines_it_lacks(tmp_path: Path) -> None:
+def test_a_disk_that_has_room_again_is_told_how_many_lines_it_lacks(tmp_path):
     log = tmp_path / "log"
     with commanded("--access-log", log=log) as (command, client):
         client.check_alive()
@@ -57,7 +53,7 @@ def test_a_disk_that_has_room_again_is_told_how_many_lines_it_lacks(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_calls_that_find_no_memory_end_and_the_server_goes_on(tmp_path: Path) -> None:
+def test_calls_that_find_no_memory_end_and_the_server_goes_on(tmp_path):
     request = identity_request(512 * 1024, data=bytes(2 * MIB))
     with commanded(log=tmp_path / "log", env=EAGER) as (command, client):
         assert client.evaluate(request).refusal is None
@@ -79,7 +75,7 @@ def test_calls_that_find_no_memory_end_and_the_server_goes_on(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_worker_without_memory_brings_no_wrong_bits_and_loses_no_call(tmp_path: Path) -> None:
+def test_a_worker_without_memory_brings_no_wrong_bits_and_loses_no_call(tmp_path):
     with running_command("--workers", "2", log=tmp_path / "log") as command:
         with Callers(command.address, "unary", "stream", "copy", retry=PATIENT) as callers:
             callers.wait_for_more()
@@ -97,7 +93,7 @@ def test_a_worker_without_memory_brings_no_wrong_bits_and_loses_no_call(tmp_path
             assert all(text.startswith("OutOfMemoryError: ") for text in tally.lost), tally.lost
 
 
-def test_no_call_is_lost_while_every_connection_is_cut() -> None:
+def test_no_call_is_lost_while_every_connection_is_cut():
     down, up = drawn_cuts(0)
     with (
         serving(backend=NumpyCpu()) as server,
@@ -112,7 +108,7 @@ def test_no_call_is_lost_while_every_connection_is_cut() -> None:
 
 
 @pytest.mark.parametrize("call", ["Evaluate", "EvaluateStream", "EvaluateMany"])
-def test_a_call_ends_at_both_ends_where_the_line_between_is_dead(call: str) -> None:
+def test_a_call_ends_at_both_ends_where_the_line_between_is_dead(call):
     with (
         serving(backend=NumpyCpu(), stall_timeout_s=0.5) as server,
         relaying(server.address) as relay,
@@ -128,7 +124,7 @@ def test_a_call_ends_at_both_ends_where_the_line_between_is_dead(call: str) -> N
 TESTS = Path(__file__).parents[1]
 
 
-def play(*words: str, before: Sequence[str] = ()) -> Any:
+def play(*words, before=()):
     """Run a program of this folder; return what it prints as JSON."""
     paths = os.pathsep.join([str(TESTS), *filter(None, sys.path)])
     done = subprocess.run(  # noqa: S603 - our own program
@@ -145,7 +141,7 @@ def play(*words: str, before: Sequence[str] = ()) -> Any:
 
 @pytest.mark.skipif(not may_link(), reason="no networks of one's own may be made here")
 @pytest.mark.slow
-def test_no_call_is_lost_over_a_line_that_loses_packets_and_those_to_one_that_is_gone_end() -> None:
+def test_no_call_is_lost_over_a_line_that_loses_packets_and_those_to_one_that_is_gone_end():
     seen = play("chaos.link", before=("unshare", "-rn"))
     assert min(seen["calls"], seen["packets_lost"]) > 0
     assert (seen["wrong"], seen["lost"]) == (0, [])
@@ -155,7 +151,7 @@ def test_no_call_is_lost_over_a_line_that_loses_packets_and_those_to_one_that_is
 
 
 @pytest.mark.slow
-def test_a_stopped_worker_is_replaced_and_none_after_a_stop_of_the_parent(tmp_path: Path) -> None:
+def test_a_stopped_worker_is_replaced_and_none_after_a_stop_of_the_parent(tmp_path):
     stall_s = 2.0
     flags = ("--workers", "2", "--compute-threads", "1", "--stall-timeout-s", str(stall_s))
     with running_command(*flags, log=tmp_path / "log") as command:
@@ -179,7 +175,7 @@ def test_a_stopped_worker_is_replaced_and_none_after_a_stop_of_the_parent(tmp_pa
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_a_clock_that_is_set_costs_no_call(tmp_path: Path) -> None:
+def test_a_clock_that_is_set_costs_no_call(tmp_path):
     day_s, offset, clock = 86_400, tmp_path / "offset", str(tmp_path / "clock.so")
     source = str(Path(__file__).with_name("clock.c"))
     command = ["/usr/bin/env", "cc", "-O1", "-shared", "-fPIC", "-o", clock, source]
@@ -203,7 +199,7 @@ def test_a_clock_that_is_set_costs_no_call(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "calls", [60, pytest.param(600, marks=[pytest.mark.slow, pytest.mark.heavy])]
 )
-def test_no_damaged_result_is_taken(calls: int) -> None:
+def test_no_damaged_result_is_taken(calls):
     counts = run(calls)
     assert counts.keys() <= {"right", "failed", "damaged"}, counts
     assert min(counts["right"], counts["damaged"]) > 0
@@ -214,7 +210,7 @@ def test_no_damaged_result_is_taken(calls: int) -> None:
     ("clients", "servers"),
     [(30, 2), pytest.param(1000, 50, marks=[pytest.mark.slow, pytest.mark.heavy])],
 )
-def test_the_killed_leave_nothing(clients: int, servers: int) -> None:
+def test_the_killed_leave_nothing(clients, servers):
     # A process of its own: clients are forked.
     found = play("chaos.shared_memory", str(clients), str(servers))
     assert found == {"clients": clients, "killed": clients, "servers": servers, "left": {}}

@@ -1,14 +1,11 @@
 """Whatever a caller floods a server with, its memory is bounded and the others are served."""
 
-from __future__ import annotations
-
 import random
 import re
 import struct
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,7 +13,7 @@ import pytest
 
 from support import raw_frames as raw
 from support.load import repeated
-from support.processes import EAGER, Command, memory_kib, running_command
+from support.processes import EAGER, memory_kib, running_command
 from support.raw_calls import (
     PUBLISHED_RESULT,
     RawClient,
@@ -38,7 +35,7 @@ MOST_MIB = 160
 OTHERS = 10
 
 
-def rapid_resets(address: str) -> None:
+def rapid_resets(address):
     """Start calls and take them back at once (CVE-2023-44487)."""
     block, cancel = call_headers(), struct.pack(">I", raw.CANCEL)
     with RawConnection(address) as connection:
@@ -53,7 +50,7 @@ def rapid_resets(address: str) -> None:
         connection.drain(0.2)
 
 
-def many_headers(address: str) -> None:
+def many_headers(address):
     """Send a megabyte of headers with one call."""
     block = call_headers(*((b"x-%d" % number, bytes(100)) for number in range(9000)))
     pieces = [block[at : at + (1 << 14)] for at in range(0, len(block), 1 << 14)]
@@ -63,7 +60,7 @@ def many_headers(address: str) -> None:
         connection.drain(0.2)
 
 
-def endless_headers(address: str) -> None:
+def endless_headers(address):
     """Send headers that do not end, large ones and empty ones (CVE-2024-27316)."""
     begun = frame(raw.HEADERS, 0, 1, call_headers())
     large = frame(raw.CONTINUATION, 0, 1, raw.literal(b"x", bytes(16_000)))
@@ -71,19 +68,19 @@ def endless_headers(address: str) -> None:
     flood(address, begun, frame(raw.CONTINUATION, 0, 1) * 1000, times=200)
 
 
-def questions(address: str) -> None:
+def questions(address):
     """Ask for signs of life and change settings, and read no answer (CVE-2019-9512, 9515)."""
     for part in (frame(raw.PING, 0, 0, bytes(8)), settings(s4=65_535)):
         flood(address, b"", part * 1000, times=20, patience_s=0.5)
 
 
-def empty_data(address: str) -> None:
+def empty_data(address):
     """Send frames of data that hold none (CVE-2019-9518)."""
     begun = frame(raw.HEADERS, raw.END_HEADERS, 1, call_headers())
     flood(address, begun, frame(raw.DATA, 0, 1) * 1000, times=100)
 
 
-def flood(address: str, begun: bytes, part: bytes, *, times: int, patience_s: float = 30) -> None:
+def flood(address, begun, part, *, times, patience_s=30):
     """Send a part again and again, as long as it is taken."""
     with RawConnection(address) as connection:
         connection.socket.settimeout(patience_s)
@@ -93,7 +90,7 @@ def flood(address: str, begun: bytes, part: bytes, *, times: int, patience_s: fl
                 break
 
 
-def dropped_connections(address: str) -> None:
+def dropped_connections(address):
     """Open 10 000 connections, a thousand at once, greet with every second, and drop them."""
     for _ in range(10):
         with ExitStack() as held:
@@ -101,7 +98,7 @@ def dropped_connections(address: str) -> None:
                 held.enter_context(RawConnection(address, greet=bool(number % 2)))
 
 
-def half_greetings(address: str) -> None:
+def half_greetings(address):
     """Hold connections that have not said all it takes to begin."""
     with ExitStack() as held:
         for number in range(500):
@@ -112,7 +109,7 @@ def half_greetings(address: str) -> None:
                 connection.send(frame(raw.HEADERS, 0, 1, call_headers()[:20]))
 
 
-def garbage(address: str) -> None:
+def garbage(address):
     """Speak something else: HTTP/1.1, TLS, noise, noise after a greeting, nothing."""
     noise = random.Random(0).randbytes(1 << 16)  # noqa: S311 - nothing secret
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + noise[:500]
@@ -123,7 +120,7 @@ def garbage(address: str) -> None:
             connection.drain(0.05)
 
 
-def bombs(address: str) -> None:
+def bombs(address):
     """Send messages of 60 KiB that are 60 MiB when they are unpacked."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     packed = b"".join(packer.compress(bytes(MIB)) for _ in range(60)) + packer.flush()
@@ -136,18 +133,18 @@ def bombs(address: str) -> None:
             connection.drain(0.1)
 
 
-def slow_reads(address: str) -> None:
+def slow_reads(address):
     """Ask for megabytes, a hundred at once, with no window for any byte of them."""
     reads = (part for stream in range(1, 2 * CALLS, 2) for part in repetition(stream))
     on_four_connections(address, b"".join(reads), window=0)
 
 
-def slow_writes(address: str) -> None:
+def slow_writes(address):
     """Begin requests of megabytes, a hundred at once, and send a part of each."""
     on_four_connections(address, b"".join(unfinished(CALLS)))
 
 
-def on_four_connections(address: str, sent: bytes, *, window: int | None = None) -> None:
+def on_four_connections(address, sent, *, window=None):
     with ExitStack() as held:
         for _ in range(4):
             connection = held.enter_context(RawConnection(address, window=window))
@@ -155,7 +152,7 @@ def on_four_connections(address: str, sent: bytes, *, window: int | None = None)
         connection.drain(0.5)
 
 
-def repetition(stream: int) -> Iterator[bytes]:
+def repetition(stream):
     """Yield the frames of a call that asks for a megabyte with 4 bytes."""
     request = identity_request(MIB // 4, data=bytes(4))
     request.input.CopyFrom(float32(MIB // 4, strides=(0,)))
@@ -163,21 +160,21 @@ def repetition(stream: int) -> Iterator[bytes]:
     yield from data_frames(stream, message(request.SerializeToString()))
 
 
-def unfinished(calls: int, *, method: str = raw.EVALUATE) -> Iterator[bytes]:
+def unfinished(calls, *, method=raw.EVALUATE):
     """Yield the frames of calls whose requests have begun."""
     for stream in range(1, 2 * calls, 2):
         yield frame(raw.HEADERS, raw.END_HEADERS, stream, call_headers(method=method))
         yield frame(raw.DATA, 0, stream, struct.pack(">BI", 0, 4 * MIB) + bytes(500))
 
 
-ATTACKS: list[Callable[[str], None]] = [
+ATTACKS = [
     *(rapid_resets, many_headers, endless_headers, questions, empty_data, dropped_connections),
     *(half_greetings, garbage, bombs, slow_reads, slow_writes),
 ]
 
 
 @pytest.fixture(scope="module")
-def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+def command(tmp_path_factory):
     flags = f"--log-level warning --stall-timeout-s {STALL_S} --max-memory-bytes {BUDGET_MIB << 20}"
     log = tmp_path_factory.mktemp("floods") / "log"
     with running_command(*flags.split(), log=log, env=EAGER) as command:
@@ -187,12 +184,10 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
-def test_floods_take_bounded_memory_and_others_are_served(
-    command: Command, attack: Callable[[str], None]
-) -> None:
+def test_floods_take_bounded_memory_and_others_are_served(command, attack):
     others = RawClient(command.address)
 
-    def ask() -> object:
+    def ask():
         answer = others.evaluate(published_request())
         return None if answer.data == PUBLISHED_RESULT else answer
 
@@ -214,12 +209,12 @@ def test_floods_take_bounded_memory_and_others_are_served(
         client.check_alive()
 
 
-def ends(received: bytes) -> list[int]:
+def ends(received):
     """Return the status of every call that has ended, of frames without header compression."""
     return [int(found) for found in re.findall(rb"grpc-status[\x01\x02](1?\d)", received)]
 
 
-def test_a_request_that_does_not_come_whole_is_ended(command: Command) -> None:
+def test_a_request_that_does_not_come_whole_is_ended(command):
     with ExitStack() as stack:
         connections = [stack.enter_context(RawConnection(command.address)) for _ in range(3)]
         methods = ("Evaluate", "ListOperators", "GetServerInfo")
@@ -232,7 +227,7 @@ def test_a_request_that_does_not_come_whole_is_ended(command: Command) -> None:
             assert received.count(b"the request was not there after 1.5 s") == 1
 
 
-def test_requests_that_are_slow_to_come_hold_a_share_of_the_memory(command: Command) -> None:
+def test_requests_that_are_slow_to_come_hold_a_share_of_the_memory(command):
     with RawConnection(command.address) as slow:
         slow.send(*unfinished(40))
         received = slow.drain(STALL_S + 1.0)
@@ -243,7 +238,7 @@ def test_requests_that_are_slow_to_come_hold_a_share_of_the_memory(command: Comm
     assert b"retry after 0.0 s" not in received
 
 
-def test_requests_that_do_not_come_leave_room_for_those_that_do(command: Command) -> None:
+def test_requests_that_do_not_come_leave_room_for_those_that_do(command):
     with ExitStack() as stack, RawClient(command.address) as client:
         for number in range(1, 7):
             slow = RawConnection(command.address, source=f"127.0.1.{number}")
@@ -253,7 +248,7 @@ def test_requests_that_do_not_come_leave_room_for_those_that_do(command: Command
 
 
 @pytest.mark.slow
-def test_replies_that_are_not_read_hold_a_share_of_the_memory(command: Command) -> None:
+def test_replies_that_are_not_read_hold_a_share_of_the_memory(command):
     with RawConnection(command.address, window=0) as connection:
         for stream in range(1, 180, 2):
             connection.send(*repetition(stream))

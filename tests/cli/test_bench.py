@@ -1,7 +1,5 @@
 """`gradwire bench`: what it prints and writes, and how it ends, also before its time."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,12 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from subprocess import PIPE
-from typing import Any
 
 import pytest
 
@@ -32,7 +28,7 @@ SHORT = ("--duration", "0.5", "--warm-up", "0")
 
 
 @pytest.mark.slow
-def test_it_starts_a_server_and_writes_what_came_of_it(tmp_path: Path) -> None:
+def test_it_starts_a_server_and_writes_what_came_of_it(tmp_path):
     found, page = tmp_path / "found.json", tmp_path / "report.html"
     done = run_here(
         *("bench", "--duration", 1.5, "--warm-up", 0, "--scenario", "medium"),
@@ -49,13 +45,13 @@ def test_it_starts_a_server_and_writes_what_came_of_it(tmp_path: Path) -> None:
         assert f"<h2>{scenario.name}</h2>" in page.read_text()
 
 
-def test_json_is_all_that_it_prints_and_two_files_are_compared(target: str, tmp_path: Path) -> None:
+def test_json_is_all_that_it_prints_and_two_files_are_compared(target, tmp_path):
     found, other = tmp_path / "a.json", tmp_path / "b.json"
     options = ("--target", target, "--scenario", "tiny", *SHORT)
     done = run_here("bench", *options, "--json", "--output", found)
     assert from_json(done.stdout) == from_json(found.read_text())
     assert "Wrote" in done.stderr
-    value: Any = json.loads(found.read_text())
+    value = json.loads(found.read_text())
     value["scenarios"][0]["flows"][0]["calls_per_s"] *= 2
     value["interrupted"] = True
     other.write_text(json.dumps(value))
@@ -67,7 +63,7 @@ def test_json_is_all_that_it_prints_and_two_files_are_compared(target: str, tmp_
     assert note.endswith(", interrupted: its figures are those until then")
 
 
-def test_wrong_bits_are_counted_and_end_it_with_1(target: str, tmp_path: Path) -> None:
+def test_wrong_bits_are_counted_and_end_it_with_1(target, tmp_path):
     problem = PROBLEMS["tiny"]
     with LocalClient("numpy_cpu") as local:
         result = local.evaluate(problem.operator, problem.input(), output_shape=problem.received)
@@ -75,7 +71,7 @@ def test_wrong_bits_are_counted_and_end_it_with_1(target: str, tmp_path: Path) -
     wrong = bytes((right[0] ^ 1,)) + right[1:]
     turns = iter(range(1 << 30))
 
-    def every_third(data: bytes) -> bytes:
+    def every_third(data):
         return data.replace(right, wrong) if right in data and next(turns) % 3 == 0 else data
 
     found = tmp_path / "found.json"
@@ -90,7 +86,7 @@ def test_wrong_bits_are_counted_and_end_it_with_1(target: str, tmp_path: Path) -
     assert flow.sent == flow.ok + flow.wrong
 
 
-def test_every_manner_of_call_shows_the_token(tmp_path: Path) -> None:
+def test_every_manner_of_call_shows_the_token(tmp_path):
     shown, looker = (tmp_path / scope.value for scope in (Scope.EVALUATE, Scope.INSPECT))
     for file in (shown, looker):
         token = add_token(tmp_path / "tokens", name=file.name, scopes=[Scope(file.name)])
@@ -113,9 +109,7 @@ def test_every_manner_of_call_shows_the_token(tmp_path: Path) -> None:
             assert words in done.stderr
 
 
-def test_no_server_and_no_metrics_are_found_before_the_load(
-    target: str, nobody: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_server_and_no_metrics_are_found_before_the_load(target, nobody, monkeypatch):
     monkeypatch.setattr("gradwire.cli.bench.TARGET_PATIENCE_S", 0.7)
     url = f"http://{nobody}/metrics"
     # The server is waited for before its metrics are.
@@ -139,7 +133,7 @@ PATIENCE_S = 120.0
 
 
 @contextmanager
-def bench(*arguments: object) -> Generator[subprocess.Popen[str]]:
+def bench(*arguments):
     """Run `gradwire bench` in a process group of its own, as a terminal has it."""
     command = [sys.executable, "-c", PROGRAM, "bench", *map(str, arguments)]
     with subprocess.Popen(  # noqa: S603 - our own program
@@ -151,9 +145,7 @@ def bench(*arguments: object) -> Generator[subprocess.Popen[str]]:
             process.kill()
 
 
-def end(
-    process: subprocess.Popen[str], number: int, *, when: Callable[[], object], later_s: float
-) -> tuple[str, str]:
+def end(process, number, *, when, later_s):
     """Send a signal to all of its group; return what was printed, once no process is left."""
     wait_until(lambda: when() or process.poll() is not None, patience_s=PATIENCE_S)
     time.sleep(later_s)
@@ -170,9 +162,7 @@ either_signal = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM
 
 @pytest.mark.slow
 @either_signal
-def test_the_user_who_ends_it_gets_what_there_is(
-    number: signal.Signals, target: str, tmp_path: Path
-) -> None:
+def test_the_user_who_ends_it_gets_what_there_is(number, target, tmp_path):
     found, page = tmp_path / "found.json", tmp_path / "report.html"
     with (
         relaying(target) as relay,
@@ -205,9 +195,7 @@ def test_the_user_who_ends_it_gets_what_there_is(
 @pytest.mark.parametrize(
     "children", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))]
 )
-def test_nothing_is_written_and_left_before_a_call_counts(
-    children: int, number: signal.Signals, target: str, tmp_path: Path
-) -> None:
+def test_nothing_is_written_and_left_before_a_call_counts(children, number, target, tmp_path):
     found = tmp_path / "found.json"
     options = () if children == 1 else ("--target", target, "--processes", 4)
     with bench("--scenario", "tiny", "--warm-up", 600, "--output", found, *options) as process:
@@ -219,11 +207,11 @@ def test_nothing_is_written_and_left_before_a_call_counts(
     assert not found.exists()
 
 
-def test_a_server_that_is_gone_ends_it_with_7(target: str, tmp_path: Path) -> None:
+def test_a_server_that_is_gone_ends_it_with_7(target, tmp_path):
     found = tmp_path / "found.json"
     with relaying(target) as relay, ThreadPoolExecutor(1) as pool:
 
-        def go() -> None:
+        def go():
             wait_until(lambda: relay.connections > 1, patience_s=PATIENCE_S)
             time.sleep(0.3)
             relay.close()
@@ -242,7 +230,7 @@ def test_a_server_that_is_gone_ends_it_with_7(target: str, tmp_path: Path) -> No
     assert " ms: UNAVAILABLE " in done.stdout
 
 
-def test_latencies_of_no_call_are_told_as_none(target: str, tmp_path: Path) -> None:
+def test_latencies_of_no_call_are_told_as_none(target, tmp_path):
     page = tmp_path / "report.html"
     done = run_here(
         *("bench", "--target", target, "--scenario", "tiny", "--warm-up", 0),

@@ -1,7 +1,5 @@
 """Examples of README.md and of the pages in docs run as they stand, and tables are complete."""
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -13,7 +11,6 @@ import tomllib
 from contextlib import redirect_stdout
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 import reference_tables
@@ -37,12 +34,12 @@ INSPECTING = "docs/inspecting.md"
 DEFAULT_TARGET = "127.0.0.1:50051"
 
 
-def blocks(document: str, language: str) -> list[str]:
+def blocks(document, language):
     text = (ROOT / document).read_text()
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-def words(text: str) -> str:
+def words(text):
     """Normalize the spaces of printed arrays."""
     return " ".join(text.split()).replace("[ ", "[").replace(" ]", "]")
 
@@ -51,7 +48,7 @@ DOCUMENTS = [page for page in LINKED if page not in ELSEWHERE and blocks(page, "
 
 
 @pytest.mark.parametrize("document", LINKED)
-def test_every_link_into_the_repository_leads_somewhere(document: str) -> None:
+def test_every_link_into_the_repository_leads_somewhere(document):
     text = re.sub(r"(?ms)^```.*?^```$", "", (ROOT / document).read_text())
     for link in re.findall(r"\]\((?!https?://)([^)]+)\)", text):
         path, _, anchor = link.partition("#")
@@ -71,7 +68,7 @@ OPERATORS = {
 
 
 @pytest.mark.parametrize("kind", ops.OPERATORS.values(), ids=lambda kind: kind.name)
-def test_an_operators_page_names_every_attribute_and_value(kind: type[ops.Operator]) -> None:
+def test_an_operators_page_names_every_attribute_and_value(kind):
     document = OPERATORS[kind.name]
     name = Path(document).name
     listed, readme, text = (
@@ -90,8 +87,8 @@ def test_an_operators_page_names_every_attribute_and_value(kind: type[ops.Operat
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_example_prints_what_stands_beside_it(document: str, target: str) -> None:
-    namespace: dict[str, Any] = {}
+def test_every_example_prints_what_stands_beside_it(document, target):
+    namespace = {}
     for block in blocks(document, "python"):
         promised = re.findall(r"print\(.*\)  # (.*)$", block, re.MULTILINE)
         printed = io.StringIO()
@@ -103,7 +100,7 @@ def test_every_example_prints_what_stands_beside_it(document: str, target: str) 
             value.close()
 
 
-def test_the_readme_is_short_and_its_commands_and_extras_are_all_that_exist() -> None:
+def test_the_readme_is_short_and_its_commands_and_extras_are_all_that_exist():
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 120
     assert set(PAGES) < set(DOCUMENTS)
@@ -118,7 +115,7 @@ def test_the_readme_is_short_and_its_commands_and_extras_are_all_that_exist() ->
         assert "gradwire-server &" in block or programs == {"make"}  # other tests run both
 
 
-def test_the_quick_start_runs_line_by_line(tmp_path: Path) -> None:
+def test_the_quick_start_runs_line_by_line(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         free = f"127.0.0.1:{probe.getsockname()[1]}"
     (block,) = (block for block in blocks("README.md", "sh") if "gradwire-server" in block)
@@ -139,9 +136,7 @@ def test_the_quick_start_runs_line_by_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", blocks(INSPECTING, "console"), ids=lambda block: block.split()[2])
-def test_a_command_prints_what_stands_below_it(
-    block: str, tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_prints_what_stands_below_it(block, tmp_path, target, monkeypatch):
     # In place of a server of its own.
     monkeypatch.setenv("GRADWIRE_TARGET", target)
     (kernels,) = blocks(INSPECTING, "python")
@@ -156,7 +151,7 @@ def test_a_command_prints_what_stands_below_it(
     assert done.code == (0 if arguments[0] == "explain" else 9)
 
 
-def test_the_reference_pages_have_every_setting_command_and_reason() -> None:
+def test_the_reference_pages_have_every_setting_command_and_reason():
     table = reference_tables.settings()
     assert [one.name for one in fields(Settings) if f"| `{flag(one.name)}` |" not in table] == []
     text = reference_tables.cli()

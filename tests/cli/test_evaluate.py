@@ -1,20 +1,15 @@
 """`gradwire evaluate` and `gradwire demo`, against real servers."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import resource
-from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from support.command_line import Outcome, run, run_here
+from support.command_line import run, run_here
 from support.servers import serving
 
 PUBLISHED = ("--op", "dml_resample_grad", "--attr", "interpolation_mode=nearest")
@@ -23,18 +18,18 @@ DOUBLE = ("--op", "interpolate", "--attr", "mode=nearest", "--attr", "data_forma
 GRADIENT, RESULT = np.array([[4, 5, 6]], np.float32), np.array([[9, 6], [0, 0]], np.float32)
 
 
-def evaluated(folder: Path, target: str, x: npt.NDArray[Any], *options: str) -> Outcome:
+def evaluated(folder, target, x, *options):
     np.save(folder / "x.npy", x)
     return run_here("evaluate", folder / "x.npy", folder / "y.npy", *options, "--target", target)
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(each.name for each in folder.iterdir())
 
 
 def test_the_published_example_goes_round_also_through_a_server_of_its_own(
-    tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, target, monkeypatch
+):
     asked = (*SCALED, "--output-shape", "2,2", "--json")
     done = evaluated(tmp_path, target, GRADIENT, *asked)
     facts = json.loads(done.stdout)
@@ -56,8 +51,8 @@ def test_the_published_example_goes_round_also_through_a_server_of_its_own(
 
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_several_servers_share_a_tensor_larger_than_a_chunk_in_any_axis_order(
-    tmp_path: Path, target: str, order: Any
-) -> None:
+    tmp_path, target, order
+):
     x = np.random.default_rng(0).standard_normal((3, 5, 100_000)).astype(np.float32, order=order)
     options = (*DOUBLE, "sizes=200000", "--output-shape", "3,5,200000")
     with serving() as other:
@@ -66,9 +61,7 @@ def test_several_servers_share_a_tensor_larger_than_a_chunk_in_any_axis_order(
             np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), x.repeat(2, axis=2))
 
 
-def test_bfloat16_is_read_and_written_by_its_bytes_and_attributes_tell_a_shape(
-    tmp_path: Path, target: str
-) -> None:
+def test_bfloat16_is_read_and_written_by_its_bytes_and_attributes_tell_a_shape(tmp_path, target):
     x = np.arange(6).astype(ml_dtypes.bfloat16).reshape(1, 1, 6)
     for more in (("scales=2",), ("sizes=12",), ("sizes=12", "--output-shape", "1,1,12")):
         assert evaluated(tmp_path, target, x, *DOUBLE, *more, "--dtype", "bfloat16").code == 0
@@ -81,7 +74,7 @@ def test_bfloat16_is_read_and_written_by_its_bytes_and_attributes_tell_a_shape(
     np.testing.assert_array_equal(np.load(path).view(ml_dtypes.bfloat16), x.repeat(2, axis=2))
 
 
-def test_a_failed_call_leaves_the_old_result_and_nothing_else(tmp_path: Path, target: str) -> None:
+def test_a_failed_call_leaves_the_old_result_and_nothing_else(tmp_path, target):
     np.save(tmp_path / "y.npy", RESULT)
     wrong = (*PUBLISHED, "--attr", "scales=1", "--output-shape", "2,2")
     done = evaluated(tmp_path, target, GRADIENT, *wrong)
@@ -91,9 +84,7 @@ def test_a_failed_call_leaves_the_old_result_and_nothing_else(tmp_path: Path, ta
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), RESULT)
 
 
-def test_a_result_without_room_for_it_is_told_with_its_size_and_folder(
-    tmp_path: Path, target: str
-) -> None:
+def test_a_result_without_room_for_it_is_told_with_its_size_and_folder(tmp_path, target):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
@@ -106,9 +97,7 @@ def test_a_result_without_room_for_it_is_told_with_its_size_and_folder(
 
 
 @pytest.mark.parametrize("shape", [(), ("--output-shape", "2,2")])
-def test_a_pipe_is_refused_and_a_link_followed_and_neither_replaced(
-    tmp_path: Path, target: str, shape: tuple[str, ...]
-) -> None:
+def test_a_pipe_is_refused_and_a_link_followed_and_neither_replaced(tmp_path, target, shape):
     result, file = tmp_path / "y.npy", tmp_path / "elsewhere.npy"
     os.mkfifo(result)
     assert evaluated(tmp_path, target, GRADIENT, *SCALED, *shape).code == 2
@@ -123,7 +112,7 @@ def test_a_pipe_is_refused_and_a_link_followed_and_neither_replaced(
 
 
 @pytest.mark.slow
-def test_the_loss_of_the_demo_falls_and_a_picture_is_written(tmp_path: Path, target: str) -> None:
+def test_the_loss_of_the_demo_falls_and_a_picture_is_written(tmp_path, target):
     path = tmp_path / "demo.png"
     done = run_here("demo", "--iterations", 8, "--output", path, "--target", target)
     assert (done.code, done.stderr) == (0, "")

@@ -1,7 +1,5 @@
 """How the commands end, and what they say of wrong requests and in their help."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex
@@ -9,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import fields
 from importlib.metadata import version
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -27,12 +24,12 @@ from support.processes import run_command
 pytestmark = pytest.mark.usefixtures("tables_here")
 
 
-def every_kind(kind: type[errors.GradwireError]) -> list[type[errors.GradwireError]]:
+def every_kind(kind):
     return [kind, *(each for child in kind.__subclasses__() for each in every_kind(child))]
 
 
-def test_every_error_of_the_sdk_has_the_code_that_help_documents() -> None:
-    documented: dict[type[errors.GradwireError], tuple[int, str]] = {
+def test_every_error_of_the_sdk_has_the_code_that_help_documents():
+    documented = {
         errors.InvalidRequestError: (2, "invalid request"),
         errors.UnsupportedOperatorError: (3, "does not know"),
         errors.LimitExceededError: (4, "limit"),
@@ -53,7 +50,7 @@ def test_every_error_of_the_sdk_has_the_code_that_help_documents() -> None:
     assert output.DIFFERENT not in {output.OTHER, output.INVALID, *output.CODES.values()}
 
 
-def test_help_and_version_go_to_stdout() -> None:
+def test_help_and_version_go_to_stdout():
     for arguments in ("", "--help", "-h", *(f"{name} -h" for name in commands.commands)):
         done = run_here(*arguments.split())
         assert (done.code, done.stderr) == (0, "")
@@ -65,7 +62,7 @@ def test_help_and_version_go_to_stdout() -> None:
     assert (told.returncode, told.stdout, told.stderr) == (0, printed, "")
 
 
-def test_a_variable_that_is_no_setting_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_is_no_setting_is_warned_of(monkeypatch):
     assert tuple(f"GRADWIRE_{each.name.upper()}" for each in fields(Settings)) == SERVER_VARIABLES
     for known in ("GRADWIRE_TOKENS", "GRADWIRE_PUBLISH", "GRADWIRE_TOKEN_FILE"):
         monkeypatch.setenv(known, "")
@@ -94,14 +91,12 @@ def test_a_variable_that_is_no_setting_is_warned_of(monkeypatch: pytest.MonkeyPa
         (errors.DeadlineExceededError("no result within timeout_s, 2 s"), "no result within 2 s"),
     ],
 )
-def test_an_error_names_what_the_command_line_has(
-    error: Exception, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_names_what_the_command_line_has(error, words, capsys):
     output.report(error)
     assert words in capsys.readouterr().err
 
 
-def test_the_shell_completes_options_and_a_reader_may_leave() -> None:
+def test_the_shell_completes_options_and_a_reader_may_leave():
     asked = {"COMP_WORDS": "gradwire bench --out", "COMP_CWORD": "2"}
     env = {**os.environ, **asked, "_GRADWIRE_COMPLETE": "bash_complete"}
     assert subprocess.check_output(GRADWIRE, env=env, text=True) == "plain,--output\n"  # noqa: S603
@@ -111,7 +106,7 @@ def test_the_shell_completes_options_and_a_reader_may_leave() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
-def test_a_terminal_sees_the_progress_of_a_transfer(target: str, folder: Path) -> None:
+def test_a_terminal_sees_the_progress_of_a_transfer(target, folder):
     near, far = os.openpty()
     command = [*GRADWIRE, *shlex.split(f"{SHAPED} --attr scales=0.5,1.5"), "--target", target]
     with subprocess.Popen(command, stderr=far, cwd=folder) as program:  # noqa: S603
@@ -142,7 +137,7 @@ WRITTEN = " ... give a file that `gradwire bench --output` has written"
 MODES = "give 'nearest_neighbor' (also 'nearest') or 'linear'"
 
 # Commands, with what they say.
-WRONG: list[tuple[str, str]] = [
+WRONG = [
     (EVALUATE, "--output-shape is missing"),
     (f"{EVALUATE} --output-shape 2,-1", "'2,-1' is not a shape"),
     (f"{EVALUATE} --output-shape 2,99999999999999999999", "larger than files can be"),
@@ -201,10 +196,7 @@ WRONG: list[tuple[str, str]] = [
     ("bench --scenario huge", "huge"),
     ("bench --duration 0", "--duration"),
     (f"bench --json --compare {FILE} {FILE}", "--json and --compare exclude each other"),
-    (
-        "bench --compare bytes.json bytes.json",
-        f"bytes.json: 'utf-8' codec can't decode{WRITTEN}",
-    ),
+    ("bench --compare bytes.json bytes.json", f"bytes.json: 'utf-8' codec can't decode{WRITTEN}"),
     ("bench --compare zeros.json zeros.json", f"zeros.json: it is not valid JSON{WRITTEN}"),
     ("bench --compare deep.json deep.json", f"deep.json: it is not valid JSON{WRITTEN}"),
     ("bench --compare null.json null.json", f"null.json: its format is None{WRITTEN}"),
@@ -233,7 +225,7 @@ FILES = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Return a folder with files of all kinds."""
     folder = tmp_path_factory.mktemp("files")
     for name, content in FILES.items():
@@ -247,8 +239,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("command", "words"), WRONG)
 def test_a_wrong_request_is_one_line_with_code_2_before_any_server_starts(
-    command: str, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    command, words, folder, monkeypatch
+):
     monkeypatch.chdir(folder)
     before = sorted(folder.iterdir())
     done = run_here(*shlex.split(command))
@@ -259,7 +251,7 @@ def test_a_wrong_request_is_one_line_with_code_2_before_any_server_starts(
     assert sorted(path for path in folder.iterdir() if path.name != "__pycache__") == before
 
 
-def test_what_is_not_there_has_one_code_in_all_commands(nobody: str) -> None:
+def test_what_is_not_there_has_one_code_in_all_commands(nobody):
     for command in (
         f"evaluate {FILE} x.npy --op dml-resample-grad",
         "explain --op dml-resample-grad --input-shape 1",

@@ -1,14 +1,10 @@
 """`gradwire explain`, `compare` and `check`: what they say of operators, results and functions."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
@@ -31,9 +27,7 @@ LONG = (
 )
 
 
-def test_limits_are_raised_by_the_variables_that_a_refusal_names(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_limits_are_raised_by_the_variables_that_a_refusal_names(monkeypatch):
     for name, low in {
         "GRADWIRE_MAX_FLOAT32_AXIS": 1999,
         "GRADWIRE_MAX_TABLE_ENTRIES": 3999,
@@ -51,7 +45,7 @@ def test_limits_are_raised_by_the_variables_that_a_refusal_names(
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_tables_are_those_that_evaluations_use_for_every_operator(dtype: type) -> None:
+def test_tables_are_those_that_evaluations_use_for_every_operator(dtype):
     for each in EXAMPLES.values():
         (axes,) = tables([each.operator], np.dtype(dtype), each.source, each.result)
         plan = lowered(each.operator, each.source, each.result, dtype)
@@ -75,7 +69,7 @@ def test_tables_are_those_that_evaluations_use_for_every_operator(dtype: type) -
                 assert not weights.any() or read[0] - 1 <= x <= read[-1] + 1, (axis, output)
 
 
-def test_json_tells_tables_and_infinite_coordinates() -> None:
+def test_json_tells_tables_and_infinite_coordinates():
     facts = json.loads(run_here(*DOUBLED, "--json").stdout)
     assert (facts["gradient"], facts["forward"]) == (True, "interpolate")
     lengths = {"axis": 2, "inputs": 2, "outputs": 4, "identity": False}
@@ -93,7 +87,7 @@ def test_json_tells_tables_and_infinite_coordinates() -> None:
     assert json.loads(done.stdout)["axes"][0]["coordinates"][-1] == "Infinity"
 
 
-def test_the_middle_of_a_long_table_is_left_out_unless_all_is_asked_for() -> None:
+def test_the_middle_of_a_long_table_is_left_out_unless_all_is_asked_for():
     short = run_here(*LONG, "--rows", "4").stdout.splitlines()
     assert "  ... 996 more: --rows 0 prints all, so does --json" in short
     assert "  1000 inputs that no output reads: 0 2 4 ... 994 more ... 1994 1996 1998" in short
@@ -102,7 +96,7 @@ def test_the_middle_of_a_long_table_is_left_out_unless_all_is_asked_for() -> Non
 
 
 @pytest.mark.slow
-def test_any_axis_can_be_drawn(tmp_path: Path) -> None:
+def test_any_axis_can_be_drawn(tmp_path):
     linear = "--op dml_resample --attr interpolation_mode=linear --input-shape"
     cropped = "--op onnx_resize --attr mode=linear --attr sizes=3 --input-shape 5 --attr"
     cropped += " coordinate_transformation_mode=tf_crop_and_resize --attr roi"
@@ -129,7 +123,7 @@ def test_any_axis_can_be_drawn(tmp_path: Path) -> None:
         assert ("       0           -           0-1  0.5 0.5\n" in done.stdout) == ("bins" in name)
 
 
-def test_without_matplotlib_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_one_line_says_what_to_install(monkeypatch):
     for module in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -146,7 +140,7 @@ DML = ("--op", "dml_resample_grad", "--attr")
 SHAPES = ("--input-shape", "1,1,2", "--output-shape", "1,1,4")
 
 
-def test_equal_bits_end_with_0_and_a_tie_is_explained(tmp_path: Path, target: str) -> None:
+def test_equal_bits_end_with_0_and_a_tie_is_explained(tmp_path, target):
     # With a server of its own; and of a big-endian input.
     np.save(tmp_path / "x.npy", np.ones((1, 1, 2), ">f4"))
     given = ("--input", tmp_path / "x.npy", *SHAPES[2:], "--target", target)
@@ -167,9 +161,7 @@ def test_equal_bits_end_with_0_and_a_tie_is_explained(tmp_path: Path, target: st
 
 
 @pytest.mark.parametrize("dtype", [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)], ids=str)
-def test_a_result_from_elsewhere_is_compared_by_its_bits(
-    tmp_path: Path, target: str, dtype: np.dtype[Any]
-) -> None:
+def test_a_result_from_elsewhere_is_compared_by_its_bits(tmp_path, target, dtype):
     x, y = tmp_path / "x.npy", tmp_path / "y.npy"
     np.save(x, np.array([[[1, np.nan, 3, 4]]]).astype(dtype))
     expected = np.array([[[np.nan, 7]]]).astype(dtype)
@@ -195,7 +187,7 @@ def test_a_result_from_elsewhere_is_compared_by_its_bits(
     assert (facts["first"]["index"], facts["why"][-1]["sides"]) == ([0, 0, 2], [[]])
 
 
-def test_zeros_of_two_signs_differ_and_nans_do_not() -> None:
+def test_zeros_of_two_signs_differ_and_nans_do_not():
     nan = np.array([0x7FC00001, 0xFFC00000], np.uint32).view(np.float32)
     assert difference(nan[:1], nan[1:]) is None
     found = difference(np.zeros((2, 1)), np.array([[0.0], [-0.0]]))
@@ -276,11 +268,11 @@ def of_tensors(gradient, shape):
 
 
 @pytest.fixture
-def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> Check:
+def check(tmp_path, monkeypatch, target):
     (tmp_path / "kernels_of_mine.py").write_text(FUNCTIONS)
     monkeypatch.chdir(tmp_path)
 
-    def run_check(function: str, *options: str, operator: Sequence[str] = CORNERS) -> Outcome:
+    def run_check(function, *options, operator=CORNERS):
         name = f"kernels_of_mine.py:{function}"
         return run_here("check", name, *operator, "--target", target, *options)
 
@@ -288,7 +280,7 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> Check
 
 
 @pytest.mark.slow
-def test_a_function_with_the_right_bits_ends_with_0(check: Check, target: str) -> None:
+def test_a_function_with_the_right_bits_ends_with_0(check, target):
     dtypes = "--dtype float32 --dtype float16 --dtype bfloat16 --dtype float64"
     for options in (f"--rank 3 {dtypes}", "--rank 5 --values ones"):
         done = check("right", *options.split())
@@ -303,7 +295,7 @@ def test_a_function_with_the_right_bits_ends_with_0(check: Check, target: str) -
 
 
 @pytest.mark.slow
-def test_a_fault_is_shrunk_to_the_smallest_tensors_that_show_it(check: Check) -> None:
+def test_a_fault_is_shrunk_to_the_smallest_tensors_that_show_it(check):
     done = check("ties_down", "--failures", "1", "--seed", "5")
     assert (done.code, done.stderr) == (9, "")
     assert check("ties_down", "--failures", "1", "--seed", "5") == done
@@ -330,9 +322,7 @@ def test_a_fault_is_shrunk_to_the_smallest_tensors_that_show_it(check: Check) ->
         ("nothing", 1, "it returned NoneType, not an array"),
     ],
 )
-def test_a_function_that_does_not_do_its_part_is_told_so(
-    check: Check, function: str, outputs: int, words: str
-) -> None:
+def test_a_function_that_does_not_do_its_part_is_told_so(check, function, outputs, words):
     done = check(function, "--failures", "1", "--rank", "3")
     assert done.code == 9
     assert f"1. float32 (1, 1, 1) to (1, 1, {outputs})" in done.stdout
@@ -340,7 +330,7 @@ def test_a_function_that_does_not_do_its_part_is_told_so(
 
 
 @pytest.mark.slow
-def test_layouts_and_the_order_of_sums_are_tried(check: Check) -> None:
+def test_layouts_and_the_order_of_sums_are_tried(check):
     facts = json.loads(check("packed_only", "--rank", "3", "--json").stdout)
     assert facts["failures"]
     assert "contiguous" not in {each["layout"] for each in facts["failures"]}
@@ -351,7 +341,7 @@ def test_layouts_and_the_order_of_sums_are_tried(check: Check) -> None:
 
 
 @pytest.mark.slow
-def test_a_tolerance_is_told_with_those_that_differ_by_more_in_its_own_ulps(check: Check) -> None:
+def test_a_tolerance_is_told_with_those_that_differ_by_more_in_its_own_ulps(check):
     options = ("--rank", "3", "--values", "ones", "--tolerance")
     passed = check("three_off", *options, "3")
     assert (passed.code, passed.stderr) == (0, "")
@@ -366,7 +356,7 @@ def test_a_tolerance_is_told_with_those_that_differ_by_more_in_its_own_ulps(chec
 
 
 @pytest.mark.slow
-def test_layouts_and_sizes_of_an_operator_are_found_by_themselves(check: Check) -> None:
+def test_layouts_and_sizes_of_an_operator_are_found_by_themselves(check):
     for words, shape in (
         ("--op interpolate_backward --attr mode=linear", [1, 1, 1, 1]),
         ("--op interpolate --attr mode=linear --attr sizes=2", [1, 2, 1]),
@@ -382,13 +372,13 @@ def test_layouts_and_sizes_of_an_operator_are_found_by_themselves(check: Check) 
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="calls with torch tensors")
-def test_a_function_of_tensors_is_given_those(check: Check) -> None:
+def test_a_function_of_tensors_is_given_those(check):
     facts = json.loads(check("of_tensors", "--torch", "--dtype", "bfloat16", "--json").stdout)
     assert facts["failures"][0]["came"] == 0
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="says what is missing")
-def test_without_torch_one_line_says_so(check: Check) -> None:
+def test_without_torch_one_line_says_so(check):
     done = check("of_tensors", "--torch")
     assert done.code == 1
     assert "torch is not installed: pip install torch" in done.stderr

@@ -1,14 +1,10 @@
 """`gradwire operators`, `info` and `health`, their servers, and how they reach them."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import NamedTuple
 
@@ -27,9 +23,7 @@ from support.raw_calls import wait_until
 from support.servers import serving
 
 
-def test_one_of_several_servers_will_do_also_from_the_environment(
-    target: str, nobody: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_of_several_servers_will_do_also_from_the_environment(target, nobody, monkeypatch):
     for several in (target, f"{target},{nobody}", f"{nobody},{target}"):
         monkeypatch.setenv("GRADWIRE_TARGET", several)
         for options in ((), ("--target", several)):
@@ -41,7 +35,7 @@ def test_one_of_several_servers_will_do_also_from_the_environment(
     assert json.loads(done.stdout) == {"target": target, "status": "SERVING"}
 
 
-def test_operators_are_listed_in_words_and_as_json(target: str) -> None:
+def test_operators_are_listed_in_words_and_as_json(target):
     facts = json.loads(run_here("operators", "--json", "--target", target).stdout)
     with Client(target) as client:
         told = client.operators()
@@ -63,7 +57,7 @@ def test_operators_are_listed_in_words_and_as_json(target: str) -> None:
         assert "MODE_" not in shown
 
 
-def test_info_tells_backend_and_limits() -> None:
+def test_info_tells_backend_and_limits():
     with serving(max_streams=7, stall_timeout_s=5.0) as server:
         facts = json.loads(run_here("info", "--json", "--target", server.address).stdout)
         shown = run_here("info", "--target", server.address).stdout
@@ -74,9 +68,7 @@ def test_info_tells_backend_and_limits() -> None:
     assert re.search(r"^  max_message_bytes +16,777,216$", shown, re.MULTILINE)
 
 
-def test_health_waits_for_a_server_only_so_long_and_says_what_for(
-    nobody: str, tmp_path: Path
-) -> None:
+def test_health_waits_for_a_server_only_so_long_and_says_what_for(nobody, tmp_path):
     done = run_here("health", "--target", nobody)
     assert (done.code, done.stdout, done.stderr.count("\n")) == (7, "", 1)
     with serving(**Papers(tmp_path).settings) as server:
@@ -100,7 +92,7 @@ with local_server() as (target, _):
 """
 
 
-def is_gone(target: str) -> bool:
+def is_gone(target):
     try:
         health(target, timeout_s=1)
     except UnavailableError:
@@ -111,9 +103,7 @@ def is_gone(target: str) -> bool:
 
 
 @pytest.mark.parametrize(("number", "within_s"), [(signal.SIGINT, 1), (signal.SIGKILL, 15)])
-def test_a_local_server_does_not_outlive_its_command(
-    number: signal.Signals, within_s: float
-) -> None:
+def test_a_local_server_does_not_outlive_its_command(number, within_s):
     with subprocess.Popen(  # noqa: S603 - our own program
         [sys.executable, "-c", HOLDER], stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True
     ) as process:
@@ -125,7 +115,7 @@ def test_a_local_server_does_not_outlive_its_command(
         wait_until(lambda: is_gone(target), patience_s=within_s)
 
 
-def test_why_there_is_no_local_server_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_there_is_no_local_server_is_said_in_one_line(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setenv("GRADWIRE_MAX_STREAMS", "none")
         wrong = run_here("info")
@@ -150,9 +140,9 @@ class Mutual(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def mutual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mutual]:
+def mutual(tmp_path_factory):
     papers = Papers(tmp_path_factory.mktemp("papers"))
-    pairs: list[tuple[str, ...]] = []
+    pairs = []
     for authority in (papers.authority, trustme.CA()):
         key, certificate = (tmp_path_factory.mktemp("pair") / name for name in ("key", "own"))
         for file, content in zip((key, certificate), pair(authority), strict=True):
@@ -163,7 +153,7 @@ def mutual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mutual]:
         yield Mutual(target, server.http_address, *pairs)
 
 
-def test_a_client_of_the_authority_is_let_in_and_no_other(mutual: Mutual) -> None:
+def test_a_client_of_the_authority_is_let_in_and_no_other(mutual):
     for command in ("info", "health"):
         for shown, code in ((mutual.pair, 0), ((), 7), (mutual.of_another, 7)):
             done = run_here(command, *mutual.target, *shown)
@@ -172,9 +162,7 @@ def test_a_client_of_the_authority_is_let_in_and_no_other(mutual: Mutual) -> Non
 
 
 @pytest.mark.slow
-def test_a_load_test_shows_it_with_every_call_and_to_the_metrics(
-    mutual: Mutual, tmp_path: Path
-) -> None:
+def test_a_load_test_shows_it_with_every_call_and_to_the_metrics(mutual, tmp_path):
     found = tmp_path / "found.json"
     done = run_here(
         *("bench", *mutual.target, *mutual.pair),
@@ -187,9 +175,7 @@ def test_a_load_test_shows_it_with_every_call_and_to_the_metrics(
         assert scenario.server
 
 
-def test_a_file_that_is_none_or_no_pem_is_named_before_anything_is_sent(
-    mutual: Mutual, tmp_path: Path
-) -> None:
+def test_a_file_that_is_none_or_no_pem_is_named_before_anything_is_sent(mutual, tmp_path):
     (tmp_path / "wrong.pem").write_text("no PEM")
     mixed = [*mutual.pair[:2], *mutual.of_another[2:]]
     cases = [(mixed, ["--tls-certificate", "KEY_VALUES_MISMATCH"])]
@@ -205,9 +191,7 @@ def test_a_file_that_is_none_or_no_pem_is_named_before_anything_is_sent(
         assert all(word in done.stderr for word in told), done.stderr
 
 
-def test_tls_trusts_the_authorities_of_the_system(
-    mutual: Mutual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tls_trusts_the_authorities_of_the_system(mutual, tmp_path, monkeypatch):
     call = ("info", *mutual.target[:2], *mutual.pair)
     monkeypatch.setenv("SSL_CERT_FILE", mutual.target[3])
     for option, variable in ((["--tls"], ""), ([], "1")):

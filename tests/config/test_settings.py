@@ -1,18 +1,14 @@
 """Every setting is a field, a flag, a variable and a key of a file; containers limit some."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import sys
 import threading
 from dataclasses import fields
-from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from gradwire_server.command import gradwire_server
 from gradwire_server.config import container_limits
@@ -22,7 +18,7 @@ from support.servers import serving
 
 NAMES = [field.name for field in fields(Settings)]
 # For settings but numbers a value that is not the default.
-OTHERS: dict[str, str | float] = {
+OTHERS = {
     "address": "127.0.0.2:7",
     "local_socket": "socket",
     "shared_memory": False,
@@ -61,29 +57,28 @@ TEXTS = {
 }
 
 
-def flag(name: str) -> str:
+def flag(name):
     return f"--{name.replace('_', '-')}"
 
 
-def flags_of(name: str) -> list[str]:
+def flags_of(name):
     """Return what sets a setting to its other value; a switch has no value."""
     if VALUES[name] is False:
         return [f"--no-{flag(name)[2:]}"]
     return [flag(name)] if VALUES[name] is True else [flag(name), TEXTS[name]]
 
 
-def printed(*flags: str, env: dict[str, str] | None = None) -> Result:
+def printed(*flags, env=None):
     return CliRunner(env=env).invoke(gradwire_server, ["--print-config", *flags])
 
 
-def config(*flags: str, env: dict[str, str] | None = None) -> dict[str, Any]:
+def config(*flags, env=None):
     done = printed(*flags, env=env)
     assert (done.exit_code, done.stderr) == (0, "")
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    return json.loads(done.stdout)
 
 
-def refused(*flags: str, env: dict[str, str] | None = None) -> str:
+def refused(*flags, env=None):
     """Return what the command says of flags that it does not take."""
     done = printed(*flags, env=env)
     assert (done.exit_code, done.stdout) == (2, "")
@@ -91,11 +86,11 @@ def refused(*flags: str, env: dict[str, str] | None = None) -> str:
 
 
 @pytest.mark.parametrize("given", ["flags", "variables", "file"])
-def test_every_setting_is_a_flag_a_variable_and_a_key_of_a_file(tmp_path: Path, given: str) -> None:
+def test_every_setting_is_a_flag_a_variable_and_a_key_of_a_file(tmp_path, given):
     told = config()
     assert list(told) == NAMES
     assert told == {name: getattr(Settings(), name) for name in NAMES}
-    flags, env = [text for name in NAMES for text in flags_of(name)], dict[str, str]()
+    flags, env = [text for name in NAMES for text in flags_of(name)], {}
     if given == "variables":
         flags, env = [], {f"GRADWIRE_{name.upper()}": text for name, text in TEXTS.items()}
     if given == "file":
@@ -107,7 +102,7 @@ def test_every_setting_is_a_flag_a_variable_and_a_key_of_a_file(tmp_path: Path, 
     assert config(*flags, env=env) == VALUES | masked
 
 
-def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path):
     file = tmp_path / "gradwire.toml"
     file.write_text("max_streams = 5\nmax_queue = 6\nmax_rank = 7\naccess_log = true\n")
     env = {"GRADWIRE_MAX_STREAMS": "4", "GRADWIRE_MAX_QUEUE": "5", "GRADWIRE_ACCESS_LOG": "false"}
@@ -139,16 +134,14 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -
         (None, "gradwire.toml: No such file or directory"),
     ],
 )
-def test_a_file_with_a_fault_is_refused_by_the_keys_name(
-    tmp_path: Path, text: str | None, words: str
-) -> None:
+def test_a_file_with_a_fault_is_refused_by_the_keys_name(tmp_path, text, words):
     file = tmp_path / "gradwire.toml"
     if text is not None:
         file.write_text(text)
     assert words in refused("--config", str(file))
 
 
-def test_a_port_is_that_of_the_address_unless_that_is_another_one() -> None:
+def test_a_port_is_that_of_the_address_unless_that_is_another_one():
     assert config("--port", "7")["address"] == "127.0.0.1:7"
     given = {"GRADWIRE_ADDRESS": "127.0.0.2:50051"}
     assert config("--port", "0", env=given)["address"] == "127.0.0.2:0"
@@ -159,7 +152,7 @@ def test_a_port_is_that_of_the_address_unless_that_is_another_one() -> None:
 
 
 # Flags and words of the message.
-WRONG: list[tuple[str, str]] = [
+WRONG = [
     ("--max-streams 0", "--max-streams is 0; at least 1"),
     ("--max-streams many", "many"),
     ("--local-socket /no/socket", "there is no folder /no; make it"),
@@ -206,11 +199,11 @@ WRONG: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("flags", "words"), WRONG)
-def test_a_setting_that_makes_no_sense_is_refused_by_name(flags: str, words: str) -> None:
+def test_a_setting_that_makes_no_sense_is_refused_by_name(flags, words):
     assert words in refused(*flags.split())
 
 
-def test_a_variable_that_is_no_setting_is_told() -> None:
+def test_a_variable_that_is_no_setting_is_told():
     done = printed(env={"GRADWIRE_MAX_STREAM": "3", "GRADWIRE_TARGET": "for.clients:1"})
     assert done.exit_code == 0
     assert "Warning: GRADWIRE_MAX_STREAM is not a setting" in done.stderr
@@ -222,9 +215,7 @@ GIB = 1 << 30
 
 
 @pytest.fixture
-def groups(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, files: dict[str, str]
-) -> None:
+def groups(tmp_path, monkeypatch, own, files):
     """Let a process have these control groups."""
     (tmp_path / "own").write_text(own)
     for name, content in files.items():
@@ -254,7 +245,7 @@ OF_VERSION_1 = "4:memory:/docker/abc\n2:cpuacct,cpu:/docker/abc\n0::/docker/abc\
         ("", {"memory.max": "7\n"}, None),
     ],
 )
-def test_the_limit_of_memory_is_the_least_of_all_groups(limit: int | None) -> None:
+def test_the_limit_of_memory_is_the_least_of_all_groups(limit):
     least = container_limits.memory_bytes()
     assert least >= container_limits.UNLIMITED if limit is None else least == limit
 
@@ -271,7 +262,7 @@ def test_the_limit_of_memory_is_the_least_of_all_groups(limit: int | None) -> No
         (OF_VERSION_1, {"cpu/cpu.cfs_quota_us": "70000\n", "cpu/cpu.cfs_period_us": "50000\n"}, 2),
     ],
 )
-def test_a_quota_of_processor_time_is_rounded_up_to_processors(quota: int | None) -> None:
+def test_a_quota_of_processor_time_is_rounded_up_to_processors(quota):
     cores = len(os.sched_getaffinity(0))
     given = container_limits.processors.__wrapped__()
     assert given == (cores if quota is None else min(cores, quota))
@@ -281,9 +272,7 @@ def test_a_quota_of_processor_time_is_rounded_up_to_processors(quota: int | None
     ("limit", "workers", "room"),
     [(GIB, "1", GIB // 2), (5 * GIB // 2, "4", 5 * GIB // 8), (GIB // 2, "1", GIB // 8)],
 )
-def test_limits_fit_the_container_unless_they_were_given(
-    monkeypatch: pytest.MonkeyPatch, limit: int, workers: str, room: int
-) -> None:
+def test_limits_fit_the_container_unless_they_were_given(monkeypatch, limit, workers, room):
     monkeypatch.setattr(container_limits, "memory_bytes", lambda: limit)
     told = config("--workers", workers)
     assert told["max_memory_bytes"] == told["max_request_memory_bytes"] == room
@@ -293,7 +282,7 @@ def test_limits_fit_the_container_unless_they_were_given(
     assert words in given.stderr
 
 
-def test_help_names_every_flag_and_variable() -> None:
+def test_help_names_every_flag_and_variable():
     done = CliRunner().invoke(gradwire_server, ["--help"])
     assert done.exit_code == 0
     words = set(re.split(r"[\s;\[\]]+", done.stdout))
@@ -302,7 +291,7 @@ def test_help_names_every_flag_and_variable() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="niceness is that of a thread on Linux alone")
-def test_threads_that_compute_are_nice() -> None:
+def test_threads_that_compute_are_nice():
     own = os.getpriority(os.PRIO_PROCESS, 0)
     with serving() as server:
         pool = server.server.service.pool

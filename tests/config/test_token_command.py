@@ -1,20 +1,16 @@
 """`gradwire-server token` makes tokens that a running server takes, and takes them back."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re
 import stat
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from gradwire_server.command import gradwire_server
 from gradwire_server.config.settings import Settings
@@ -25,11 +21,11 @@ from support.processes import run_command
 from support.raw_calls import wait_until
 
 
-def command(*arguments: object, env: dict[str, str] | None = None) -> Result:
+def command(*arguments, env=None):
     return CliRunner(env=env).invoke(gradwire_server, ["token", *map(str, arguments)])
 
 
-def test_a_token_is_printed_once_and_its_hash_kept(path: Path) -> None:
+def test_a_token_is_printed_once_and_its_hash_kept(path):
     done = command("--file", path, "--name", "ci", "--scopes", "inspect,evaluate")
     assert done.exit_code == 0, done.output
     token = done.stdout.removesuffix("\n")
@@ -41,8 +37,8 @@ def test_a_token_is_printed_once_and_its_hash_kept(path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_tokens_are_added_and_revoked_beside_what_is_there(path: Path) -> None:
-    def kept() -> list[tuple[str, date | None]]:
+def test_tokens_are_added_and_revoked_beside_what_is_there(path):
+    def kept():
         return [(token.name, token.expires) for token in read_tokens(path.read_bytes())]
 
     old, new = ("old", date(2026, 1, 31)), ("new", date(2027, 6, 30))
@@ -77,9 +73,7 @@ BROKEN = "half a line"
     ],
     ids=str,
 )
-def test_what_makes_no_sense_leaves_the_file_as_it_was(
-    path: Path, arguments: tuple[str, ...], words: str, more: str
-) -> None:
+def test_what_makes_no_sense_leaves_the_file_as_it_was(path, arguments, words, more):
     token = add_token(path, name="there", scopes=[Scope.EVALUATE])
     path.write_text(f"{path.read_text()}{more}\n")
     before = path.read_bytes()
@@ -91,7 +85,7 @@ def test_what_makes_no_sense_leaves_the_file_as_it_was(
     assert path.read_bytes() == before
 
 
-def test_tokens_are_listed_without_what_they_are(path: Path) -> None:
+def test_tokens_are_listed_without_what_they_are(path):
     made = add_token(path, name="ops", scopes=list(Scope))
     add_token(path, name="old", scopes=[Scope.EVALUATE], expires=date(2026, 1, 31))
     add_token(path, name="new", scopes=[Scope.INSPECT], expires=date(9999, 1, 31))
@@ -108,7 +102,7 @@ def test_tokens_are_listed_without_what_they_are(path: Path) -> None:
     assert "none: No such file" in missing.stderr
 
 
-def test_those_who_add_at_once_take_turns(path: Path) -> None:
+def test_those_who_add_at_once_take_turns(path):
     with ThreadPoolExecutor(8) as threads:
         names = (f"t{number}" for number in range(40))
         made = [threads.submit(add_token, path, name=n, scopes=[Scope.EVALUATE]) for n in names]
@@ -116,14 +110,14 @@ def test_those_who_add_at_once_take_turns(path: Path) -> None:
     assert len(read_tokens(path.read_bytes())) == 40
 
 
-def test_the_command_needs_none_of_the_servers_settings(path: Path) -> None:
+def test_the_command_needs_none_of_the_servers_settings(path):
     done = command(env={"GRADWIRE_TOKENS": str(path), "GRADWIRE_MAX_RANK": "0"})
     assert (done.exit_code, len(done.stdout)) == (0, 44)
     (token,) = read_tokens(path.read_bytes())
     assert token.name.startswith("token-")
 
 
-def test_a_token_that_cannot_be_printed_is_not_kept(path: Path) -> None:
+def test_a_token_that_cannot_be_printed_is_not_kept(path):
     with Path("/dev/full").open("w") as full:
         done = run_command("token", "--file", str(path), "--name", "lost", stdout=full)
     assert done.returncode == 1
@@ -133,7 +127,7 @@ def test_a_token_that_cannot_be_printed_is_not_kept(path: Path) -> None:
 
 
 # Makes what can hold no tokens, and words of what is said of it.
-UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
+UNUSABLE = {
     "pipe": (os.mkfifo, "not a regular file"),
     "device without an end": (lambda path: path.symlink_to("/dev/full"), "not a regular file"),
     "too large": (lambda path: path.write_bytes(b"#" * ((1 << 20) + 1)), "more than 1 MiB"),
@@ -142,7 +136,7 @@ UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", UNUSABLE)
-def test_a_file_that_can_hold_no_tokens_is_refused(kind: str, path: Path) -> None:
+def test_a_file_that_can_hold_no_tokens_is_refused(kind, path):
     make, words = UNUSABLE[kind]
     make(path)
     told = f"--tokens is {path}: {words}"
@@ -170,22 +164,20 @@ DISTANT = (
 )
 
 
-def authorizer(path: Path, *, day: int = 1) -> Authorizer:
+def authorizer(path, *, day=1):
     seconds = datetime(2026, 11, day, 23, 59, tzinfo=UTC).timestamp()
     return Authorizer(Settings(tokens=str(path)), clock=lambda: seconds)
 
 
-def verdict(guard: Authorizer, scope: Scope, authorization: str, peer: str = HERE) -> str:
+def verdict(guard, scope, authorization, peer=HERE):
     refusal = guard.refusal(scope, authorization=authorization, peer=peer)
     if refusal is None:
         return ""
     return "forbidden" if isinstance(refusal, MissingScopeError) else "unknown"
 
 
-def test_the_log_warns_of_an_address_that_every_client_may_call_and_of_no_other(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    tls: dict[str, Any] = {"tls_certificate": "c", "tls_key": "k"}
+def test_the_log_warns_of_an_address_that_every_client_may_call_and_of_no_other(caplog):
+    tls = {"tls_certificate": "c", "tls_key": "k"}
     for safe in (
         {"tls_client_ca": "ca"},
         {"tokens": "tokens"},
@@ -201,7 +193,7 @@ def test_the_log_warns_of_an_address_that_every_client_may_call_and_of_no_other(
 
 
 @pytest.mark.parametrize("peer", [*LOCAL, *DISTANT])
-def test_callers_of_other_machines_have_the_scopes_of_strangers(peer: str) -> None:
+def test_callers_of_other_machines_have_the_scopes_of_strangers(peer):
     assert is_local(peer) == (peer in LOCAL)
     for scopes in ("evaluate", "", "evaluate,inspect"):
         guard = Authorizer(Settings(anonymous_scopes=scopes))
@@ -211,7 +203,7 @@ def test_callers_of_other_machines_have_the_scopes_of_strangers(peer: str) -> No
             assert guard.refusal(scope, authorization=None, peer=peer, certified=True) is None
 
 
-def test_a_token_is_taken_whole_and_in_its_form_only(path: Path) -> None:
+def test_a_token_is_taken_whole_and_in_its_form_only(path):
     token = add_token(path, name="ci", scopes=list(Scope))
     guard = authorizer(path)
     text = f"Bearer {token}"
@@ -224,7 +216,7 @@ def test_a_token_is_taken_whole_and_in_its_form_only(path: Path) -> None:
         assert verdict(guard, Scope.EVALUATE, each) == "unknown"
 
 
-def test_a_token_opens_what_its_scopes_name_until_the_end_of_its_last_day(path: Path) -> None:
+def test_a_token_opens_what_its_scopes_name_until_the_end_of_its_last_day(path):
     token = add_token(path, name="a", scopes=[Scope.EVALUATE], expires=date(2026, 11, 1))
     bearer = f"Bearer {token}"
     guard = authorizer(path)
@@ -235,7 +227,7 @@ def test_a_token_opens_what_its_scopes_name_until_the_end_of_its_last_day(path: 
     assert "expired on 2026-11-01" in refusal.message
 
 
-def test_a_new_token_is_taken_at_once_and_a_revoked_one_within_a_second(path: Path) -> None:
+def test_a_new_token_is_taken_at_once_and_a_revoked_one_within_a_second(path):
     first = add_token(path, name="first", scopes=[Scope.EVALUATE])
     guard = authorizer(path)
     assert verdict(guard, Scope.EVALUATE, f"Bearer {first}") == ""
@@ -251,9 +243,7 @@ def test_a_new_token_is_taken_at_once_and_a_revoked_one_within_a_second(path: Pa
     [b"", b"\n \n", b"ci\n", b"ci abc evaluate\n", b"\xff\xfe\x00", b"ci " + b"a" * 64 + b" all\n"],
     ids=repr,
 )
-def test_a_broken_file_is_refused_at_first_and_kept_out_later(
-    path: Path, broken: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broken_file_is_refused_at_first_and_kept_out_later(path, broken, caplog):
     path.write_bytes(broken)
     with pytest.raises(ValueError, match=r"^--tokens is "):
         authorizer(path)
@@ -268,7 +258,7 @@ def test_a_broken_file_is_refused_at_first_and_kept_out_later(
     assert verdict(guard, Scope.EVALUATE, f"Bearer {token}") == ""
 
 
-def test_who_shows_no_certificate_where_one_would_do_is_told_so() -> None:
+def test_who_shows_no_certificate_where_one_would_do_is_told_so():
     guard = Authorizer(Settings(tls_certificate="c", tls_key="k", tls_client_ca="ca"))
     refusal = guard.refusal(Scope.INSPECT, authorization=None, peer=AWAY)
     assert refusal is not None

@@ -1,7 +1,5 @@
 """The report is what its generator writes; listed deviations are what frameworks do."""
 
-from __future__ import annotations
-
 import multiprocessing
 import re
 from concurrent.futures import ProcessPoolExecutor
@@ -10,23 +8,21 @@ from pathlib import Path
 import pytest
 
 from conformance import directml, onednn_library, report
-from conformance.report import LISTED, Deviation
-from conformance.rows import Section, version
+from conformance.report import LISTED
+from conformance.rows import version
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/conformance.md").read_text()
 
 
-def test_the_page_begins_as_it_is_generated() -> None:
+def test_the_page_begins_as_it_is_generated():
     made = report.markdown("DATE", [])
     given = r"on \d{4}-\d\d-\d\d,\n.*, Python \S+;"
     assert PAGE.startswith(re.sub(r"on DATE,\n.*, Python \S+;", re.findall(given, PAGE)[0], made))
 
 
 @pytest.mark.parametrize("section", report.SECTIONS, ids=lambda section: section.title)
-def test_a_section_says_what_was_compared_and_has_no_figures_where_nothing_ran(
-    section: Section,
-) -> None:
+def test_a_section_says_what_was_compared_and_has_no_figures_where_nothing_ran(section):
     assert f"\n## {section.title}\n\n{section.about} The dialect: " in PAGE
     (row,) = re.findall(rf"^\| {section.title} \|.*$", PAGE, re.MULTILINE)
     assert ("formula only" in row) == (not section.packages)
@@ -34,7 +30,7 @@ def test_a_section_says_what_was_compared_and_has_no_figures_where_nothing_ran(
 
 
 @pytest.mark.heavy
-def test_the_section_of_a_formula_is_made_again_to_the_byte() -> None:
+def test_the_section_of_a_formula_is_made_again_to_the_byte():
     made = report.markdown("DATE", [report.run(directml.SECTION)])
     row, section = made[made.index("| DirectML |") :].split("\n", 1)
     assert f"\n{row}\n" in PAGE
@@ -46,7 +42,7 @@ def test_the_section_of_a_formula_is_made_again_to_the_byte() -> None:
     [section for section in report.SECTIONS if section.packages],
     ids=lambda section: section.title,
 )
-def test_no_case_of_an_installed_framework_is_unexplained(section: Section) -> None:
+def test_no_case_of_an_installed_framework_is_unexplained(section):
     # Without expecttest PyTorch's own samples alone are left out.
     for name in {*section.packages} - {"expecttest"}:
         if version(name) is None:
@@ -59,13 +55,13 @@ def test_no_case_of_an_installed_framework_is_unexplained(section: Section) -> N
 
 
 @pytest.mark.parametrize("deviation", LISTED, ids=str)
-def test_a_deviation_names_a_test_that_is_there(deviation: Deviation) -> None:
+def test_a_deviation_names_a_test_that_is_there(deviation):
     path, name = deviation.test.split("::")
     assert f"def {name}(" in (ROOT / path).read_text()
 
 
 @pytest.mark.parametrize("deviation", LISTED, ids=str)
-def test_the_framework_s_own_code_shows_its_deviation(deviation: Deviation) -> None:
+def test_the_framework_s_own_code_shows_its_deviation(deviation):
     if version(deviation.framework) is None:
         pytest.skip(f"runs {deviation.framework} where it is installed; make conformance does")
     if deviation.needs_avx512 and not onednn_library.has_avx512():

@@ -1,7 +1,5 @@
 """buf: what breaks released clients, and a generic tool that knows nothing but reflection."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -10,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
@@ -26,7 +23,7 @@ IMAGES = sorted(
 )
 
 
-def breaking(buf: str, proto: Path, *more: str) -> subprocess.CompletedProcess[str]:
+def breaking(buf, proto, *more):
     """Run the comparison of `make schema` on another schema."""
     make = shutil.which("make")
     if make is None:
@@ -48,9 +45,7 @@ def breaking(buf: str, proto: Path, *more: str) -> subprocess.CompletedProcess[s
     ],
     ids=["renumbered", "removed", "type", "enum", "method"],
 )
-def test_a_change_that_breaks_released_clients_fails(
-    buf: str, tmp_path: Path, file: str, change: tuple[str, str], message: str
-) -> None:
+def test_a_change_that_breaks_released_clients_fails(buf, tmp_path, file, change, message):
     proto = tmp_path / "proto"
     shutil.copytree(ROOT / "proto", proto)
     path = proto / "gradwire/v1" / file
@@ -63,14 +58,12 @@ def test_a_change_that_breaks_released_clients_fails(
 
 
 @pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.stem)
-def test_the_schema_of_today_breaks_no_release(buf: str, image: Path) -> None:
+def test_the_schema_of_today_breaks_no_release(buf, image):
     done = breaking(buf, ROOT / "proto", f"RELEASED={image}")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_newest_release_has_the_image_of_its_schema_and_is_compared_with(
-    buf: str, tmp_path: Path
-) -> None:
+def test_the_newest_release_has_the_image_of_its_schema_and_is_compared_with(buf, tmp_path):
     built = tmp_path / "today.binpb"
     words = [buf, "build", "proto", "--exclude-source-info", "--output", str(built)]
     subprocess.run(words, cwd=ROOT, check=True, timeout=60)  # noqa: S603 - our own schema
@@ -88,7 +81,7 @@ def test_the_newest_release_has_the_image_of_its_schema_and_is_compared_with(
 
 
 @pytest.fixture(scope="session")
-def buf() -> str:
+def buf():
     """Return where buf is; skip the test where there is none."""
     beside = shutil.which("buf", path=str(Path(sys.executable).parent))
     found = beside or shutil.which("buf")
@@ -110,12 +103,12 @@ HEADER = {
 }
 
 
-def encoded(data: bytes) -> str:
+def encoded(data):
     return base64.b64encode(data).decode()
 
 
-def test_buf_calls_every_kind_of_method_with_json(buf: str, tmp_path: Path) -> None:
-    def curl(method: str, *messages: object) -> subprocess.CompletedProcess[str]:
+def test_buf_calls_every_kind_of_method_with_json(buf, tmp_path):
+    def curl(method, *messages):
         url = f"http://{server.address}/gradwire.v1.GradientService/{method}"
         return subprocess.run(  # noqa: S603 - the tool that this environment pins
             [buf, "curl", "--protocol", "grpc", "--http2-prior-knowledge", "--data", "@-", url],
@@ -127,7 +120,7 @@ def test_buf_calls_every_kind_of_method_with_json(buf: str, tmp_path: Path) -> N
             timeout=60,
         )
 
-    def replies(method: str, *messages: object) -> list[Any]:
+    def replies(method, *messages):
         done = curl(method, *messages)
         assert done.returncode == 0, done.stderr
         # Each ends with a line of its own.

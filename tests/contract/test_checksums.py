@@ -1,10 +1,7 @@
 """Messages with checksums have the bytes of the schema's law, and are taken only as they are."""
 
-from __future__ import annotations
-
 import contextlib
 from copy import deepcopy
-from typing import Any
 
 import pytest
 from google_crc32c import python as specified
@@ -20,27 +17,26 @@ HEADER = b"\x12\x00"
 CHECK = 0xE3069283
 
 
-def crc32c(data: bytes) -> int:
+def crc32c(data):
     """Compute it in Python."""
-    specification: Any = specified
+    specification = specified
     return int(specification.value(data))
 
 
-def test_the_function_is_crc32c() -> None:
+def test_the_function_is_crc32c():
     assert checksums.crc32c(b"123456789") == CHECK == crc32c(b"123456789")
     assert checksums.crc32c(memoryview(b"56789"), checksums.crc32c(b"1234")) == CHECK
     assert checksums.crc32c(b"") == checksums.crc32c(memoryview(b"")) == 0
 
 
-def bare(message: Any) -> bytes:
+def bare(message):
     """Write a message without its checksum."""
     unsealed = deepcopy(message)
     unsealed.ClearField("checksum")
-    written: bytes = unsealed.SerializeToString()
-    return written
+    return unsealed.SerializeToString()
 
 
-def test_an_evaluation_is_the_message_of_the_schema_and_its_response_continues_it() -> None:
+def test_an_evaluation_is_the_message_of_the_schema_and_its_response_continues_it():
     frame, checksum = framing.evaluation_frame(b"a", HEADER, DATA, 0)
     assert checksum is not None
     message = v1.EvaluateRequest.FromString(frame)
@@ -61,7 +57,7 @@ def test_an_evaluation_is_the_message_of_the_schema_and_its_response_continues_i
     assert found == ((b"a", b"", memoryview(b"")), empty.checksum)
 
 
-def test_open_and_chunks_are_messages_of_the_schema() -> None:
+def test_open_and_chunks_are_messages_of_the_schema():
     request = v1.EvaluateStreamRequest(open=v1.Open(request_id="a", resume_from=5))
     checksum = checksums.seal(request.open)
     assert checksum == crc32c(bare(request.open))
@@ -77,7 +73,7 @@ def test_open_and_chunks_are_messages_of_the_schema() -> None:
         framing.read_chunk(framing.chunk_frame(300, DATA), checksum)
 
 
-def test_requests_and_results_among_many_are_messages_of_the_schema() -> None:
+def test_requests_and_results_among_many_are_messages_of_the_schema():
     frame, checksum = framing.many_request_frame(b"a", HEADER, DATA, 0)
     request = v1.EvaluateManyRequest.FromString(frame)
     answer = framing.many_result_frame(b"a", HEADER, DATA, checksum)
@@ -92,14 +88,14 @@ def test_requests_and_results_among_many_are_messages_of_the_schema() -> None:
 
 
 @pytest.mark.parametrize("kind", ["evaluation", "result among many", "chunk"])
-def test_no_message_is_taken_with_a_changed_byte(kind: str) -> None:
+def test_no_message_is_taken_with_a_changed_byte(kind):
     frames = {
         "evaluation": framing.evaluation_frame(b"a", HEADER, DATA, 7)[0],
         "result among many": framing.many_result_frame(b"a", HEADER, DATA, 7),
         "chunk": framing.chunk_frame(300, DATA, 7),
     }
 
-    def read(message: bytes) -> object:
+    def read(message):
         """Return what was read with a checksum; what came without one is refused."""
         if kind == "chunk":
             return framing.read_chunk(message, 7)
@@ -118,9 +114,7 @@ def test_no_message_is_taken_with_a_changed_byte(kind: str) -> None:
 
 
 @pytest.mark.parametrize("available", [True, False])
-def test_a_server_tells_whether_it_computes_checksums(
-    monkeypatch: pytest.MonkeyPatch, *, available: bool
-) -> None:
+def test_a_server_tells_whether_it_computes_checksums(monkeypatch, available):
     monkeypatch.setattr(checksums, "AVAILABLE", available)
     with serving() as server, Client(server.address) as client:
         assert client.server_info().checksums is available

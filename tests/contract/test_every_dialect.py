@@ -1,23 +1,17 @@
 """Every example has the same bits however called, and an adjoint; empty batches have results."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from gradwire import Client, InvalidRequestError, ops, v1
 from gradwire.ops._base import is_default
 from gradwire_server import LocalClient
 from support.clients import AWAITED
 from support.command_line import run_here
-from support.oracles.dialect_oracles import DTYPES, Matrix, evaluate, lowered
-from support.oracles.dialect_tables import EXAMPLES, Example
+from support.oracles.dialect_oracles import DTYPES, evaluate, lowered
+from support.oracles.dialect_tables import EXAMPLES
 from support.raw_calls import RawClient, float32
 from support.servers import same_bits, serving
 
@@ -26,23 +20,23 @@ every_type = pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 
 
 @pytest.fixture(scope="module")
-def target() -> Iterator[str]:
+def target():
     with serving() as server:
         yield server.address
 
 
 @pytest.fixture(scope="module")
-def clients(target: str) -> Iterator[list[Any]]:
+def clients(target):
     with Client(target) as client, LocalClient() as local, AWAITED(target) as awaited:
         yield [client, local, awaited]
 
 
-def test_every_operator_has_an_example() -> None:
+def test_every_operator_has_an_example():
     assert {example.operator.name for example in EXAMPLES.values()} == set(ops.OPERATORS)
 
 
 @every_example
-def test_an_example_has_the_result_that_stands_beside_it(example: Example) -> None:
+def test_an_example_has_the_result_that_stands_beside_it(example):
     result = evaluate(example.operator, example.given(), example.result)
     if example.expected is not None:
         np.testing.assert_array_equal(result, np.array(example.expected, np.float32))
@@ -50,9 +44,7 @@ def test_an_example_has_the_result_that_stands_beside_it(example: Example) -> No
 
 @every_type
 @every_example
-def test_both_clients_and_no_socket_give_the_same_bits(
-    clients: list[Any], example: Example, dtype: np.dtype[Any]
-) -> None:
+def test_both_clients_and_no_socket_give_the_same_bits(clients, example, dtype):
     given = example.given(dtype)
     expected = evaluate(example.operator, given, example.result)
     for client in clients:
@@ -64,11 +56,11 @@ def test_both_clients_and_no_socket_give_the_same_bits(
         same_bits(clients[0].evaluate(example.operator, given), expected)
 
 
-def assignments(operator: ops.Operator) -> list[str]:
+def assignments(operator):
     """Return an operator's attributes as the command line takes them."""
-    options: list[str] = []
+    options = []
     for field in dataclasses.fields(operator):
-        value: Any = getattr(operator, field.name)
+        value = getattr(operator, field.name)
         if not is_default(field, value):
             text = str(value).strip("()").replace(" ", "").removesuffix(",")
             options += ["--attr", f"{field.name}={text}"]
@@ -76,17 +68,13 @@ def assignments(operator: ops.Operator) -> list[str]:
 
 
 @every_example
-def test_the_command_line_gives_the_same_bits(
-    tmp_path: Path, target: str, example: Example
-) -> None:
+def test_the_command_line_gives_the_same_bits(tmp_path, target, example):
     given = example.given()
     expected = evaluate(example.operator, given, example.result)
     same_bits(by_command(tmp_path, target, example.operator, given, example.result), expected)
 
 
-def by_command(
-    folder: Path, target: str, operator: ops.Operator, given: NDArray[Any], shape: tuple[int, ...]
-) -> NDArray[Any]:
+def by_command(folder, target, operator, given, shape):
     np.save(folder / "given.npy", given)
     done = run_here(
         *("evaluate", folder / "given.npy", folder / "result.npy", "--target", target),
@@ -94,13 +82,10 @@ def by_command(
         *("--output-shape", ",".join(map(str, shape))),
     )
     assert done.code == 0, done.stderr
-    result: NDArray[Any] = np.load(folder / "result.npy")
-    return result
+    return np.load(folder / "result.npy")
 
 
-def bands(
-    operator: ops.Operator, source: tuple[int, ...], result: tuple[int, ...]
-) -> dict[int, Matrix]:
+def bands(operator, source, result):
     plan = lowered(operator, source, result, np.float32)
     return {one.axis: one.map.dense() for one in plan.passes}
 
@@ -109,7 +94,7 @@ FORWARDS = {name: one for name, one in EXAMPLES.items() if not one.operator.grad
 
 
 @pytest.mark.parametrize("example", FORWARDS.values(), ids=list(FORWARDS))
-def test_the_tables_of_an_operator_and_its_adjoint_are_transposed(example: Example) -> None:
+def test_the_tables_of_an_operator_and_its_adjoint_are_transposed(example):
     forward, source, result = example.operator, example.source, example.result
     gradient = ops.adjoint(forward)
     assert gradient.name == forward.counterpart
@@ -121,7 +106,7 @@ def test_the_tables_of_an_operator_and_its_adjoint_are_transposed(example: Examp
         np.testing.assert_array_equal(there[axis], again[axis])
 
 
-def without_sizes(operator: ops.Operator) -> ops.Operator:
+def without_sizes(operator):
     """Return a gradient that leaves its forward's sizes to the shapes."""
     fields = {field.name for field in dataclasses.fields(operator)}
     return dataclasses.replace(operator, **dict.fromkeys(fields & {"size", "sizes", "shape"}, ()))
@@ -135,7 +120,7 @@ GRADIENTS = {
 
 
 @pytest.mark.parametrize("example", GRADIENTS.values(), ids=list(GRADIENTS))
-def test_the_forward_of_a_gradient_without_sizes_is_told_them_by_a_shape(example: Example) -> None:
+def test_the_forward_of_a_gradient_without_sizes_is_told_them_by_a_shape(example):
     gradient, source, result = without_sizes(example.operator), example.source, example.result
     forward = ops.adjoint(gradient).for_output(source)
     assert forward.for_output((1,) * len(source)) == forward
@@ -145,7 +130,7 @@ def test_the_forward_of_a_gradient_without_sizes_is_told_them_by_a_shape(example
         np.testing.assert_array_equal(there[axis], back[axis].T)
 
 
-def test_swapped_offsets_are_the_forwards_in_the_forward() -> None:
+def test_swapped_offsets_are_the_forwards_in_the_forward():
     gradient = ops.DmlResampleGrad(
         interpolation_mode="linear", input_pixel_offsets=(0.25,), offset_convention="swapped"
     )
@@ -159,7 +144,7 @@ FORWARD = ops.TorchInterpolate(mode="bicubic", align_corners=False, scale_factor
 ONEDNN = ops.InterpolateBackward(mode="bilinear", data_format="NXC")
 DML = ops.DmlResampleGrad(interpolation_mode="linear")
 # Operator, shapes of input and output as asked for, shape of the result.
-EMPTY: dict[str, tuple[ops.Operator, tuple[int, ...], tuple[int, ...] | None, tuple[int, ...]]] = {
+EMPTY = {
     "batch": (TORCH, (0, 3, 8, 8), (0, 3, 4, 4), (0, 3, 4, 4)),
     "channels": (TORCH, (2, 0, 8, 8), (2, 0, 4, 4), (2, 0, 4, 4)),
     "both": (TORCH, (0, 0, 8, 8), (0, 0, 4, 4), (0, 0, 4, 4)),
@@ -170,12 +155,12 @@ EMPTY: dict[str, tuple[ops.Operator, tuple[int, ...], tuple[int, ...] | None, tu
 
 
 @pytest.fixture(params=["client", "client many", "local", "local many", "async"])
-def ask(request: pytest.FixtureRequest, clients: list[Any]) -> Callable[..., NDArray[Any]]:
+def ask(request, clients):
     """Give evaluate() of a client, or evaluate_many() of one item."""
     way, _, many = request.param.partition(" ")
     client = clients[["client", "local", "async"].index(way)]
 
-    def ask(op: ops.Operator, array: object, shape: Any = None, out: Any = None) -> Any:
+    def ask(op, array, shape=None, out=None):
         if many:
             return next(client.evaluate_many([(op, array, shape, out)]))
         return client.evaluate(op, array, output_shape=shape, out=out)
@@ -185,9 +170,7 @@ def ask(request: pytest.FixtureRequest, clients: list[Any]) -> Callable[..., NDA
 
 @pytest.mark.parametrize("name", EMPTY)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_an_empty_batch_has_an_empty_result(
-    ask: Callable[..., NDArray[Any]], name: str, dtype: Any
-) -> None:
+def test_an_empty_batch_has_an_empty_result(ask, name, dtype):
     op, shape, output_shape, expected = EMPTY[name]
     for _ in range(2):  # the second one finds what is kept of the first
         result = ask(op, np.empty(shape, dtype), output_shape)
@@ -210,20 +193,18 @@ def test_an_empty_batch_has_an_empty_result(
     ],
 )
 def test_an_axis_that_is_resized_has_elements_and_a_tensor_its_axes(
-    ask: Callable[..., NDArray[Any]], op: ops.Operator, shape: Any, output_shape: Any, field: str
-) -> None:
+    ask, op, shape, output_shape, field
+):
     with pytest.raises(InvalidRequestError) as caught:
         ask(op, np.empty(shape, np.float32), output_shape)
     assert caught.value.field == field
     assert "sizes" not in field or "at least 1 is needed" in str(caught.value)
 
 
-def test_the_command_line_and_a_stock_client_get_an_empty_result_too(
-    target: str, tmp_path: Path
-) -> None:
+def test_the_command_line_and_a_stock_client_get_an_empty_result_too(target, tmp_path):
     given = np.empty((0, 3, 8, 8), np.float32)
     assert by_command(tmp_path, target, TORCH, given, (0, 3, 4, 4)).shape == (0, 3, 4, 4)
-    tensors: dict[str, Any] = {"operator": ops.to_message(TORCH), "output": float32(0, 3, 4, 4)}
+    tensors = {"operator": ops.to_message(TORCH), "output": float32(0, 3, 4, 4)}
     with RawClient(target) as client:
         for strides in ((), (192, 64, 8, 1), (0, 0, 0, 0)):
             tensors["input"] = float32(0, 3, 8, 8, strides=strides)

@@ -4,10 +4,6 @@ Messages are made of fields as sloppy writers and attackers write them: in any o
 numbers longer than need be, of other types, cut off; and of sound messages with bytes changed.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import grpc
 import pytest
 from google.protobuf.message import DecodeError
@@ -16,7 +12,7 @@ from hypothesis import strategies as st
 
 from gradwire import DataLossError, v1
 from gradwire._wire import framing
-from gradwire._wire.framing import Parts, read_chunk, read_evaluation
+from gradwire._wire.framing import read_chunk, read_evaluation
 from gradwire_server.errors import ChecksumError, InvalidDataError, UnknownFieldError
 from gradwire_server.rpc import codec
 from gradwire_server.rpc.status_map import failure
@@ -44,7 +40,7 @@ KINDS = st.sampled_from([2] * 40 + [0, 1, 3, 4, 5, 6, 7])
 
 
 @st.composite
-def varints(draw: st.DrawFn, numbers: st.SearchStrategy[int]) -> bytes:
+def varints(draw, numbers):
     """Numbers in up to eleven bytes: protobuf takes ten, of a length five."""
     number = draw(numbers)
     length = max((number.bit_length() + 6) // 7, draw(LENGTHS))
@@ -57,7 +53,7 @@ TEXTS = st.sampled_from([b"", b"a", b"\xc3\xa4", b"\xc3\x28", b"\xed\xa0\x80"])
 
 
 @st.composite
-def fields(draw: st.DrawFn, numbers: st.SearchStrategy[int], inside: Any) -> bytes:
+def fields(draw, numbers, inside):
     """One field with a payload that may or may not be right for it."""
     kind = draw(KINDS)
     tag = draw(varints(numbers.map(lambda number: number << 3 | kind)))
@@ -65,12 +61,12 @@ def fields(draw: st.DrawFn, numbers: st.SearchStrategy[int], inside: Any) -> byt
         return tag + draw(varints(NUMBERS))
     if kind != 2:
         return tag + draw(st.binary(max_size=9))
-    payload: bytes = draw(inside)
+    payload = draw(inside)
     length = st.one_of(*[st.just(len(payload))] * 15, st.integers(0, 300))
     return tag + draw(varints(length)) + payload
 
 
-def joined(part: st.SearchStrategy[bytes], most: int) -> st.SearchStrategy[bytes]:
+def joined(part, most):
     return st.lists(part, max_size=most).map(b"".join)
 
 
@@ -88,7 +84,7 @@ STREAMS = st.one_of(*[STREAM] * 5, joined(STREAM, 3))
 
 
 @st.composite
-def damaged(draw: st.DrawFn) -> bytes:
+def damaged(draw):
     """Change, lose or double some bytes of a sound message."""
     message = bytearray(draw(st.sampled_from(SOUND)))
     for _ in range(draw(st.integers(0, 2))):
@@ -134,7 +130,7 @@ HANDMADE = [
 ]
 
 
-def parsed(kind: type[Any], data: bytes) -> Any:
+def parsed(kind, data):
     """Return what protobuf makes of bytes; None where it refuses them."""
     try:
         return kind.FromString(data)
@@ -142,7 +138,7 @@ def parsed(kind: type[Any], data: bytes) -> Any:
         return None
 
 
-def check_evaluation(kind: type[Any], message: bytes, parts: Parts) -> None:
+def check_evaluation(kind, message, parts):
     """Compare parts with what protobuf says of a message."""
     request_id, header, data = parts
     whole, head = parsed(kind, message), parsed(kind, header)
@@ -154,14 +150,14 @@ def check_evaluation(kind: type[Any], message: bytes, parts: Parts) -> None:
         assert whole == head
 
 
-def check_changed(error: Exception, message: bytes) -> None:
+def check_changed(error, message):
     """Check that a caller learns of a wrong checksum, where a message may have one."""
     assert b"\x75" in message
     told = failure(error)
     assert (told.code, told.reason_name) == (grpc.StatusCode.DATA_LOSS, "CHECKSUM_MISMATCH")
 
 
-def any_message(test: Any) -> Any:
+def any_message(test):
     """Run a test on messages that are drawn and on all of HANDMADE."""
     test = given(message=ANYTHING)(test)
     for message in HANDMADE:
@@ -171,16 +167,14 @@ def any_message(test: Any) -> Any:
 
 @pytest.mark.parametrize("kind", [v1.EvaluateRequest, v1.EvaluateResponse])
 @any_message
-def test_parts_that_are_read_by_hand_are_those_that_protobuf_reads(
-    kind: type[Any], message: bytes
-) -> None:
+def test_parts_that_are_read_by_hand_are_those_that_protobuf_reads(kind, message):
     found = read_evaluation(message)
     if found is not None:
         check_evaluation(kind, message, found[0])
 
 
 @any_message
-def test_a_request_is_refused_exactly_where_protobuf_refuses_it(message: bytes) -> None:
+def test_a_request_is_refused_exactly_where_protobuf_refuses_it(message):
     try:
         parts, _ = codec.read_evaluate(message)
         codec.parse(v1.EvaluateRequest, parts[1])
@@ -194,7 +188,7 @@ def test_a_request_is_refused_exactly_where_protobuf_refuses_it(message: bytes) 
 
 
 @any_message
-def test_a_message_of_a_stream_is_refused_exactly_where_protobuf_refuses_it(message: bytes) -> None:
+def test_a_message_of_a_stream_is_refused_exactly_where_protobuf_refuses_it(message):
     whole = parsed(v1.EvaluateStreamRequest, message)
     kind = None if whole is None else whole.WhichOneof("message")
     for name in ("open", "chunk"):
@@ -217,14 +211,14 @@ def test_a_message_of_a_stream_is_refused_exactly_where_protobuf_refuses_it(mess
 
 
 @any_message
-def test_a_chunk_that_is_read_by_hand_is_the_one_that_protobuf_reads(message: bytes) -> None:
+def test_a_chunk_that_is_read_by_hand_is_the_one_that_protobuf_reads(message):
     read = read_chunk(message)
     if read is not None:
         told = v1.Chunk(offset=read[0], data=read[1].tobytes())
         assert parsed(v1.EvaluateStreamResponse, message) == v1.EvaluateStreamResponse(chunk=told)
 
 
-def merged(kind: type[Any], parts: Parts) -> Any:
+def merged(kind, parts):
     """Return the message whose header, name and data were read by hand; None if that is none."""
     name, header, data = parts
     message = parsed(kind, header)
@@ -233,13 +227,13 @@ def merged(kind: type[Any], parts: Parts) -> Any:
     return message
 
 
-def read_result(message: bytes) -> framing.CheckedParts | None:
+def read_result(message):
     """Read the answer to a request without a checksum."""
     return framing.read_many_result(message, lambda _: None)
 
 
 @any_message
-def test_what_is_read_by_hand_of_many_protobuf_reads_alike(message: bytes) -> None:
+def test_what_is_read_by_hand_of_many_protobuf_reads_alike(message):
     if (request := framing.read_many_request(message)) is not None:
         header = merged(v1.EvaluateRequest, request[0])
         whole = parsed(v1.EvaluateManyRequest, message)
@@ -255,9 +249,7 @@ def test_what_is_read_by_hand_of_many_protobuf_reads_alike(message: bytes) -> No
     data=st.binary(min_size=1, max_size=300),
     draw=st.data(),
 )
-def test_a_frame_of_many_is_what_protobuf_writes_and_is_read_back_only_whole(
-    name: str, data: bytes, draw: st.DataObject
-) -> None:
+def test_a_frame_of_many_is_what_protobuf_writes_and_is_read_back_only_whole(name, data, draw):
     header = v1.EvaluateRequest(operator=REQUEST.operator, input=REQUEST.input)
     asks = (name.encode(), header.SerializeToString(), memoryview(data))
     asked = v1.EvaluateManyRequest(evaluation=merged(v1.EvaluateRequest, asks))
@@ -265,7 +257,7 @@ def test_a_frame_of_many_is_what_protobuf_writes_and_is_read_back_only_whole(
     answers = (name.encode(), output.SerializeToString(), memoryview(data))
     result = merged(v1.EvaluateResponse, answers)
     answered = v1.EvaluateManyResponse(request_id=name, result=result)
-    forms: list[tuple[Any, ...]] = [
+    forms = [
         (asked, framing.many_request_frame(*asks)[0], asks, framing.read_many_request),
         (answered, framing.many_result_frame(*answers), answers, read_result),
     ]

@@ -1,14 +1,11 @@
 """A client in another language, made from the .proto files alone, is understood."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from google.protobuf.json_format import MessageToDict
@@ -26,13 +23,13 @@ LOCK = HERE / "package-lock.json"
 WRONG_LOCK = ("EUSAGE", "EINTEGRITY")
 
 
-def _packages(lock: Path) -> dict[str, str]:
+def _packages(lock):
     """Version of each package, by its folder."""
     packages = json.loads(lock.read_text())["packages"]
     return {folder: facts["version"] for folder, facts in packages.items() if folder}
 
 
-def _install(folder: Path) -> None:
+def _install(folder):
     """Install what the lock names; skip the test where npm cannot, fail where the lock is wrong."""
     installed = folder / "node_modules" / ".package-lock.json"
     if installed.exists() and _packages(installed) == _packages(folder / LOCK.name):
@@ -51,7 +48,7 @@ def _install(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def told(tmp_path_factory):
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not on PATH")
@@ -72,13 +69,10 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         command = [node, str(HERE / "client.js"), server.address, str(PROTO), str(requests)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
     assert done.returncode == 0, done.stderr
-    answers: dict[str, Any] = json.loads(done.stdout)
-    return answers
+    return json.loads(done.stdout)
 
 
-def test_node_evaluates_the_published_example_lists_operators_and_reads_an_error(
-    told: dict[str, Any],
-) -> None:
+def test_node_evaluates_the_published_example_lists_operators_and_reads_an_error(told):
     expected = {"sizes": [2, 2], "values": [9, 6, 0, 0]}
     assert told["evaluate"] == {"request_id": "from node", **expected}
     assert told["stream"].items() >= {**expected, "lengths": [16]}.items()
@@ -91,9 +85,7 @@ def test_node_evaluates_the_published_example_lists_operators_and_reads_an_error
 
 
 @pytest.mark.parametrize("name", EXAMPLES, ids=list(EXAMPLES))
-def test_node_gets_every_example_of_every_dialect_to_the_bit(
-    told: dict[str, Any], name: str
-) -> None:
+def test_node_gets_every_example_of_every_dialect_to_the_bit(told, name):
     example = EXAMPLES[name]
     result = told["results"][list(EXAMPLES).index(name)]
     expected = evaluate(example.operator, example.given(), example.result)
@@ -101,7 +93,7 @@ def test_node_gets_every_example_of_every_dialect_to_the_bit(
     assert base64.b64decode(result["data"]) == expected.astype("<f4").tobytes()
 
 
-def test_the_lock_names_no_registry_and_exact_versions_alone() -> None:
+def test_the_lock_names_no_registry_and_exact_versions_alone():
     assert "resolved" not in LOCK.read_text()
     wanted = json.loads((HERE / "package.json").read_text())["dependencies"]
     locked = _packages(LOCK)

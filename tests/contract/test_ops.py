@@ -1,14 +1,11 @@
 """An operator is a value: checked, kept exactly, carried by its message, refused in plain words."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import pickle
 import pydoc
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -50,20 +47,20 @@ operators = st.one_of(
 
 
 @given(operators)
-def test_a_message_carries_an_operator_there_and_back(operator: ops.Operator) -> None:
+def test_a_message_carries_an_operator_there_and_back(operator):
     wire = ops.to_message(operator).SerializeToString()
     assert ops.from_message(v1.Operator.FromString(wire)) == operator
 
 
 @given(operators)
-def test_an_operator_survives_pickle_copy_hash_and_repr(operator: ops.Operator) -> None:
+def test_an_operator_survives_pickle_copy_hash_and_repr(operator):
     for twin in (pickle.loads(pickle.dumps(operator)), copy.deepcopy(operator)):  # noqa: S301
         assert twin == operator
         assert hash(twin) == hash(operator)
     assert eval(repr(operator), dict(vars(ops))) == operator  # noqa: S307
 
 
-def test_float32_attributes_are_shown_with_the_digits_that_tell_them() -> None:
+def test_float32_attributes_are_shown_with_the_digits_that_tell_them():
     resize = ops.OnnxResize(scales=(0.1, 3), cubic_coeff_a=-0.3)
     assert repr(resize) == "OnnxResize(cubic_coeff_a=-0.3, scales=(0.1, 3.0))"
     assert resize.shown()["scales"] == (0.1, 3.0)
@@ -72,11 +69,11 @@ def test_float32_attributes_are_shown_with_the_digits_that_tell_them() -> None:
 
 
 @given(st.floats(allow_nan=False), st.sampled_from(["scales", "input_pixel_offsets"]))
-def test_numbers_are_kept_exactly_as_float32_or_refused(number: float, name: str) -> None:
+def test_numbers_are_kept_exactly_as_float32_or_refused(number, name):
     with np.errstate(over="ignore"):
         rounded = float(np.float32(number))
     valid = np.isfinite(rounded) and (rounded > 0 or name != "scales")
-    given_numbers: dict[str, Any] = {name: [number]}
+    given_numbers = {name: [number]}
     if valid:
         operator = ops.DmlResampleGrad(interpolation_mode="linear", **given_numbers)
         assert getattr(operator, name) == (rounded,)
@@ -86,7 +83,7 @@ def test_numbers_are_kept_exactly_as_float32_or_refused(number: float, name: str
         assert caught.value.field == f"operator.dml_resample_grad.{name}[0]"
 
 
-def test_defaults_are_those_of_the_schema_and_do_not_travel() -> None:
+def test_defaults_are_those_of_the_schema_and_do_not_travel():
     explicit = ops.InterpolateBackward(
         mode="linear", coordinate_transformation_mode="half_pixel", data_format="NXC", sizes=()
     )
@@ -96,7 +93,7 @@ def test_defaults_are_those_of_the_schema_and_do_not_travel() -> None:
 
 
 @pytest.mark.parametrize("kind", ops.OPERATORS.values(), ids=lambda kind: kind.name)
-def test_help_describes_every_attribute(kind: type[ops.Operator]) -> None:
+def test_help_describes_every_attribute(kind):
     told = " ".join(pydoc.plain(pydoc.render_doc(kind)).replace("|", " ").split())
     attributes = ops.describe(kind).attributes
     assert attributes
@@ -131,34 +128,34 @@ class Every(Operator):
 Made = tuple[str, Callable[[], ops.Operator]]
 
 
-def dml(interpolation_mode: Any = "linear", **attributes: Any) -> Made:
+def dml(interpolation_mode="linear", **attributes):
     make = partial(ops.DmlResampleGrad, interpolation_mode=interpolation_mode, **attributes)
     return "dml_resample_grad", make
 
 
-def every(**attributes: Any) -> Made:
+def every(**attributes):
     return "every", partial(Every, **attributes)
 
 
-def command(assignment: str) -> Made:
+def command(assignment):
     return "every", partial(operator_from, Every, [assignment])
 
 
-def interpolate(mode: Any = "linear", **attributes: Any) -> Made:
+def interpolate(mode="linear", **attributes):
     return "interpolate", partial(ops.Interpolate, mode=mode, **attributes)
 
 
-def message(**member: Any) -> Made:
+def message(**member):
     return next(iter(member), ""), lambda: ops.from_message(v1.Operator(**member))
 
 
-def resample(**attributes: Any) -> Made:
+def resample(**attributes):
     return message(dml_resample={"interpolation_mode": LINEAR, **attributes})
 
 
 NAMED = "'nearest_neighbor' (also 'nearest') or"
 # A call that makes an operator, the refused attribute, and words of the error.
-REFUSALS: list[tuple[Made, str, str]] = [
+REFUSALS = [
     (("dml_resample_grad", ops.OPERATORS["dml_resample_grad"]), "interpolation_mode", "is missing"),
     (dml(scale=[1]), "scale", "did you mean 'scales'?"),
     (dml("cubic"), "interpolation_mode", f"is 'cubic' ... {NAMED} 'linear'"),
@@ -240,9 +237,7 @@ REFUSALS: list[tuple[Made, str, str]] = [
 
 
 @pytest.mark.parametrize(("made", "attribute", "words"), REFUSALS)
-def test_a_refusal_names_the_attribute_what_came_and_what_would_do(
-    made: Made, attribute: str, words: str
-) -> None:
+def test_a_refusal_names_the_attribute_what_came_and_what_would_do(made, attribute, words):
     name, make = made
     with pytest.raises(InvalidRequestError) as caught:
         make()
@@ -253,11 +248,11 @@ def test_a_refusal_names_the_attribute_what_came_and_what_would_do(
     assert len(str(error)) < 400
 
 
-NUMBERS: list[Any] = [
+NUMBERS = [
     *([2, 3], (2.0, 3.0), np.array([2, 3]), np.array([2, 3], np.float16)),
     *([np.float64(2), np.array(3)], range(2, 4), (each for each in (2, 3))),
 ]
-KEPT: list[tuple[str, Any, object]] = [
+KEPT = [
     ("flag", True, True),
     ("flag", np.bool_(True), True),  # noqa: FBT003
     ("maybe", None, None),
@@ -285,19 +280,19 @@ KEPT: list[tuple[str, Any, object]] = [
     KEPT,
     ids=lambda value: repr(value).partition(" at 0x")[0],
 )
-def test_a_value_is_kept_as_the_wire_carries_it(name: str, given: Any, kept: object) -> None:
+def test_a_value_is_kept_as_the_wire_carries_it(name, given, kept):
     value = getattr(Every(**{name: given}), name)
     assert repr(value) == repr(kept)
 
 
-def test_minus_zero_is_told_from_a_default_of_zero() -> None:
+def test_minus_zero_is_told_from_a_default_of_zero():
     (single,) = (each for each in dataclasses.fields(Every) if each.name == "single")
     assert is_default(single, 0.0)
     assert not is_default(single, -0.0)
     assert repr(Every(single=-0.0)) == "Every(single=-0.0)"
 
 
-WORDS: list[tuple[str, object]] = [
+WORDS = [
     ("flag=true", True),
     ("flag=False", False),
     ("maybe=false", False),
@@ -310,11 +305,11 @@ WORDS: list[tuple[str, object]] = [
 
 
 @pytest.mark.parametrize(("assignment", "value"), WORDS)
-def test_the_command_line_reads_every_kind(assignment: str, value: object) -> None:
+def test_the_command_line_reads_every_kind(assignment, value):
     assert getattr(operator_from(Every, [assignment]), assignment.partition("=")[0]) == value
 
 
-def test_a_forward_message_takes_one_value_of_what_only_a_gradient_reads() -> None:
+def test_a_forward_message_takes_one_value_of_what_only_a_gradient_reads():
     message = v1.TorchInterpolate(size=(2,), follow=v1.TorchInterpolate.FOLLOW_FORWARD_ADJOINT)
     forward = ops.from_message(v1.Operator(torch_interpolate=message))
     assert forward == ops.TorchInterpolate(size=2)

@@ -1,34 +1,28 @@
 """Servers and SDKs of other releases: each serves or names what it does not know."""
 
-from __future__ import annotations
-
 import json
 import struct
-from collections.abc import Iterator
 from copy import deepcopy
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
-from google.protobuf.descriptor import Descriptor
 
 from contract.wire_exchange import EXCHANGE, requests
-from gradwire import Client, InvalidRequestError, Item, Timing, ops, v1
+from gradwire import Client, InvalidRequestError, Item, ops, v1
 from gradwire._wire.framing import varint
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from support import raw_calls, relay
 from support.clients import ONCE
 from support.raw_calls import RawClient, published_request
-from support.refusals import Refusal
-from support.servers import ServerThread, serving
+from support.servers import serving
 
 HALVE = ops.InterpolateBackward(mode="linear", data_format="NCX")
 ARRAYS = {
     "Evaluate": np.arange(96, dtype=np.float32).reshape(1, 3, 32),
     "EvaluateStream": np.arange(1 << 18, dtype=np.float32).reshape(1, 4, 1 << 16),
 }
-EVALUATIONS: dict[str, dict[str, str]] = json.loads(EXCHANGE.read_text())["evaluations"]
+EVALUATIONS = json.loads(EXCHANGE.read_text())["evaluations"]
 OTHERS = [
     pytest.param(relay.newer, True, id="newer"),
     pytest.param(relay.older, True, id="older"),
@@ -37,22 +31,20 @@ OTHERS = [
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerThread]:
+def server():
     with serving(backend=NumpyCpu()) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def client(server: ServerThread) -> Iterator[RawClient]:
+def client(server):
     with RawClient(server.address) as client:
         yield client
         client.check_alive()
 
 
 @pytest.mark.parametrize("name", EVALUATIONS)
-def test_what_an_sdk_of_a_release_before_sends_has_the_answer_it_had(
-    client: RawClient, name: str
-) -> None:
+def test_what_an_sdk_of_a_release_before_sends_has_the_answer_it_had(client, name):
     sent, expected = (bytes.fromhex(EVALUATIONS[name][key]) for key in ("request", "answer"))
     method = f"{raw_calls.SERVICE}/Evaluate"
     assert raw_calls.call(client.channel, method, [sent]) == ([expected], None)
@@ -65,18 +57,18 @@ def test_what_an_sdk_of_a_release_before_sends_has_the_answer_it_had(
 
 
 @pytest.mark.parametrize("name", EVALUATIONS)
-def test_this_sdk_writes_what_the_one_of_a_release_before_wrote(name: str) -> None:
+def test_this_sdk_writes_what_the_one_of_a_release_before_wrote(name):
     assert requests()[name].SerializeToString().hex() == EVALUATIONS[name]["request"]
 
 
 @pytest.mark.parametrize(("change", "trailers"), OTHERS)
 @pytest.mark.parametrize("array", ARRAYS.values(), ids=list(ARRAYS))
 def test_this_sdk_is_served_by_servers_of_other_releases_and_understands_their_refusals(
-    server: ServerThread, array: Any, change: Any, *, trailers: bool
-) -> None:
+    server, array, change, trailers
+):
     shape = (*array.shape[:-1], array.shape[-1] // 2)
     wrong = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1.0,))
-    timings: list[Timing] = []
+    timings = []
     with Client(server.address) as client:
         expected = client.evaluate(HALVE, array, output_shape=shape)
     other = relay.skewed(server.address, change, trailers=trailers)
@@ -92,7 +84,7 @@ def test_this_sdk_is_served_by_servers_of_other_releases_and_understands_their_r
             client.evaluate(wrong, array, output_shape=array.shape)
 
 
-def _next_number(message: Descriptor) -> int:
+def _next_number(message):
     """Return a number that the next release may well take; 14 and 15 are taken at the end."""
     last = {"checksum", "data"}
     return max((field.number for field in message.fields if field.name not in last), default=0) + 1
@@ -102,12 +94,12 @@ OPERATOR_NUMBER = _next_number(v1.Operator.DESCRIPTOR)
 every_way = pytest.mark.parametrize("how", ["Evaluate", "EvaluateStream"])
 
 
-def merged(message: Any, more: bytes) -> Any:
+def merged(message, more):
     message.MergeFromString(more)
     return message
 
 
-def with_newer_field(message: Any, path: str = "") -> Any:
+def with_newer_field(message, path=""):
     """Set a float that only a newer schema has, at a path in a message."""
     made = place = deepcopy(message)
     for step in filter(None, path.split(".")):
@@ -117,7 +109,7 @@ def with_newer_field(message: Any, path: str = "") -> Any:
     return made
 
 
-def unimplemented(answer: raw_calls.Answer, how: str, reason: str = "UNKNOWN_FIELD") -> Refusal:
+def unimplemented(answer, how, reason="UNKNOWN_FIELD"):
     """Assert that a call was refused for what only a newer schema has, a stream in-band too."""
     return raw_calls.refused(answer, reason, in_band=how == "EvaluateStream")
 
@@ -136,9 +128,7 @@ NEWER_FIELDS = {
 
 @every_way
 @pytest.mark.parametrize("path", NEWER_FIELDS)
-def test_a_field_of_a_newer_schema_is_refused_by_message_and_number(
-    client: RawClient, path: str, how: str
-) -> None:
+def test_a_field_of_a_newer_schema_is_refused_by_message_and_number(client, path, how):
     name, number = NEWER_FIELDS[path].full_name, _next_number(NEWER_FIELDS[path])
     request = published_request()
     if path.startswith("operator."):
@@ -150,7 +140,7 @@ def test_a_field_of_a_newer_schema_is_refused_by_message_and_number(
     assert refusal.info.metadata["field_number"] == str(number)
 
 
-def test_a_newer_field_of_a_unary_header_is_refused(client: RawClient) -> None:
+def test_a_newer_field_of_a_unary_header_is_refused(client):
     refusal = unimplemented(client.evaluate(with_newer_field(published_request())), "Evaluate")
     assert "field 6 of gradwire.v1.EvaluateRequest " in refusal.message
 
@@ -160,7 +150,7 @@ CHUNK = raw_calls.chunk(0, published_request().data)
 # Field 3 of the oneof, which holds a chunk; and field 9 beside a chunk.
 NEWEST = v1.EvaluateStreamRequest.FromString(b"\x1a\x02\x08\x01")
 BESIDE = merged(raw_calls.chunk(0, published_request().data), b"\x48\x01")
-STREAMS: dict[str, tuple[list[v1.EvaluateStreamRequest], str]] = {
+STREAMS = {
     "open": ([with_newer_field(OPENING, "open")], "10 of gradwire.v1.Open "),
     "chunk": ([OPENING, with_newer_field(CHUNK, "chunk")], "2 of gradwire.v1.Chunk at chunk "),
     "beside a chunk": ([OPENING, BESIDE], "9 of gradwire.v1.EvaluateStreamRequest "),
@@ -170,17 +160,13 @@ STREAMS: dict[str, tuple[list[v1.EvaluateStreamRequest], str]] = {
 
 
 @pytest.mark.parametrize(("messages", "words"), STREAMS.values(), ids=list(STREAMS))
-def test_newer_parts_of_a_stream_are_refused(
-    client: RawClient, messages: list[v1.EvaluateStreamRequest], words: str
-) -> None:
+def test_newer_parts_of_a_stream_are_refused(client, messages, words):
     refusal = unimplemented(client.stream(messages), "EvaluateStream")
     assert f"field {words}" in refusal.message
 
 
 @every_way
-def test_an_operator_of_a_newer_schema_and_a_newer_field_beside_one_are_refused(
-    client: RawClient, how: str
-) -> None:
+def test_an_operator_of_a_newer_schema_and_a_newer_field_beside_one_are_refused(client, how):
     request, number = published_request(), OPERATOR_NUMBER + 1
     # A field of no oneof, a varint.
     merged(request.operator, varint(number << 3) + b"\x01")
@@ -196,8 +182,6 @@ def test_an_operator_of_a_newer_schema_and_a_newer_field_beside_one_are_refused(
 @pytest.mark.parametrize(
     ("method", "told"), [("ListOperators", "operators"), ("GetServerInfo", "version")]
 )
-def test_questions_about_the_server_are_answered_to_a_newer_caller(
-    client: RawClient, method: str, told: str
-) -> None:
+def test_questions_about_the_server_are_answered_to_a_newer_caller(client, method, told):
     question = getattr(v1, f"{method}Request").FromString(b"\x08\x01")
     assert getattr(getattr(client.stub, method)(question), told)

@@ -1,7 +1,5 @@
 """Whatever way a server's error comes, it becomes the same exception."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable
@@ -9,7 +7,6 @@ from collections.abc import Callable
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from gradwire import errors, v1
@@ -17,7 +14,7 @@ from gradwire._wire.statuses import BY_REASON, from_in_band, from_status
 from gradwire.errors import GradwireError, InvalidRequestError, LimitExceededError
 
 # One row for each reason: status code, exception, and the built-in one it may be caught as.
-TABLE: dict[str, tuple[str, type[GradwireError], type[Exception]]] = {
+TABLE = {
     "INVALID_FIELD": ("INVALID_ARGUMENT", InvalidRequestError, ValueError),
     "INVALID_DATA": ("INVALID_ARGUMENT", InvalidRequestError, ValueError),
     "UNKNOWN_FIELD": ("UNIMPLEMENTED", errors.UnsupportedOperatorError, GradwireError),
@@ -49,14 +46,14 @@ MESSAGE = f"{FIELD}: is nan; give numbers"
 TOLD = "scales[2]: is nan; give numbers"
 
 
-def details(*each: Message) -> bytes:
+def details(*each):
     status = status_pb2.Status()
     for detail in each:
         status.details.add().Pack(detail)
     return status.SerializeToString()
 
 
-def info(reason: str, domain: str = "gradwire.v1") -> error_details_pb2.ErrorInfo:
+def info(reason, domain="gradwire.v1"):
     return error_details_pb2.ErrorInfo(reason=reason, domain=domain, metadata=METADATA)
 
 
@@ -66,16 +63,16 @@ DELAY = Duration(seconds=1, nanos=500_000_000)
 RETRY = error_details_pb2.RetryInfo(retry_delay=DELAY)
 
 
-def by_status(code: str, reason: str) -> GradwireError:
+def by_status(code, reason):
     return from_status(code, MESSAGE, details(info(reason), BAD, RETRY))
 
 
-def by_number(code: str, reason: str) -> GradwireError:
-    number: int = grpc.StatusCode[code].value[0]
+def by_number(code, reason):
+    number = grpc.StatusCode[code].value[0]
     return from_status(number, MESSAGE, details(RETRY, BAD, info(reason)))
 
 
-def in_band(code: str, reason: str) -> GradwireError:
+def in_band(code, reason):
     error = v1.Error(
         code=code_pb2.Code.Value(code),
         reason=v1.ErrorReason.Value(f"ERROR_REASON_{reason}"),
@@ -87,7 +84,7 @@ def in_band(code: str, reason: str) -> GradwireError:
     return from_in_band(v1.Error.FromString(error.SerializeToString()))
 
 
-def test_every_reason_of_the_schema_has_one_exception() -> None:
+def test_every_reason_of_the_schema_has_one_exception():
     reasons = [name.removeprefix("ERROR_REASON_") for name in v1.ErrorReason.keys()]  # noqa: SIM118
     assert reasons == ["UNSPECIFIED", *TABLE]
     assert list(BY_REASON) == list(TABLE)
@@ -95,7 +92,7 @@ def test_every_reason_of_the_schema_has_one_exception() -> None:
 
 @pytest.mark.parametrize("way", [by_status, by_number, in_band])
 @pytest.mark.parametrize("reason", TABLE)
-def test_a_reason_becomes_its_exception_whichever_way_it_comes(reason: str, way: Way) -> None:
+def test_a_reason_becomes_its_exception_whichever_way_it_comes(reason, way):
     code, kind, caught_as = TABLE[reason]
     error = way(code, reason)
     assert type(error) is kind
@@ -114,7 +111,7 @@ def test_a_reason_becomes_its_exception_whichever_way_it_comes(reason: str, way:
 
 
 # Any other code is a ServerError.
-OF_CODES: dict[str, type[GradwireError]] = {
+OF_CODES = {
     "CANCELLED": errors.CallCancelledError,
     "INVALID_ARGUMENT": InvalidRequestError,
     "DEADLINE_EXCEEDED": errors.DeadlineExceededError,
@@ -138,31 +135,31 @@ FOREIGN_DETAILS = [
 
 @pytest.mark.parametrize("given", FOREIGN_DETAILS, ids=range(len(FOREIGN_DETAILS)))
 @pytest.mark.parametrize("code", CODES)
-def test_without_a_reason_of_ours_the_code_decides(code: str, given: bytes | None) -> None:
+def test_without_a_reason_of_ours_the_code_decides(code, given):
     error = from_status(code, "from a proxy", given)
     assert type(error) is OF_CODES.get(code, errors.ServerError)
     assert error.reason in ("", "A_REASON_OF_LATER")
     assert str(error).endswith("from a proxy")
 
 
-def test_overload_without_a_retry_delay_is_a_limit_and_not_retried() -> None:
+def test_overload_without_a_retry_delay_is_a_limit_and_not_retried():
     error = from_status("RESOURCE_EXHAUSTED", "full", details(info("OVERLOADED")))
     assert type(error) is LimitExceededError
     in_stream = v1.Error(code=8, reason=v1.ErrorReason.ERROR_REASON_OVERLOADED, message="full")
     assert type(from_in_band(in_stream)) is LimitExceededError
 
 
-def test_a_reason_of_later_on_a_stream_leaves_it_to_the_code() -> None:
-    error = from_in_band(v1.Error(code=3, reason=99, message="new"))  # type: ignore[arg-type]
+def test_a_reason_of_later_on_a_stream_leaves_it_to_the_code():
+    error = from_in_band(v1.Error(code=3, reason=99, message="new"))
     assert (type(error), error.reason) == (InvalidRequestError, "")
 
 
-def test_a_server_error_without_words_or_reason_names_its_code() -> None:
+def test_a_server_error_without_words_or_reason_names_its_code():
     assert "PERMISSION_DENIED" in str(from_status(7, "", None))
     assert "status 99" in str(from_status(99, "", None))
 
 
-def test_an_error_made_here_has_its_reason_too() -> None:
+def test_an_error_made_here_has_its_reason_too():
     error = InvalidRequestError.of("input.sizes", "has 0 axes")
     assert (error.reason, error.field, error.request_id) == ("INVALID_FIELD", "input.sizes", None)
     assert str(error) == "array.shape: has 0 axes"

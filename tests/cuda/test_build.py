@@ -1,14 +1,11 @@
 """The CUDA kernels through NVRTC, and of a real device what can be had without one."""
 
-from __future__ import annotations
-
 import json
 import pwd
 import re
 import struct
 from importlib import import_module
 from operator import attrgetter
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -29,11 +26,11 @@ SMALLEST = ["fill_bands<unsigned int>"]
 
 @needs_cuda_packages
 @pytest.mark.parametrize("architecture", cuda_programs.ARCHITECTURES)
-def test_every_kernel_compiles_without_spills_and_within_its_registers(architecture: int) -> None:
+def test_every_kernel_compiles_without_spills_and_within_its_registers(architecture):
     for one in cuda_programs.built(architecture):
         assert max(map(int, re.findall(r"(\d+) bytes smem", one.log)), default=0) <= 48 << 10
     taken = cuda_programs.registers(architecture)
-    budget: dict[str, int] = json.loads(cuda_programs.BUDGET.read_text())
+    budget = json.loads(cuda_programs.BUDGET.read_text())
     assert taken.keys() == budget.keys()
     beyond = {name: count for name, count in taken.items() if count > budget[name]}
     assert not beyond, f"tests/support/kernels/cuda_programs.py writes the budget anew: {beyond}"
@@ -41,14 +38,14 @@ def test_every_kernel_compiles_without_spills_and_within_its_registers(architect
 
 @needs_cuda_packages
 @pytest.mark.parametrize("architecture", [90, 120])
-def test_compiled_kernels_fuse_nothing_add_in_order_and_keep_denormals(architecture: int) -> None:
+def test_compiled_kernels_fuse_nothing_add_in_order_and_keep_denormals(architecture):
     for one in cuda_programs.built(architecture):
         assert all(name in one.ptx for name in one.lowered.values())
         found = FORBIDDEN.search(one.ptx)
         assert found is None, f"{min(one.lowered)}: {found and found.group()}"
 
 
-def test_what_must_not_be_in_a_kernel_would_be_found() -> None:
+def test_what_must_not_be_in_a_kernel_would_be_found():
     for line in (
         "fma.rn.f32 %f1, %f2, %f3, %f4;",
         "mad.rn.f64 %fd1, %fd2, %fd3, %fd4;",
@@ -61,7 +58,7 @@ def test_what_must_not_be_in_a_kernel_would_be_found() -> None:
 
 
 @needs_cuda_packages
-def test_what_was_compiled_is_found_again(tmp_path: Path) -> None:
+def test_what_was_compiled_is_found_again(tmp_path):
     first = build.cubin(SMALLEST, 90, tmp_path)
     folder = tmp_path / build.version()
     (kept,) = folder.iterdir()
@@ -82,15 +79,13 @@ def test_what_was_compiled_is_found_again(tmp_path: Path) -> None:
 
 
 @needs_cuda_packages
-def test_what_does_not_compile_is_said_with_the_compilers_words(tmp_path: Path) -> None:
+def test_what_does_not_compile_is_said_with_the_compilers_words(tmp_path):
     with pytest.raises(build.BuildError, match="undefined_type"):
         build.cubin(["fill_bands<undefined_type>"], 90, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_both_releases_of_cupy_at_once_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_releases_of_cupy_at_once_are_refused(tmp_path, monkeypatch):
     for name in ("cupy-cuda12x", "cupy-cuda13x"):
         folder = tmp_path / f"{name.replace('-', '_')}-14.2.0.dist-info"
         folder.mkdir()
@@ -111,14 +106,14 @@ CALLED = """
 
 
 @needs_cuda_packages
-def test_cupy_has_everything_that_is_called_on_a_device() -> None:
+def test_cupy_has_everything_that_is_called_on_a_device():
     cupy = import_module("cupy")
     for path in CALLED.split():
         assert attrgetter(path)(cupy) is not None, path
     assert issubclass(cupy.cuda.memory.OutOfMemoryError, MemoryError)
 
 
-ERRORS: dict[type[Exception], str] = {
+ERRORS = {
     DeviceError: "InvalidValue InvalidConfiguration NotReady InvalidResourceHandle "
     "LaunchOutOfResources HostMemoryAlreadyRegistered",
     MemoryError: "MemoryAllocation",
@@ -130,11 +125,11 @@ ERRORS: dict[type[Exception], str] = {
 
 @needs_cuda_packages
 @pytest.mark.parametrize("fails", [False, True])
-def test_errors_that_last_are_told_from_those_of_one_call(*, fails: bool) -> None:
+def test_errors_that_last_are_told_from_those_of_one_call(fails):
     """By name, as CUDA's own library numbers them."""
     error_of = import_module("cupy.cuda").runtime.CUDARuntimeError
 
-    def synchronize() -> None:
+    def synchronize():
         if fails:
             raise error_of(1)
 
@@ -148,9 +143,7 @@ def test_errors_that_last_are_told_from_those_of_one_call(*, fails: bool) -> Non
                 raise error_of(named[f"cudaError{name}"])
 
 
-def test_cubins_are_kept_beside_other_compiled_code_or_nowhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cubins_are_kept_beside_other_compiled_code_or_nowhere(tmp_path, monkeypatch):
     """Users whose numbers are given to containers have no home: nothing can be kept then."""
     assert cupy_device.cubins(str(tmp_path)) == tmp_path / "cuda"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -1,7 +1,5 @@
 """From plans to programs for CUDA: kernels, buffers, grids and their limits."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 
 from gradwire_server.backends import compute_dtype
 from gradwire_server.backends.cuda import launches, programs
-from gradwire_server.backends.cuda.programs import Buffer, Launch, X, Y, every_kernel
+from gradwire_server.backends.cuda.programs import Buffer, X, Y, every_kernel
 from gradwire_server.plans import BandedMap, Plan
 from support.kernels import cuda_device
 from support.kernels import kernel_maps as maps
@@ -57,9 +55,7 @@ HALVED, NEAREST_HALVED = maps.linear(64, 32).adjoint(), maps.nearest(64, 32).adj
         ([2, NEAREST_HALVED, NEAREST_HALVED, 8], ["select_inputs<unsigned int, 4>"]),
     ],
 )
-def test_each_kind_of_plan_has_its_kernels(
-    axes: list[BandedMap | int], expected: list[str]
-) -> None:
+def test_each_kind_of_plan_has_its_kernels(axes, expected):
     """Along some axes there are maps, and nothing along others, given by length."""
     bands = [None if isinstance(one, int) else one for one in axes]
     shape = tuple(one if isinstance(one, int) else one.inputs for one in axes)
@@ -76,14 +72,12 @@ FORMATS = [one for dtype in oracles.STORAGE_TYPES for one in programs.formats(dt
     formats=st.sampled_from(FORMATS),
     multiprocessors=st.sampled_from([1, 132]),
 )
-def test_launches_read_what_is_there_and_write_it_all(
-    plan: Plan, formats: programs.Format, multiprocessors: int
-) -> None:
+def test_launches_read_what_is_there_and_write_it_all(plan, formats, multiprocessors):
     assume(plan.passes)
     assume(math.prod(plan.output_shape))
     program = cuda_device.program(plan, *formats, multiprocessors=multiprocessors)
     tables, scratch = set(program.tables), set(program.scratch)
-    written, used = {X}, set[Buffer]()
+    written, used = {X}, set()
     for launch in program.launches:
         _keeps_the_limits(launch)
         result, *others = (one for one in launch.arguments if isinstance(one, Buffer))
@@ -99,7 +93,7 @@ def test_launches_read_what_is_there_and_write_it_all(
     assert all(0 < nbytes <= room for nbytes in program.scratch.values())
 
 
-def _keeps_the_limits(launch: Launch) -> None:
+def _keeps_the_limits(launch):
     x, y, z = launch.grid
     assert 1 <= x <= 2**31 - 1
     assert (y, z) == (1, 1)
@@ -108,7 +102,7 @@ def _keeps_the_limits(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("rows", [2**31, 2**33])
-def test_a_tensor_of_very_many_rows_is_one_launch_or_refused(rows: int) -> None:
+def test_a_tensor_of_very_many_rows_is_one_launch_or_refused(rows):
     plan = Plan.build([None, X2, None], (rows, 128, 64))
     try:
         program = cuda_device.program(plan, SINGLE, SINGLE)
@@ -119,21 +113,21 @@ def test_a_tensor_of_very_many_rows_is_one_launch_or_refused(rows: int) -> None:
             _keeps_the_limits(launch)
 
 
-def test_more_channels_than_32_bits_count_take_one_axis_at_a_time() -> None:
+def test_more_channels_than_32_bits_count_take_one_axis_at_a_time():
     small = maps.linear(2, 4).adjoint()
     plan = Plan.build([small, small, None], (4, 4, 2**31 + 16))
     program = cuda_device.program(plan, SINGLE, SINGLE)
     assert [one.kernel for one in program.launches] == ["axis_pass<float, float, 4>"] * 2
 
 
-def test_a_map_beyond_32_bits_is_refused() -> None:
+def test_a_map_beyond_32_bits_is_refused():
     huge = BandedMap(1, 2**31, np.array([2**31 - 1]), np.array([0, 1]), np.array([0.5]))
     with pytest.raises(ValueError, match="2147483648 inputs"):
         cuda_device.program(Plan.build([huge], (2**31,)), SINGLE, SINGLE)
 
 
 @given(jobs=LENGTHS, per_block=st.sampled_from([1, 8, 16, 256]))
-def test_a_grid_holds_every_job_and_no_idle_block(jobs: int, per_block: int) -> None:
+def test_a_grid_holds_every_job_and_no_idle_block(jobs, per_block):
     try:
         x, y, z = launches.blocks(jobs, per_block=per_block)
     except ValueError:

@@ -1,14 +1,12 @@
 """The simulators do what a device does, from sources and PTX, and see what it would let pass."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from cudasim.module import REVERSE, Module, SimError
+from cudasim.module import REVERSE, SimError
 from cudasim.samples import FOLDER, NAMES, mapped, samples, show
 from gradwire_server.backends.cuda import build
 from ptxsim.module import translated
@@ -23,7 +21,7 @@ _RAMP = np.arange(64, dtype=np.float32)
 
 
 @pytest.mark.parametrize("order", [0, REVERSE, 5, 6])
-def test_barriers_and_shuffles_do_not_depend_on_the_order_of_threads(order: int) -> None:
+def test_barriers_and_shuffles_do_not_depend_on_the_order_of_threads(order):
     oracles.same_bits(show("barrier", order), _RAMP[::-1])
     lane = np.arange(64) % 32
     before = np.where(lane > 0, _RAMP - 1, _RAMP)
@@ -31,7 +29,7 @@ def test_barriers_and_shuffles_do_not_depend_on_the_order_of_threads(order: int)
     oracles.same_bits(show("shuffles", order), before + 100 * after)
 
 
-def test_memory_is_nan_until_it_is_written() -> None:
+def test_memory_is_nan_until_it_is_written():
     assert np.isnan(samples().buffer(256).view(np.float32, 64)).all()
     assert np.isnan(show("missing barrier")).any()
 
@@ -48,14 +46,14 @@ _WRONG = {
 
 
 @pytest.mark.parametrize("what", [*_WRONG, "large block"])
-def test_guard_pages_and_the_scheduler_see(what: str) -> None:
+def test_guard_pages_and_the_scheduler_see(what):
     with pytest.raises(SimError, match=_WRONG.get(what, r"invalid block \(1025,1,1\)")) as seen:
         show(what, REVERSE if what == "reads before" else 0)
     assert what not in {"leaves", "two barriers"} or "samples.cu:" in str(seen.value)
     oracles.same_bits(show("copy"), _RAMP)  # which did no harm to what comes later
 
 
-def test_arguments_have_the_types_that_the_kernel_declares() -> None:
+def test_arguments_have_the_types_that_the_kernel_declares():
     module = samples()
     x = module.buffer(256)
     with pytest.raises(SimError, match=r"takes arguments of \[8, 8, 4\] bytes; \[8, 8, 8\] came"):
@@ -66,9 +64,7 @@ def test_arguments_have_the_types_that_the_kernel_declares() -> None:
     ("name", "dtype"),
     [("__half", np.dtype(np.float16)), ("__nv_bfloat16", np.dtype(ml_dtypes.bfloat16))],
 )
-def test_sixteen_bit_numbers_are_converted_as_numpy_does(
-    name: str, dtype: np.dtype[np.generic]
-) -> None:
+def test_sixteen_bit_numbers_are_converted_as_numpy_does(name, dtype):
     words = np.arange(1 << 16, dtype=np.uint16).view(dtype)
     values = to_be_rounded(dtype)
     awkward = values[: len(values) // 64 * 64]
@@ -118,17 +114,17 @@ $L__BB0_2:
 """
 
 
-def _squares(instruction: str) -> Module:
+def _squares(instruction):
     return translated([(_SQUARES.replace("INSTRUCTION", instruction), {"squares": "squares"})])
 
 
-def _launched(module: Module, x: oracles.Tensor) -> oracles.Tensor:
+def _launched(module, x):
     given, y = module.holding(x, order=REVERSE), module.buffer(x.nbytes, order=REVERSE)
     module.launch("squares", (1,), (max(64, len(x)),), [given, y, np.int32(len(x))])
     return y.view(np.float32, len(x)).copy()
 
 
-def test_sums_and_products_of_ptx_are_rounded_apart_and_denormals_kept() -> None:
+def test_sums_and_products_of_ptx_are_rounded_apart_and_denormals_kept():
     x = np.array([*np.linspace(-2, 3, 50), 1 + 2**-12, 1e-40, 1e-20], np.float32)
     squares = _squares("mul.rn.f32 	%f2, %f1, %f1;")
     oracles.same_bits(_launched(squares, x), x * x + np.float32(1))
@@ -157,18 +153,18 @@ def test_sums_and_products_of_ptx_are_rounded_apart_and_denormals_kept() -> None
         ("mov.f32 	%f2, unknown_name;", "operand 'unknown_name'"),
     ],
 )
-def test_what_is_not_known_of_ptx_is_an_error(instruction: str, message: str) -> None:
+def test_what_is_not_known_of_ptx_is_an_error(instruction, message):
     with pytest.raises(PtxError, match=message):
         _squares(instruction)
 
 
-def test_functions_that_are_called_are_an_error() -> None:
+def test_functions_that_are_called_are_an_error():
     with pytest.raises(PtxError, match="functions that are called"):
         entries(".func helper() { ret; }")
 
 
 @cache
-def _by_nvrtc(architecture: int) -> Module:
+def _by_nvrtc(architecture):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "_FOLDER", FOLDER)
         patch.setattr(build, "source", "samples.cu".format)
@@ -178,7 +174,7 @@ def _by_nvrtc(architecture: int) -> Module:
 
 @needs_cuda_packages
 @pytest.mark.parametrize("architecture", [75, 90, 120])
-def test_what_nvrtc_makes_of_a_source_does_what_the_source_does(architecture: int) -> None:
+def test_what_nvrtc_makes_of_a_source_does_what_the_source_does(architecture):
     module = _by_nvrtc(architecture)
     for what in ("barrier", "shuffles", "copy"):
         oracles.same_bits(show(what, module=module), show(what))

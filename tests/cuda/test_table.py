@@ -4,42 +4,35 @@ They run within the whole backend, compiled for the CPU from their sources and f
 NVRTC makes of them.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
-from collections.abc import Callable, Iterable
 from functools import cache
 
 import pytest
 
 from cudasim.compiler import Mode, finding, watched
-from cudasim.module import FORWARD, REVERSE, Module
+from cudasim.module import FORWARD, REVERSE
 from gradwire_server.backends.cuda import launches
-from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.backends.cuda.programs import every_kernel
 from gradwire_server.errors import DeviceLostError
 from support.kernels import cuda_device, cuda_huge, cuda_programs, cuda_table
 from support.kernels.cuda_backends import needs_cuda_packages, needs_simulator
 from support.kernels.cuda_device import SOURCES, simulated_cuda
-from support.kernels.cuda_huge import Huge
-from support.kernels.cuda_mutants import MUTANTS, Mutant
-from support.kernels.cuda_table import Row
-from support.kernels.kernel_table import Case
+from support.kernels.cuda_mutants import MUTANTS
 
 pytestmark = needs_simulator
 
 
-def _kernels(rows: Iterable[Row]) -> frozenset[str]:
+def _kernels(rows):
     return frozenset(kernel for row in rows for kernel in row.kernels)
 
 
-def test_the_table_launches_every_kernel_there_is_and_no_other() -> None:
+def test_the_table_launches_every_kernel_there_is_and_no_other():
     assert _kernels(cuda_table.rows()) == set(every_kernel())
 
 
 @cache
-def _backends(module: Module) -> list[Cuda]:
+def _backends(module):
     """Return three for all rows, so that each row finds what others left in memory.
 
     With no multiprocessors each thread does as much as it ever does.
@@ -49,14 +42,12 @@ def _backends(module: Module) -> list[Cuda]:
 
 
 @pytest.mark.parametrize("case", cuda_table.cases(), ids=lambda case: case.name)
-def test_every_row_has_the_bits_of_numpy_on_some_device(case: Case) -> None:
+def test_every_row_has_the_bits_of_numpy_on_some_device(case):
     for row in cuda_table.rows_of(case):
         row.check(_backends(cuda_device.compiled())[zlib.crc32(row.name.encode()) % 3])
 
 
-def test_threads_that_loop_over_several_numbers_have_the_bits_of_numpy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_threads_that_loop_over_several_numbers_have_the_bits_of_numpy(monkeypatch):
     monkeypatch.setattr(launches, "_MOST_LOOPED", 2)
     looping = [
         row
@@ -88,15 +79,15 @@ print(len(rows), "rows")
 
 @needs_cuda_packages
 @pytest.mark.parametrize("mode", [Mode.ADDRESS, Mode.THREAD])
-def test_no_sanitizer_finds_anything_in_small_rows(mode: Mode) -> None:
+def test_no_sanitizer_finds_anything_in_small_rows(mode):
     found, text = watched(_WATCHED, mode.name, mode=mode)
     assert not found, text[-5000:]
     assert f"{len(cuda_table.watched_rows())} rows" in text
 
 
-def _first_rows() -> list[Row]:
+def _first_rows():
     """Return a row for each kernel, and every fourth of the others."""
-    seen, first = set[str](), list[Row]()
+    seen, first = set(), []
     for number, row in enumerate(cuda_table.rows()):
         if not number % 4 or not seen.issuperset(row.kernels):
             first.append(row)
@@ -108,14 +99,12 @@ def _first_rows() -> list[Row]:
 @pytest.mark.parametrize(
     "rows", [_first_rows, pytest.param(cuda_table.rows, marks=pytest.mark.heavy)]
 )
-def test_rows_have_the_bits_of_numpy_as_nvrtc_compiles_them(
-    rows: Callable[[], Iterable[Row]],
-) -> None:
+def test_rows_have_the_bits_of_numpy_as_nvrtc_compiles_them(rows):
     for number, row in enumerate(rows()):
         row.check(_backends(cuda_programs.ptx(90))[number % 3])
 
 
-def _conversions() -> list[Row]:
+def _conversions():
     """For 7.5 they are integer arithmetic of CUDA's own headers, which cudasim replaces."""
     own = [row for case in cuda_table.own_cases() for row in cuda_table.rows_of(case)]
     rows = [row for row in own if row.formats[0] != row.formats[1]][::21]
@@ -127,9 +116,7 @@ def _conversions() -> list[Row]:
 @pytest.mark.parametrize(
     ("architecture", "rows"), [(120, cuda_table.watched_rows), (75, _conversions)]
 )
-def test_some_rows_have_the_bits_of_numpy_on_newer_and_older_devices(
-    architecture: int, rows: Callable[[], list[Row]]
-) -> None:
+def test_some_rows_have_the_bits_of_numpy_on_newer_and_older_devices(architecture, rows):
     backend = simulated_cuda(cuda_programs.ptx(architecture, _kernels(rows())))
     for row in rows():
         row.check(backend)
@@ -137,9 +124,7 @@ def test_some_rows_have_the_bits_of_numpy_on_newer_and_older_devices(
 
 @needs_cuda_packages
 @pytest.mark.parametrize("huge", cuda_huge.huge(), ids=lambda huge: huge.name)
-def test_the_end_of_a_huge_tensor_has_the_bits_of_numpy(
-    huge: Huge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_a_huge_tensor_has_the_bits_of_numpy(huge, monkeypatch):
     # Then the last blocks of every kernel are those that write the end.
     monkeypatch.setattr(launches, "_MOST_LOOPED", 2**31 - 1)
     assert max(math.prod(huge.plan.input_shape), math.prod(huge.plan.output_shape)) > 2**31
@@ -147,11 +132,11 @@ def test_the_end_of_a_huge_tensor_has_the_bits_of_numpy(
 
 
 @needs_cuda_packages
-def test_the_end_of_huge_rows_has_the_bits_of_numpy() -> None:
+def test_the_end_of_huge_rows_has_the_bits_of_numpy():
     cuda_huge.check_huge_rows(cuda_device.compiled())
 
 
-def test_every_mutant_still_changes_one_place() -> None:
+def test_every_mutant_still_changes_one_place():
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) == 29
     for mutant in MUTANTS:
         text = (SOURCES / mutant.source).read_text()
@@ -162,7 +147,7 @@ def test_every_mutant_still_changes_one_place() -> None:
 
 @needs_cuda_packages
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_every_mutant_is_caught(mutant: Mutant) -> None:
+def test_every_mutant_is_caught(mutant):
     if mutant.mode is Mode.PLAIN:
         with pytest.raises((AssertionError, DeviceLostError)) as caught:
             mutant.run()

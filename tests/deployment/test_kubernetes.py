@@ -1,7 +1,5 @@
 """The manifests fit the server they start: settings, ports, times, memory, metrics, labels."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
@@ -12,7 +10,7 @@ import yaml
 from click.testing import CliRunner
 
 from deployment import manifests as files
-from deployment.manifests import KUBERNETES, ROOT, Manifests, quantity, rendered
+from deployment.manifests import KUBERNETES, ROOT, quantity, rendered
 from gradwire_server.command import gradwire_server
 from gradwire_server.observability.definitions import METRICS
 
@@ -25,9 +23,7 @@ JOB: dict[str, Any]
 
 
 @pytest.fixture(scope="module", params=["cpu", "gpu", "cpu in the clear", "gpu in the clear"])
-def manifests(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Manifests:
+def manifests(request, tmp_path_factory):
     overlay, _, in_clear = request.param.partition(" ")
     if not in_clear:
         return rendered(KUBERNETES / "overlays" / overlay)
@@ -38,7 +34,7 @@ def manifests(
     return rendered(folder)
 
 
-def test_the_server_fits_its_pod(manifests: Manifests) -> None:
+def test_the_server_fits_its_pod(manifests):
     told = CliRunner().invoke(gradwire_server, ["--print-config"], env=manifests.environment)
     assert (told.exit_code, told.stderr) == (0, "")
     settings, container = manifests.settings, manifests.container
@@ -75,7 +71,7 @@ def test_the_server_fits_its_pod(manifests: Manifests) -> None:
     assert resources["limits"]["memory"] == resources["requests"]["memory"]
 
 
-def test_files_that_settings_name_are_mounted_whole(manifests: Manifests) -> None:
+def test_files_that_settings_name_are_mounted_whole(manifests):
     settings, pod = manifests.settings, manifests.pod
     folders = {each["mountPath"]: each for each in manifests.container["volumeMounts"]}
     secrets = {each["name"]: each["secret"] for each in pod["volumes"] if "secret" in each}
@@ -92,7 +88,7 @@ def test_files_that_settings_name_are_mounted_whole(manifests: Manifests) -> Non
     assert {path.name for path in named} <= {"tls.crt", "tls.key", "tokens"}
 
 
-def test_a_pod_is_let_in_where_the_standard_restricted_is_enforced(manifests: Manifests) -> None:
+def test_a_pod_is_let_in_where_the_standard_restricted_is_enforced(manifests):
     pod, container = manifests.pod, manifests.container["securityContext"]
     labels = manifests.one("Namespace")["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
@@ -113,7 +109,7 @@ def test_a_pod_is_let_in_where_the_standard_restricted_is_enforced(manifests: Ma
         assert one["automountServiceAccountToken"] is False
 
 
-def test_everything_is_in_one_namespace_and_selects_the_pods(manifests: Manifests) -> None:
+def test_everything_is_in_one_namespace_and_selects_the_pods(manifests):
     namespace = manifests.one("Namespace")["metadata"]["name"]
     others = [each for each in manifests.objects if each["kind"] != "Namespace"]
     assert {each["metadata"]["namespace"] for each in others} == {namespace}
@@ -134,7 +130,7 @@ def test_everything_is_in_one_namespace_and_selects_the_pods(manifests: Manifest
     assert scaled["name"] == manifests.one("Deployment")["metadata"]["name"]
 
 
-def test_the_autoscaler_reads_what_the_adapter_tells(manifests: Manifests) -> None:
+def test_the_autoscaler_reads_what_the_adapter_tells(manifests):
     metrics = manifests.one("HorizontalPodAutoscaler")["spec"]["metrics"]
     told = {rule["name"]["as"] for rule in ADAPTER}
     asked = [each["pods"]["metric"]["name"] for each in metrics if each["type"] == "Pods"]
@@ -145,9 +141,9 @@ def test_the_autoscaler_reads_what_the_adapter_tells(manifests: Manifests) -> No
 
 
 @pytest.mark.parametrize("rule", ADAPTER, ids=lambda rule: rule["name"]["as"])
-def test_the_adapter_asks_for_what_servers_tell(rule: dict[str, Any]) -> None:
+def test_the_adapter_asks_for_what_servers_tell(rule):
     labels = {metric.name: metric.label_names for metric in METRICS}
-    series, asked = re.match(r"(\w+)\{(.*)\}", rule["seriesQuery"]).groups()  # type: ignore[union-attr]
+    series, asked = re.match(r"(\w+)\{(.*)\}", rule["seriesQuery"]).groups()
     assert rule["name"]["matches"] == series
     for name in {series, *re.findall(r"gradwire_\w+", rule["metricsQuery"])}:
         assert name in labels
@@ -157,7 +153,7 @@ def test_the_adapter_asks_for_what_servers_tell(rule: dict[str, Any]) -> None:
     assert set(re.findall(r'(\w+)!=""', asked)) == rule["resources"]["overrides"].keys() <= given
 
 
-def test_prometheus_finds_the_pods_under_the_name_of_the_alert_rules() -> None:
+def test_prometheus_finds_the_pods_under_the_name_of_the_alert_rules():
     cpu = rendered(KUBERNETES / "overlays/cpu")
     rules = (ROOT / "deploy/monitoring/alerts.yml").read_text()
     assert set(re.findall(r'job="(\w+)"', rules)) == {JOB["job_name"]}

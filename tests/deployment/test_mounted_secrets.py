@@ -4,18 +4,13 @@ The kubelet puts the files of a Secret into a folder of their own and has links 
 is a new folder, to which one link is turned; the old folder is removed.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal
 import ssl
-from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
-from pathlib import Path
-from typing import Any
 
 import grpc
 import trustme
@@ -24,7 +19,7 @@ from deployment.manifests import KUBERNETES, rendered
 from gradwire import AuthenticationError, Client, UnavailableError
 from gradwire_server.config.tokens import Scope, add_token
 from support.clients import ONCE, SMALL, copied
-from support.processes import Command, running_command
+from support.processes import running_command
 from support.raw_calls import wait_until
 from support.scraping import get
 
@@ -34,14 +29,14 @@ NAME = "gradwire.gradwire.svc.cluster.local"
 class Volume:
     """A folder in which a Secret is mounted."""
 
-    def __init__(self, folder: Path, files: Mapping[str, bytes]) -> None:
+    def __init__(self, folder, files):
         self._folder, self._numbers = folder, count()
         folder.mkdir()
         self.swap(files)
         for name in files:
             (folder / name).symlink_to(f"..data/{name}")
 
-    def swap(self, files: Mapping[str, bytes]) -> None:
+    def swap(self, files):
         data, link = self._folder / "..data", self._folder / "..data_tmp"
         old, new = data.resolve(), self._folder / f"..2026_{next(self._numbers)}"
         new.mkdir()
@@ -55,7 +50,7 @@ class Volume:
 class Pod:
     """A server with a manifest's settings, on free ports, with NumPy; its Secrets are volumes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         manifests = rendered(KUBERNETES / "overlays/cpu")
         self._folder, self.container = folder, manifests.container
         self.authority = trustme.CA()
@@ -67,14 +62,14 @@ class Pod:
             if name not in {"GRADWIRE_ADDRESS", "GRADWIRE_HTTP_PORT"}
         }
 
-    def change(self, name: str) -> None:
+    def change(self, name):
         """Give the server a certificate of another authority, and a token of another name."""
         self.authority = trustme.CA()
         self._tls.swap(self._papers())
         self._tokens.swap({"tokens": self._line(name)})
 
     @contextmanager
-    def running(self) -> Generator[Command]:
+    def running(self):
         flags, log = ("--http-port", "127.0.0.1:0"), self._folder / "log"
         with running_command(*flags, log=log, env=self._environment) as command:
             lines = [json.loads(line) for line in command.log.splitlines()]
@@ -82,10 +77,10 @@ class Pod:
             self._address = command.address
             yield command
 
-    def is_served(self, name: str, authority: trustme.CA) -> bool:
+    def is_served(self, name, authority):
         """Call with a token, on a connection of its own that trusts an authority."""
         trusted = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
-        options: dict[str, Any] = {"credentials": trusted, "token_file": self._folder / name}
+        options = {"credentials": trusted, "token_file": self._folder / name}
         with Client(self._address, **options, retry=ONCE, timeout_s=20) as client:
             try:
                 copied(client, SMALL)
@@ -93,17 +88,17 @@ class Pod:
                 return False
         return True
 
-    def _papers(self) -> dict[str, bytes]:
+    def _papers(self):
         issued = self.authority.issue_cert(NAME, "127.0.0.1")
         chain, key = issued.cert_chain_pems[0], issued.private_key_pem
         return {"tls.crt": chain.bytes(), "tls.key": key.bytes()}
 
-    def _line(self, name: str) -> bytes:
+    def _line(self, name):
         made = self._folder / f"{name}.line"
         (self._folder / name).write_text(add_token(made, name=name, scopes=[*Scope]))
         return made.read_bytes()
 
-    def status(self, path: str, *, kubelet: bool = False, name: str | None = None) -> int:
+    def status(self, path, *, kubelet=False, name=None):
         """Return the status of an HTTP answer; the kubelet takes any certificate."""
         context = ssl.create_default_context(cadata=self.authority.cert_pem.bytes().decode())
         if kubelet:
@@ -114,7 +109,7 @@ class Pod:
         return get(self._http, path, tls=context, **shown)[0]
 
 
-def test_a_pod_follows_new_secrets_answers_probes_and_drains(tmp_path: Path) -> None:
+def test_a_pod_follows_new_secrets_answers_probes_and_drains(tmp_path):
     pod = Pod(tmp_path)
     with pod.running() as command:
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):

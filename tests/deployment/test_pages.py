@@ -1,7 +1,5 @@
 """Pages match the code, files of deploy/compose each other, and a bill the packages."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -9,7 +7,6 @@ import sys
 import tomllib
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,17 +17,17 @@ from deployment.manifests import ARRIVING, ROOT, WATCHER, WORKER
 from gradwire import ops
 from gradwire_server.command import gradwire_server
 from gradwire_server.config.settings import Settings
-from gradwire_server.engine import EvaluationRequest, Limits, Prepared, Preparer, TensorSpec
+from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TensorSpec
 from gradwire_server.observability.definitions import METRICS
 
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SIZING = (ROOT / "docs/sizing.md").read_text()
 ROWS = re.findall(r"^\| ([\d.]+) MiB[^|]*\| ([\d.]+) MiB \| (\d+) \|$", SIZING, re.MULTILINE)
 COMPOSE = ROOT / "deploy" / "compose"
 SHAPES = [(1, 3, 64, 64), (1, 3, 256, 256), (8, 64, 112, 112), (1, 1, 16384, 32768)]
 
 
-def prepared(shape: tuple[int, int, int, int]) -> Prepared:
+def prepared(shape):
     batch, channels, height, width = shape
     operator = ops.InterpolateBackward(mode="bilinear", data_format="NCX", sizes=(height, width))
     given = TensorSpec.packed(np.dtype(np.float32), shape)
@@ -40,9 +37,7 @@ def prepared(shape: tuple[int, int, int, int]) -> Prepared:
 
 
 @pytest.mark.parametrize(("row", "shape"), [*zip(ROWS, SHAPES, strict=True)], ids=str)
-def test_the_table_tells_what_calls_are_charged(
-    row: tuple[str, str, str], shape: tuple[int, int, int, int]
-) -> None:
+def test_the_table_tells_what_calls_are_charged(row, shape):
     settings, evaluation = Settings(), prepared(shape)
     ways = (evaluation.input.wire_bytes, evaluation.output.wire_bytes)
     if max(ways) <= settings.max_unary_bytes:
@@ -56,7 +51,7 @@ def test_the_table_tells_what_calls_are_charged(
     assert settings.max_memory_bytes // held == at_once
 
 
-def test_pages_name_the_version_license_and_floors_of_the_package() -> None:
+def test_pages_name_the_version_license_and_floors_of_the_package():
     project = PROJECT["project"]
     version = project["version"]
     for path, pattern in (
@@ -76,7 +71,7 @@ def test_pages_name_the_version_license_and_floors_of_the_package() -> None:
     assert f"| numba | {floors['numba']}, below" in page
 
 
-def test_every_alert_has_its_section_which_speaks_of_metrics_that_there_are() -> None:
+def test_every_alert_has_its_section_which_speaks_of_metrics_that_there_are():
     page = (ROOT / "docs/alerts.md").read_text()
     headings = re.findall(r"^## (\w+)\n\n(\w+)\. ", page, re.MULTILINE)
     text = (ROOT / "deploy/monitoring/alerts.yml").read_text()
@@ -85,7 +80,7 @@ def test_every_alert_has_its_section_which_speaks_of_metrics_that_there_are() ->
     assert set() < set(re.findall(r"\bgradwire_\w+", page)) <= {metric.name for metric in METRICS}
 
 
-def test_the_unit_starts_a_server_and_lets_it_stop() -> None:
+def test_the_unit_starts_a_server_and_lets_it_stop():
     page = (ROOT / "docs/operations.md").read_text()
     (unit,) = re.findall(r"```ini\n(.*?)```", page, re.DOTALL)
     variables = dict(re.findall(r"(GRADWIRE_\w+)=(\S+)", unit))
@@ -99,7 +94,7 @@ def test_the_unit_starts_a_server_and_lets_it_stop() -> None:
     assert int(most) << 20 >= settings["max_memory_bytes"] + own
 
 
-def test_files_of_compose_fit_each_other() -> None:
+def test_files_of_compose_fit_each_other():
     compose, nginx, prometheus, alerts, sources, boards = (
         (COMPOSE / path).read_text(encoding="utf-8")
         for path in (
@@ -147,8 +142,8 @@ Version: 1
 
 
 def test_every_distribution_and_installed_package_of_the_system_is_in_the_bill_of_materials(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     dpkg = tmp_path / "status"
     dpkg.write_text(DPKG, encoding="utf-8")
     command = [sys.executable, str(ROOT / "docker/sbom.py"), "--dpkg", str(dpkg)]

@@ -1,7 +1,5 @@
 """DirectML's operators: published results, gradients to check by hand, float32 at its ends."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -59,9 +57,7 @@ CORNERS = (0.0, 0.0)
 @example(inputs=49, outputs=147, scale=3.0, offsets=CORNERS)
 # The sum of a coordinate and 0.5 rounds to 1.
 @example(inputs=3, outputs=1, scale=1.0, offsets=(-NEARLY_HALF, 0.0))
-def test_dml_tables_follow_the_formula(
-    rule: str, inputs: int, outputs: int, scale: float, offsets: tuple[float, float]
-) -> None:
+def test_dml_tables_follow_the_formula(rule, inputs, outputs, scale, offsets):
     matrix = dml_axis(inputs, outputs, scale=scale, offsets=offsets, rule=rule)
     for pair in dml_operators(rule, scales=(scale,), offsets=offsets):
         forward = axis_table(pair.forward, (inputs,), (outputs,))
@@ -71,7 +67,7 @@ def test_dml_tables_follow_the_formula(
 
 @EACH_RULE
 @given(inputs=LENGTHS, outputs=LENGTHS)
-def test_dml_defaults_follow_the_formula(rule: str, inputs: int, outputs: int) -> None:
+def test_dml_defaults_follow_the_formula(rule, inputs, outputs):
     scale = float(np.float32(outputs) / np.float32(inputs))
     matrix = dml_axis(inputs, outputs, scale=scale, offsets=CENTERS, rule=rule)
     for pair in dml_operators(rule):
@@ -80,7 +76,7 @@ def test_dml_defaults_follow_the_formula(rule: str, inputs: int, outputs: int) -
 
 
 INPUT, OUTPUT = "input_pixel_offsets", "output_pixel_offsets"
-SWAPPED: Attributes = {"offset_convention": "swapped"}
+SWAPPED = {"offset_convention": "swapped"}
 RATIO = float(np.float32(16) / np.float32(6))
 
 
@@ -98,9 +94,7 @@ RATIO = float(np.float32(16) / np.float32(6))
         ("linear", {}, {INPUT: (0.5,), OUTPUT: (-0.5,), "scales": (RATIO,)}),
     ],
 )
-def test_a_gradient_is_the_same_by_other_words(
-    rule: str, words: Attributes, others: Attributes
-) -> None:
+def test_a_gradient_is_the_same_by_other_words(rule, words, others):
     g = f32(range(1, 17))
     for pair, other in zip(
         dml_operators(rule, **words), dml_operators(rule, **others), strict=True
@@ -118,21 +112,21 @@ DEVICE_INPUT = f32(
         [62.06375451, 1.77121588, 99.47231285, 11.44055014, 25.39634271, 67.02175102],
     ]
 )
-Linear: Any = partial(ops.DmlResample, interpolation_mode="linear")
-Nearest: Any = partial(ops.DmlResample, interpolation_mode="nearest_neighbor")
-Ceiling: Any = partial(
+Linear = partial(ops.DmlResample, interpolation_mode="linear")
+Nearest = partial(ops.DmlResample, interpolation_mode="nearest_neighbor")
+Ceiling = partial(
     ops.DmlResample2, interpolation_mode="nearest_neighbor", rounding_direction="increasing"
 )
-Floor: Any = partial(Ceiling, rounding_direction="decreasing")
-Grad: Any = partial(ops.DmlResampleGrad, interpolation_mode="nearest_neighbor")
-FloorGrad: Any = partial(
+Floor = partial(Ceiling, rounding_direction="decreasing")
+Grad = partial(ops.DmlResampleGrad, interpolation_mode="nearest_neighbor")
+FloorGrad = partial(
     ops.DmlResampleGrad1, interpolation_mode="nearest_neighbor", rounding_direction="decreasing"
 )
-PUBLISHED: Attributes = {"scales": (0.5, 1.5)}
-AT_CORNERS: Attributes = {INPUT: (0, 0), OUTPUT: (0, 0)}
-SHIFTED: Attributes = {INPUT: (1, 1), OUTPUT: (-0.5, -0.5)}
+PUBLISHED = {"scales": (0.5, 1.5)}
+AT_CORNERS = {INPUT: (0, 0), OUTPUT: (0, 0)}
+SHIFTED = {INPUT: (1, 1), OUTPUT: (-0.5, -0.5)}
 # As TensorFlow passes them.
-EXCHANGED: Attributes = {INPUT: (0, 0), OUTPUT: (0.5, 0.5), **SWAPPED}
+EXCHANGED = {INPUT: (0, 0), OUTPUT: (0.5, 0.5), **SWAPPED}
 
 SQUARE = [[1, 2], [3, 4]]
 ROWS_2X4 = [[1, 2, 3, 4], [5, 6, 7, 8]]
@@ -147,7 +141,7 @@ RAMP = f32([0, 0.25, 0.75, 1.25, 1.75, 2.25, 2.75, 3])
 CENTERS_OF_ROWS = f32([[0], [0], [0], [3], [9], [12], [12], [12]])
 CEILINGS = [[1, 1] + [2] * 6] * 2 + [[3, 3] + [4] * 6] * 5
 
-EXAMPLES: dict[str, tuple[ops.Operator, Any, Any]] = {
+EXAMPLES = {
     "forward of the first": (Nearest(**PUBLISHED), SQUARE, [[1, 1, 2]]),
     "forward of the second": (Floor(**PUBLISHED), SQUARE, [[1, 1, 2]]),
     "ties that go up": (Nearest(nearest_rounding="half_up", **PUBLISHED), SQUARE, [[3, 4, 4]]),
@@ -198,17 +192,17 @@ EXAMPLES: dict[str, tuple[ops.Operator, Any, Any]] = {
 
 
 @pytest.mark.parametrize(("operator", "x", "expected"), EXAMPLES.values(), ids=list(EXAMPLES))
-def test_published_and_reported_results_hold(operator: ops.Operator, x: Any, expected: Any) -> None:
+def test_published_and_reported_results_hold(operator, x, expected):
     wanted = f32(expected)
     np.testing.assert_array_equal(evaluate(operator, f32(x), wanted.shape), wanted)
 
 
-def test_linear_downscales_by_a_scale_that_rounds_crop_to_the_output() -> None:
+def test_linear_downscales_by_a_scale_that_rounds_crop_to_the_output():
     result = evaluate(Linear(scales=(0.6, 0.6)), f32(ROWS_2X4), (1, 2))
     np.testing.assert_allclose(result, f32([[2.66666651, 4.3333331]]), rtol=2**-22)
 
 
-def test_linear_align_corners_is_a_scale_without_offsets() -> None:
+def test_linear_align_corners_is_a_scale_without_offsets():
     result = evaluate(Linear(scales=(3, 7), **AT_CORNERS), f32([[1, 3], [4, 8]]), (4, 8))
     expected = f32([1, 1.2857143, 1.571428, 1.857142, 2.142857, 2.4285715, 2.714285, 3])
     np.testing.assert_allclose(result[0], expected, rtol=2**-21)

@@ -1,9 +1,6 @@
 """TensorFlow's, JAX's and OpenVINO's operators: stored tables, rules, and calls of several axes."""
 
-from __future__ import annotations
-
 import os
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +11,9 @@ from gradwire.errors import InvalidRequestError
 from gradwire_server import dialects
 from support.oracles import axis_tables
 from support.oracles.axis_tables import AxisCase
-from support.oracles.dialect_oracles import Matrix, evaluate, lowered
+from support.oracles.dialect_oracles import evaluate, lowered
 
-STORED: dict[str, tuple[Any, AxisCase, Matrix]] = {
+STORED = {
     f"{module.SECTION.title}-{number}-{case.attributes.get('mode', case)}": (module, case, table)
     for module in (tensorflow_ops, jax_image, openvino_node)
     for number, (case, table) in enumerate(axis_tables.load(module.STORED))
@@ -24,29 +21,29 @@ STORED: dict[str, tuple[Any, AxisCase, Matrix]] = {
 
 
 @pytest.mark.parametrize(("module", "case", "table"), STORED.values(), ids=list(STORED))
-def test_stored_tables_hold(module: Any, case: AxisCase, table: Matrix) -> None:
+def test_stored_tables_hold(module, case, table):
     allowed = jax_image.allowed(case) if module is jax_image else 0
     np.testing.assert_allclose(table, module.table_here(case), rtol=0, atol=allowed)
 
 
-def installed(name: str) -> Any:
+def installed(name):
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     return pytest.importorskip(name, reason=f"compares with {name} where it is there")
 
 
-def normal(*shape: int) -> Any:
+def normal(*shape):
     return np.random.default_rng(4).standard_normal(shape, np.float32)
 
 
 @pytest.mark.parametrize("kind", tensorflow_ops.KINDS)
-def test_a_gradient_of_height_and_width_is_tensorflow_s(kind: Any) -> None:
+def test_a_gradient_of_height_and_width_is_tensorflow_s(kind):
     tf, grads, shape = installed("tensorflow"), normal(2, 7, 9, 3), (2, 4, 13, 3)
     expected = tensorflow_ops.gradient(tf, kind, grads, shape, half_pixel_centers=True)
     result = evaluate(ops.TfResizeGrad(kind=kind, half_pixel_centers=True), grads, shape)
     np.testing.assert_allclose(result, expected, atol=2.0**-20)
 
 
-def test_bicubic_tells_1024_positions_apart() -> None:
+def test_bicubic_tells_1024_positions_apart():
     # 1/3 is taken for 341/1024: Keys' kernel with -0.75 there, rounded to float32.
     table = tensorflow_ops.table_here(AxisCase({"kind": "bicubic"}, 4, 12))
     t = 341 / 1024
@@ -59,7 +56,7 @@ def test_bicubic_tells_1024_positions_apart() -> None:
     np.testing.assert_array_equal(table[4], np.array(exact, np.float32))
 
 
-def test_weights_of_tensorflow_are_float32_for_float64_tensors_too() -> None:
+def test_weights_of_tensorflow_are_float32_for_float64_tensors_too():
     case = AxisCase({"kind": "bilinear", "half_pixel_centers": True}, 5, 7)
     operator = ops.TfResize(**case.attributes)
     wide = axis_tables.axis_matrix(operator, case, rank=4, axis=2, dtype=np.float64)
@@ -69,16 +66,16 @@ def test_weights_of_tensorflow_are_float32_for_float64_tensors_too() -> None:
 @pytest.mark.parametrize(
     "attributes", [{"size": (3,)}, {"align_corners": True, "half_pixel_centers": True}]
 )
-def test_what_the_ops_of_tensorflow_refuse_is_refused(attributes: dict[str, Any]) -> None:
+def test_what_the_ops_of_tensorflow_refuse_is_refused(attributes):
     with pytest.raises(InvalidRequestError):
         ops.TfResizeGrad(kind="bilinear", **attributes)
 
 
 @pytest.mark.parametrize("method", jax_image.METHODS)
-def test_a_gradient_of_several_axes_is_jax_s(method: Any) -> None:
+def test_a_gradient_of_several_axes_is_jax_s(method):
     jax, cotangent = installed("jax"), normal(3, 9, 4)
 
-    def resized(x: Any) -> Any:
+    def resized(x):
         return jax.image.resize(x, (3, 9, 4), method)
 
     _, transpose = jax.vjp(resized, jax.numpy.zeros((3, 5, 13)))
@@ -89,7 +86,7 @@ def test_a_gradient_of_several_axes_is_jax_s(method: Any) -> None:
 @pytest.mark.parametrize(
     ("inputs", "outputs"), [(2, 41), (4, 41), (10, 25), (20, 25), (34, 31), (30, 29), (64, 61)]
 )
-def test_nearest_of_jax_is_not_the_formula_from_left_to_right(inputs: int, outputs: int) -> None:
+def test_nearest_of_jax_is_not_the_formula_from_left_to_right(inputs, outputs):
     x = np.arange(outputs).astype(np.float32) + np.float32(0.5)
     written = np.floor(x * np.float32(inputs) / np.float32(outputs)).astype(int)
     read = jax_image.table_here(AxisCase({"method": "nearest"}, inputs, outputs)).argmax(axis=1)
@@ -98,16 +95,14 @@ def test_nearest_of_jax_is_not_the_formula_from_left_to_right(inputs: int, outpu
 
 @pytest.mark.parametrize("mode", openvino_node.MODES)
 @pytest.mark.parametrize(
-    "told",
-    [{"sizes": (9, 4)}, {"shape_calculation_mode": "scales", "scales": (1.7, 0.4)}],
-    ids=str,
+    "told", [{"sizes": (9, 4)}, {"shape_calculation_mode": "scales", "scales": (1.7, 0.4)}], ids=str
 )
-def test_whole_images_are_those_of_openvino_s_reference(mode: Any, told: dict[str, Any]) -> None:
+def test_whole_images_are_those_of_openvino_s_reference(mode, told):
     # One axis grows while the other shrinks, width comes before height where the reference can do
     # that, and other axes are padded where the mode allows.
     installed("openvino")
     axes = (3, 2) if mode in {"nearest", "linear", "cubic"} else (2, 3)
-    pads: dict[str, Any] = {"pads_begin": (1, 0, 2), "pads_end": (0, 1, 0, 1)}
+    pads = {"pads_begin": (1, 0, 2), "pads_end": (0, 1, 0, 1)}
     if mode == "linear_onnx":
         pads = {}
     operator = ops.OpenvinoInterpolate(mode=mode, axes=axes, antialias=True, **told, **pads)
@@ -118,7 +113,7 @@ def test_whole_images_are_those_of_openvino_s_reference(mode: Any, told: dict[st
 
 
 @pytest.mark.parametrize("mode", ["bilinear_pillow", "bicubic_pillow"])
-def test_descending_axes_of_pillow_are_the_cpu_plugin_s(mode: Any) -> None:
+def test_descending_axes_of_pillow_are_the_cpu_plugin_s(mode):
     installed("openvino")
     operator = ops.OpenvinoInterpolate(mode=mode, axes=(3, 2), sizes=(9, 4), cube_coeff=-0.5)
     image = normal(2, 3, 8, 5)
@@ -128,7 +123,7 @@ def test_descending_axes_of_pillow_are_the_cpu_plugin_s(mode: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["bilinear_pillow", "bicubic_pillow"])
-def test_the_order_of_the_axes_of_pillow_tells_whose_size_is_whose(mode: Any) -> None:
+def test_the_order_of_the_axes_of_pillow_tells_whose_size_is_whose(mode):
     image, shape = normal(2, 3, 8, 5), (2, 3, 4, 9)
     descending, ascending = (
         evaluate(ops.OpenvinoInterpolate(mode=mode, axes=axes, sizes=sizes), image, shape)
@@ -137,16 +132,16 @@ def test_the_order_of_the_axes_of_pillow_tells_whose_size_is_whose(mode: Any) ->
     np.testing.assert_array_equal(descending, ascending)
 
 
-def test_antialias_stretches_every_axis_by_its_scale_where_one_shrinks() -> None:
+def test_antialias_stretches_every_axis_by_its_scale_where_one_shrinks():
     # Scale 4 makes the triangle a quarter as wide: outputs far from any element read nothing.
     operator = ops.OpenvinoInterpolate(mode="linear", antialias=True, sizes=(8, 3))
     result = evaluate(operator, np.ones((2, 6), np.float32), (8, 3))
     np.testing.assert_array_equal(result[:, 1], [0, 1, 1, 0, 0, 1, 1, 0])
 
 
-def test_lengths_of_openvino_are_sizes_or_scaled_padded_lengths() -> None:
+def test_lengths_of_openvino_are_sizes_or_scaled_padded_lengths():
     scales = {"shape_calculation_mode": "scales"}
-    rows: list[tuple[tuple[int, ...], dict[str, Any], tuple[int, ...]]] = [
+    rows = [
         ((2, 3), {"sizes": (5, 4)}, (5, 4)),
         ((2, 3), {"sizes": (5, 4), "axes": (1, 0)}, (4, 5)),
         ((2, 3), {"scales": (2.5,), "axes": (1,), "pads_begin": (1,), **scales}, (3, 7)),
@@ -158,7 +153,7 @@ def test_lengths_of_openvino_are_sizes_or_scaled_padded_lengths() -> None:
         assert dialects.output_shape(operator.name, operator, source) == result
 
 
-def test_a_tiny_scale_reads_the_last_element() -> None:
+def test_a_tiny_scale_reads_the_last_element():
     # X / scale is beyond float32 for all but the first output.
     operator = ops.OpenvinoInterpolate(
         mode="nearest",

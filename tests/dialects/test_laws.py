@@ -1,9 +1,5 @@
 """Laws of every operator on tensors of every rank and type: what makes a gradient a gradient."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -12,8 +8,8 @@ from gradwire_server import dialects
 from gradwire_server.dialects.dialect import OperatorCall
 from gradwire_server.errors import InvalidFieldError
 from support.examples import examples
-from support.oracles.dialect_oracles import DTYPES, Shape, Tensor, lowered
-from support.oracles.dialect_tables import TABLES, Case
+from support.oracles.dialect_oracles import DTYPES, lowered
+from support.oracles.dialect_tables import TABLES
 from support.oracles.oracles import dense_apply
 
 CASES = st.one_of([table.cases for table in TABLES.values()])
@@ -21,19 +17,19 @@ SEEDS = st.integers(0, 2**32 - 1)
 laws = examples(150)
 
 
-def whole(shape: Shape, seed: int, dtype: Any = np.float64) -> Tensor:
+def whole(shape, seed, dtype=np.float64):
     """Return small whole numbers, whose products and sums are exact."""
     return np.random.default_rng(seed).integers(-4, 5, shape).astype(dtype)
 
 
-def terms_of(case: Case, x: Tensor) -> Tensor:
+def terms_of(case, x):
     """Return what the forward's terms for x amount to, their signs left out."""
     return dense_apply({i: np.abs(each) for i, each in enumerate(case.matrices())}, np.abs(x))
 
 
 @laws
 @given(case=CASES, seed=SEEDS)
-def test_a_gradient_is_the_adjoint_of_its_forward(case: Case, seed: int) -> None:
+def test_a_gradient_is_the_adjoint_of_its_forward(case, seed):
     x, g = whole(case.source, seed), whole(case.result, seed + 1)
     difference = float(np.sum(case.forward(x) * g) - np.sum(x * case.gradient(g)))
     terms = float(np.sum(terms_of(case, x) * np.abs(g)))
@@ -42,7 +38,7 @@ def test_a_gradient_is_the_adjoint_of_its_forward(case: Case, seed: int) -> None
 
 @laws
 @given(case=CASES)
-def test_inferred_sizes_are_integers_of_python(case: Case) -> None:
+def test_inferred_sizes_are_integers_of_python(case):
     forward = case.pair.forward
     infer = dialects.DIALECTS[forward.name].output_shape
     try:
@@ -56,7 +52,7 @@ def test_inferred_sizes_are_integers_of_python(case: Case) -> None:
 
 @laws
 @given(case=CASES)
-def test_a_gradient_transposes_its_forward_whose_entries_are_bounded(case: Case) -> None:
+def test_a_gradient_transposes_its_forward_whose_entries_are_bounded(case):
     forward = case.pair.forward
     plan = lowered(case.pair.gradient, case.result, case.source, np.float64)
     assert (plan.input_shape, plan.output_shape, plan.fill) == (case.result, case.source, 0)
@@ -71,7 +67,7 @@ def test_a_gradient_transposes_its_forward_whose_entries_are_bounded(case: Case)
 
 @laws
 @given(case=CASES, seed=SEEDS)
-def test_operators_are_linear(case: Case, seed: int) -> None:
+def test_operators_are_linear(case, seed):
     sizes = {axis: np.abs(matrix.T) for axis, matrix in enumerate(case.matrices())}
     for apply, magnitudes, shape in (
         (case.forward, lambda x: terms_of(case, x), case.source),
@@ -85,7 +81,7 @@ def test_operators_are_linear(case: Case, seed: int) -> None:
 
 @laws
 @given(case=CASES, seed=SEEDS)
-def test_a_forward_keeps_constants_and_a_gradient_keeps_sums(case: Case, seed: int) -> None:
+def test_a_forward_keeps_constants_and_a_gradient_keeps_sums(case, seed):
     rounding = case.rounding
     assume(rounding is not None)
     assert rounding is not None
@@ -100,7 +96,7 @@ def test_a_forward_keeps_constants_and_a_gradient_keeps_sums(case: Case, seed: i
 
 @laws
 @given(case=CASES, seed=SEEDS, dtype=st.sampled_from(list(DTYPES.values())))
-def test_what_no_output_reads_is_exactly_zero(case: Case, seed: int, dtype: Any) -> None:
+def test_what_no_output_reads_is_exactly_zero(case, seed, dtype):
     g = whole(case.result, seed, dtype)
     g[g == 0] = 1
     read = np.ones((), bool)
@@ -118,9 +114,7 @@ def test_what_no_output_reads_is_exactly_zero(case: Case, seed: int, dtype: Any)
     dtype=st.sampled_from(list(DTYPES.values())),
     poison=st.sampled_from([np.inf, -np.inf, np.nan]),
 )
-def test_inf_and_nan_reach_exactly_what_they_were_read_from(
-    case: Case, seed: int, dtype: Any, poison: float
-) -> None:
+def test_inf_and_nan_reach_exactly_what_they_were_read_from(case, seed, dtype, poison):
     rng = np.random.default_rng(seed)
     element = tuple(int(rng.integers(size)) for size in case.result)
     g = whole(case.result, seed, dtype)
@@ -139,7 +133,7 @@ def test_inf_and_nan_reach_exactly_what_they_were_read_from(
 
 @laws
 @given(case=CASES, seed=SEEDS, dtype=st.sampled_from([DTYPES["float16"], DTYPES["bfloat16"]]))
-def test_narrow_types_are_float32_rounded_once(case: Case, seed: int, dtype: Any) -> None:
+def test_narrow_types_are_float32_rounded_once(case, seed, dtype):
     g = np.random.default_rng(seed).standard_normal(case.result).astype(dtype)
     wide = case.gradient(g.astype(np.float32)).astype(dtype)
     np.testing.assert_array_equal(case.gradient(g), wide)

@@ -1,14 +1,9 @@
 """Limits and costs are known from shapes and attributes alone, before anything is allocated."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 import tracemalloc
-from collections.abc import Callable
-from random import Random
-from types import FrameType
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -24,13 +19,13 @@ from gradwire_server.engine import Limits, Preparer
 from gradwire_server.errors import RequestLimitError, TableTooLargeError
 from support.evaluation_cases import computed
 from support.examples import examples
-from support.oracles.dialect_oracles import DML_RULES, Shape, dml_operators, lowered
+from support.oracles.dialect_oracles import DML_RULES, dml_operators, lowered
 
 BACKWARD = ops.InterpolateBackward(mode="linear", data_format="NCX")
-Openvino: Any = ops.OpenvinoInterpolate
+Openvino = ops.OpenvinoInterpolate
 
 
-def test_a_table_too_large_names_the_setting_and_entries_of_all_axes_count_together() -> None:
+def test_a_table_too_large_names_the_setting_and_entries_of_all_axes_count_together():
     shapes, operator = ((40, 40), (30, 30)), ops.DmlResample(interpolation_mode="linear")
     lowered(operator, *shapes, max_table_entries=260)
     with pytest.raises(TableTooLargeError) as refused:
@@ -47,9 +42,7 @@ def test_a_table_too_large_names_the_setting_and_entries_of_all_axes_count_toget
     [((1, 1, 11), (1, 1, 5), "input.sizes[2]"), ((1, 1, 5), (1, 1, 11), "output.sizes[2]")],
     ids=str,
 )
-def test_a_float32_axis_too_long_names_the_axis_and_the_setting(
-    given: Shape, wanted: Shape, field: str
-) -> None:
+def test_a_float32_axis_too_long_names_the_axis_and_the_setting(given, wanted, field):
     lowered(BACKWARD, given, wanted, max_float32_axis=11)
     with pytest.raises(RequestLimitError) as refused:
         lowered(BACKWARD, given, wanted, max_float32_axis=10)
@@ -60,7 +53,7 @@ def test_a_float32_axis_too_long_names_the_axis_and_the_setting(
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "linear_onnx", "cubic"])
-def test_padding_counts_where_coordinates_are_float32(mode: str) -> None:
+def test_padding_counts_where_coordinates_are_float32(mode):
     operator = Openvino(mode=mode, sizes=(2,), axes=(2,), pads_begin=(0, 0, 8))
     if mode == "linear_onnx":
         operator = dataclasses.replace(operator, sizes=(1, 1, 2), axes=())
@@ -72,8 +65,8 @@ def test_padding_counts_where_coordinates_are_float32(mode: str) -> None:
     lowered(pillow, *shapes, max_float32_axis=1)
 
 
-FLOAT32: Any = {"mode": "cubic", "arithmetic": "float32"}
-SLOPES: dict[str, tuple[str, Any]] = {
+FLOAT32 = {"mode": "cubic", "arithmetic": "float32"}
+SLOPES = {
     "OpenVINO": ("cube_coeff", Openvino(mode="cubic", sizes=(5, 9))),
     "Pillow": ("cube_coeff", Openvino(mode="bicubic_pillow", sizes=(5, 9))),
     "ONNX Runtime": (
@@ -87,9 +80,7 @@ SLOPES: dict[str, tuple[str, Any]] = {
 
 @pytest.mark.parametrize(("name", "operator"), SLOPES.values(), ids=SLOPES)
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_slope_that_makes_weights_overflow_is_refused(
-    name: str, operator: Any, sign: int
-) -> None:
+def test_a_slope_that_makes_weights_overflow_is_refused(name, operator, sign):
     with pytest.raises(InvalidRequestError, match=r"from -2\*\*120 to 2\*\*120$") as refused:
         dataclasses.replace(operator, **{name: sign * 2.0**121})
     assert refused.value.field == operator.path(name)
@@ -99,20 +90,20 @@ def test_a_slope_that_makes_weights_overflow_is_refused(
     assert all(np.isfinite(one.map.weight).all() for one in plan.passes)
 
 
-def test_the_default_ends_where_float32_half_pixels_end() -> None:
+def test_the_default_ends_where_float32_half_pixels_end():
     operator, longest = ops.DmlResample(interpolation_mode="nearest_neighbor"), 2**23
     assert lowered(operator, (longest,), (1,)).output_shape == (1,)
     with pytest.raises(RequestLimitError):
         lowered(operator, (longest + 1,), (1,))
 
 
-HALF_BESIDE: Any = {
+HALF_BESIDE = {
     "mode": "linear",
     "coordinate_transformation_mode": "tf_half_pixel_for_nn",
     "scales": (1, 2),
 }
 # Operator, shapes of its input and its result, and the axes that are resampled.
-STILL: list[tuple[ops.Operator, Shape, Shape, list[int]]] = [
+STILL = [
     *(
         (operator, (3, 4, 5), (3, 8, 5), [1])
         for rule in DML_RULES
@@ -134,14 +125,12 @@ STILL: list[tuple[ops.Operator, Shape, Shape, list[int]]] = [
 
 
 @pytest.mark.parametrize(("operator", "source", "result", "moved"), STILL, ids=repr)
-def test_an_axis_that_is_left_alone_has_no_table_and_no_limit(
-    operator: ops.Operator, source: Shape, result: Shape, moved: list[int]
-) -> None:
+def test_an_axis_that_is_left_alone_has_no_table_and_no_limit(operator, source, result, moved):
     plan = lowered(operator, source, result, max_float32_axis=8, max_table_entries=99)
     assert [each.axis for each in plan.passes] == moved
 
 
-def peak(work: Callable[[], object]) -> int:
+def peak(work):
     """Return the most bytes that work has allocated at once."""
     tracemalloc.start()
     try:
@@ -151,8 +140,8 @@ def peak(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def test_a_giant_request_is_refused_without_allocating() -> None:
-    def refused() -> None:
+def test_a_giant_request_is_refused_without_allocating():
+    def refused():
         for pair in dml_operators("linear"):
             with pytest.raises(TableTooLargeError):
                 lowered(pair.gradient, (2**62,), (3,), max_float32_axis=2**63)
@@ -160,7 +149,7 @@ def test_a_giant_request_is_refused_without_allocating() -> None:
     assert peak(refused) < 100_000
 
 
-def test_an_end_that_float32_rounds_up_stays_on_the_axis() -> None:
+def test_an_end_that_float32_rounds_up_stays_on_the_axis():
     # float32(inputs - 1) is inputs here, and so is every coordinate beyond the end.
     inputs = 2**24 + 4
     for rule in DML_RULES:
@@ -169,7 +158,7 @@ def test_an_end_that_float32_rounds_up_stays_on_the_axis() -> None:
             assert plan.passes[0].map.stop.tolist() == [inputs, inputs]
 
 
-def test_every_operator_of_the_contract_is_known() -> None:
+def test_every_operator_of_the_contract_is_known():
     assert set(dialects.DIALECTS) == set(ops.OPERATORS)
     for name, dialect in dialects.DIALECTS.items():
         kind = ops.OPERATORS[name]
@@ -186,11 +175,11 @@ _MOST_INLINE = 1 << 18
 laws = examples(200)
 
 
-def elements_written(work: Callable[[], object]) -> int:
+def elements_written(work):
     """Count the elements of all arrays that work makes, and its lines, by what those are worth."""
     written = 0
 
-    def on_line(_frame: FrameType, event: str, _argument: Any) -> Any:
+    def on_line(_frame, event, _argument):
         nonlocal written
         if event == "line":
             now, highest = tracemalloc.get_traced_memory()
@@ -198,7 +187,7 @@ def elements_written(work: Callable[[], object]) -> int:
             tracemalloc.reset_peak()
         return on_line
 
-    def traced() -> None:
+    def traced():
         before = sys.gettrace()
         sys.settrace(on_line)
         try:
@@ -210,13 +199,13 @@ def elements_written(work: Callable[[], object]) -> int:
     return written
 
 
-def preparer() -> Preparer:
+def preparer():
     return Preparer(Limits(), most_kept=1 << 20)
 
 
 @laws
 @given(chance=st.randoms(use_true_random=False))
-def test_what_counts_as_quick_writes_few_elements(chance: Random) -> None:
+def test_what_counts_as_quick_writes_few_elements(chance):
     made, request = preparer(), random_call(chance, longest=1 << 22)
     try:
         assume(made.preparation(request).is_quick)
@@ -230,8 +219,8 @@ def test_what_counts_as_quick_writes_few_elements(chance: Random) -> None:
         assert written < 8 * evaluation.inline_work + _BUDGET
 
 
-SMOOTH: Any = {"mode": "bilinear", "antialias": True}
-PILLOW: Any = {"mode": "bilinear_pillow", "axes": (0, 1), "antialias": True}
+SMOOTH = {"mode": "bilinear", "antialias": True}
+PILLOW = {"mode": "bilinear_pillow", "axes": (0, 1), "antialias": True}
 
 
 # Few outputs of long windows that reach beyond the axis: many taps are on one input.
@@ -247,17 +236,15 @@ PILLOW: Any = {"mode": "bilinear_pillow", "axes": (0, 1), "antialias": True}
     ],
     ids=["torch", "torch, gradient", "openvino"],
 )
-def test_taps_on_one_input_count_too(
-    operator: ops.Operator, source: Shape, result: Shape, dtype: Any
-) -> None:
+def test_taps_on_one_input_count_too(operator, source, result, dtype):
     made, request = preparer(), request_of(operator, source, result, dtype)
     assert made.preparation(request).is_quick
     assert elements_written(lambda: made.prepare(request)) < _BUDGET
 
 
 @pytest.mark.parametrize(("dtype", "least"), [(np.float32, 3), (np.float64, 7)])
-def test_fused_sums_take_more_work_than_plain_ones(dtype: Any, least: int) -> None:
-    def work(mode: Any) -> int:
+def test_fused_sums_take_more_work_than_plain_ones(dtype, least):
+    def work(mode):
         operator = ops.TorchInterpolate(size=(8, 1), mode=mode, antialias=True)
         request = request_of(operator, (1, 1, 8000, 1), (1, 1, 8, 1), dtype)
         return preparer().preparation(request).work
@@ -268,7 +255,7 @@ def test_fused_sums_take_more_work_than_plain_ones(dtype: Any, least: int) -> No
 
 @laws
 @given(chance=st.randoms(use_true_random=False))
-def test_tables_take_no_more_memory_than_is_told_before(chance: Random) -> None:
+def test_tables_take_no_more_memory_than_is_told_before(chance):
     request = random_call(chance, longest=1 << 18)
     shapes = request.input.sizes, request.resolved().sizes
     compute = compute_dtype(request.input.dtype)
@@ -280,7 +267,7 @@ def test_tables_take_no_more_memory_than_is_told_before(chance: Random) -> None:
     assert peak(told.plan) <= sum(axis.memory_bytes for axis in told.tables)
 
 
-def test_a_window_of_padding_is_bounded_like_a_table() -> None:
+def test_a_window_of_padding_is_bounded_like_a_table():
     operator = Openvino(sizes=(1, 1), pads_begin=(1 << 30,), **PILLOW)
     with pytest.raises(RequestLimitError, match="max-table-entries"):
         dialects.forward(operator.name, operator, (1, 1), (1, 1))

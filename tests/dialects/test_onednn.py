@@ -1,7 +1,5 @@
 """oneDNN's operators: arithmetic and sizes, results of the library, and the cases of its tests."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,25 +13,16 @@ from hypothesis import strategies as st
 from gradwire import ops
 from gradwire_server import dialects
 from support.oracles.axis_tables import DATA
-from support.oracles.dialect_oracles import (
-    ExactTaps,
-    Matrix,
-    Tensor,
-    axis_table,
-    evaluate,
-    f32,
-    onednn_axis,
-    ulp,
-)
+from support.oracles.dialect_oracles import ExactTaps, axis_table, evaluate, f32, onednn_axis, ulp
 
 Sizes = tuple[int, ...]
 
 
-def backward(mode: Any, **attributes: Any) -> ops.InterpolateBackward:
+def backward(mode, **attributes):
     return ops.InterpolateBackward(mode=mode, data_format="NCX", **attributes)
 
 
-def interpolate(**attributes: Any) -> ops.Interpolate:
+def interpolate(**attributes):
     return ops.Interpolate(mode="linear", data_format="NCX", **attributes)
 
 
@@ -46,19 +35,17 @@ def interpolate(**attributes: Any) -> ops.Interpolate:
 @example(src=22, dst=11)
 # Equal sizes are no identity: this product rounds.
 @example(src=2897, dst=2897)
-def test_onednn_tables_follow_the_formula(
-    transformation: str, mode: str, src: int, dst: int
-) -> None:
+def test_onednn_tables_follow_the_formula(transformation, mode, src, dst):
     corners, nearest = transformation == "align_corners", mode == "nearest"
     expected = onednn_axis(src, dst, align_corners=corners, nearest=nearest)
-    attributes: Any = {"mode": mode, "coordinate_transformation_mode": transformation}
+    attributes = {"mode": mode, "coordinate_transformation_mode": transformation}
     forward = ops.Interpolate(sizes=(dst,), data_format="NCX", **attributes)
     there, back = (1, 1, src), (1, 1, dst)
     np.testing.assert_array_equal(axis_table(forward, there, back, 2), expected)
     np.testing.assert_array_equal(axis_table(backward(**attributes), back, there, 2), expected.T)
 
 
-SIZES: list[tuple[ops.Operator, Sizes, Sizes | None]] = [
+SIZES = [
     # The product is float32's: in float64 10 * 0.7f would be 6.99..., and 100 * 0.29f 28.99....
     (interpolate(scales=(0.7,)), (2, 3, 10), (2, 3, 7)),
     (interpolate(scales=(0.29,)), (2, 3, 100), (2, 3, 29)),
@@ -75,13 +62,11 @@ SIZES: list[tuple[ops.Operator, Sizes, Sizes | None]] = [
 
 
 @pytest.mark.parametrize(("operator", "source", "result"), SIZES, ids=str)
-def test_sizes_are_those_given_or_scaled(
-    operator: ops.Operator, source: Sizes, result: Sizes | None
-) -> None:
+def test_sizes_are_those_given_or_scaled(operator, source, result):
     assert dialects.output_shape(operator.name, operator, source) == result
 
 
-DTYPES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,36 +83,36 @@ class Case:
     scales: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, fields: dict[str, Any]) -> Case:
+    def of(cls, fields):
         sequences = ("src_shape", "dst_shape", "sizes", "scales")
-        values: Any = fields | {name: tuple(fields[name]) for name in sequences if name in fields}
+        values = fields | {name: tuple(fields[name]) for name in sequences if name in fields}
         return cls(**values)
 
-    def __str__(self) -> str:
+    def __str__(self):
         src, dst = ("x".join(map(str, shape)) for shape in (self.src_shape, self.dst_shape))
         return f"{self.mode}-{self.data_format}-{self.dtype}-{src}-to-{dst}"
 
     @property
-    def operator(self) -> ops.InterpolateBackward:
+    def operator(self):
         return ops.InterpolateBackward(
             mode=self.mode, data_format=self.data_format, sizes=self.sizes, scales=self.scales
         )
 
-    def evaluate(self, diff_dst: Tensor) -> Tensor:
+    def evaluate(self, diff_dst):
         if self.data_format == "NCX":
             return evaluate(self.operator, diff_dst, self.src_shape)
         n, c, *x = self.src_shape
         result = evaluate(self.operator, np.moveaxis(diff_dst, 1, -1), (n, *x, c))
         return np.moveaxis(result, -1, 1)
 
-    def taps(self) -> list[ExactTaps]:
+    def taps(self):
         """Return exact taps of the spatial axes."""
         return [
             ExactTaps.of(src, dst, align_corners=False, nearest=self.mode == "nearest")
             for src, dst in zip(self.src_shape[2:], self.dst_shape[2:], strict=True)
         ]
 
-    def exact(self, diff_dst: Tensor) -> Matrix:
+    def exact(self, diff_dst):
         """Scatter along the spatial axes."""
         result = diff_dst.astype(np.float64)
         for axis, tap in enumerate(self.taps(), start=2):
@@ -137,7 +122,7 @@ class Case:
 
 # 258 results of oneDNN 3.2 on a CPU: case, diff_dst, diff_src, bfloat16 widened.
 with np.load(DATA / "onednn_backward.npz") as _stored:
-    RESULTS: list[tuple[Case, Tensor, Tensor]] = [
+    RESULTS = [
         (Case.of(case), _stored[f"diff_dst_{i}"], _stored[f"diff_src_{i}"])
         for i, case in enumerate(json.loads(str(_stored["cases"])))
     ]
@@ -150,7 +135,7 @@ WITHOUT_RESULT = {str(case): case for case in CASES if str(case) not in _covered
 TIES = [case for case in CASES if case.source == "tie defect"]
 
 
-def allowed(case: Case, diff_dst: Tensor, expected: Tensor) -> Matrix:
+def allowed(case, diff_dst, expected):
     """Return the roundings of both sides."""
     terms = case.exact(np.abs(diff_dst))
     if case.dtype == "f32":
@@ -158,19 +143,19 @@ def allowed(case: Case, diff_dst: Tensor, expected: Tensor) -> Matrix:
     return 2.0**-8 * terms + ulp(expected, DTYPES[case.dtype]) / 2
 
 
-def test_the_data_is_complete() -> None:
+def test_the_data_is_complete():
     assert (len(RESULTS), len(CASES), len(TIES)) == (258, 709, 15)
 
 
 @pytest.mark.parametrize("number", range(258), ids=lambda i: f"{i}-{RESULTS[i][0]}")
-def test_results_of_the_library_are_reproduced(number: int) -> None:
+def test_results_of_the_library_are_reproduced(number):
     case, diff_dst, expected = RESULTS[number]
     result = case.evaluate(diff_dst.astype(DTYPES[case.dtype])).astype(np.float64)
     assert np.all(np.abs(result - expected) <= allowed(case, diff_dst, expected))
 
 
 @pytest.mark.parametrize("case", WITHOUT_RESULT.values(), ids=str)
-def test_cases_without_a_stored_result_agree_with_exact_coordinates(case: Case) -> None:
+def test_cases_without_a_stored_result_agree_with_exact_coordinates(case):
     # Batch and channel are not resampled: a few of each show as much as 512.
     kept = tuple(min(size, 3) for size in case.dst_shape[:2])
     case = replace(case, src_shape=kept + case.src_shape[2:], dst_shape=kept + case.dst_shape[2:])
@@ -188,7 +173,7 @@ def test_cases_without_a_stored_result_agree_with_exact_coordinates(case: Case) 
     assert np.all(np.abs(result - expected) <= rounding)
 
 
-def test_every_case_is_accepted_with_its_own_sizes_and_scales() -> None:
+def test_every_case_is_accepted_with_its_own_sizes_and_scales():
     for case in CASES:
         src, dst = case.src_shape, case.dst_shape
         if case.data_format == "NXC":
@@ -197,7 +182,7 @@ def test_every_case_is_accepted_with_its_own_sizes_and_scales() -> None:
         assert (plan.input_shape, plan.output_shape) == (dst, src)
 
 
-def test_the_library_was_seen_to_put_a_tie_one_cell_low() -> None:
+def test_the_library_was_seen_to_put_a_tie_one_cell_low():
     # 28 -> 2, nearest, diff_dst [1, 2]: oneDNN 3.2 and 3.14 answer cells {7, 20} in NXC but {7, 21}
     # in NCX, where their forward reads 7 and 21.
     for data_format in ("NXC", "NCX"):

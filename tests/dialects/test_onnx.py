@@ -1,10 +1,8 @@
 """ONNX's operators: rules, tables by the specification's formulas, and its node tests."""
 
-from __future__ import annotations
-
 import json
 import math
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,19 +10,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from conformance import onnx_resize
-from conformance.onnx_resize import Attributes, NodeCase, evaluated
+from conformance.onnx_resize import NodeCase, evaluated
 from gradwire import ops
 from gradwire.ops import onnx
 from gradwire_server import dialects
 from gradwire_server.errors import RequestLimitError
 from support.examples import examples
-from support.oracles.dialect_oracles import Shape, Tensor, axis_table, evaluate, lowered
+from support.oracles.dialect_oracles import axis_table, evaluate, lowered
 from support.oracles.onnx_oracles import Axis, matrix
 
 ARITHMETIC = pytest.mark.parametrize("arithmetic", ["spec_float64", "float32"])
-CROP: Attributes = {"coordinate_transformation_mode": "tf_crop_and_resize"}
-NOT_LARGER: Attributes = {"keep_aspect_ratio_policy": "not_larger"}
-NOT_SMALLER: Attributes = {"keep_aspect_ratio_policy": "not_smaller"}
+CROP = {"coordinate_transformation_mode": "tf_crop_and_resize"}
+NOT_LARGER = {"keep_aspect_ratio_policy": "not_larger"}
+NOT_SMALLER = {"keep_aspect_ratio_policy": "not_smaller"}
 
 
 @pytest.mark.parametrize(
@@ -39,15 +37,13 @@ NOT_SMALLER: Attributes = {"keep_aspect_ratio_policy": "not_smaller"}
     ],
     ids=str,
 )
-def test_sizes_keep_the_aspect_ratio_and_scales_do_not(
-    attributes: Attributes, source: Shape, result: Shape
-) -> None:
+def test_sizes_keep_the_aspect_ratio_and_scales_do_not(attributes, source, result):
     assert dialects.output_shape("onnx_resize", ops.OnnxResize(**attributes), source) == result
 
 
 @ARITHMETIC
-def test_a_roi_is_read_by_tf_crop_and_resize_alone_and_may_run_backward(arithmetic: str) -> None:
-    given: Attributes = {"mode": "linear", "sizes": (9,)}
+def test_a_roi_is_read_by_tf_crop_and_resize_alone_and_may_run_backward(arithmetic):
+    given = {"mode": "linear", "sizes": (9,)}
     x = np.arange(5.0)
     ours = evaluated(x, {"roi": (0.5, 1), "extrapolation_value": 7, **given}, arithmetic)
     np.testing.assert_array_equal(ours, evaluated(x, given, arithmetic))
@@ -60,13 +56,13 @@ def test_a_roi_is_read_by_tf_crop_and_resize_alone_and_may_run_backward(arithmet
         assert first > middle > last
 
 
-def test_elements_that_are_all_left_out_make_zero() -> None:
+def test_elements_that_are_all_left_out_make_zero():
     given = {"nearest_mode": "ceil", "exclude_outside": True, "sizes": (8,)}
     forward = evaluated(np.arange(1.0, 5), {**given, "extrapolation_value": 7}, "spec_float64")
     np.testing.assert_array_equal(forward, [1, 2, 2, 3, 3, 4, 4, 0])
 
 
-def test_float32_has_a_longest_axis_and_float64_has_none() -> None:
+def test_float32_has_a_longest_axis_and_float64_has_none():
     source, result = (2**23 + 2,), (2,)
     spec = ops.OnnxResize(mode="linear", sizes=result)
     assert lowered(spec, source, result, np.float32).output_shape == result
@@ -75,7 +71,7 @@ def test_float32_has_a_longest_axis_and_float64_has_none() -> None:
         lowered(in_float32, source, result, np.float32)
 
 
-def test_antialias_over_a_long_axis_takes_little_time_and_its_weights_sum_to_1() -> None:
+def test_antialias_over_a_long_axis_takes_little_time_and_its_weights_sum_to_1():
     for mode in "linear", "cubic":
         operator = ops.OnnxResize(mode=mode, antialias=True, sizes=(1,))
         (only,) = lowered(operator, (10**6,), (1,), np.float64).passes
@@ -94,7 +90,7 @@ ROUNDED_UP = np.clip((np.arange(14) + 0.5) * 10 / 14 - 0.5, 0, 9)
 
 # Attributes, input, results in float32 and by the specification, which frameworks depart from as
 # conformance/deviations.toml shows. FLOAT32 follows ONNX Runtime, save in the last row.
-DEVIATIONS: dict[str, tuple[Attributes, Any, Any, Any]] = {
+DEVIATIONS = {
     "a whole coordinate that float64 rounds": (
         *({"mode": "linear", "sizes": (14,)}, np.arange(10.0), None, ROUNDED_UP),
     ),
@@ -128,9 +124,7 @@ DEVIATIONS: dict[str, tuple[Attributes, Any, Any, Any]] = {
 @pytest.mark.parametrize(
     ("attributes", "x", "single", "double"), DEVIATIONS.values(), ids=list(DEVIATIONS)
 )
-def test_results_where_frameworks_depart_from_the_specification(
-    attributes: Attributes, x: Any, single: Any, double: Any
-) -> None:
+def test_results_where_frameworks_depart_from_the_specification(attributes, x, single, double):
     if single is not None:
         result = evaluated(np.asarray(x, np.float32), attributes, "float32")
         np.testing.assert_allclose(result, single, rtol=1e-6)
@@ -139,17 +133,13 @@ def test_results_where_frameworks_depart_from_the_specification(
 
 
 LENGTHS = st.integers(1, 40)
-KINDS: dict[str, Any] = {"spec_float64": np.float64, "float32": np.float32}
+KINDS = {"spec_float64": np.float64, "float32": np.float32}
 ROIS = st.tuples(*[st.sampled_from([0.0, 0.25, 0.75, 1.0]) | st.floats(-0.5, 1.5, width=32)] * 2)
 EACH = pytest.mark.parametrize("transformation", get_args(onnx.CoordinateTransformationMode))
 
 
-def check(axis: Axis, transformation: str, arithmetic: str, sizing: Attributes) -> None:
-    common: Attributes = {
-        "coordinate_transformation_mode": transformation,
-        "arithmetic": arithmetic,
-        **sizing,
-    }
+def check(axis, transformation, arithmetic, sizing):
+    common = {"coordinate_transformation_mode": transformation, "arithmetic": arithmetic, **sizing}
     if transformation == "tf_crop_and_resize":
         common["roi"] = axis.roi
     left_alone = axis.inputs == axis.outputs and (
@@ -161,12 +151,12 @@ def check(axis: Axis, transformation: str, arithmetic: str, sizing: Attributes) 
         {"mode": "cubic", "cubic_coeff_a": -0.6},
         {"mode": "cubic", "exclude_outside": True},
     ):
-        words: Attributes = dict(extra)
+        words = dict(extra)
         a = float(np.float32(words.pop("cubic_coeff_a", -0.75)))
         expected = matrix(axis, transformation, words.pop("mode"), a=a, **words)
         if left_alone:
             expected = np.eye(axis.inputs)
-        operator = ops.OnnxResize(**common, **dict[str, Any](extra))
+        operator = ops.OnnxResize(**common, **dict(extra))
         ours = axis_table(operator, (axis.inputs,), (axis.outputs,))
         np.testing.assert_array_equal(ours, expected, err_msg=str(extra))
 
@@ -181,8 +171,8 @@ def check(axis: Axis, transformation: str, arithmetic: str, sizing: Attributes) 
 @example(inputs=19, outputs=19, roi=(0, 1), factor=0.25)
 @example(inputs=2, outputs=2, roi=(0, 1), factor=1.25)
 def test_tables_by_size_and_by_scale_follow_the_formula(
-    transformation: str, inputs: int, outputs: int, roi: tuple[float, float], factor: float
-) -> None:
+    transformation, inputs, outputs, roi, factor
+):
     if transformation != "tf_crop_and_resize":
         roi = (0, 1)
     given = float(np.float32(max(factor, 1.01 / inputs)))
@@ -202,9 +192,7 @@ def test_tables_by_size_and_by_scale_follow_the_formula(
 @given(inputs=LENGTHS, outputs=LENGTHS)
 @example(inputs=40, outputs=1)
 @example(inputs=1, outputs=3)
-def test_antialias_weighs_a_stretched_filter(
-    mode: Any, inputs: int, outputs: int, exclude_outside: Any
-) -> None:
+def test_antialias_weighs_a_stretched_filter(mode, inputs, outputs, exclude_outside):
     # Every element within reach of x and far beyond, with rational coordinates rounded once.
     stretch = max(1, inputs / outputs)
     expected = np.zeros((outputs, inputs))
@@ -221,7 +209,7 @@ def test_antialias_weighs_a_stretched_filter(
             weight[(reach < 0) | (reach >= inputs)] = 0
         np.add.at(expected[index], np.clip(reach, 0, inputs - 1), weight / weight.sum())
     for arithmetic, far in (("spec_float64", 1e-13), ("float32", 2e-5)):
-        given: Attributes = {"mode": mode, "sizes": (outputs,), "arithmetic": arithmetic}
+        given = {"mode": mode, "sizes": (outputs,), "arithmetic": arithmetic}
         operator = ops.OnnxResize(antialias=True, exclude_outside=exclude_outside, **given)
         ours = axis_table(operator, (inputs,), (outputs,))
         np.testing.assert_allclose(ours, expected, rtol=0, atol=far)
@@ -229,7 +217,7 @@ def test_antialias_weighs_a_stretched_filter(
 
 with np.load(onnx_resize.STORED) as stored:
     # Each node test with a gradient of y and that of x.
-    NODES: list[tuple[NodeCase, Tensor, Tensor]] = [
+    NODES = [
         (
             NodeCase(each["name"], each["attributes"], stored[f"x_{i}"], stored[f"y_{i}"]),
             stored[f"output_gradient_{i}"].astype(np.float64),
@@ -245,7 +233,7 @@ OTHER_IN_RUNTIME = {
 
 
 @pytest.mark.parametrize("number", range(39))
-def test_published_outputs_and_gradients_of_the_reference_are_reproduced(number: int) -> None:
+def test_published_outputs_and_gradients_of_the_reference_are_reproduced(number):
     case, output_gradient, input_gradient = NODES[number]
     # y is float32, and its cubic weights were computed in float32.
     result = evaluated(case.x.astype(np.float64), case.attributes, "spec_float64")
@@ -260,11 +248,11 @@ def test_published_outputs_and_gradients_of_the_reference_are_reproduced(number:
     np.testing.assert_allclose(result, input_gradient, rtol=1e-12, atol=1e-12)
 
 
-def test_the_stored_cases_are_all_tested() -> None:
+def test_the_stored_cases_are_all_tested():
     assert len(NODES) == 39
 
 
-def runtime(attributes: Attributes, x: Tensor, **others: int) -> Tensor:
+def runtime(attributes, x, **others):
     for name in ("onnx", "onnxruntime"):
         pytest.importorskip(name, reason=f"compares with {name} where it is installed")
     return onnx_resize.runtime(attributes, x, **others)
@@ -286,18 +274,16 @@ def runtime(attributes: Attributes, x: Tensor, **others: int) -> Tensor:
         ("cubic", (2, 3, 8, 9), (1, 1, 2.6, 0.7)),
     ],
 )
-def test_several_axes_agree_with_onnx_runtime(
-    mode: str, source: Shape, scales: tuple[float, ...]
-) -> None:
+def test_several_axes_agree_with_onnx_runtime(mode, source, scales):
     x = np.random.default_rng(3).standard_normal(source).astype(np.float32)
     for antialias in [False] if mode == "nearest" else [False, True]:
-        attributes: Attributes = {"mode": mode, "scales": scales, "antialias": antialias}
+        attributes = {"mode": mode, "scales": scales, "antialias": antialias}
         result = evaluated(x, attributes, "float32")
         np.testing.assert_allclose(result, runtime(attributes, x), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("scale", [0.3, 0.6, 0.75, 1.3, 2, 2.5])
-def test_opset_10_rounds_up_where_an_axis_shrinks(scale: float) -> None:
+def test_opset_10_rounds_up_where_an_axis_shrinks(scale):
     x = np.arange(1 * 1 * 11 * 11, dtype=np.float32).reshape(1, 1, 11, 11)
     scales = {"scales": (1, 1, scale, 2)}
     expected = runtime({"mode": "nearest", **scales}, x, opset=10)

@@ -1,9 +1,6 @@
 """Attributes and shapes that operators refuse: the field at fault and the reason."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -13,14 +10,14 @@ from gradwire_server import dialects
 from gradwire_server.errors import InvalidFieldError
 from support.oracles.dialect_oracles import DML_RULES, Shape, dml_operators, lowered
 
-Backward: Any = partial(ops.InterpolateBackward, mode="linear", data_format="NCX")
-Interpolate: Any = partial(ops.Interpolate, mode="linear", data_format="NCX")
+Backward = partial(ops.InterpolateBackward, mode="linear", data_format="NCX")
+Interpolate = partial(ops.Interpolate, mode="linear", data_format="NCX")
 Onnx, OnnxGrad = ops.OnnxResize, ops.OnnxResizeGrad
 Torch, TorchGrad = ops.TorchInterpolate, ops.TorchUpsampleBackward
-Openvino: Any = partial(ops.OpenvinoInterpolate, mode="linear")
-OpenvinoGrad: Any = partial(ops.OpenvinoInterpolateGrad, mode="nearest")
-Tf: Any = partial(ops.TfResize, kind="bilinear")
-TfGrad: Any = partial(ops.TfResizeGrad, kind="bilinear")
+Openvino = partial(ops.OpenvinoInterpolate, mode="linear")
+OpenvinoGrad = partial(ops.OpenvinoInterpolateGrad, mode="nearest")
+Tf = partial(ops.TfResize, kind="bilinear")
+TfGrad = partial(ops.TfResizeGrad, kind="bilinear")
 
 # Operator, shapes of its input and its result, field at fault, words of the reason. Without a
 # result the operator is asked for its shape. A field of an attribute stands without its path.
@@ -28,14 +25,14 @@ Row = tuple[ops.Operator, Shape, Shape | None, str, str]
 
 
 DML_PAIRS = [pair for rule in DML_RULES for pair in dml_operators(rule)]
-SWAPPED: Any = {"offset_convention": "swapped", "input_pixel_offsets": (0.0, 0.0, 0.0)}
+SWAPPED = {"offset_convention": "swapped", "input_pixel_offsets": (0.0, 0.0, 0.0)}
 
-DML: list[Row] = [
+DML = [
     *(
         (operator, (4, 4), (2, 2), name, f"has {given} for 2 axes; give 2, or none")
         for name in ("scales", "input_pixel_offsets", "output_pixel_offsets")
         for given in ("1 value", "3 values")
-        for pair in dml_operators("linear", **dict[str, Any]({name: (1.0,) * int(given[0])}))
+        for pair in dml_operators("linear", **{name: (1.0,) * int(given[0])})
         for operator in pair
     ),
     *(
@@ -48,7 +45,7 @@ DML: list[Row] = [
 ]
 
 # Sizes and scales that disagree with src (1, 2, 4, 6) and dst (1, 2, 6, 9).
-DISAGREEING: list[tuple[dict[str, Any], str, str]] = [
+DISAGREEING = [
     ({"sizes": (6, 8)}, "sizes[1]", "is 8, but dst has 9"),
     ({"sizes_tensor": (5, 9)}, "sizes_tensor[0]", "is 5, but dst has 6"),
     ({"sizes": (6,)}, "sizes", "has 1 value"),
@@ -64,7 +61,7 @@ DISAGREEING: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 STILL = "this axis is not resampled"
-ONEDNN: list[Row] = [
+ONEDNN = [
     *(
         row
         for given, field, words in DISAGREEING
@@ -92,12 +89,12 @@ ONEDNN: list[Row] = [
     (Backward(data_format="NXC"), (1, 8, 3), (1, 4, 2), "input.sizes[2]", "not resampled"),
 ]
 
-NOT_LARGER: dict[str, Any] = {"keep_aspect_ratio_policy": "not_larger"}
-NOT_SMALLER: dict[str, Any] = {"keep_aspect_ratio_policy": "not_smaller"}
+NOT_LARGER = {"keep_aspect_ratio_policy": "not_larger"}
+NOT_SMALLER = {"keep_aspect_ratio_policy": "not_smaller"}
 ONNX_SCALED = OnnxGrad(scales=(0.6,), axes=(1,))
 RANGE = "give sizes that result in 0.5 to 2**53"
 
-ONNX: list[Row] = [
+ONNX = [
     (Onnx(), (1, 5), None, "sizes", "give one of the two"),
     (Onnx(sizes=(4,)), (1, 5), None, "sizes", "has 1 value for 2 axes"),
     (Onnx(scales=(1, 1, 2)), (1, 5), None, "scales", "has 3 values for 2 axes"),
@@ -113,7 +110,7 @@ ONNX: list[Row] = [
     (ONNX_SCALED, (3, 3), (2, 5), "input.sizes[0]", "not resampled: give 2"),
 ]
 
-TORCH: list[Row] = [
+TORCH = [
     (Torch(), (1, 1, 4), (1, 1, 8), "size", "and so is scale_factor"),
     (Torch(), (1, 1, 4), None, "size", "and so is scale_factor"),
     (TorchGrad(mode="bilinear", size=2), (1, 1, 2), (1, 1, 4), "mode", "of 4 axes"),
@@ -126,9 +123,9 @@ TORCH: list[Row] = [
     (TorchGrad(), (1, 3, 4), (1, 2, 4), "input.sizes[1]", "not resampled"),
 ]
 
-BY_SCALES: Any = {"shape_calculation_mode": "scales"}
+BY_SCALES = {"shape_calculation_mode": "scales"}
 
-OPENVINO: list[Row] = [
+OPENVINO = [
     (Openvino(), (2, 3), None, "sizes", "is empty"),
     (Openvino(sizes=(5,)), (2, 3), None, "sizes", "has 1 value for 2 axes"),
     (Openvino(sizes=(5,), axes=(2,)), (2, 3), None, "axes[0]", "is 2; a tensor of 2 axes"),
@@ -140,7 +137,7 @@ OPENVINO: list[Row] = [
 ]
 
 RESIZED = "size resizes this axis from 4 to 9: give 9"
-TENSORFLOW: list[Row] = [
+TENSORFLOW = [
     (Tf(), (2, 3, 4, 5), None, "size", "is empty"),
     (Tf(size=(6, 9)), (2, 3, 4, 5), (2, 6, 9, 4), "output.sizes[3]", "is 4"),
     (TfGrad(size=(6, 9)), (2, 6, 8, 5), (2, 3, 4, 5), "input.sizes[2]", RESIZED),
@@ -148,7 +145,7 @@ TENSORFLOW: list[Row] = [
 
 JAX_FORWARD = ops.JaxResize(method="linear", shape=(6, 9))
 JAX_GRADIENT = ops.JaxResizeGrad(method="linear", shape=(6, 9))
-JAX: list[Row] = [
+JAX = [
     (JAX_FORWARD, (2, 3, 4), None, "shape", "has 2 values for 3 axes; give 3, or the"),
     (JAX_FORWARD, (2, 3, 4), (6, 9, 4), "shape", "has 2 values for 3 axes; give 3, or none"),
     (JAX_GRADIENT, (6, 8), (2, 3), "input.sizes[1]", "shape resizes this axis from 3 to 9: give 9"),
@@ -157,7 +154,7 @@ JAX: list[Row] = [
 ROWS = [*DML, *ONEDNN, *ONNX, *TORCH, *OPENVINO, *TENSORFLOW, *JAX]
 
 
-def asked(operator: ops.Operator, source: Shape, result: Shape | None) -> None:
+def asked(operator, source, result):
     if result is None:
         dialects.output_shape(operator.name, operator, source)
     else:
@@ -165,7 +162,7 @@ def asked(operator: ops.Operator, source: Shape, result: Shape | None) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]!r} {row[1]} {row[2]}")
-def test_what_does_not_fit_the_shapes_is_refused_by_field(row: Row) -> None:
+def test_what_does_not_fit_the_shapes_is_refused_by_field(row):
     operator, source, result, field, words = row
     with pytest.raises(InvalidFieldError) as refused:
         asked(operator, source, result)
@@ -179,7 +176,7 @@ OUTSIDE = {"sizes": (4,), "mode": "linear", "arithmetic": "float32", "exclude_ou
 CORNERS_OF_LANCZOS = {"mode": "lanczos", "antialias": True, "align_corners": True}
 
 # Refused as a value, before any shape is known: attributes, field at fault, words of the reason.
-VALUES: dict[type[ops.Operator], list[tuple[dict[str, Any], str, str]]] = {
+VALUES = {
     ops.OnnxResize: [
         ({"scales": (2,), "sizes": (4,)}, "scales", "give one of the two"),
         ({"sizes": (4,), "antialias": True}, "antialias", "mode 'nearest' does not support it"),
@@ -209,9 +206,7 @@ VALUES[ops.OnnxResizeGrad] = VALUES[ops.OnnxResize]
     [(kind, *row) for kind, rows in VALUES.items() for row in rows],
     ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_a_value_is_refused_by_field(
-    kind: type[ops.Operator], given: dict[str, Any], field: str, words: str
-) -> None:
+def test_a_value_is_refused_by_field(kind, given, field, words):
     with pytest.raises(InvalidRequestError) as refused:
         kind(**given)
     assert refused.value.field == f"operator.{kind.name}.{field}"

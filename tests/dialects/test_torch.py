@@ -1,23 +1,20 @@
 """PyTorch's operators: sizes, and weights that are stored, of the installed one, bit for bit."""
 
-from __future__ import annotations
-
 import importlib
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from conformance import pytorch
-from conformance.pytorch import NOT_ADJOINT, AxisCase
+from conformance.pytorch import NOT_ADJOINT
 from gradwire import ops
 from gradwire.errors import InvalidRequestError
 from gradwire_server import dialects
 from gradwire_server.errors import InvalidFieldError, TableTooLargeError
-from support.oracles.dialect_oracles import DTYPES, ExactTaps, Shape, Tensor, evaluate, lowered, ulp
+from support.oracles.dialect_oracles import DTYPES, ExactTaps, evaluate, lowered, ulp
 
-SIZES: list[tuple[dict[str, Any], Shape, Shape]] = [
+SIZES = [
     ({"size": 5}, (2, 3, 4, 7, 1), (2, 3, 5, 5, 5)),
     ({"size": (5, 6)}, (2, 3, 4, 7), (2, 3, 5, 6)),
     ({"scale_factor": 1.7}, (2, 3, 4, 7), (2, 3, 6, 11)),
@@ -29,21 +26,19 @@ SIZES: list[tuple[dict[str, Any], Shape, Shape]] = [
 
 
 @pytest.mark.parametrize(("given", "source", "result"), SIZES, ids=str)
-def test_the_output_has_the_size_that_pytorch_gives_it(
-    given: dict[str, Any], source: Shape, result: Shape
-) -> None:
+def test_the_output_has_the_size_that_pytorch_gives_it(given, source, result):
     operator = ops.TorchInterpolate(**given)
     assert dialects.output_shape(operator.name, operator, source) == result
     assert lowered(operator, source, result).output_shape == result
 
 
-def test_a_wide_band_counts_before_it_is_built() -> None:
+def test_a_wide_band_counts_before_it_is_built():
     operator = ops.TorchUpsampleBackward(mode="area")
     with pytest.raises(TableTooLargeError):
         lowered(operator, (1, 1, 3), (1, 1, 2**40), max_float32_axis=2**62)
 
 
-def test_a_table_of_many_blocks_is_the_table_of_one() -> None:
+def test_a_table_of_many_blocks_is_the_table_of_one():
     operator = ops.TorchInterpolate(mode="bicubic", antialias=True, size=(90_000, 3))
     bands = lowered(operator, (1, 1, 300_000, 3), (1, 1, 90_000, 3)).passes[0].map
     # The scale is 10 / 3 exactly: every third output reads alike, ten inputs on.
@@ -53,7 +48,7 @@ def test_a_table_of_many_blocks_is_the_table_of_one() -> None:
     assert np.abs(sums - 1).max() < 2.0**-20
 
 
-def test_the_gradient_of_area_is_added_in_float32_whatever_the_type() -> None:
+def test_the_gradient_of_area_is_added_in_float32_whatever_the_type():
     ones = np.ones((1, 1, 96, 96), ml_dtypes.bfloat16)
     result = evaluate(ops.TorchUpsampleBackward(mode="area"), ones, (1, 1, 2, 2))
     assert float(result.astype(np.float64).sum()) == 96 * 96
@@ -63,22 +58,22 @@ STORED = {str(stored[0]): stored for stored in pytorch.stored()}
 
 
 @pytest.mark.parametrize(("case", "forward", "backward"), STORED.values(), ids=list(STORED))
-def test_stored_weights_are_reproduced(case: AxisCase, forward: Tensor, backward: Tensor) -> None:
+def test_stored_weights_are_reproduced(case, forward, backward):
     for ours, theirs in zip(case.ours(), (forward, backward), strict=True):
         assert np.all(np.abs(ours - theirs) <= case.allowed())
 
 
-def test_the_stored_cases_are_all_tested() -> None:
+def test_the_stored_cases_are_all_tested():
     assert (len(STORED), len(CORNERS)) == (284, 60)
 
 
 @pytest.mark.parametrize("case", NOT_ADJOINT, ids=str)
-def test_where_pytorch_has_two_tables_there_are_two(case: AxisCase) -> None:
+def test_where_pytorch_has_two_tables_there_are_two(case):
     forward, backward = case.ours()
     assert not np.array_equal(forward, backward)
 
 
-def test_width_1_antialiased_is_computed_as_any_other() -> None:
+def test_width_1_antialiased_is_computed_as_any_other():
     # torch 2.13 gives every row the first row's mean; see deviations.toml.
     x = np.arange(4, dtype=np.float32).reshape(1, 1, 4, 1)
     narrow, wide = (
@@ -95,7 +90,7 @@ def test_width_1_antialiased_is_computed_as_any_other() -> None:
 CORNERS = list(pytorch.stored_corners())
 
 
-def check_corners(mode: Any, dtype: str, output_gradient: Tensor, expected: Tensor) -> None:
+def check_corners(mode, dtype, output_gradient, expected):
     """Compare our gradient with torch's.
 
     torch rounds (src - 1) / (dst - 1) first, which moves a weight by up to 4 * 2**-24 * src, and
@@ -118,22 +113,22 @@ def check_corners(mode: Any, dtype: str, output_gradient: Tensor, expected: Tens
 
 
 @pytest.mark.parametrize("number", range(60))
-def test_stored_gradients_of_torch_are_reproduced(number: int) -> None:
+def test_stored_gradients_of_torch_are_reproduced(number):
     check_corners(*CORNERS[number])
 
 
-def installed() -> Any:
+def installed():
     pytest.importorskip("torch", reason="compares with PyTorch where it is installed")
     return importlib.import_module("torch")
 
 
-def test_gradients_of_the_installed_torch_are_reproduced() -> None:
+def test_gradients_of_the_installed_torch_are_reproduced():
     installed()
     for case in pytorch.corners():
         check_corners(*case)
 
 
-REFUSED: list[tuple[Shape, dict[str, Any]]] = [
+REFUSED = [
     ((1, 1, 4), {}),
     ((1, 1, 4), {"size": 2, "scale_factor": 2.0}),
     ((1, 1, 4), {"size": 2, "recompute_scale_factor": True}),
@@ -156,7 +151,7 @@ REFUSED: list[tuple[Shape, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("shape", "given"), REFUSED, ids=str)
-def test_what_pytorch_refuses_is_refused(shape: Shape, given: dict[str, Any]) -> None:
+def test_what_pytorch_refuses_is_refused(shape, given):
     result = (1, 1, *(2 for _ in shape[2:]))
     with pytest.raises((InvalidRequestError, InvalidFieldError)):
         evaluate(ops.TorchInterpolate(**given), np.zeros(shape, np.float32), result)

@@ -1,7 +1,5 @@
 """What is kept and what is let in stays within its bounds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -10,28 +8,27 @@ from gradwire_server.dialects.dialect import Axis
 from gradwire_server.engine import EvaluationRequest, Limits, Preparer, TensorSpec
 from gradwire_server.errors import RETRY_AFTER_S, ServerFullError
 from gradwire_server.lru import Recent
-from gradwire_server.plans.banded_map import Indices
 from gradwire_server.plans.sampling import Taps
 from gradwire_server.scheduling.admission import Admission
 
 
-def _halved(size: int) -> Axis:
-    def sample(_size: int, outputs: Indices) -> Taps:
+def _halved(size):
+    def sample(_size, outputs):
         index = 2 * outputs[:, None]
         return Taps(index, np.ones(index.shape, np.float32))
 
     return Axis(size, -(-size // 2), 1, sample, (size,))
 
 
-def test_recent_tables_are_kept_unless_they_are_larger_than_the_cache() -> None:
+def test_recent_tables_are_kept_unless_they_are_larger_than_the_cache():
     preparer, small, large = Preparer(Limits(), most_kept=100), _halved(8), _halved(100)
     kept, lost = (preparer.table(axis, gradient=False) for axis in (small, large))
     assert preparer.table(small, gradient=False) is kept
     assert preparer.table(large, gradient=False) is not lost
 
 
-def test_values_are_kept_within_their_number_and_their_weight() -> None:
-    recent: Recent[str] = Recent(most=2, max_weight=10)
+def test_values_are_kept_within_their_number_and_their_weight():
+    recent = Recent(most=2, max_weight=10)
     for key, weight in (("a", 1), ("b", 9), ("b", 2), ("c", 8)):
         recent.keep(key, key.upper(), weight=weight)
     assert ["a" in recent, recent.get("b"), recent.get("c")] == [False, "B", "C"]
@@ -41,7 +38,7 @@ def test_values_are_kept_within_their_number_and_their_weight() -> None:
     assert "e" not in recent
 
 
-def test_memory_is_given_back_however_a_request_ends() -> None:
+def test_memory_is_given_back_however_a_request_ends():
     admission = Admission(max_memory_bytes=100, max_streams=1)
     with admission.memory(60):
         with pytest.raises(ServerFullError) as caught, admission.memory(50):
@@ -53,14 +50,14 @@ def test_memory_is_given_back_however_a_request_ends() -> None:
     assert admission.memory_bytes == 0
 
 
-def test_a_request_larger_than_the_budget_is_let_in_alone() -> None:
+def test_a_request_larger_than_the_budget_is_let_in_alone():
     admission = Admission(max_memory_bytes=100, max_streams=1)
     with admission.memory(1000), pytest.raises(ServerFullError), admission.memory(1):
         pass
     assert admission.memory_bytes == 0
 
 
-def _request(offset: float, *, rows: int = 4) -> EvaluationRequest:
+def _request(offset, *, rows=4):
     operator = ops.DmlResample(
         interpolation_mode="linear", input_pixel_offsets=(offset,), output_pixel_offsets=(0.0,)
     )
@@ -68,14 +65,14 @@ def _request(offset: float, *, rows: int = 4) -> EvaluationRequest:
     return EvaluationRequest(operator.name, operator, source, result)
 
 
-def test_an_evaluation_is_prepared_once() -> None:
+def test_an_evaluation_is_prepared_once():
     preparer = Preparer(Limits())
     first = preparer.prepare(_request(0.0))
     assert preparer.prepare(_request(0.0)) is first
     assert preparer.prepare(_request(0.0, rows=5)) is not first
 
 
-def test_zeros_of_both_signs_are_two_requests() -> None:
+def test_zeros_of_both_signs_are_two_requests():
     assert _request(-0.0) == _request(0.0)
     kept, fresh = (Preparer(Limits()) for _ in range(2))
     kept.prepare(_request(0.0))
@@ -83,8 +80,8 @@ def test_zeros_of_both_signs_are_two_requests() -> None:
     assert kept.prepare(_request(-0.0)).digest != kept.prepare(_request(0.0)).digest
 
 
-def test_a_table_is_another_one_for_the_gradient_and_for_a_zero_of_another_sign() -> None:
-    def sample(_size: int, shift: float, outputs: Indices) -> Taps:
+def test_a_table_is_another_one_for_the_gradient_and_for_a_zero_of_another_sign():
+    def sample(_size, shift, outputs):
         index = outputs[:, None]
         return Taps(index, np.full(index.shape, np.copysign(1.0, shift)))
 

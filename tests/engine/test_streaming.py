@@ -1,7 +1,5 @@
 """Any slabs, chunks and layouts, apart or together: an evaluation gives the bits of one apply()."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import cache
@@ -13,30 +11,23 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from gradwire_server import engine
-from gradwire_server.backends import Backend, NumpyCpu
-from gradwire_server.engine import Execution, InputAssembler, Prepared, TensorSpec, Workbench
+from gradwire_server.backends import NumpyCpu
+from gradwire_server.engine import Execution, InputAssembler, TensorSpec, Workbench
 from gradwire_server.plans import BandedMap, Plan
 from support import evaluation_cases
-from support.evaluation_cases import BACKEND, Bytes, Case, cases, computed, data_for, expected
+from support.evaluation_cases import BACKEND, Case, cases, computed, data_for, expected
 from support.examples import examples
 from support.kernels import kernel_maps as maps
 from support.kernels.numba_calls import compiled, needs_numba
 
 
-def streamed(
-    evaluation: Prepared,
-    data: Bytes,
-    chunk: int,
-    resume_from: int = 0,
-    stop_before: int | None = None,
-) -> Bytes:
+def streamed(evaluation, data, chunk, resume_from=0, stop_before=None):
     """Give each step's result a place amid bytes that must stay; join the results."""
     execution = Execution(evaluation, BACKEND)
     assembler = InputAssembler(evaluation, resume_from=resume_from, stop_before=stop_before)
-    pieces, position = list[Bytes](), resume_from
+    pieces, position = [], resume_from
     firsts, stop = range(assembler.position, assembler.stop, chunk), assembler.stop
     for part in (data[:0], *(data[first : min(first + chunk, stop)] for first in firsts)):
         for step, rows in assembler.feed(part):
@@ -60,9 +51,7 @@ def streamed(
     where=st.floats(0, 1, exclude_max=True),
     cuts=st.lists(st.floats(0, 1, exclude_min=True, exclude_max=True), max_size=4),
 )
-def test_any_slab_chunk_layout_resume_point_and_ranges_give_the_same_bits(
-    case: Case, chunk: int, where: float, cuts: list[float]
-) -> None:
+def test_any_slab_chunk_layout_resume_point_and_ranges_give_the_same_bits(case, chunk, where, cuts):
     data, evaluation = data_for(case.source), case.evaluation()
     whole = expected(case, data)
     assert evaluation.output.wire_bytes == len(whole)
@@ -77,7 +66,7 @@ def test_any_slab_chunk_layout_resume_point_and_ranges_give_the_same_bits(
         assert computed(one, data).tobytes() == whole.tobytes()
 
 
-def _corners(inputs: int, outputs: int) -> BandedMap:
+def _corners(inputs, outputs):
     """Return a map; one to few outputs is a gradient's, whose steps run through the rows."""
     few = outputs <= 8
     return maps.corners(outputs, inputs).adjoint() if few else maps.corners(inputs, outputs)
@@ -86,7 +75,7 @@ def _corners(inputs: int, outputs: int) -> BandedMap:
 @pytest.mark.parametrize(
     ("outputs", "inputs"), [(8, 4000), (4000, 8), (4000, 2000)], ids=["running", "up", "down"]
 )
-def test_a_range_needs_the_rows_of_its_bands_and_no_others(outputs: int, inputs: int) -> None:
+def test_a_range_needs_the_rows_of_its_bands_and_no_others(outputs, inputs):
     bands, row = _corners(inputs, outputs), 64 * 4
     evaluation = Case.packed(Plan.build([None, bands, None], (1, inputs, 64)), 4096).evaluation()
     for first, stop in pairwise(outputs * part // 4 for part in range(5)):
@@ -97,9 +86,7 @@ def test_a_range_needs_the_rows_of_its_bands_and_no_others(outputs: int, inputs:
 
 @pytest.mark.parametrize("empty", [[3, 4], [0, 3, 4], [1, 4]], ids=str)
 @pytest.mark.parametrize(("slab", "mode"), [(1, "running"), (1 << 20, "slices")])
-def test_ranges_that_end_with_an_empty_band_need_no_bytes_beyond_the_input(
-    empty: list[int], slab: int, mode: str
-) -> None:
+def test_ranges_that_end_with_an_empty_band_need_no_bytes_beyond_the_input(empty, slab, mode):
     index = np.minimum(4 * np.arange(5)[:, None] + np.arange(4), 11)
     weight = np.ones((5, 4))
     weight[empty] = 0
@@ -120,7 +107,7 @@ def test_ranges_that_end_with_an_empty_band_need_no_bytes_beyond_the_input(
     ("outputs", "inputs", "mode"),
     [(8, 4000, "running"), (4000, 8, "window"), (4000, 2000, "window")],
 )
-def test_a_steps_cost_does_not_grow_with_the_tensor(outputs: int, inputs: int, mode: str) -> None:
+def test_a_steps_cost_does_not_grow_with_the_tensor(outputs, inputs, mode):
     slab, width = 4096, 64
     plan = Plan.build([None, _corners(inputs, outputs), None], (3, inputs, width))
     evaluation = Case.packed(plan, slab).evaluation()
@@ -132,7 +119,7 @@ def test_a_steps_cost_does_not_grow_with_the_tensor(outputs: int, inputs: int, m
     assert evaluation.walk.largest_step <= max(slab, 4 * width)
 
 
-def test_the_largest_step_holds_all_results_that_an_input_row_reaches() -> None:
+def test_the_largest_step_holds_all_results_that_an_input_row_reaches():
     width, bands = 64, maps.corners(8, 400).adjoint()
     reached = ((bands.start <= (row := np.arange(400)[:, None])) & (row < bands.stop)).sum(axis=1)
     plan = Plan.build([None, bands, None], (3, bands.inputs, width))
@@ -142,14 +129,14 @@ def test_the_largest_step_holds_all_results_that_an_input_row_reaches() -> None:
     assert walk.largest_step == width * (1 + max(reached))
 
 
-def test_a_copy_is_cut_into_slabs_whatever_its_shape() -> None:
+def test_a_copy_is_cut_into_slabs_whatever_its_shape():
     for sizes in [(1 << 20,), (1, 1, 1024, 1024), (64, 128, 128), (1 << 18, 2, 2)]:
         evaluation = Case.packed(Plan.build([None] * len(sizes), sizes), 1 << 16).evaluation()
         steps = list(evaluation.steps())
         assert math.prod(sizes) // (1 << 16) <= len(steps) <= 4 * math.prod(sizes) // (1 << 16)
 
 
-def _run(evaluation: Prepared, data: Bytes, backend: Backend) -> tuple[Bytes, int]:
+def _run(evaluation, data, backend):
     result = np.full(evaluation.output.wire_bytes, 0xA5, np.uint8)
     steps = len(list(engine.in_memory(evaluation, result, data, backend)))
     return result, steps
@@ -159,7 +146,7 @@ def _run(evaluation: Prepared, data: Bytes, backend: Backend) -> tuple[Bytes, in
 @needs_numba
 @examples(200)
 @given(case=cases(), slab=st.sampled_from([1, 1 << 4, 1 << 20]))
-def test_it_gives_the_same_bits_in_large_steps(case: Case, slab: int) -> None:
+def test_it_gives_the_same_bits_in_large_steps(case, slab):
     data = data_for(case.source)
     result, steps = _run(replace(case, slab=slab).evaluation(), data, compiled(2))
     np.testing.assert_array_equal(result, expected(case, data))
@@ -168,9 +155,7 @@ def test_it_gives_the_same_bits_in_large_steps(case: Case, slab: int) -> None:
 
 @needs_numba
 @pytest.mark.parametrize(("strides", "most"), [((0, 0), 1), ((1, 0), 8), ((96, 1), 1)])
-def test_large_steps_hold_no_more_memory_than_small_ones(
-    strides: tuple[int, int], most: int
-) -> None:
+def test_large_steps_hold_no_more_memory_than_small_ones(strides, most):
     halves = [maps.area(size, size // 2) for size in (64, 96)]
     plan, float32 = Plan.build(halves, (64, 96)), np.dtype(np.float32)
     source = TensorSpec(float32, plan.input_shape, strides)
@@ -185,7 +170,7 @@ def test_large_steps_hold_no_more_memory_than_small_ones(
 
 @examples(300)
 @given(case=cases(), slab=st.sampled_from([1 << 4, 1 << 20]), backward=st.booleans())
-def test_a_run_on_tensors_gives_the_bits_of_apply(case: Case, slab: int, *, backward: bool) -> None:
+def test_a_run_on_tensors_gives_the_bits_of_apply(case, slab, backward):
     evaluation = replace(case, slab=slab).evaluation()
     data = data_for(case.source)
     source = evaluation_cases.strided(data, case.source)
@@ -207,11 +192,11 @@ def test_a_run_on_tensors_gives_the_bits_of_apply(case: Case, slab: int, *, back
 
 @examples(100)
 @given(case=cases(), chunk=st.integers(1, 80))
-def test_the_input_of_steps_that_are_held_is_not_overwritten(case: Case, chunk: int) -> None:
+def test_the_input_of_steps_that_are_held_is_not_overwritten(case, chunk):
     held = 2
     data, evaluation = data_for(case.source), case.evaluation()
     assembler = InputAssembler(evaluation)
-    given: list[tuple[Bytes, slice]] = []
+    given = []
     for first in range(0, len(data), chunk):
         for step, rows in assembler.feed(data[first : first + chunk]):
             given = [*given, (rows, slice(*evaluation.input_range(step)))][-held:]
@@ -221,7 +206,7 @@ def test_the_input_of_steps_that_are_held_is_not_overwritten(case: Case, chunk: 
 
 
 @pytest.mark.parametrize(("slab", "most"), [(400, 2), (70, 3)])
-def test_outer_slices_share_plans(slab: int, most: int) -> None:
+def test_outer_slices_share_plans(slab, most):
     plan = Plan.build([None, maps.area(16, 8), None], (11, 16, 4))
     evaluation = Case.packed(plan, slab).evaluation()
     used = [evaluation.walk.plan_of(one) for one in evaluation.steps()]
@@ -231,16 +216,16 @@ def test_outer_slices_share_plans(slab: int, most: int) -> None:
 BACKENDS = ["numpy_cpu", pytest.param("numba_cpu", marks=needs_numba)]
 
 
-def backend_of(name: str) -> Backend:
+def backend_of(name):
     return BACKEND if name == "numpy_cpu" else compiled(1)
 
 
 @cache
-def workbench(name: str) -> Workbench:
+def workbench(name):
     return Workbench(backend_of(name))
 
 
-def in_bfloat16(case: Case) -> Case:
+def in_bfloat16(case):
     source, result = (
         replace(spec, dtype=np.dtype(ml_dtypes.bfloat16)) for spec in (case.source, case.result)
     )
@@ -250,7 +235,7 @@ def in_bfloat16(case: Case) -> Case:
 ANY = cases() | cases().map(in_bfloat16)
 
 
-def moved(data: NDArray[np.uint8], by: int) -> memoryview:
+def moved(data, by):
     """Copy bytes to an address that may be odd."""
     return memoryview(bytes(by) + data.tobytes())[by:]
 
@@ -258,9 +243,7 @@ def moved(data: NDArray[np.uint8], by: int) -> memoryview:
 @pytest.mark.parametrize("name", BACKENDS)
 @examples(120)
 @given(case=ANY, roomy=st.booleans(), count=st.integers(1, 70), shift=st.integers(0, 7))
-def test_a_batch_gives_the_bits_of_each_by_itself(
-    name: str, case: Case, *, roomy: bool, count: int, shift: int
-) -> None:
+def test_a_batch_gives_the_bits_of_each_by_itself(name, case, roomy, count, shift):
     evaluation = replace(case, slab=1 << 20 if roomy else case.slab).evaluation()
     assume(evaluation.most_at_once)
     inputs = [data_for(case.source, seed) for seed in range(min(count, evaluation.most_at_once))]
@@ -268,12 +251,12 @@ def test_a_batch_gives_the_bits_of_each_by_itself(
     np.testing.assert_array_equal(results, [expected(case, each) for each in inputs])
 
 
-def halves(side: int, *, slab: int = 1 << 20) -> Case:
+def halves(side, *, slab=1 << 20):
     half = maps.area(side, side // 2)
     return Case.packed(Plan.build([None, half, half], (3, side, side)), slab)
 
 
-def test_a_batch_is_one_call_of_the_backend_and_few_plans_serve_all_sizes() -> None:
+def test_a_batch_is_one_call_of_the_backend_and_few_plans_serve_all_sizes():
     evaluation, backend = halves(8).evaluation(), NumpyCpu()
     data = data_for(evaluation.input).data
     with patch.object(backend, "apply", wraps=backend.apply) as applied:
@@ -283,7 +266,7 @@ def test_a_batch_is_one_call_of_the_backend_and_few_plans_serve_all_sizes() -> N
     assert len({id(call.args[0]) for call in applied.call_args_list}) == 4
 
 
-def test_what_takes_several_steps_or_is_held_whole_is_in_no_batch() -> None:
+def test_what_takes_several_steps_or_is_held_whole_is_in_no_batch():
     case = halves(8, slab=1 << 10)
     turned = replace(case.result, strides=(1, 3, 12))
     assert case.evaluation().most_at_once > 0
@@ -294,7 +277,7 @@ def test_what_takes_several_steps_or_is_held_whole_is_in_no_batch() -> None:
     assert not bench.takes(halves(256).evaluation())
 
 
-def test_a_batch_fits_into_a_slab() -> None:
+def test_a_batch_fits_into_a_slab():
     plan = Plan.build([maps.area(8, 4)], (8,))
     for slab, most in ((12, 1), (47, 1), (48, 4), (12 * 64, 64), (1 << 20, 64)):
         assert Case.packed(plan, slab).evaluation().most_at_once == most
@@ -303,7 +286,7 @@ def test_a_batch_fits_into_a_slab() -> None:
 @pytest.mark.parametrize("name", BACKENDS)
 @examples(100)
 @given(chosen=st.lists(ANY, min_size=1, max_size=3), dirt=st.integers(0, 255))
-def test_any_layout_has_its_bits_again_and_again(name: str, chosen: list[Case], dirt: int) -> None:
+def test_any_layout_has_its_bits_again_and_again(name, chosen, dirt):
     bench = workbench(name)
     evaluations = [(case, case.evaluation()) for case in chosen]
     for seed, (case, evaluation) in product(range(2), evaluations):

@@ -1,9 +1,6 @@
 """Messages in any order: each stream ends as the rules of its RPC say, whatever others do."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -28,16 +25,16 @@ ITEM_REASONS = {"short": "INVALID_DATA", "unset": "INVALID_FIELD", "negative": "
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[RawClient]:
+def client():
     with serving(backend=NumpyCpu()) as server, RawClient(server.address) as client:
         client.check_alive()
         yield client
         client.check_alive()
 
 
-def stream_of(moves: Sequence[str]) -> tuple[list[bytes], bool]:
+def stream_of(moves):
     """Return the messages of one EvaluateStream, and whether half-close makes it a success."""
-    messages: list[v1.EvaluateStreamRequest | None] = []
+    messages = []
     sound, opened, at = True, False, 0
     for move in moves:
         left = TOTAL - at
@@ -63,9 +60,7 @@ def stream_of(moves: Sequence[str]) -> tuple[list[bytes], bool]:
 
 @examples(12)
 @given(st.lists(st.lists(st.sampled_from(MOVES), max_size=6), min_size=8, max_size=24))
-def test_a_stream_ends_as_the_order_of_its_messages_says(
-    client: RawClient, moves: list[list[str]]
-) -> None:
+def test_a_stream_ends_as_the_order_of_its_messages_says(client, moves):
     messages, succeed = zip(*map(stream_of, moves), strict=True)
     with ThreadPoolExecutor(len(moves)) as pool:
         answers = list(pool.map(partial(raw_calls.stream_bytes, client), messages))
@@ -77,7 +72,7 @@ def test_a_stream_ends_as_the_order_of_its_messages_says(
             raw_calls.ended(answer, "INVALID_DATA", field=field)
 
 
-def item(kind: str, name: str) -> bytes:
+def item(kind, name):
     request = raw_calls.published_request()
     if kind == "short":
         request.data = request.data[1:]
@@ -94,9 +89,7 @@ def item(kind: str, name: str) -> bytes:
 
 @examples(25)
 @given(st.lists(st.sampled_from(ITEMS), max_size=40))
-def test_each_of_many_has_its_own_answer_until_one_ends_them_all(
-    client: RawClient, kinds: list[str]
-) -> None:
+def test_each_of_many_has_its_own_answer_until_one_ends_them_all(client, kinds):
     last = next((at for at, kind in enumerate(kinds) if kind in ITEMS[-3:]), None)
     with ManyCall.of_bytes(client, *map(item, kinds, map(str, itertools.count()))) as call:
         if last is not None:

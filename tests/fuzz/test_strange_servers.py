@@ -1,12 +1,8 @@
 """Whatever a server answers, the SDK has a result or an error of its own, and its threads end."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import grpc
 import numpy as np
@@ -34,19 +30,17 @@ class Strange(grpc.GenericRpcHandler):
     It has two ports, so that calls can be split between them.
     """
 
-    def __init__(self) -> None:
-        self.messages: list[bytes] = []
-        self.code: grpc.StatusCode | None = None
+    def __init__(self):
+        self.messages = []
+        self.code = None
         self.details = b""
         self.calls = 0
-        self.addresses: list[str] = []
+        self.addresses = []
 
-    def service(
-        self, handler_call_details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler[bytes, bytes]:
+    def service(self, handler_call_details):
         return grpc.stream_stream_rpc_method_handler(self._answer)
 
-    def _answer(self, _requests: object, context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _answer(self, _requests, context):
         self.calls += 1
         yield from self.messages
         if self.code is not None:
@@ -56,7 +50,7 @@ class Strange(grpc.GenericRpcHandler):
 
 
 @pytest.fixture(scope="module")
-def strange() -> Iterator[Strange]:
+def strange():
     handler = Strange()
     server = grpc.server(ThreadPoolExecutor(4), handlers=[handler])
     ports = [server.add_insecure_port("127.0.0.1:0") for _ in range(2)]
@@ -77,13 +71,7 @@ STREAMED = st.sampled_from(KEPT["streamed"]).map(lambda data: list(pieces(data))
     code=st.none() | st.sampled_from([each for each in grpc.StatusCode if each.value[0]]),
     details=st.sampled_from(KEPT["statuses"]) | st.binary(max_size=40),
 )
-def test_an_answer_is_a_result_or_an_error_of_the_sdk(
-    strange: Strange,
-    way: str,
-    messages: list[bytes],
-    code: grpc.StatusCode | None,
-    details: bytes,
-) -> None:
+def test_an_answer_is_a_result_or_an_error_of_the_sdk(strange, way, messages, code, details):
     # Of a second message to a unary call grpc itself takes no note, until the deadline.
     strange.messages = messages[:1] if way == "unary" else messages
     strange.code, strange.details = code, details
@@ -107,7 +95,7 @@ def test_an_answer_is_a_result_or_an_error_of_the_sdk(
 
 
 @pytest.mark.parametrize("threshold", [0, 1 << 20], ids=["stream", "unary"])
-def test_an_error_that_no_retry_mends_is_not_retried(strange: Strange, threshold: int) -> None:
+def test_an_error_that_no_retry_mends_is_not_retried(strange, threshold):
     strange.messages, strange.details, strange.calls = [], b"", 0
     strange.code = grpc.StatusCode.INVALID_ARGUMENT
     retry = RetryPolicy(initial_backoff_s=0.01)
@@ -117,10 +105,8 @@ def test_an_error_that_no_retry_mends_is_not_retried(strange: Strange, threshold
     assert strange.calls == 1
 
 
-def test_a_chunk_before_opened_and_a_layout_refused_in_every_order_are_errors(
-    strange: Strange,
-) -> None:
-    options: dict[str, Any] = {"retry": ONCE, "stream_threshold_bytes": 0}
+def test_a_chunk_before_opened_and_a_layout_refused_in_every_order_are_errors(strange):
+    options = {"retry": ONCE, "stream_threshold_bytes": 0}
     strange.code = None
     with Client(strange.addresses[0], checksums=True, **options) as client:
         for after in (None, 0):

@@ -1,7 +1,5 @@
 """The CUDA backend on this machine's GPU; skipped, with the reason, where it has none."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -9,12 +7,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +28,7 @@ GIB = 1 << 30
 
 
 @pytest.fixture(scope="session")
-def cuda() -> Cuda:
+def cuda():
     """Return the backend, ready to compute."""
     try:
         backend = Cuda(cupy_device.CupyDevice(), memory_bytes=GIB).on_device()
@@ -45,17 +41,17 @@ def cuda() -> Cuda:
 needs_gpu = pytest.mark.usefixtures("cuda")
 
 
-def test_every_row_has_the_bits_of_numpy(cuda: Cuda) -> None:
+def test_every_row_has_the_bits_of_numpy(cuda):
     for row in cuda_table.rows():
         row.check(cuda)
 
 
-def test_threads_at_once_have_the_bits_of_numpy(cuda: Cuda) -> None:
+def test_threads_at_once_have_the_bits_of_numpy(cuda):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda row: row.check(cuda), cuda_table.rows()))
 
 
-def test_more_than_its_limit_is_an_error_that_passes(cuda: Cuda) -> None:
+def test_more_than_its_limit_is_an_error_that_passes(cuda):
     """The plan moves the first axis: it cannot be cut into parts."""
     plan = Plan.build([maps.linear(1 << 14, 1 << 14 | 1), None], (1 << 14, 1 << 14))
     x = np.zeros(plan.input_shape, np.float32)
@@ -65,10 +61,10 @@ def test_more_than_its_limit_is_an_error_that_passes(cuda: Cuda) -> None:
 
 
 @contextmanager
-def _filled() -> Generator[None]:
+def _filled():
     """Leave the device less than 2 MiB, as another process might."""
-    cuda: Any = import_module("cupy").cuda
-    held = list[Any]()
+    cuda = import_module("cupy").cuda
+    held = []
     for size in (GIB, 64 << 20, 2 << 20):
         with contextlib.suppress(cuda.runtime.CUDARuntimeError):
             while True:
@@ -80,7 +76,7 @@ def _filled() -> Generator[None]:
 
 
 @needs_gpu
-def test_a_device_that_others_filled_gives_no_wrong_bits_and_computes_once_there_is_room() -> None:
+def test_a_device_that_others_filled_gives_no_wrong_bits_and_computes_once_there_is_room():
     backend = Cuda(cupy_device.CupyDevice(), memory_bytes=4 * GIB)
     up = maps.linear(1024, 2048)
     # Larger than the pinned memory.
@@ -94,7 +90,7 @@ def test_a_device_that_others_filled_gives_no_wrong_bits_and_computes_once_there
 
 
 @needs_gpu
-def test_without_any_room_there_is_a_memory_error() -> None:
+def test_without_any_room_there_is_a_memory_error():
     device = cupy_device.CupyDevice()
     device.limit_memory(2 * GIB)
     with _filled(), pytest.raises(MemoryError):
@@ -106,7 +102,7 @@ def test_without_any_room_there_is_a_memory_error() -> None:
 
 
 @needs_gpu
-def test_a_launch_of_more_than_2_to_the_31_numbers_has_the_bits_of_numpy() -> None:
+def test_a_launch_of_more_than_2_to_the_31_numbers_has_the_bits_of_numpy():
     """Rows cannot be cut into parts: one launch reads 4 GiB and writes 6 GiB."""
     text = Path("/proc/meminfo").read_text(encoding="utf-8")
     (line,) = (line for line in text.splitlines() if line.startswith("MemAvailable:"))
@@ -124,12 +120,12 @@ def test_a_launch_of_more_than_2_to_the_31_numbers_has_the_bits_of_numpy() -> No
 
 
 # Libraries ask the driver for what it need not have; that is no error of a kernel.
-QUIET = {"memcheck": ["--report-api-errors=no"], "racecheck": list[str]()}
+QUIET = {"memcheck": ["--report-api-errors=no"], "racecheck": []}
 
 
 @needs_gpu
 @pytest.mark.parametrize("tool", QUIET)
-def test_compute_sanitizer_finds_nothing_and_the_bits_are_those_of_numpy(tool: str) -> None:
+def test_compute_sanitizer_finds_nothing_and_the_bits_are_those_of_numpy(tool):
     packages = Path(sysconfig.get_path("purelib")) / "nvidia"
     places = ["*/compute-sanitizer/compute-sanitizer", "*/bin/compute-sanitizer"]
     kept = [str(one) for place in places for one in sorted(packages.glob(place))]
@@ -155,14 +151,14 @@ def test_compute_sanitizer_finds_nothing_and_the_bits_are_those_of_numpy(tool: s
     assert cuda_table.digest(NumpyCpu(), cuda_table.few_rows()) in done.stdout.split()
 
 
-def _of_service(name: str) -> Any:
+def _of_service(name):
     """Import what needs the SDK and the server."""
     pytest.importorskip("grpc_reflection", reason="SDK and server need it")
     return pytest.importorskip(f"support.{name}", reason="SDK and server need it")
 
 
 @needs_gpu
-def test_threads_at_once_get_the_bits_of_numpy_from_a_server(tmp_path: Path) -> None:
+def test_threads_at_once_get_the_bits_of_numpy_from_a_server(tmp_path):
     flags = ("--backend", "cuda", "--log-level", "info")
     callers_of = _of_service("load").Callers
     with _of_service("processes").running_command(*flags, log=tmp_path / "log") as command:
@@ -175,7 +171,7 @@ def test_threads_at_once_get_the_bits_of_numpy_from_a_server(tmp_path: Path) -> 
         assert "device lost" not in command.log
 
 
-def _check_heavy_calls(address: str) -> None:
+def _check_heavy_calls(address):
     """Compare calls with so many multiplications for their bytes that the device computes them."""
     gradwire, server = import_module("gradwire"), import_module("gradwire_server")
     operator = gradwire.ops.JaxResizeGrad(method="lanczos5")
@@ -188,10 +184,10 @@ def _check_heavy_calls(address: str) -> None:
 
 
 @needs_gpu
-def test_a_lost_device_is_replaced_and_calls_in_flight_succeed(tmp_path: Path) -> None:
+def test_a_lost_device_is_replaced_and_calls_in_flight_succeed(tmp_path):
     _of_service("kernels.simulated_device").check_replacement(tmp_path, {"REAL_DEVICE": "1"})
 
 
 @needs_gpu
-def test_a_stray_write_loses_the_device_for_the_process_that_made_it(tmp_path: Path) -> None:
+def test_a_stray_write_loses_the_device_for_the_process_that_made_it(tmp_path):
     _of_service("kernels.simulated_device").check_loss(tmp_path, {"REAL_DEVICE": "1"})

@@ -1,7 +1,5 @@
 """perf_analyzer, the binary of an old tritonclient's wheel, runs to its report."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -18,7 +16,7 @@ PROGRAM = Path(os.environ.get("PERF_ANALYZER", "/nowhere"))
 @pytest.mark.skipif(not PROGRAM.exists(), reason="the variable PERF_ANALYZER names no program")
 @pytest.mark.parametrize("memory", ["none", "system"])
 @pytest.mark.parametrize("calls", [(), ("--async",), ("--async", "--streaming")], ids=str)
-def test_perf_analyzer_reports(memory: str, calls: tuple[str, ...]) -> None:
+def test_perf_analyzer_reports(memory, calls):
     with serving(model=MODEL, open_inference_memory="*") as server:
         arguments = [
             *(str(PROGRAM), "-m", "up", "-u", server.address, "-i", "grpc", *calls),

@@ -1,15 +1,11 @@
 """tritonclient, unmodified and in the server's process: Evaluate's bits."""
 
-from __future__ import annotations
-
 import io
 import os
 import queue
 import re
-from collections.abc import Generator
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,41 +14,41 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from gradwire import Client, ops
 from gradwire_server.rpc.open_inference.descriptors import SERVICE, message
 from support.inference_calls import DTYPES, MODEL, RESULT_SHAPE, SHAPE, gradient
-from support.servers import ServerThread, serving
+from support.servers import serving
 
 triton = pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc] is not installed")
-shared_memory: Any = pytest.importorskip("tritonclient.utils.shared_memory")
+shared_memory = pytest.importorskip("tritonclient.utils.shared_memory")
 PATTERN = f"gradwire-triton-{os.getpid()}-*"
 
 
 @pytest.fixture(scope="module")
-def server() -> Generator[ServerThread]:
+def server():
     with serving(model=MODEL, open_inference_memory=PATTERN, warm_up=True) as server:
         yield server
 
 
 @pytest.fixture
-def client(server: ServerThread) -> Generator[Any]:
+def client(server):
     client = triton.InferenceServerClient(server.address)
     yield client
     client.close()
 
 
 @pytest.fixture(scope="module")
-def result(server: ServerThread) -> bytes:
+def result(server):
     with Client(server.address) as client:
         operator = ops.TorchUpsampleBackward(mode="bilinear")
         return client.evaluate(operator, gradient(), output_shape=RESULT_SHAPE).tobytes()
 
 
-def tensor(x: Any, datatype: str = "FP32") -> Any:
+def tensor(x, datatype="FP32"):
     made = triton.InferInput("x", list(x.shape), datatype)
     made.set_data_from_numpy(x)
     return made
 
 
 @pytest.mark.parametrize("datatype", ["FP32", "FP16", "FP64"])
-def test_infer(client: Any, result: bytes, datatype: str) -> None:
+def test_infer(client, result, datatype):
     x = gradient().astype(DTYPES[datatype])
     given = {"mode": "bilinear", "output_shape": "[1, 3, 32, 32]", "antialias": False}
     reply = client.infer(
@@ -67,10 +63,10 @@ def test_infer(client: Any, result: bytes, datatype: str) -> None:
         assert reply.as_numpy("y").tobytes() == result
 
 
-def test_callbacks_and_streams(client: Any, result: bytes) -> None:
-    ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+def test_callbacks_and_streams(client, result):
+    ended = queue.SimpleQueue()
 
-    def note(result: Any, error: Any) -> None:
+    def note(result, error):
         ended.put((result, error))
 
     for _ in range(8):
@@ -88,7 +84,7 @@ def test_callbacks_and_streams(client: Any, result: bytes) -> None:
     assert "'nope' is not a model" in str(replies[1][1])
 
 
-def test_system_shared_memory(client: Any, result: bytes) -> None:
+def test_system_shared_memory(client, result):
     x, names = gradient(), [PATTERN.replace("*", end) for end in ("in", "out")]
     sizes = (x.nbytes, len(result))
     regions = [
@@ -113,7 +109,7 @@ def test_system_shared_memory(client: Any, result: bytes) -> None:
             shared_memory.destroy_shared_memory_region(region)
 
 
-def messages(every: Any, prefix: str = "") -> Generator[tuple[str, dict[str, Any]]]:
+def messages(every, prefix=""):
     for each in every:
         yield (
             prefix + each.name,
@@ -122,7 +118,7 @@ def messages(every: Any, prefix: str = "") -> Generator[tuple[str, dict[str, Any
         yield from messages(each.nested_type, f"{prefix}{each.name}.")
 
 
-def test_descriptors_are_those_of_the_client() -> None:
+def test_descriptors_are_those_of_the_client():
     theirs, ours = FileDescriptorProto(), FileDescriptorProto()
     triton.service_pb2.DESCRIPTOR.CopyToProto(theirs)
     SERVICE.file.CopyToProto(ours)
@@ -140,7 +136,7 @@ def test_descriptors_are_those_of_the_client() -> None:
     assert list(ours.enum_type) == list(theirs.enum_type)
 
 
-def test_the_example_of_the_page_runs(server: ServerThread) -> None:
+def test_the_example_of_the_page_runs(server):
     page = (Path(__file__).parents[2] / "docs" / "open-inference.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     printed = io.StringIO()

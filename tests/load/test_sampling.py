@@ -1,10 +1,7 @@
 """Latencies and their correction, and what is seen of a server's processes."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +18,7 @@ from load.soak import anonymous, family, growth, held
 from support.processes import running_command
 
 
-def test_a_metrics_endpoint_tells_the_same_as_the_system(tmp_path: Path) -> None:
+def test_a_metrics_endpoint_tells_the_same_as_the_system(tmp_path):
     flags = ("--http-port", "127.0.0.1:0", "--workers", "2", "--backend", "numpy_cpu")
     with running_command(*flags, log=tmp_path / "log") as command:
         command.wait_for_log(" worker serves ", times=2)
@@ -33,13 +30,11 @@ def test_a_metrics_endpoint_tells_the_same_as_the_system(tmp_path: Path) -> None
         assert told.cpu_s > 0
 
 
-def test_a_sample_that_fails_does_not_end_those_after_it(
-    nobody: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sample_that_fails_does_not_end_those_after_it(nobody, monkeypatch):
     monkeypatch.setattr("gradwire.loadtest.runner.INTERVAL_S", 0.05)
-    failures: list[Exception | None] = [None, PermissionDeniedError("no"), OSError("gone")]
+    failures = [None, PermissionDeniedError("no"), OSError("gone")]
 
-    def probe() -> Usage:
+    def probe():
         if failures and (failure := failures.pop(0)):
             raise failure
         return Usage(0.0, 1.0, 1)
@@ -50,7 +45,7 @@ def test_a_sample_that_fails_does_not_end_those_after_it(
     assert len(result.server) > 1
 
 
-def test_what_a_process_holds_more_and_memory_that_grows_beyond_noise_are_told() -> None:
+def test_what_a_process_holds_more_and_memory_that_grows_beyond_noise_are_told():
     before = held(family(os.getpid()))
     ends = os.pipe()
     assert (held(family(os.getpid())) - before)["pipe"] == 2
@@ -67,11 +62,11 @@ HOUR_US = 3_600_000_000
 TIMES = st.lists(st.integers(1, HOUR_US // 10).map(lambda tens: tens * 10), min_size=1, max_size=60)
 
 
-def seconds(times_us: list[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def seconds(times_us):
     return np.array(times_us) / 1e6
 
 
-def test_the_correction_adds_what_stalled_callers_did_not_see() -> None:
+def test_the_correction_adds_what_stalled_callers_did_not_see():
     # The example of HdrHistogram's own tests: calls of 1 ms every 10 ms, then one of 100 s.
     raw = seconds([1000] * 10_000 + [100_000_000])
     made = corrected(raw, 0.01)
@@ -85,7 +80,7 @@ def test_the_correction_adds_what_stalled_callers_did_not_see() -> None:
 
 
 @given(TIMES, st.integers(1, 1000))
-def test_the_correction_is_that_of_a_loop_over_all_times(times: list[int], interval: int) -> None:
+def test_the_correction_is_that_of_a_loop_over_all_times(times, interval):
     interval_us = interval * 1000 + HOUR_US // 1000
     added = [
         late for time in times for late in range(time - interval_us, interval_us - 1, -interval_us)

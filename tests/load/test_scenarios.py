@@ -1,14 +1,12 @@
 """Load tests of a real server: counts that add up, bits judged, lost time found, all of it told."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +23,7 @@ from gradwire.loadtest.generator import LoadSettings, Phase, dues
 from gradwire.loadtest.report import to_html
 from gradwire.loadtest.result import ScenarioResult, ServerSecond, comparison, failures
 from gradwire.loadtest.runner import Runner, warnings
-from gradwire.loadtest.scenarios import PROBLEMS, SCENARIOS, Flow, Judge, Problem, Scenario, changed
+from gradwire.loadtest.scenarios import PROBLEMS, SCENARIOS, Flow, Judge, Scenario, changed
 from gradwire_server import LocalClient
 from support.servers import serving, serving_process
 
@@ -40,13 +38,11 @@ Run = Callable[[Scenario, float], ScenarioResult]
 
 
 @contextmanager
-def loading(
-    target: str, *, processes: int = 1, show: Callable[[str], None] = lambda _: None
-) -> Generator[Run]:
+def loading(target, *, processes=1, show=lambda _: None):
     """Yield what runs a scenario for so many seconds; `show` is called once calls count."""
     with Runner(partial(AsyncClient, target), show=show) as runner:
 
-        def run(scenario: Scenario, duration_s: float) -> ScenarioResult:
+        def run(scenario, duration_s):
             settings = LoadSettings(duration_s, warm_up_s=0.0, timeout_s=20.0, processes=processes)
             return runner.run(scenario, settings)
 
@@ -54,14 +50,14 @@ def loading(
 
 
 @pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
+def run():
     # Calls have a deadline, and a compiler takes its time where nothing is kept.
     with serving(warm_up=True) as server, loading(server.address, processes=2) as running:
         yield running
 
 
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=lambda problem: problem.name)
-def test_the_digest_is_that_of_the_specifications_result(problem: Problem) -> None:
+def test_the_digest_is_that_of_the_specifications_result(problem):
     # NumPy takes seconds for the one that is there to take time.
     with LocalClient("auto" if problem.broadcast else "numpy_cpu") as local:
         array = problem.input()
@@ -70,14 +66,14 @@ def test_the_digest_is_that_of_the_specifications_result(problem: Problem) -> No
     assert result.nbytes == problem.received_bytes
 
 
-def test_a_stall_is_in_the_percentiles_of_either_loop() -> None:
+def test_a_stall_is_in_the_percentiles_of_either_loop():
     # Calls that were due in the stall are late, and not refused.
     flags = ("--backend", "numpy_cpu", "--no-warm-up", "--max-queue-s", "60")
     both = (Flow("open", "tiny", rate=100), Flow("closed", "tiny", callers=2))
     with serving_process(*flags) as server, ThreadPoolExecutor(1) as pool:
         calling = threading.Event()
 
-        def stop() -> None:
+        def stop():
             calling.wait()
             time.sleep(LOAD_S / 4)
             os.kill(server.process.pid, signal.SIGSTOP)
@@ -101,7 +97,7 @@ def test_a_stall_is_in_the_percentiles_of_either_loop() -> None:
     assert closed.expected_interval_ms == closed.uncorrected.p50_ms
 
 
-def test_processes_together_make_the_calls_of_one_rate() -> None:
+def test_processes_together_make_the_calls_of_one_rate():
     for processes, burst in ((1, 1), (1, 4), (3, 1), (3, 4)):
         flow = Flow(name="", problem="tiny", rate=10.0, burst=burst)
         phases = [
@@ -113,7 +109,7 @@ def test_processes_together_make_the_calls_of_one_rate() -> None:
         np.testing.assert_allclose(times, [time for time in expected if time < 102])
 
 
-def test_a_rate_and_callers_are_divided_as_the_scenario_does() -> None:
+def test_a_rate_and_callers_are_divided_as_the_scenario_does():
     mixed = SCENARIOS["mixed"]
     rates = [flow.rate for flow in changed(mixed, rate=70).flows]
     np.testing.assert_allclose(rates, (40, 20, 10))
@@ -123,7 +119,7 @@ def test_a_rate_and_callers_are_divided_as_the_scenario_does() -> None:
     assert changed(SCENARIOS["overload"], rate=5).of_peak == 0
 
 
-def document(*scenarios: ScenarioResult, text: str = "") -> record.Document:
+def document(*scenarios, text=""):
     """Tell of these scenarios, with a text wherever there is room for one."""
     return record.Document(
         format=record.FORMAT,
@@ -138,7 +134,7 @@ def document(*scenarios: ScenarioResult, text: str = "") -> record.Document:
 
 
 @pytest.fixture(scope="module")
-def results(run: Run) -> list[ScenarioResult]:
+def results(run):
     """Run one scenario in either loop; the server's figures are as if they had been looked at."""
     found = [
         run(one, 0.5) for one in (SCENARIOS["cancellations"], changed(SCENARIOS["mixed"], rate=50))
@@ -147,9 +143,7 @@ def results(run: Run) -> list[ScenarioResult]:
     return [replace(one, server=seconds, warnings=[MARKUP]) for one in found]
 
 
-def test_the_page_tells_all_and_needs_nothing_from_elsewhere(
-    results: list[ScenarioResult], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_tells_all_and_needs_nothing_from_elsewhere(results, monkeypatch):
     nothing = record.Tally(Phase(SCENARIOS["mixed"].flows, LoadSettings(1.0, 0.0, 1.0)))
     empty = ScenarioResult("mixed", "", 1.0, None, nothing.results(), [], nothing.generators, [])
     ET.fromstring(to_html(document(empty)).removeprefix("<!DOCTYPE html>"))  # noqa: S314 - our own
@@ -172,7 +166,7 @@ def test_the_page_tells_all_and_needs_nothing_from_elsewhere(
     assert f"<td>{results[1].flows[0].corrected.p99_ms:,.2f}</td>" in page
 
 
-def test_a_comparison_tells_ratios_and_what_is_not_alike(results: list[ScenarioResult]) -> None:
+def test_a_comparison_tells_ratios_and_what_is_not_alike(results):
     first = document(*results)
     rows, notes = comparison(first, first)
     assert rows
@@ -198,11 +192,11 @@ def test_a_comparison_tells_ratios_and_what_is_not_alike(results: list[ScenarioR
         assert words in "\n".join(notes)
 
 
-def test_a_generator_that_is_the_bottleneck_is_told_of(results: list[ScenarioResult]) -> None:
+def test_a_generator_that_is_the_bottleneck_is_told_of(results):
     result = results[1]
     enough = [replace(flow, ok=1000) for flow in result.flows]
     taking = [ServerSecond(second=1.0, cpu_cores=1.8, rss_mib=1.0, processes=1)]
-    cases: list[tuple[float, float, list[ServerSecond], str]] = [
+    cases = [
         (0.1, 0.0, [], ""),
         (0.95, 0.0, [], "0.95 of one core"),
         (0.1, 1e6, [], "after they were due"),

@@ -1,10 +1,7 @@
 """The recorded mutants, and the tool that tries them."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -34,7 +31,7 @@ _MUTANT = Mutant(
 )
 
 
-def test_every_recorded_mutant_is_described_and_judged_and_its_lines_are_in_the_code() -> None:
+def test_every_recorded_mutant_is_described_and_judged_and_its_lines_are_in_the_code():
     mutants = table.read(TABLE)
     assert [mutant.number for mutant in mutants] == list(range(1, len(mutants) + 1))
     assert len({mutant.behavior for mutant in mutants}) == len(mutants) == 120
@@ -64,9 +61,7 @@ _DIES = "    total += number\n__import__('os')._exit(0)\n"
     ],
     ids=["module", "case", "function", "moved", "dies", "escapes", "fails anyway"],
 )
-def test_a_mutant_is_caught_by_a_test_that_fails_with_it_alone(
-    tmp_path: Path, changes: dict[str, object], test: str, *, caught: bool
-) -> None:
+def test_a_mutant_is_caught_by_a_test_that_fails_with_it_alone(tmp_path, changes, test, caught):
     root = tmp_path / "repository"
     for name, text in {
         "tests/mutants/progress.py": (ROOT / "tests/mutants/progress.py").read_text(),
@@ -78,6 +73,6 @@ def test_a_mutant_is_caught_by_a_test_that_fails_with_it_alone(
     subprocess.run(["git", "init", "--quiet", root], check=True)  # noqa: S603, S607 - git, by its name
     copy = running.Copy(root, tmp_path / "copy")
     copy.refresh()
-    mutant: Mutant = dataclasses.replace(_MUTANT, **changes)  # type: ignore[arg-type]
+    mutant = dataclasses.replace(_MUTANT, **changes)
     assert copy.judge(mutant) == ("test_counter.py::test_it_counts" if caught else None)
     assert (copy.folder / "server/counter.py").read_text().endswith(_SOURCE)

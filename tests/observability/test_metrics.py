@@ -1,7 +1,5 @@
 """Metrics: memory that processes share, the port that tells them, and what asks for them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -9,13 +7,11 @@ import re
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from itertools import product
 from operator import mul
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -53,16 +49,16 @@ from support.raw_calls import (
     wait_until,
     wrong_request,
 )
-from support.scraping import Scrape, get, scrape
-from support.servers import ServerThread, served, serving
+from support.scraping import get, scrape
+from support.servers import served, serving
 
 
-def is_told(address: str) -> bool:
+def is_told(address):
     return scrape(address).value("gradwire_worker_ready") == 1
 
 
 @pytest.mark.parametrize("host", ["localhost", "[::1]"])
-def test_metrics_are_openmetrics_on_request(host: str) -> None:
+def test_metrics_are_openmetrics_on_request(host):
     with serving(http_port=f"{host}:0") as server:
         address = server.http_address
         assert address.startswith(f"{host}:")
@@ -80,13 +76,8 @@ def test_metrics_are_openmetrics_on_request(host: str) -> None:
         (20, b"GET /metrics HTTP/1.0\r\n\r\n"),
     ],
 )
-def test_readers_that_wait_or_do_not_read_hold_up_no_scrape_no_call_and_no_stop(
-    count: int, says: bytes
-) -> None:
-    with (
-        ExitStack() as afterwards,
-        served(http_port="0") as (server, client),
-    ):
+def test_readers_that_wait_or_do_not_read_hold_up_no_scrape_no_call_and_no_stop(count, says):
+    with ExitStack() as afterwards, served(http_port="0") as (server, client):
         host, port = server.http_address.split(":")
         silent = [
             afterwards.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
@@ -108,26 +99,24 @@ UNARY = {"method": "Evaluate"}
 
 
 @pytest.fixture
-def server() -> Iterator[ServerThread]:
+def server():
     with serving(http_port="0", max_streams=2, slab_bytes=1 << 16) as server:
         yield server
 
 
 @pytest.fixture
-def client(server: ServerThread) -> Iterator[RawClient]:
+def client(server):
     with RawClient(server.address) as client:
         yield client
 
 
 @pytest.fixture
-def told(server: ServerThread) -> Callable[[], Scrape]:
+def told(server):
     """Read the metrics of the server."""
     return partial(scrape, server.http_address)
 
 
-def test_calls_are_counted_with_their_phases_bytes_and_lookups(
-    told: Callable[[], Scrape], client: RawClient
-) -> None:
+def test_calls_are_counted_with_their_phases_bytes_and_lookups(told, client):
     data = np.ones((64, 1 << 12), "<f4").tobytes()
     request = identity_request(64, 1 << 12, data=data)
     assert client.stream([opening(request), *chunks(data, 1 << 18)]).data == data
@@ -160,9 +149,7 @@ def test_calls_are_counted_with_their_phases_bytes_and_lookups(
     assert phases == {"receive", "queue", "compute", "send"}
 
 
-def test_what_goes_on_now_and_errors_by_reason_and_setting_are_told(
-    server: ServerThread, told: Callable[[], Scrape], client: RawClient
-) -> None:
+def test_what_goes_on_now_and_errors_by_reason_and_setting_are_told(server, told, client):
     streams = [WaitingStream(client) for _ in range(2)]
     wait_until(lambda: told().value("gradwire_streams", worker="0") == 2)
     seen = told()
@@ -189,9 +176,7 @@ def test_what_goes_on_now_and_errors_by_reason_and_setting_are_told(
     assert seen.value(name) == 3
 
 
-def test_items_of_evaluate_many_are_counted_with_their_bytes_and_errors(
-    told: Callable[[], Scrape], client: RawClient
-) -> None:
+def test_items_of_evaluate_many_are_counted_with_their_bytes_and_errors(told, client):
     sound = published_request()
     with ManyCall(client) as call:
         requests = (sound, sound, wrong_request(), sound)
@@ -210,9 +195,7 @@ def test_items_of_evaluate_many_are_counted_with_their_bytes_and_errors(
     wait_until(lambda: told().value("gradwire_plan_cache_lookups_total", **hits) == 2)
 
 
-def test_what_is_told_is_defined_and_documented_and_no_word_of_a_caller(
-    server: ServerThread, told: Callable[[], Scrape], client: RawClient
-) -> None:
+def test_what_is_told_is_defined_and_documented_and_no_word_of_a_caller(server, told, client):
     request = published_request()
     request.request_id = "a-word-of-mine"
     client.evaluate(request, traceparent="a-trace-of-mine")
@@ -239,10 +222,10 @@ def test_what_is_told_is_defined_and_documented_and_no_word_of_a_caller(
         assert f"`{label.name}`" in document
 
 
-def test_a_busy_event_loop_shows_as_lag(server: ServerThread, told: Callable[[], Scrape]) -> None:
+def test_a_busy_event_loop_shows_as_lag(server, told):
     over = threading.Event()
 
-    def big() -> float:
+    def big():
         name, seen = "gradwire_event_loop_lag_seconds_bucket", told()
         return seen.value(name, le="+Inf") - seen.value(name, le="0.1")
 
@@ -252,7 +235,7 @@ def test_a_busy_event_loop_shows_as_lag(server: ServerThread, told: Callable[[],
     over.set()
 
 
-def counts(seen: Scrape) -> dict[object, float]:
+def counts(seen):
     """Return all that may never fall; CPU time starts anew with a process."""
     return {
         key: value
@@ -263,21 +246,21 @@ def counts(seen: Scrape) -> dict[object, float]:
 
 @pytest.mark.slow
 def test_workers_are_merged_and_one_that_is_killed_is_not_ready_and_no_count_is_lost_with_it(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     flags = ("--workers", "2", "--http-port", "127.0.0.1:0")
     with running_command(*flags, log=tmp_path / "log") as command:
         told = partial(scrape, command.http_address)
         workers = {"0", "1"}
         calls = 0
 
-        def fallen() -> object:
+        def fallen():
             now = counts(told())
             less = [key for key, value in before.items() if now.get(key, 0) < value]
             before.update(now)
             return less or None
 
-        def by_worker() -> list[float]:
+        def by_worker():
             nonlocal calls
             with RawClient(command.address) as client:
                 client.evaluate(published_request())
@@ -325,9 +308,9 @@ def test_workers_are_merged_and_one_that_is_killed_is_not_ready_and_no_count_is_
 STORED = (*COUNTS, *STATES)
 
 
-def test_every_time_series_has_cells_of_its_own_and_a_name_of_its_kind() -> None:
+def test_every_time_series_has_cells_of_its_own_and_a_name_of_its_kind():
     numbers = np.arange(TOTAL, dtype=float)
-    found: list[float] = []
+    found = []
     for metric in STORED:
         for values in product(*(label.values for label in metric.labels)):
             first = place(metric, *values)
@@ -342,9 +325,7 @@ def test_every_time_series_has_cells_of_its_own_and_a_name_of_its_kind() -> None
 
 
 @given(st.lists(st.floats(0, 1e12), max_size=40))
-def test_values_fall_into_the_buckets_that_prometheus_client_puts_them_in(
-    values: list[float],
-) -> None:
+def test_values_fall_into_the_buckets_that_prometheus_client_puts_them_in(values):
     registry = CollectorRegistry()
     oracle = Histogram("oracle", "oracle", buckets=STEP.buckets, registry=registry)
     own = Cells()
@@ -360,11 +341,9 @@ def test_values_fall_into_the_buckets_that_prometheus_client_puts_them_in(
 
 @examples(40)
 @given(st.lists(st.tuples(st.sampled_from(["start", "end", "count"]), st.integers(0, 3))))
-def test_counts_never_fall_and_none_is_lost_when_processes_come_and_go(
-    events: list[tuple[str, int]],
-) -> None:
+def test_counts_never_fall_and_none_is_lost_when_processes_come_and_go(events):
     ledger, cell = Ledger(0), place(STEP) + 1
-    running: list[tuple[ExitStack, Cells]] = []
+    running = []
     counted, before = 0, np.zeros(COUNTED)
     for event, amount in events:
         if event == "start":
@@ -386,12 +365,12 @@ def test_counts_never_fall_and_none_is_lost_when_processes_come_and_go(
         stack.close()
 
 
-def note(made: Notes, message: str, *, alike: str = "") -> None:
+def note(made, message, *, alike=""):
     texts = dict.fromkeys(("method", "operator", "status", "reason", "request_id"), "text")
     made.error(**texts, message=message, alike=alike)
 
 
-def test_the_latest_errors_are_kept_and_one_that_comes_again_only_adds_to_its_count() -> None:
+def test_the_latest_errors_are_kept_and_one_that_comes_again_only_adds_to_its_count():
     memory = bytearray(NOTES_BYTES)
     made = Notes(memoryview(memory))
     assert made.read() == ({}, [])
@@ -415,7 +394,7 @@ TEXTS = st.text(max_size=3000) | st.builds(mul, st.text(max_size=50), st.integer
 
 
 @given(st.lists(TEXTS, max_size=5), TEXTS)
-def test_any_text_fits_or_is_cut(texts: list[str], fact: str) -> None:
+def test_any_text_fits_or_is_cut(texts, fact):
     memory = bytearray(NOTES_BYTES)
     made, reader = (Notes(memoryview(memory)) for _ in range(2))
     for text in texts:
@@ -428,7 +407,7 @@ def test_any_text_fits_or_is_cut(texts: list[str], fact: str) -> None:
 
 
 FILES = Path(__file__).parents[2] / "deploy/monitoring"
-PANELS: list[dict[str, Any]] = json.loads((FILES / "dashboard.json").read_text())["panels"]
+PANELS = json.loads((FILES / "dashboard.json").read_text())["panels"]
 DASHBOARD = [target["expr"] for panel in PANELS for target in panel.get("targets", ())]
 ALERTS = re.findall(
     r"expr: (?:>-\n)?((?:.|\n)*?)\n +(?:for|labels):", (FILES / "alerts.yml").read_text()
@@ -438,18 +417,18 @@ SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("",), "gauge
 OWN = {"up": {"job", "instance"}}
 SERIES = OWN | {
     metric.name + suffix: {*metric.label_names, "job", "instance"}
-    | ({"le"} if suffix == "_bucket" else set[str]())
+    | ({"le"} if suffix == "_bucket" else set())
     for metric in METRICS
     for suffix in SUFFIXES[metric.kind]
 }
 
 
 @pytest.mark.parametrize("query", [*DASHBOARD, *ALERTS])
-def test_a_query_asks_for_what_there_is(query: str) -> None:
+def test_a_query_asks_for_what_there_is(query):
     names = set(re.findall(r"\b(?:gradwire|process)_\w+|\bup\b", query))
     assert names
     assert names <= SERIES.keys()
-    labels = set[str]().union(*(SERIES[name] for name in names))
+    labels = set().union(*(SERIES[name] for name in names))
     asked = re.findall(r"(\w+)(?:=~|!=|=)\"", query)
     for grouped in re.findall(r"by \(([^)]*)\)", query):
         asked += grouped.split(", ")
@@ -457,7 +436,7 @@ def test_a_query_asks_for_what_there_is(query: str) -> None:
     assert query.count("(") == query.count(")")
 
 
-def test_every_alert_is_tested() -> None:
+def test_every_alert_is_tested():
     named = re.findall(r"- alert: (\w+)", (FILES / "alerts.yml").read_text())
     assert len(named) == len(ALERTS) > 10
     tested = re.findall(r"alertname: (\w+)", (FILES / "alerts_test.yml").read_text())
@@ -467,13 +446,13 @@ def test_every_alert_is_tested() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 8, TOTAL * 8])
-def test_cells_of_another_layout_are_left_alone(size: int) -> None:
+def test_cells_of_another_layout_are_left_alone(size):
     fd = os.memfd_create("other")
     os.ftruncate(fd, size)
     assert Cells.attached(fd) is None
 
 
 @pytest.mark.parametrize("value", ["EvaluateFaster", "", "x" * 1000, "OK\n"])
-def test_a_value_that_is_not_known_counts_as_the_last_one(value: str) -> None:
+def test_a_value_that_is_not_known_counts_as_the_last_one(value):
     assert place(ERRORS, value, value, "other") == place(ERRORS, "unknown", "UNSPECIFIED", "other")
     assert METHOD.values[-1] == "unknown"

@@ -1,13 +1,9 @@
 """A collector gets a span for every call, where it is asked for; who asks is told why not."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +13,7 @@ pytest.importorskip("gradwire_server.observability.otlp", reason='"otel" is not 
 
 from gradwire_server.observability import otlp
 from gradwire_server.observability.definitions import PHASES
-from support.collector import Collector, Seen, collecting
+from support.collector import collecting
 from support.processes import running_command
 from support.raw_calls import TRACEPARENT, RawClient, as_stream, published_request, wrong_request
 
@@ -28,25 +24,23 @@ ALL = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 @pytest.fixture(autouse=True)
-def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_variables(monkeypatch):
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         monkeypatch.delenv(name)
 
 
 @pytest.fixture
-def collector() -> Iterator[Collector]:
+def collector():
     with collecting() as collector:
         yield collector
 
 
-def of_calls(collector: Collector) -> dict[str, Seen]:
+def of_calls(collector):
     """Return the one span of each method."""
     return {seen.span.name: seen for seen in collector.spans if seen.span.kind == 2}
 
 
-def test_a_call_is_a_span_in_the_callers_trace_with_a_span_for_each_phase(
-    collector: Collector,
-) -> None:
+def test_a_call_is_a_span_in_the_callers_trace_with_a_span_for_each_phase(collector):
     request = published_request()
     with served(otlp_endpoint=collector.url) as (server, client):
         replies = [client.evaluate(request), client.stream(as_stream(request))]
@@ -83,7 +77,7 @@ def test_a_call_is_a_span_in_the_callers_trace_with_a_span_for_each_phase(
             assert phase.end_time_unix_nano <= span.end_time_unix_nano + slack_ns
 
 
-def test_only_what_is_the_servers_fault_makes_an_error_of_its_span(collector: Collector) -> None:
+def test_only_what_is_the_servers_fault_makes_an_error_of_its_span(collector):
     unknown = published_request()
     unknown.operator.ParseFromString(b"\xfa\x7f\x00")
     with served(otlp_endpoint=collector.url) as (_server, client):
@@ -97,9 +91,7 @@ def test_only_what_is_the_servers_fault_makes_an_error_of_its_span(collector: Co
     assert (failed.span.status.code, failed.told["error.type"]) == (2, "UNIMPLEMENTED")
 
 
-def test_a_call_without_a_trace_starts_one_that_the_log_and_the_reply_name(
-    collector: Collector, tmp_path: Path
-) -> None:
+def test_a_call_without_a_trace_starts_one_that_the_log_and_the_reply_name(collector, tmp_path):
     flags = ("--otlp-endpoint", collector.url, "--workers", "2", "--access-log")
     with running_command(*flags, log=tmp_path / "log") as command:
         with RawClient(command.address) as client:
@@ -112,9 +104,7 @@ def test_a_call_without_a_trace_starts_one_that_the_log_and_the_reply_name(
     assert not seen.span.parent_span_id
 
 
-def test_the_environment_alone_turns_traces_on_and_off_and_names_them(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_alone_turns_traces_on_and_off_and_names_them(collector, monkeypatch):
     on = {ALL: collector.url, "OTEL_TRACES_EXPORTER": "console, otlp"}
     traces = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{collector.url}/v1/traces"}
     for variables, is_told in (
@@ -136,7 +126,7 @@ def test_the_environment_alone_turns_traces_on_and_off_and_names_them(
         collector.spans.clear()
 
 
-def test_a_collector_that_is_away_holds_up_no_call_and_no_stop(tmp_path: Path) -> None:
+def test_a_collector_that_is_away_holds_up_no_call_and_no_stop(tmp_path):
     flags = ("--otlp-endpoint", URL, "--log-format", "json")
     with running_command(*flags, log=tmp_path / "log") as command:
         with RawClient(command.address) as client:
@@ -145,7 +135,7 @@ def test_a_collector_that_is_away_holds_up_no_call_and_no_stop(tmp_path: Path) -
     assert {line[:1] for line in command.log.splitlines()} == {"{"}
 
 
-def forget_the_extra(patch: pytest.MonkeyPatch) -> None:
+def forget_the_extra(patch):
     """Let no module of OpenTelemetry be imported, and import what uses it anew."""
     for name in {"opentelemetry", *sys.modules}:
         if name.partition(".")[0] == "opentelemetry":
@@ -157,12 +147,8 @@ def forget_the_extra(patch: pytest.MonkeyPatch) -> None:
     ("extra", "words"), [(False, "pip .*otel"), (True, "max_queue_size must be")]
 )
 def test_who_asks_is_told_why_not_and_the_environment_keeps_no_program_from_running(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    words: str,
-    *,
-    extra: bool,
-) -> None:
+    monkeypatch, caplog, words, extra
+):
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "-1")
     if not extra:
         forget_the_extra(monkeypatch)

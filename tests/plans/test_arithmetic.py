@@ -1,7 +1,5 @@
 """a * b + c with one rounding, and sines, against exact fractions and the C library."""
 
-from __future__ import annotations
-
 import ctypes
 import platform
 from fractions import Fraction
@@ -18,7 +16,7 @@ SINGLES = st.floats(2.0**-40, 2.0**40, width=32)
 DOUBLES = st.floats(2.0**-300, 2.0**300)
 
 
-def nearest_single(exact: Fraction) -> np.float32:
+def nearest_single(exact):
     """Round to nearest even without a first rounding to float64."""
     guess = np.float32(float(exact))
     below, above = (np.nextafter(guess, np.float32(side)) for side in (-np.inf, np.inf))
@@ -29,7 +27,7 @@ def nearest_single(exact: Fraction) -> np.float32:
     return np.float32(candidates[0])
 
 
-def signed(numbers: st.SearchStrategy[float]) -> st.SearchStrategy[float]:
+def signed(numbers):
     return st.tuples(numbers, st.sampled_from([1.0, -1.0])).map(lambda each: each[0] * each[1])
 
 
@@ -40,7 +38,7 @@ def signed(numbers: st.SearchStrategy[float]) -> st.SearchStrategy[float]:
 @example(a=3.0, b=5.0, c=-15.0)
 # The sum is what the product alone would have lost.
 @example(a=1 + 2.0**-12, b=1 + 2.0**-12, c=-1 - 2.0**-11)
-def test_singles_are_rounded_once(a: float, b: float, c: float) -> None:
+def test_singles_are_rounded_once(a, b, c):
     exact = Fraction(a) * Fraction(b) + Fraction(c)
     (result,) = fma(*(np.array([each], np.float32) for each in (a, b, c)))
     assert result.dtype == np.float32
@@ -49,7 +47,7 @@ def test_singles_are_rounded_once(a: float, b: float, c: float) -> None:
 
 @given(a=signed(DOUBLES), b=signed(DOUBLES), c=signed(DOUBLES), scale=st.integers(-60, 60))
 @example(a=1 + 2.0**-52, b=1 - 2.0**-52, c=-1.0, scale=0)
-def test_doubles_are_rounded_once(a: float, b: float, c: float, scale: int) -> None:
+def test_doubles_are_rounded_once(a, b, c, scale):
     # Near the product's size, where both matter.
     c = float(np.copysign(np.ldexp(np.frexp(a * b)[0], np.frexp(a * b)[1] + scale), c))
     exact = Fraction(a) * Fraction(b) + Fraction(c)
@@ -60,7 +58,7 @@ def test_doubles_are_rounded_once(a: float, b: float, c: float, scale: int) -> N
 BITS = 300
 
 
-def exact_sine(x: float) -> Fraction:
+def exact_sine(x):
     """Sum the series until its terms are below 2**-300 of what matters here."""
     square, total = Fraction(x) ** 2, Fraction(0)
     term, power = Fraction(x), 1
@@ -77,7 +75,7 @@ def exact_sine(x: float) -> Fraction:
 @example(x=0.0)
 @example(x=np.pi)
 @example(x=1e-3)
-def test_a_sine_is_the_nearest_float64(x: float) -> None:
+def test_a_sine_is_the_nearest_float64(x):
     if 0 < abs(x) < 2.0**-100:
         return
     expected = float(exact_sine(x))
@@ -91,13 +89,13 @@ def test_a_sine_is_the_nearest_float64(x: float) -> None:
 @given(x=st.floats(-999, 999) | st.integers(-318, 318).map(lambda n: n * np.pi))
 @example(x=np.pi)
 @example(x=-0.0)
-def test_numpys_sine_is_near_and_rounds_to_the_same_float32(x: float) -> None:
+def test_numpys_sine_is_near_and_rounds_to_the_same_float32(x):
     given_one, exact = np.array([x]), float(sin(np.array([x]))[0])
     assert abs(float(np.sin(given_one)[0]) - exact) <= 2.0**-47 * abs(exact)
     assert sin_as_float32(given_one)[0] == np.float32(exact)
 
 
-def test_numbers_are_unsettled_where_two_roundings_meet() -> None:
+def test_numbers_are_unsettled_where_two_roundings_meet():
     float32 = 1 + 2.0**-23
     between = 1 + 2.0**-24
     near = [between, between * (1 + 2.0**-48), between * (1 - 2.0**-47)]
@@ -106,7 +104,7 @@ def test_numbers_are_unsettled_where_two_roundings_meet() -> None:
     assert not unsettled(np.array(far)).any()
 
 
-def test_single_sines_are_those_of_the_c_library() -> None:
+def test_single_sines_are_those_of_the_c_library():
     name, release = platform.libc_ver()
     if platform.machine() != "x86_64" or name != "glibc" or release < "2.28":
         pytest.skip("compares with glibc 2.28 or newer")

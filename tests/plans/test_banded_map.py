@@ -1,7 +1,5 @@
 """Laws of banded maps, and of making them from taps: widened no more than it takes."""
 
-from __future__ import annotations
-
 import itertools
 import tracemalloc
 
@@ -17,7 +15,7 @@ from support.oracles import oracles
 
 @examples(300)
 @given(bands=oracles.banded_maps())
-def test_any_map_and_its_adjoint_are_transposes_and_undo_each_other(bands: BandedMap) -> None:
+def test_any_map_and_its_adjoint_are_transposes_and_undo_each_other(bands):
     adjoint = bands.adjoint()
     assert adjoint.nnz == bands.nnz
     start, stop = bands.start.tolist(), bands.stop.tolist()
@@ -33,7 +31,7 @@ def test_any_map_and_its_adjoint_are_transposes_and_undo_each_other(bands: Bande
 
 @examples(40)
 @given(bands=oracles.banded_maps(most=5))
-def test_every_window_is_a_block_of_the_matrix(bands: BandedMap) -> None:
+def test_every_window_is_a_block_of_the_matrix(bands):
     dense, inside = bands.dense(), oracles.covered(bands)
     pairs = itertools.combinations_with_replacement
     for (first, stop), (low, high) in itertools.product(
@@ -44,7 +42,7 @@ def test_every_window_is_a_block_of_the_matrix(bands: BandedMap) -> None:
         assert (oracles.covered(window) == inside[first:stop, low:high]).all()
 
 
-def test_only_the_identity_is_the_identity() -> None:
+def test_only_the_identity_is_the_identity():
     index, one = np.arange(4)[:, None], np.ones((4, 1))
     assert BandedMap.from_blocks([(index, one)], inputs=4).is_identity
     for taps, weight, inputs in (
@@ -56,7 +54,7 @@ def test_only_the_identity_is_the_identity() -> None:
         assert not BandedMap.from_blocks([(taps, weight)], inputs=inputs).is_identity
 
 
-def test_bands_beyond_the_inputs_are_refused() -> None:
+def test_bands_beyond_the_inputs_are_refused():
     offset, weight = np.array([0, 2, 4]), np.ones(4)
     BandedMap(2, 3, np.array([0, 1]), offset, weight)
     with pytest.raises(ValueError, match=r"cover the inputs 0 \.\. 2; there are 0 \.\. 1"):
@@ -65,7 +63,7 @@ def test_bands_beyond_the_inputs_are_refused() -> None:
         BandedMap(2, 3, np.array([-1, 1]), offset, weight)
 
 
-def columns_between(matrix: oracles.Matrix) -> int:
+def columns_between(matrix):
     """Count what ascending bands must hold.
 
     That is input c at output o, if some output up to o reads c or beyond, and some output from o on
@@ -79,9 +77,7 @@ def columns_between(matrix: oracles.Matrix) -> int:
 
 @examples(400)
 @given(table=oracles.tap_tables(), data=st.data())
-def test_bands_hold_exactly_what_the_taps_add_up_to_and_are_widened_by_the_least(
-    table: oracles.TapTable, data: st.DataObject
-) -> None:
+def test_bands_hold_exactly_what_the_taps_add_up_to_and_are_widened_by_the_least(table, data):
     outputs = len(table.index)
     cuts = sorted(data.draw(st.lists(st.integers(0, outputs), max_size=4)))
     blocks = [
@@ -98,7 +94,7 @@ def test_bands_hold_exactly_what_the_taps_add_up_to_and_are_widened_by_the_least
     assert bands.is_increasing or down < up
 
 
-def test_a_band_runs_from_the_first_to_the_last_weight_and_keeps_the_zeros_between() -> None:
+def test_a_band_runs_from_the_first_to_the_last_weight_and_keeps_the_zeros_between():
     taps = np.arange(6)[np.newaxis], np.array([[0, 2, 0, -0.0, 3, 0]])
     bands = BandedMap.from_blocks([taps], inputs=6)
     assert (bands.start.tolist(), bands.stop.tolist()) == ([1], [5])
@@ -106,7 +102,7 @@ def test_a_band_runs_from_the_first_to_the_last_weight_and_keeps_the_zeros_betwe
 
 
 @pytest.mark.slow
-def test_an_axis_of_ten_million_takes_memory_in_proportion_to_its_length() -> None:
+def test_an_axis_of_ten_million_takes_memory_in_proportion_to_its_length():
     outputs, inputs = 5_000_000, 10_000_000
     index = np.arange(inputs).reshape(outputs, 2)
     weight = np.full((outputs, 2), np.float32(0.5))

@@ -1,36 +1,30 @@
 """A worker that loses its GPU is replaced: no other bits, no lost call, and a message each."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
 import signal
 import socket
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from numpy.typing import NDArray
 
-from gradwire import Client, Item, OutOfMemoryError, Timing, UnavailableError, ops, v1
+from gradwire import Client, Item, OutOfMemoryError, UnavailableError, ops, v1
 from gradwire_server import DeviceLostError, LocalClient, backends
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.command import gradwire_server
-from gradwire_server.plans import Plan
 from support.clients import BILINEAR, half, halved
 from support.kernels import simulated_device
 from support.kernels.cuda_backends import needs_simulator
 from support.kernels.simulated_device import FLAGS, serving, variables
 from support.load import KINDS, PATIENT, Callers
-from support.processes import Command, is_running
+from support.processes import is_running
 from support.raw_calls import (
     RawClient,
     ended,
@@ -54,24 +48,22 @@ LOST = (
 
 
 @cache
-def gradient(shape: tuple[int, ...] = SMALL) -> NDArray[Any]:
+def gradient(shape=SMALL):
     return np.random.default_rng(1).standard_normal(shape).astype(np.float32)
 
 
-def evaluated(
-    target: Client | LocalClient, shape: tuple[int, ...] = SMALL, **options: Any
-) -> bytes:
+def evaluated(target, shape=SMALL, **options):
     """Return the bytes of the result of one call."""
     return bytes(halved(target, gradient(shape), **options).tobytes())
 
 
 @cache
-def expected(shape: tuple[int, ...] = SMALL) -> bytes:
+def expected(shape=SMALL):
     with LocalClient("numpy_cpu") as local:
         return evaluated(local, shape)
 
 
-def request(shape: tuple[int, ...] = SMALL) -> v1.EvaluateRequest:
+def request(shape=SMALL):
     """Ask for the same as `evaluated` does, in one message."""
     return v1.EvaluateRequest(
         operator=ops.to_message(BILINEAR),
@@ -84,24 +76,24 @@ def request(shape: tuple[int, ...] = SMALL) -> v1.EvaluateRequest:
 OPENED = [opening(request(LARGE))]
 
 
-def check_evaluates(command: Command) -> None:
+def check_evaluates(command):
     """Evaluate once, over new connections until one is answered."""
     with Client(command.address, retry=PATIENT) as client:
         assert evaluated(client) == expected()
 
 
-def lose(command: Command, file: Path) -> None:
+def lose(command, file):
     """Have a device lost by the next call that comes to it, and make such a call."""
     file.touch()
 
-    def is_lost() -> bool:
+    def is_lost():
         check_evaluates(command)  # the kernel chooses the worker of each connection
         return not file.exists()
 
     wait_until(is_lost)
 
 
-def check_replaced(command: Command, first: int, *, status: int) -> None:
+def check_replaced(command, first, *, status):
     """Wait for the end of a worker and for the next one; assert that it computes."""
     ended = f"worker ended worker=0 pid={first} device=0 status={status} restarts="
     command.wait_for_log(ended)
@@ -111,24 +103,24 @@ def check_replaced(command: Command, first: int, *, status: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("device")
 
 
 @pytest.fixture(scope="module")
-def one(folder: Path) -> Iterator[Command]:
+def one(folder):
     """Run a server on one device, which each test leaves with a worker that serves."""
     with serving(folder, *HTTP) as command:
         yield command
 
 
 @pytest.fixture(scope="module")
-def devices(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def devices(tmp_path_factory):
     return tmp_path_factory.mktemp("devices")
 
 
 @pytest.fixture(scope="module")
-def two(devices: Path) -> Iterator[Command]:
+def two(devices):
     """Run a server on two devices, with a worker for each."""
     with serving(devices, *HTTP, "--compute-threads", "2", devices=2) as command:
         command.wait_for_log(" worker serves ", times=2)
@@ -138,7 +130,7 @@ def two(devices: Path) -> Iterator[Command]:
     assert not any(map(is_running, pids))
 
 
-def test_every_way_to_call_has_the_bits_of_numpy(two: Command) -> None:
+def test_every_way_to_call_has_the_bits_of_numpy(two):
     with Client(two.address) as client, LocalClient("numpy_cpu") as local:
         info = client.server_info()
         assert info.backend == "cuda"
@@ -151,7 +143,7 @@ def test_every_way_to_call_has_the_bits_of_numpy(two: Command) -> None:
             assert np.asarray(result).tobytes() == halved(local, array).tobytes()
 
 
-def test_each_worker_sees_one_device_and_the_supervisor_opens_none(two: Command) -> None:
+def test_each_worker_sees_one_device_and_the_supervisor_opens_none(two):
     assert "cudasim" not in Path(f"/proc/{two.pid}/maps").read_text()
     told = scrape(two.http_address)
     for number, pid in two.workers.items():
@@ -160,7 +152,7 @@ def test_each_worker_sees_one_device_and_the_supervisor_opens_none(two: Command)
         assert told.value("gradwire_device_memory_bytes", worker=str(number)) > 0
 
 
-def test_want_of_memory_is_an_error_that_passes(two: Command, devices: Path) -> None:
+def test_want_of_memory_is_an_error_that_passes(two, devices):
     shape, files = (1, 2, 300, 300), [devices / "full-0", devices / "full-1"]
     for file in files:
         file.touch()
@@ -173,9 +165,7 @@ def test_want_of_memory_is_an_error_that_passes(two: Command, devices: Path) -> 
 
 
 @pytest.mark.slow
-def test_devices_that_are_lost_one_by_one_or_at_once_cost_no_call(
-    two: Command, devices: Path
-) -> None:
+def test_devices_that_are_lost_one_by_one_or_at_once_cost_no_call(two, devices):
     before = two.log.count(" worker serves ")
     with Callers(two.address, "unary", "async stream", "many", retry=PATIENT) as callers:
         callers.wait_for_more()
@@ -211,15 +201,13 @@ SILENT = "it has not answered for 3.0 s (GRADWIRE_STALL_TIMEOUT_S)"
     ],
     ids=["lost", "hangs"],
 )
-def test_a_device_that_is_lost_at_the_start_is_opened_by_another_worker(
-    tmp_path: Path, stall_s: str, faults: dict[str, str]
-) -> None:
+def test_a_device_that_is_lost_at_the_start_is_opened_by_another_worker(tmp_path, stall_s, faults):
     """One worker meets a fault as it opens the device, the next one at its warm-up."""
     log = tmp_path / "log"
     for file in faults:
         (tmp_path / file).touch()
 
-    def let_go() -> None:
+    def let_go():
         wait_until(lambda: log.exists() and " device lost " in log.read_text())
         (tmp_path / "waits-0").unlink(missing_ok=True)
 
@@ -235,9 +223,7 @@ def test_a_device_that_is_lost_at_the_start_is_opened_by_another_worker(
         check_evaluates(command)
 
 
-def test_all_calls_that_lose_the_device_say_so_and_the_next_one_finds_another_worker(
-    one: Command, folder: Path
-) -> None:
+def test_all_calls_that_lose_the_device_say_so_and_the_next_one_finds_another_worker(one, folder):
     """Streams that wait for their callers end too, and their last message has the reason."""
     with RawClient(one.address) as client, silence(OPENED) as waiting:
         first, losses = one.workers[0], one.log.count("device lost")
@@ -264,13 +250,13 @@ class Losing(NumpyCpu):
     may_wait = True
     is_lost = False
 
-    def apply(self, plan: Plan, x: NDArray[Any], y: NDArray[Any]) -> None:
+    def apply(self, plan, x, y):
         if self.is_lost:
             raise DeviceLostError("gone")
         super().apply(plan, x, y)
 
 
-def test_no_connection_comes_to_a_server_that_has_told_of_the_loss() -> None:
+def test_no_connection_comes_to_a_server_that_has_told_of_the_loss():
     """Its listener is closed before the first status leaves, and every call ends alike."""
     backend = Losing()
     with served(backend=backend) as (server, client), silence(OPENED) as waiting:
@@ -286,19 +272,17 @@ def test_no_connection_comes_to_a_server_that_has_told_of_the_loss() -> None:
         wait_until(server.server.over.is_set)
 
 
-def test_a_stream_amid_which_the_device_is_lost_is_resumed_with_the_same_bits(
-    one: Command, folder: Path
-) -> None:
-    timings, lost, shape = list[Timing](), threading.Event(), (4, 64, 320, 320)
+def test_a_stream_amid_which_the_device_is_lost_is_resumed_with_the_same_bits(one, folder):
+    timings, lost, shape = [], threading.Event(), (4, 64, 320, 320)
 
-    def lose_midway(_sent: int, received: int) -> None:
+    def lose_midway(_sent, received):
         if received and not lost.is_set():
             lost.set()
             (folder / "broken-0").touch()
 
     same, first = expected(shape), one.workers[0]
     with Client(one.address, retry=PATIENT) as client:
-        options: dict[str, Any] = {"on_progress": lose_midway, "on_timing": timings.append}
+        options = {"on_progress": lose_midway, "on_timing": timings.append}
         assert evaluated(client, shape, **options) == same
     assert lost.is_set()
     assert timings[0].tries > 1
@@ -306,7 +290,7 @@ def test_a_stream_amid_which_the_device_is_lost_is_resumed_with_the_same_bits(
 
 
 @pytest.mark.slow
-def test_a_device_that_does_not_answer_is_lost_after_the_stall_time(tmp_path: Path) -> None:
+def test_a_device_that_does_not_answer_is_lost_after_the_stall_time(tmp_path):
     with serving(tmp_path, "--stall-timeout-s", "2") as command:
         for waits in (True, False):
             first = command.workers[0]
@@ -322,10 +306,8 @@ def test_a_device_that_does_not_answer_is_lost_after_the_stall_time(tmp_path: Pa
 
 
 @pytest.mark.parametrize("shape", [SMALL, LARGE], ids=["unary", "stream"])
-def test_a_worker_that_is_killed_amid_a_call_costs_it_a_retry(
-    one: Command, folder: Path, shape: tuple[int, ...]
-) -> None:
-    hung, answers, first = folder / "hung-0", list[bytes](), one.workers[0]
+def test_a_worker_that_is_killed_amid_a_call_costs_it_a_retry(one, folder, shape):
+    hung, answers, first = folder / "hung-0", [], one.workers[0]
     with RawClient(one.address) as stock, Client(one.address, retry=PATIENT) as client:
         hung.touch()
         calling = threading.Thread(target=lambda: answers.append(evaluated(client, shape)))
@@ -343,7 +325,7 @@ def test_a_worker_that_is_killed_amid_a_call_costs_it_a_retry(
 
 
 @pytest.mark.slow
-def test_a_device_that_stays_away_ends_the_server(tmp_path: Path) -> None:
+def test_a_device_that_stays_away_ends_the_server(tmp_path):
     with serving(tmp_path) as command:
         (tmp_path / "absent-0").touch()
         command.kill_worker(0)
@@ -355,9 +337,7 @@ def test_a_device_that_stays_away_ends_the_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_device_that_is_not_there_and_a_worker_that_nothing_ends_hold_up_no_other_one(
-    tmp_path: Path,
-) -> None:
+def test_a_device_that_is_not_there_and_a_worker_that_nothing_ends_hold_up_no_other_one(tmp_path):
     """A driver may hold a process whatever signal it gets; here a supervisor's SIGKILL is lost."""
     (tmp_path / "unkillable").touch()
     (tmp_path / "absent-0").touch()
@@ -372,7 +352,7 @@ def test_a_device_that_is_not_there_and_a_worker_that_nothing_ends_hold_up_no_ot
         command.wait_for_log(f"worker hangs pid={stuck} ")
         command.wait_for_log(f"worker ignores SIGKILL worker=0 pid={stuck} ")
 
-        def is_served() -> bool:
+        def is_served():
             # The kernel still gives the stuck worker connections, which nobody answers.
             client = Client(command.address, retry=PATIENT, timeout_s=60, connect_timeout_s=1)
             with suppress(UnavailableError), client:
@@ -393,7 +373,7 @@ def test_a_device_that_is_not_there_and_a_worker_that_nothing_ends_hold_up_no_ot
     wait_until(lambda: not is_running(stuck))
 
 
-def test_a_supervisor_that_is_killed_leaves_nothing_of_the_device_chosen(tmp_path: Path) -> None:
+def test_a_supervisor_that_is_killed_leaves_nothing_of_the_device_chosen(tmp_path):
     outer = {"CUDA_VISIBLE_DEVICES": "3, 7,5"}
     flags = ("--cuda-devices", "1", "--workers", "2")
     with serving(tmp_path, *flags, env=outer) as command:
@@ -406,7 +386,7 @@ def test_a_supervisor_that_is_killed_leaves_nothing_of_the_device_chosen(tmp_pat
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     """Have this process see simulated devices; return the folder of their files."""
     monkeypatch.setattr(backends, "DEVICES", "support.kernels.simulated_device")
     for name, text in variables(tmp_path).items():
@@ -423,9 +403,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
     ids=["no device", "workers", "devices"],
 )
-def test_a_start_that_cannot_be_ends_with_one_line(
-    here: Path, flags: tuple[str, ...], words: str
-) -> None:
+def test_a_start_that_cannot_be_ends_with_one_line(here, flags, words):
     (here / "count").write_text("2")
     if not flags:
         (here / "missing").touch()
@@ -436,9 +414,7 @@ def test_a_start_that_cannot_be_ends_with_one_line(
     assert words in line
 
 
-def test_a_local_client_says_that_the_device_is_lost_and_its_process_goes_on(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_local_client_says_that_the_device_is_lost_and_its_process_goes_on(here, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with LocalClient("cuda") as local:
         assert evaluated(local) == expected()

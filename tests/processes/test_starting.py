@@ -1,25 +1,18 @@
 """Calls before a server is ready; its warm-up leaves no trace."""
 
-from __future__ import annotations
-
 import json
 import logging
 import socket
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from numpy.typing import NDArray
 
 from gradwire import Client, v1
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.errors import RETRY_AFTER_S
-from gradwire_server.plans import Plan
 from support import raw_calls
 from support.certificates import Papers
 from support.clients import LARGE, SMALL, copied
@@ -39,20 +32,18 @@ class Leisurely(NumpyCpu):
     name = "leisurely"
     hurried = False
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.ready = threading.Event()
 
-    def warm_up(self) -> None:
+    def warm_up(self):
         assert self.ready.wait(PATIENCE_S)
 
-    def apply(self, plan: Plan, x: NDArray[Any], y: NDArray[Any]) -> None:
+    def apply(self, plan, x, y):
         self.hurried |= not self.ready.is_set()
         super().apply(plan, x, y)
 
 
-def test_calls_wait_for_a_server_that_starts_and_questions_are_answered(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_calls_wait_for_a_server_that_starts_and_questions_are_answered(caplog):
     backend = Leisurely()
     server = ServerThread(warm_up=True, backend=backend)
     server.listen()
@@ -77,7 +68,7 @@ def test_calls_wait_for_a_server_that_starts_and_questions_are_answered(
         assert waiting.endswith(": NOT_SERVING")
         assert json.loads(at_once.stdout)["status"] == "NOT_SERVING"
 
-        health: Any = health_pb2_grpc.HealthStub(client.channel)
+        health = health_pb2_grpc.HealthStub(client.channel)
         watches = [
             health.Watch(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE_S)
             for service in ("", "gradwire.v1.GradientService")
@@ -86,7 +77,7 @@ def test_calls_wait_for_a_server_that_starts_and_questions_are_answered(
         assert [next(watch).status for watch in watches] == [status.NOT_SERVING] * 2
         caplog.set_level(logging.INFO, "gradwire_server")
 
-        def refused() -> set[object]:
+        def refused():
             facts = [vars(one)["facts"] for one in caplog.records if "STARTING" in str(vars(one))]
             return {each["method"] for each in facts}
 
@@ -101,7 +92,7 @@ def test_calls_wait_for_a_server_that_starts_and_questions_are_answered(
     assert not backend.hurried
 
 
-def test_a_command_that_waits_finds_a_server_with_tls_that_starts_later(tmp_path: Path) -> None:
+def test_a_command_that_waits_finds_a_server_with_tls_that_starts_later(tmp_path):
     papers = Papers(tmp_path)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -139,12 +130,12 @@ asyncio.run(main())
 """
 
 
-def test_the_first_calls_of_a_server_and_a_client_import_nothing() -> None:
+def test_the_first_calls_of_a_server_and_a_client_import_nothing():
     done = run_command(program=("-c", CALLS))
     assert (done.stdout.split(), done.returncode) == (["imported:"], 0), done.stderr
 
 
-def test_no_trace_of_the_warm_up_is_left(tmp_path: Path) -> None:
+def test_no_trace_of_the_warm_up_is_left(tmp_path):
     folder = tmp_path / "own"  # the path of a socket has at most 107 bytes
     folder.mkdir()
     flags = ("--http-port", "127.0.0.1:0", "--workers", "2")

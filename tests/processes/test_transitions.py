@@ -1,7 +1,5 @@
 """A server that changes over to kernels, or stops, loses no call."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import itertools
@@ -10,11 +8,9 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import grpc
 import pytest
@@ -26,13 +22,13 @@ from gradwire_server.backends import cache_files, changeover
 from support import raw_calls
 from support.kernels.numba_calls import compiled, needs_numba
 from support.load import KINDS, PAUSE_S, Callers, problem
-from support.processes import Command, is_running, running_command
+from support.processes import is_running, running_command
 from support.raw_calls import RawClient, named, published_request, read_all, wait_until
 from support.scraping import scrape
 from support.servers import ServerThread, commanded, served, served_many
 
 
-def endless(piece: int) -> Iterator[v1.EvaluateStreamRequest]:
+def endless(piece):
     """Open a stream of 64 GiB and write it piece by piece."""
     yield raw_calls.opening(raw_calls.identity_request(1 << 17, 1 << 17))
     for number in itertools.count():
@@ -40,8 +36,8 @@ def endless(piece: int) -> Iterator[v1.EvaluateStreamRequest]:
 
 
 @pytest.mark.parametrize("times", [4, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_writer_in_full_flow_learns_that_the_server_drains(times: int) -> None:
-    def stop(server: ServerThread) -> None:
+def test_a_writer_in_full_flow_learns_that_the_server_drains(times):
+    def stop(server):
         wait_until(lambda: server.server.service.admission.memory_bytes)
         server.stop()
 
@@ -55,7 +51,7 @@ def test_a_writer_in_full_flow_learns_that_the_server_drains(times: int) -> None
 
 
 @pytest.mark.parametrize("flow", ["idle", "full"])
-def test_streams_that_wait_learn_that_the_server_drains(flow: str) -> None:
+def test_streams_that_wait_learn_that_the_server_drains(flow):
     with served_many() as (server, client, many):
         stream = raw_calls.WaitingStream(client)
         many.send(named(published_request(), "a"))
@@ -71,7 +67,7 @@ def test_streams_that_wait_learn_that_the_server_drains(flow: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_draining_server_finishes_what_runs(tmp_path: Path, workers: int, number: int) -> None:
+def test_a_draining_server_finishes_what_runs(tmp_path, workers, number):
     flags = ("--grace-s", "30", "--workers", str(workers))
     with commanded(*flags, log=tmp_path / "log") as (command, client):
         if workers == 1:
@@ -79,7 +75,7 @@ def test_a_draining_server_finishes_what_runs(tmp_path: Path, workers: int, numb
                 command.signal(signal.SIGUSR2)
                 command.wait_for_log("no rolling restart", times=times)
         stream = raw_calls.WaitingStream(client)
-        health: Any = health_pb2_grpc.HealthStub(client.channel)
+        health = health_pb2_grpc.HealthStub(client.channel)
         question = health_pb2.HealthCheckRequest(service="gradwire.v1.GradientService")
         watch = health.Watch(question, timeout=raw_calls.PATIENCE_S)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
@@ -88,7 +84,7 @@ def test_a_draining_server_finishes_what_runs(tmp_path: Path, workers: int, numb
         watch.cancel()
         command.wait_for_log(" draining ", times=workers)
 
-        def refuses() -> bool:
+        def refuses():
             with RawClient(command.address) as client:
                 answer = client.evaluate(published_request(), timeout_s=5)
             return answer.code is grpc.StatusCode.UNAVAILABLE
@@ -103,7 +99,7 @@ def test_a_draining_server_finishes_what_runs(tmp_path: Path, workers: int, numb
         assert not any(map(is_running, command.workers.values()))
 
 
-def test_what_outlasts_the_grace_period_is_ended(tmp_path: Path) -> None:
+def test_what_outlasts_the_grace_period_is_ended(tmp_path):
     with running_command("--grace-s", "0", log=tmp_path / "log") as command:
         with RawClient(command.address) as client:
             call = client.start(endless(1 << 16))
@@ -121,14 +117,14 @@ CHANGED = " backend=numba_cpu after_s="
 class Cache:
     """An empty cache of kernels, locked until they are put into it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.flags = (*AUTO, "--compile-cache", str(folder))
         self._folder = folder
         folder.mkdir()
         self.lock = os.open(folder, os.O_RDONLY)
         fcntl.flock(self.lock, fcntl.LOCK_EX)
 
-    def fill(self) -> None:
+    def fill(self):
         """Put in the kernels that this user's cache has, and unlock."""
         compiled(1)
         shutil.copytree(cache_files.user_folder("kernels"), self._folder, dirs_exist_ok=True)
@@ -136,14 +132,14 @@ class Cache:
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Iterator[Cache]:
+def cache(tmp_path):
     made = Cache(tmp_path / "cache")
     yield made
     os.close(made.lock)
 
 
 @needs_numba
-def test_numpy_answers_first_and_kernels_take_over(tmp_path: Path, cache: Cache) -> None:
+def test_numpy_answers_first_and_kernels_take_over(tmp_path, cache):
     """No call is lost, all bits are right, and kernels continue running sums that NumPy began."""
     array, expected = problem(KINDS["sums"])
     request = v1.EvaluateRequest(
@@ -153,14 +149,14 @@ def test_numpy_answers_first_and_kernels_take_over(tmp_path: Path, cache: Cache)
     )
     goes_on = threading.Event()
 
-    def messages() -> Iterator[v1.EvaluateStreamRequest]:
+    def messages():
         yield raw_calls.opening(request)
         for number, piece in enumerate(raw_calls.chunks(array.tobytes(), 1 << 20)):
             if number == 4:
                 goes_on.wait()
             yield piece
 
-    def check(backend: str, to_come: str) -> None:
+    def check(backend, to_come):
         many.send(named(published_request(), backend))
         assert many.receive().result.data == raw_calls.PUBLISHED_RESULT
         told = client.stub.GetServerInfo(v1.GetServerInfoRequest())
@@ -192,7 +188,7 @@ def test_numpy_answers_first_and_kernels_take_over(tmp_path: Path, cache: Cache)
 
 @pytest.mark.slow
 @needs_numba
-def test_workers_change_over_and_a_restart_waits_for_kernels(tmp_path: Path, cache: Cache) -> None:
+def test_workers_change_over_and_a_restart_waits_for_kernels(tmp_path, cache):
     flags = ("--workers", "2", *cache.flags)
     with running_command(*flags, log=tmp_path / "log") as command:
         assert command.log.count(" serving ") == 2
@@ -212,17 +208,17 @@ def test_workers_change_over_and_a_restart_waits_for_kernels(tmp_path: Path, cac
 
 
 @needs_numba
-def test_a_server_told_to_wait_for_kernels_computes_with_them_alone() -> None:
+def test_a_server_told_to_wait_for_kernels_computes_with_them_alone():
     with served(wait_for_kernels=True) as (_server, client):
         info = client.stub.GetServerInfo(v1.GetServerInfoRequest())
     assert (info.backend, info.backend_to_come) == ("numba_cpu", "")
 
 
-def compiling(command: Command) -> list[int]:
+def compiling(command):
     """Wait until a server has children that compile, and return them."""
-    found = list[str]()
+    found = []
 
-    def children() -> list[str]:
+    def children():
         tasks = Path(f"/proc/{command.pid}/task").glob("*/children")
         found[:] = [child for task in tasks for child in task.read_text().split()]
         return found
@@ -233,12 +229,12 @@ def compiling(command: Command) -> list[int]:
 
 
 @needs_numba
-def test_a_killed_child_is_replaced_and_none_is_left(tmp_path: Path, cache: Cache) -> None:
+def test_a_killed_child_is_replaced_and_none_is_left(tmp_path, cache):
     fcntl.flock(cache.lock, fcntl.LOCK_UN)
     with commanded(*cache.flags, log=tmp_path / "log") as (command, client):
         child = compiling(command)[0]
 
-        def environment() -> set[bytes]:
+        def environment():
             return set(Path(f"/proc/{child}/environ").read_bytes().split(b"\0"))
 
         # Handlers of grpc start threads between fork and exec, which end some of the children by
@@ -257,7 +253,7 @@ def test_a_killed_child_is_replaced_and_none_is_left(tmp_path: Path, cache: Cach
 
 
 @needs_numba
-def test_without_a_cache_children_compile_into_a_temporary_folder(tmp_path: Path) -> None:
+def test_without_a_cache_children_compile_into_a_temporary_folder(tmp_path):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     flags = (*AUTO, "--compile-cache", "/dev/null/cache")
@@ -272,9 +268,9 @@ def test_without_a_cache_children_compile_into_a_temporary_folder(tmp_path: Path
     assert list(temporary.iterdir()) == []
 
 
-def test_children_that_fail_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_that_fail_are_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(changeover, "_PROGRAM", ("-c", "raise SystemExit('no compiler here')"))
     monkeypatch.setattr(changeover, "_PAUSE_S", 0.0)
-    backend: Any = SimpleNamespace(load_stored=lambda _folder: False)
+    backend = SimpleNamespace(load_stored=lambda _folder: False)
     with pytest.raises(RuntimeError, match="status 1: no compiler here"):
         asyncio.run(changeover.load_kernels(backend, cache_dir=str(tmp_path)))

@@ -1,7 +1,5 @@
 """Workers and their signals and ends; no call is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os
@@ -11,10 +9,8 @@ import subprocess
 import sys
 import time
 from asyncio.subprocess import PIPE
-from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -29,7 +25,7 @@ from gradwire_server.processes.supervisor import share
 from support import raw_calls
 from support.certificates import Papers, trusting
 from support.load import PATIENT, Callers, repeated
-from support.processes import QUICK, Command, environment, is_running, run_command, running_command
+from support.processes import QUICK, environment, is_running, run_command, running_command
 from support.raw_calls import PATIENCE_S, RawClient, WaitingStream, wait_until
 from support.relay import relaying
 from support.servers import commanded, served, serving
@@ -38,7 +34,7 @@ FLAGS = ("--workers", "2", *QUICK)
 ALONE = ("--address", "127.0.0.1:0", *QUICK)
 
 
-def is_among(number: int, pid: int, mask: str) -> bool:
+def is_among(number, pid, mask):
     """Tell whether a process has a signal in one of the masks of /proc/PID/status."""
     text = Path(f"/proc/{pid}/status").read_text()
     bits = int(text.partition(f"\n{mask}:")[2].split()[0], 16)
@@ -46,7 +42,7 @@ def is_among(number: int, pid: int, mask: str) -> bool:
 
 
 @contextmanager
-def starting(log: Path, *arguments: str) -> Generator[subprocess.Popen[bytes]]:
+def starting(log, *arguments):
     """Run Python with these arguments, which make a server of it, and end it."""
     with (
         log.open("wb") as stderr,
@@ -63,7 +59,7 @@ def starting(log: Path, *arguments: str) -> Generator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def wait_for(log: Path, text: str, process: subprocess.Popen[bytes]) -> None:
+def wait_for(log, text, process):
     wait_until(lambda: text in log.read_text() or process.poll() is not None)
     assert text in log.read_text()
 
@@ -84,7 +80,7 @@ serve.run(serve.serve(Settings(address="127.0.0.1:0"), backend=Slow()))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_server_that_starts(tmp_path: Path, number: int) -> None:
+def test_a_signal_ends_a_server_that_starts(tmp_path, number):
     log = tmp_path / "log"
     with starting(log, "-c", SERVE_SLOWLY) as process:
         wait_for(log, "warming up", process)
@@ -94,7 +90,7 @@ def test_a_signal_ends_a_server_that_starts(tmp_path: Path, number: int) -> None
 
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
-def test_it_is_held_until_there_is_a_handler_and_then_heard(tmp_path: Path, workers: str) -> None:
+def test_it_is_held_until_there_is_a_handler_and_then_heard(tmp_path, workers):
     log = tmp_path / "log"
     with starting(log, "-m", "gradwire_server", *ALONE, "--workers", workers) as process:
         until = time.monotonic() + PATIENCE_S
@@ -112,7 +108,7 @@ def test_it_is_held_until_there_is_a_handler_and_then_heard(tmp_path: Path, work
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("moment_s", [0.0, 0.2, 0.4])
-def test_a_signal_ends_workers_that_start(tmp_path: Path, number: int, moment_s: float) -> None:
+def test_a_signal_ends_workers_that_start(tmp_path, number, moment_s):
     log = tmp_path / "log"
     with starting(log, "-m", "gradwire_server", *ALONE, "--workers", "2") as process:
         wait_until(lambda: is_among(signal.SIGTERM, process.pid, "SigCgt"))
@@ -122,11 +118,11 @@ def test_a_signal_ends_workers_that_start(tmp_path: Path, number: int, moment_s:
     assert "Traceback" not in log.read_text()
 
 
-def test_connections_spread_over_workers_that_share_memory_and_streams(crew: Command) -> None:
+def test_connections_spread_over_workers_that_share_memory_and_streams(crew):
     assert crew.workers.keys() == {0, 1}
     assert len({crew.pid, *crew.workers.values()}) == 3
 
-    def seen() -> set[str]:
+    def seen():
         with RawClient(crew.address) as client:
             client.check_alive()
         return set(re.findall(r" call worker=(\d)", crew.log))
@@ -138,8 +134,8 @@ def test_connections_spread_over_workers_that_share_memory_and_streams(crew: Com
     assert limits.max_streams == Settings().max_streams // 2
 
 
-def test_workers_divide_what_may_wait_and_a_share_is_never_nothing() -> None:
-    def shared(devices: int = 1, **settings: Any) -> Settings:
+def test_workers_divide_what_may_wait_and_a_share_is_never_nothing():
+    def shared(devices=1, **settings):
         return share(Settings(**settings), "127.0.0.1:7", devices=devices)
 
     assert shared(workers=4, max_queue=1000).max_queue == 250
@@ -153,7 +149,7 @@ def test_workers_divide_what_may_wait_and_a_share_is_never_nothing() -> None:
     assert names == ["2", "7", "GPU-c"]
 
 
-def test_a_worker_told_to_stop_is_replaced_and_none_outlives_its_parent(tmp_path: Path) -> None:
+def test_a_worker_told_to_stop_is_replaced_and_none_outlives_its_parent(tmp_path):
     with running_command(*FLAGS, log=tmp_path / "log") as command:
         pid = command.workers[1]
         os.kill(pid, signal.SIGTERM)
@@ -166,7 +162,7 @@ def test_a_worker_told_to_stop_is_replaced_and_none_outlives_its_parent(tmp_path
         wait_until(lambda: not any(map(is_running, workers)))
 
 
-def test_what_keeps_one_worker_from_starting_is_told_once(tmp_path: Path) -> None:
+def test_what_keeps_one_worker_from_starting_is_told_once(tmp_path):
     missing = str(tmp_path / "missing.pem")
     flags = ("--tls-certificate", missing, "--tls-key", missing, "--address", "127.0.0.1:0")
     done = run_command(*FLAGS, *flags)
@@ -177,7 +173,7 @@ def test_what_keeps_one_worker_from_starting_is_told_once(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_worker_that_does_not_start_is_tried_again_while_another_serves(tmp_path: Path) -> None:
+def test_a_worker_that_does_not_start_is_tried_again_while_another_serves(tmp_path):
     papers, key = Papers(tmp_path), tmp_path / "key.pem"
     with running_command(*FLAGS, *papers.flags, log=tmp_path / "log") as command:
         key.rename(hidden := tmp_path / "hidden.pem")
@@ -206,7 +202,7 @@ if "gradwire_server.processes.worker" in sys.orig_argv:
 """
 
 
-def test_workers_that_exit_slowly_do_not_hang_and_failed_ones_are_named(tmp_path: Path) -> None:
+def test_workers_that_exit_slowly_do_not_hang_and_failed_ones_are_named(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(SLOW_END)
     env = {"PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
     flags = (*FLAGS, "--stall-timeout-s", "1")
@@ -224,7 +220,7 @@ LOAD = ("unary", "async unary", "stream", "async copy")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_stop_is_noticed_and_a_second_signal_ends_all(tmp_path: Path, workers: int) -> None:
+def test_a_stop_is_noticed_and_a_second_signal_ends_all(tmp_path, workers):
     flags = ("--workers", str(workers), "--drain-delay-s", "1.5", "--grace-s", "3600")
     with commanded(*flags, log=tmp_path / "log") as (command, client):
         stream = WaitingStream(client)
@@ -243,8 +239,8 @@ def test_a_stop_is_noticed_and_a_second_signal_ends_all(tmp_path: Path, workers:
         assert not any(map(is_running, command.workers.values()))
 
 
-def test_a_signal_to_a_process_that_ends_leaves_its_status_alone() -> None:
-    async def status() -> int:
+def test_a_signal_to_a_process_that_ends_leaves_its_status_alone():
+    async def status():
         started = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", "", stdout=PIPE)
         process = WorkerProcess(started, stall_timeout_s=60)
         while not process.ended.done():
@@ -253,14 +249,14 @@ def test_a_signal_to_a_process_that_ends_leaves_its_status_alone() -> None:
             await asyncio.sleep(0)
         return process.ended.result()
 
-    async def statuses() -> list[int]:
+    async def statuses():
         return [await status() for _ in range(40)]
 
     assert asyncio.run(statuses()) == [0] * 40
 
 
 @pytest.mark.slow
-def test_no_call_is_lost_while_workers_are_renewed_killed_and_followed(tmp_path: Path) -> None:
+def test_no_call_is_lost_while_workers_are_renewed_killed_and_followed(tmp_path):
     with running_command(*FLAGS, log=tmp_path / "1") as command:
         before = command.workers
         with Callers(command.address, *LOAD, retry=PATIENT) as callers:
@@ -297,7 +293,7 @@ def test_no_call_is_lost_while_workers_are_renewed_killed_and_followed(tmp_path:
 
 
 @pytest.mark.slow
-def test_clients_without_the_sdk_lose_no_call_with_the_documented_config(tmp_path: Path) -> None:
+def test_clients_without_the_sdk_lose_no_call_with_the_documented_config(tmp_path):
     document = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
     (config,) = re.findall(r"^```json\n(.*?)^```$", document, re.MULTILINE | re.DOTALL)
     options = [("grpc.service_config", config), ("grpc.use_local_subchannel_pool", 1)]
@@ -307,7 +303,7 @@ def test_clients_without_the_sdk_lose_no_call_with_the_documented_config(tmp_pat
         ]
         stubs = itertools.cycle(map(v1.GradientServiceStub, channels))
 
-        def ask() -> object:
+        def ask():
             try:
                 data = next(stubs).Evaluate(raw_calls.published_request(), timeout=PATIENCE_S).data
             except grpc.RpcError as error:
@@ -322,10 +318,10 @@ def test_clients_without_the_sdk_lose_no_call_with_the_documented_config(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_failed_replacement_stops_a_restart_and_later_ones_go_on(tmp_path: Path) -> None:
+def test_a_failed_replacement_stops_a_restart_and_later_ones_go_on(tmp_path):
     papers, other = Papers(tmp_path), trustme.CA()
 
-    def check_alive(roots: bytes) -> None:
+    def check_alive(roots):
         with RawClient(command.address, trusting(roots)) as client:
             client.check_alive()
 
@@ -343,7 +339,7 @@ def test_a_failed_replacement_stops_a_restart_and_later_ones_go_on(tmp_path: Pat
         check_alive(other.cert_pem.bytes())
 
 
-def test_connections_grow_old_and_no_call_is_lost() -> None:
+def test_connections_grow_old_and_no_call_is_lost():
     with (
         serving(max_connection_age_s=0.3) as server,
         relaying(server.address) as relay,
@@ -360,14 +356,14 @@ def test_connections_grow_old_and_no_call_is_lost() -> None:
         client.check_alive()
 
 
-def test_the_signal_is_held_before_anything_that_takes_long_is_imported() -> None:
+def test_the_signal_is_held_before_anything_that_takes_long_is_imported():
     code = "import sys, gradwire_server.__main__; print(*sys.modules)"
     modules = run_command(program=("-c", code)).stdout.split()
     assert "gradwire_server.processes.startup" in modules
     assert not {"asyncio", "click", "google.protobuf", "grpc", "numpy"} & set(modules)
 
 
-def test_an_interrupt_before_there_are_workers_ends_the_server() -> None:
+def test_an_interrupt_before_there_are_workers_ends_the_server():
     program = """
 import asyncio
 from gradwire_server.config.settings import Settings

@@ -1,7 +1,5 @@
 """A replica is a server's process and its owner: each ends with the other."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -10,14 +8,13 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
 
 import numpy as np
 import pytest
 
 from gradwire import Client, ops
 from gradwire_ray import replica as replica_module
-from gradwire_ray.replica import Replica, Report
+from gradwire_ray.replica import Replica
 from support.processes import QUICK, is_running
 from support.raw_calls import wait_until
 
@@ -29,25 +26,25 @@ ONES = np.ones((1, 1, 4, 4), np.float32)
 class Running:
     """A replica, its reports so far, and an event of its server's end without being told to."""
 
-    def __init__(self, *flags: str) -> None:
-        self.reports: list[Report] = []
+    def __init__(self, *flags):
+        self.reports = []
         self.ended = threading.Event()
-        options: dict[str, Any] = {"send": self.reports.append, "on_end": self.ended.set}
+        options = {"send": self.reports.append, "on_end": self.ended.set}
         self.stop = Replica((*QUICK, *flags), host="127.0.0.1", threads=3, **options).stop
 
-    def report(self) -> Report:
+    def report(self):
         before = len(self.reports)
         wait_until(lambda: len(self.reports) > before)
         return self.reports[-1]
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.stop(0.0)
 
 
-def test_it_serves_tells_its_load_and_is_silent_while_its_server_hangs() -> None:
+def test_it_serves_tells_its_load_and_is_silent_while_its_server_hangs():
     with Running() as replica:
         report = replica.report()
         assert report.address.startswith("127.0.0.1:")
@@ -75,16 +72,14 @@ def test_it_serves_tells_its_load_and_is_silent_while_its_server_hangs() -> None
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=str)
-def test_it_tells_when_its_server_has_ended_or_hung_for_long(
-    number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_tells_when_its_server_has_ended_or_hung_for_long(number, monkeypatch):
     monkeypatch.setattr(replica_module, "_SILENCE_S", _SEVERAL_REPORTS_S)
     with Running() as replica:
         os.kill(replica.report().pid, number)
         assert replica.ended.wait(60)
 
 
-def test_told_to_stop_again_and_again_it_says_so_and_finishes_calls() -> None:
+def test_told_to_stop_again_and_again_it_says_so_and_finishes_calls():
     flags = ("--grace-s", "30", "--drain-delay-s", "2")
     with Running(*flags) as replica, Client(replica.report().address) as client:
         results = client.evaluate_many((OP, ONES, (1, 1, 2, 2)) for _ in range(2000))
@@ -100,7 +95,7 @@ def test_told_to_stop_again_and_again_it_says_so_and_finishes_calls() -> None:
         assert not replica.ended.is_set()
 
 
-def test_its_server_ends_with_it() -> None:
+def test_its_server_ends_with_it():
     words = f"""
 import os, signal, time
 from gradwire_ray.replica import Replica
@@ -118,9 +113,7 @@ time.sleep(60)
     wait_until(lambda: not is_running(pid))
 
 
-def test_a_server_that_does_not_start_says_why_and_is_tried_again_later(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_does_not_start_says_why_and_is_tried_again_later(capfd, monkeypatch):
     monkeypatch.setattr(replica_module, "_PAUSE_S", _SEVERAL_REPORTS_S)
     with Running("--tokens", "/nowhere") as replica:
         report = replica.report()

@@ -1,11 +1,8 @@
 """When replicas are added and removed, which are listed, and which deployments are refused."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -38,19 +35,19 @@ CLEAR = ("--insecure",)
     ],
     ids=str,
 )
-def test_a_deployment_that_cannot_run_is_refused(values: dict[str, Any], words: str) -> None:
+def test_a_deployment_that_cannot_run_is_refused(values, words):
     with pytest.raises(ValueError, match=words):
         replace(Deployment(flags=CLEAR), **values)
 
 
-def test_threads_are_whole_cpus_and_calls_have_the_servers_delays_to_finish() -> None:
+def test_threads_are_whole_cpus_and_calls_have_the_servers_delays_to_finish():
     threads = [Deployment(num_cpus=cpus, flags=CLEAR).threads for cpus in (0.0, 0.5, 1.9, 4.0)]
     assert threads == [1, 1, 1, 4]
     flags = (*CLEAR, "--drain-delay-s", "2", "--grace-s", "7")
     assert Deployment(flags=flags).drain_s == 9
 
 
-def test_the_state_of_a_replica_is_that_of_its_last_report() -> None:
+def test_the_state_of_a_replica_is_that_of_its_last_report():
     serving, leaving = Report(address="127.0.0.1:1"), Report(address="127.0.0.1:1", stopping=True)
     assert Member().state == "starting"
     assert Member(stopping=threading.Thread()).state == "leaving"
@@ -73,14 +70,14 @@ HUGE, LOOPING = Report(waiting=50.0, busy=1.0), Report(loop=0.99)
 Look = tuple[Sequence[Report] | Report, int, int]
 
 
-def refusals(*looks: tuple[int, int, int]) -> list[Look]:
+def refusals(*looks):
     """Return looks at reports of so many refused calls."""
     return [(Report(refused=count), times, wanted) for count, times, wanted in looks]
 
 
 # Least and most replicas; then reports, how often they are looked at, and how many are wanted then.
 # A single report is that of all replicas there are to be.
-SCALINGS: dict[str, tuple[int, int, list[Look]]] = {
+SCALINGS = {
     "a burst places none": (1, 8, [(one, 1, 1) for one in (FULL, IDLE, FULL, IDLE)]),
     "a queue that stands, at most doubled": (4, 100, [(FULL, 2, 6), (HUGE, 2, 12)]),
     "none before the last ones serve": (1, 8, [(FULL, 2, 2), ([FULL], 20, 2), ([FULL] * 2, 2, 3)]),
@@ -110,7 +107,7 @@ SCALINGS: dict[str, tuple[int, int, list[Look]]] = {
 
 
 @pytest.mark.parametrize("name", SCALINGS)
-def test_replicas_are_added_and_removed_one_look_a_second(name: str) -> None:
+def test_replicas_are_added_and_removed_one_look_a_second(name):
     least, most, looks = SCALINGS[name]
     deployment = Deployment(least=least, most=most, down_after_s=10.0, flags=CLEAR)
     now = 0.0

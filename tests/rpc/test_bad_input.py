@@ -1,11 +1,8 @@
 """Requests and bytes that make no sense, or exceed a limit, are refused by name."""
 
-from __future__ import annotations
-
 import math
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import cast
 
 import grpc
 import numpy as np
@@ -21,7 +18,6 @@ from support.raw_calls import (
     PUBLISHED_GRADIENT,
     SERVICE,
     ManyCall,
-    RawClient,
     as_stream,
     call,
     chunk,
@@ -35,8 +31,7 @@ from support.raw_calls import (
     refused,
     send_bytes,
 )
-from support.refusals import Refusal
-from support.servers import ServerThread, served, wait_idle
+from support.servers import served, wait_idle
 
 NAN, INF = math.nan, math.inf
 INT64 = 2**63 - 1
@@ -44,7 +39,7 @@ INT64 = 2**63 - 1
 pytestmark = pytest.mark.usefixtures("still_alive")
 
 
-def changed(**fields: Any) -> v1.EvaluateRequest:
+def changed(**fields):
     """Ask for the published example with these fields in place of its own."""
     request = published_request()
     for name in fields:
@@ -53,32 +48,28 @@ def changed(**fields: Any) -> v1.EvaluateRequest:
     return request
 
 
-def dml(**attributes: Any) -> v1.EvaluateRequest:
-    given: dict[str, Any] = {"interpolation_mode": 1, "scales": (0.5, 1.5), **attributes}
+def dml(**attributes):
+    given = {"interpolation_mode": 1, "scales": (0.5, 1.5), **attributes}
     return changed(operator=v1.Operator(dml_resample_grad=v1.DmlResample(**given)))
 
 
-def interpolate(**attributes: Any) -> v1.EvaluateRequest:
-    given: dict[str, Any] = {"mode": v1.Interpolate.MODE_LINEAR, **attributes}
+def interpolate(**attributes):
+    given = {"mode": v1.Interpolate.MODE_LINEAR, **attributes}
     operator = v1.Operator(interpolate_backward=v1.Interpolate(**given))
     row = float32(1, 4, 1)
     return changed(operator=operator, input=row, output=row, data=bytes(16))
 
 
-def tensors(
-    source: v1.TensorDescriptor, result: v1.TensorDescriptor | None = None
-) -> v1.EvaluateRequest:
+def tensors(source, result=None):
     return changed(operator=dml(scales=()).operator, input=source, output=result or source)
 
 
-def strided(
-    *sizes: int, source: tuple[int, ...] = (), result: tuple[int, ...] = ()
-) -> v1.EvaluateRequest:
+def strided(*sizes, source=(), result=()):
     """Ask for a copy between tensors of these strides."""
     return tensors(float32(*sizes, strides=source), float32(*sizes, strides=result))
 
 
-def typed(number: Any, *sizes: int) -> v1.TensorDescriptor:
+def typed(number, *sizes):
     return v1.TensorDescriptor(data_type=number, sizes=sizes)
 
 
@@ -86,7 +77,7 @@ GRAD = "operator.dml_resample_grad."
 BACKWARD = "operator.interpolate_backward."
 
 # What is wrong, the path of the field at fault, and words of what came and what would do.
-BAD_FIELDS: dict[str, tuple[v1.EvaluateRequest, str, list[str]]] = {
+BAD_FIELDS = {
     "operator unset": (changed(operator=None), "operator", ["dml_resample_grad", "interpolate"]),
     "mode unset": (dml(interpolation_mode=0), GRAD + "interpolation_mode", ["missing", "linear"]),
     "mode unknown": (dml(interpolation_mode=99), GRAD + "interpolation_mode", ["99", "LINEAR"]),
@@ -163,9 +154,7 @@ BAD_FIELDS: dict[str, tuple[v1.EvaluateRequest, str, list[str]]] = {
 
 @pytest.mark.parametrize("how", BOTH_WAYS)
 @pytest.mark.parametrize("name", BAD_FIELDS)
-def test_a_bad_field_is_named_with_what_came_and_what_would_do(
-    client: RawClient, name: str, how: str
-) -> None:
+def test_a_bad_field_is_named_with_what_came_and_what_would_do(client, name, how):
     request, path, words = BAD_FIELDS[name]
     answer = client.ask(request, how)
     in_band = how == "EvaluateStream"
@@ -177,23 +166,21 @@ def test_a_bad_field_is_named_with_what_came_and_what_would_do(
 
 @pytest.mark.parametrize("how", BOTH_WAYS)
 @pytest.mark.parametrize("name", ["dml_resample_grad", "dml_resample", "interpolate_backward"])
-def test_an_absent_result_that_attributes_do_not_determine_is_asked_for(
-    client: RawClient, name: str, how: str
-) -> None:
+def test_an_absent_result_that_attributes_do_not_determine_is_asked_for(client, name, how):
     request = identity_request(1, 1, 2, data=bytes(8))
     getattr(request.operator, name).MergeFromString(b"\x08\x02")  # linear in DirectML
     request.ClearField("output")
     refused(client.ask(request, how), "INVALID_FIELD", field="output")
 
 
-def test_evaluate_takes_just_the_bytes_that_the_descriptor_promises(client: RawClient) -> None:
+def test_evaluate_takes_just_the_bytes_that_the_descriptor_promises(client):
     for count in (0, 1, 11, 13, 1_000_000):
         refusal = refused(client.evaluate(changed(data=bytes(count))), "INVALID_DATA", field="data")
         assert str(count) in refusal.message
         assert "12" in refusal.message
 
 
-def test_a_number_of_open_that_is_out_of_range_is_named(client: RawClient) -> None:
+def test_a_number_of_open_that_is_out_of_range_is_named(client):
     for name, number in (
         *(("resume_from", number) for number in (-1, 16, 17, INT64, -(2**63))),
         *(("max_chunk_bytes", number) for number in (-1, -(2**63), 1, 4095)),
@@ -204,7 +191,7 @@ def test_a_number_of_open_that_is_out_of_range_is_named(client: RawClient) -> No
         assert str(number) in refusal.message
 
 
-def test_a_digest_of_another_evaluation_is_aborted_in_a_short_message(client: RawClient) -> None:
+def test_a_digest_of_another_evaluation_is_aborted_in_a_short_message(client):
     for digest in ("0" * 64, "x" * 10_000, "\U0001f600" * 2_000, "a\r\n\0b"):
         message = opening(published_request(), evaluation_digest=digest)
         ended(client.stream([message]), "EVALUATION_CHANGED")
@@ -216,13 +203,13 @@ TOO_FEW = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1,))
 ROW = np.ones((1, 4, 1), "f4")
 
 
-def backward(**attributes: Any) -> ops.Operator:
+def backward(**attributes):
     return ops.InterpolateBackward(mode="linear", **attributes)
 
 
 # Operator, input, shape of the result, the path of the field at fault, words of the message. The
 # SDK sees the first ones for what they are, the server the others.
-BAD: dict[str, tuple[ops.Operator, Any, Any, str, list[str]]] = {
+BAD = {
     "rank 0": (NEAREST, np.float32(1), (1,), "input.sizes", ["0 axes", "1 to 8"]),
     "rank 9": (NEAREST, np.ones((1,) * 9, "f4"), (1,) * 9, "input.sizes", ["9 axes", "1 to 8"]),
     "size 0": (NEAREST, np.ones((2, 0), "f4"), (2, 2), "input.sizes[1]", ["0"]),
@@ -249,7 +236,7 @@ WRITTEN = {
 
 
 @pytest.fixture(scope="module", params=["unary", "stream", "async unary", "async stream"])
-def sdk(server: ServerThread, request: pytest.FixtureRequest) -> Iterator[Any]:
+def sdk(server, request):
     face = AWAITED if "async" in request.param else Client
     threshold = 1 if "stream" in request.param else 1 << 20
     with face(server.address, stream_threshold_bytes=threshold) as client:
@@ -257,7 +244,7 @@ def sdk(server: ServerThread, request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_request_is_an_invalid_request_that_names_the_field(sdk: Any, name: str) -> None:
+def test_a_bad_request_is_an_invalid_request_that_names_the_field(sdk, name):
     operator, array, shape, path, words = BAD[name]
     with pytest.raises(InvalidRequestError) as caught:
         sdk.evaluate(operator, array, output_shape=shape)
@@ -275,7 +262,7 @@ def test_a_bad_request_is_an_invalid_request_that_names_the_field(sdk: Any, name
     [((1 << 18, 1 << 19), "max_elements"), (((1 << 23) + 1,), "max_float32_axis")],
     ids=["elements", "axis"],
 )
-def test_a_request_beyond_a_limit_names_it(sdk: Any, shape: tuple[int, ...], limit: str) -> None:
+def test_a_request_beyond_a_limit_names_it(sdk, shape, limit):
     huge = np.broadcast_to(np.float32(1), shape)
     with pytest.raises(LimitExceededError, match=str(huge.size)) as caught:
         sdk.evaluate(COPY, huge, output_shape=(1,) * len(shape))
@@ -284,13 +271,13 @@ def test_a_request_beyond_a_limit_names_it(sdk: Any, shape: tuple[int, ...], lim
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 0.0, -1.0])
-def test_an_attribute_that_is_no_scale_never_leaves_the_caller(number: float) -> None:
+def test_an_attribute_that_is_no_scale_never_leaves_the_caller(number):
     with pytest.raises(InvalidRequestError) as error:
         ops.DmlResampleGrad(interpolation_mode="linear", scales=(1, number))
     assert error.value.field == "operator.dml_resample_grad.scales[1]"
 
 
-def field(number: int, content: bytes) -> bytes:
+def field(number, content):
     """Encode a length-delimited field."""
     return varint(number << 3 | 2) + varint(len(content)) + content
 
@@ -298,7 +285,7 @@ def field(number: int, content: bytes) -> bytes:
 GOOD = published_request().SerializeToString()
 OPEN = opening(published_request()).SerializeToString()
 # Messages that hold the bytes of a header, by method and place.
-WAYS: dict[str, Callable[[bytes], tuple[bytes, ...]]] = {
+WAYS = {
     "Evaluate": lambda head: (head,),
     "ListOperators": lambda head: (head,),
     "GetServerInfo": lambda head: (head,),
@@ -312,7 +299,7 @@ WAYS: dict[str, Callable[[bytes], tuple[bytes, ...]]] = {
 }
 
 
-def sent(client: RawClient, way: str, head: bytes) -> tuple[Refusal | None, bool]:
+def sent(client, way, head):
     """Send a header in one of the ways; return how it was refused, and whether in-band too."""
     method, messages = way.partition(",")[0], WAYS[way](head)
     if method != "EvaluateMany":
@@ -340,9 +327,7 @@ GARBAGE = {
         if name != "no UTF-8" or not re.search("List|Info|chunk", way)
     ],
 )
-def test_bytes_that_are_no_message_are_refused_as_invalid_data(
-    client: RawClient, way: str, name: str
-) -> None:
+def test_bytes_that_are_no_message_are_refused_as_invalid_data(client, way, name):
     refusal, in_band = sent(client, way, GARBAGE[name])
     told = refused(refusal, "INVALID_DATA", field="message", in_band=in_band).message
     assert in_band or f"{len(GARBAGE[name])} bytes" in told
@@ -363,7 +348,7 @@ FILLINGS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("filling", FILLINGS.values(), ids=list(FILLINGS))
-def test_a_header_that_is_too_long_is_refused(client: RawClient, way: str, filling: bytes) -> None:
+def test_a_header_that_is_too_long_is_refused(client, way, filling):
     prefix = field(1, b"name") if way == "EvaluateMany" else b""
     refusal, in_band = sent(client, way, prefix + filling + field(6, b""))
     limit = {"limit": "max_header_bytes", "allowed": MAX_HEADER_BYTES}
@@ -371,7 +356,7 @@ def test_a_header_that_is_too_long_is_refused(client: RawClient, way: str, filli
     assert f"at most {MAX_HEADER_BYTES} (max_header_bytes) are read" in checked.message
 
 
-def test_requests_among_many_whose_names_can_be_read_are_refused_alone(client: RawClient) -> None:
+def test_requests_among_many_whose_names_can_be_read_are_refused_alone(client):
     long = published_request()
     long.input.sizes.extend([1] * MAX_HEADER_BYTES)
     with ManyCall(client) as call:
@@ -386,7 +371,7 @@ def test_requests_among_many_whose_names_can_be_read_are_refused_alone(client: R
 
 
 @pytest.mark.parametrize(("more", "reason"), [(0, "UNKNOWN_FIELD"), (1, "INVALID_DATA")])
-def test_the_limit_is_exact(client: RawClient, more: int, reason: str) -> None:
+def test_the_limit_is_exact(client, more, reason):
     """All but the bytes of the data count; most of them are in an unknown field here."""
     head = changed(data=b"").SerializeToString()
     rest = MAX_HEADER_BYTES + more - len(head) - len(field(15, b""))
@@ -398,8 +383,8 @@ def test_the_limit_is_exact(client: RawClient, more: int, reason: str) -> None:
         assert refusal.info.reason == reason
 
 
-def test_metadata_are_read_up_to_the_limits_of_grpc(client: RawClient) -> None:
-    def sent(size: int) -> Refusal | None:
+def test_metadata_are_read_up_to_the_limits_of_grpc(client):
+    def sent(size):
         message = published_request().SerializeToString()
         return call(client.channel, f"{SERVICE}/Evaluate", (message,), ("name", "x" * size))[1]
 
@@ -410,7 +395,7 @@ def test_metadata_are_read_up_to_the_limits_of_grpc(client: RawClient) -> None:
     assert "received metadata size exceeds hard limit" in refusal.message
 
 
-def resample(source: tuple[int, ...], result: tuple[int, ...]) -> v1.EvaluateRequest:
+def resample(source, result):
     """Ask for a linear forward of a broadcast input: 4 bytes, whatever its sizes."""
     request = identity_request(1, data=bytes(4))
     request.input.CopyFrom(float32(*source, strides=(0,) * len(source)))
@@ -419,7 +404,7 @@ def resample(source: tuple[int, ...], result: tuple[int, ...]) -> v1.EvaluateReq
 
 
 # The setting, a request that it is too small for, and the reason.
-EXCEEDED: dict[str, tuple[str, int, v1.EvaluateRequest, str]] = {
+EXCEEDED = {
     "rank": ("max_rank", 2, resample((2, 1, 1), (2, 2, 2)), "LIMIT_EXCEEDED"),
     "input elements": ("max_elements", 99, resample((10, 10), (2, 2)), "LIMIT_EXCEEDED"),
     "output elements": ("max_elements", 99, resample((2, 2), (10, 10)), "LIMIT_EXCEEDED"),
@@ -432,9 +417,7 @@ EXCEEDED: dict[str, tuple[str, int, v1.EvaluateRequest, str]] = {
 
 
 @pytest.mark.parametrize("name", EXCEEDED)
-def test_what_exceeds_a_limit_is_refused_by_its_name_and_let_in_by_default(
-    name: str, client: RawClient
-) -> None:
+def test_what_exceeds_a_limit_is_refused_by_its_name_and_let_in_by_default(name, client):
     setting, allowed, request, reason = EXCEEDED[name]
     with served(**{setting: allowed}) as (server, limited):
         for how in BOTH_WAYS:
@@ -448,7 +431,7 @@ def test_what_exceeds_a_limit_is_refused_by_its_name_and_let_in_by_default(
         wait_idle(server)
 
 
-def test_a_layout_that_cannot_be_held_whole_is_refused_before_any_data() -> None:
+def test_a_layout_that_cannot_be_held_whole_is_refused_before_any_data():
     request = identity_request(4096, 4096)
     with served(max_request_memory_bytes=32 << 20) as (_server, client):
         # In one axis order it streams, however large it is.
@@ -461,7 +444,7 @@ def test_a_layout_that_cannot_be_held_whole_is_refused_before_any_data() -> None
         client.check_alive()
 
 
-def test_what_exceeds_max_unary_bytes_on_either_side_is_sent_to_the_stream() -> None:
+def test_what_exceeds_max_unary_bytes_on_either_side_is_sent_to_the_stream():
     with served(max_unary_bytes=400) as (_server, client):
         for name, source, result in (("input", 101, 1), ("output", 1, 101)):
             request = identity_request(source, data=bytes(4 * source))
@@ -474,7 +457,7 @@ def test_what_exceeds_max_unary_bytes_on_either_side_is_sent_to_the_stream() -> 
         refused(client.evaluate(identity_request(101)), "USE_STREAM")
 
 
-def test_max_chunk_bytes_binds_both_sides() -> None:
+def test_max_chunk_bytes_binds_both_sides():
     request = published_request()
     with served(max_chunk_bytes=5) as (_server, client):
         answer = client.stream([opening(request), *chunks(request.data, 5)])
@@ -485,7 +468,7 @@ def test_max_chunk_bytes_binds_both_sides() -> None:
         ended(answer, "INVALID_DATA", field="chunk.data")
 
 
-def test_a_message_beyond_max_message_bytes_is_not_read() -> None:
+def test_a_message_beyond_max_message_bytes_is_not_read():
     with served(max_message_bytes=5 << 20) as (server, client):
         refusal = client.evaluate(identity_request(1 << 20, data=bytes(6 << 20))).refusal
         assert refusal is not None
@@ -499,7 +482,7 @@ def test_a_message_beyond_max_message_bytes_is_not_read() -> None:
         client.check_alive()
 
 
-def test_the_limits_in_force_can_be_asked_for() -> None:
+def test_the_limits_in_force_can_be_asked_for():
     names = [field.name for field in v1.Limits.DESCRIPTOR.fields]
     settings = {name: number for number, name in enumerate(names, 101)}
     del settings["stall_timeout"]

@@ -1,11 +1,8 @@
 """However a tensor is cut, resumed or computed, the bits are those of Evaluate."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -32,7 +29,6 @@ from support.examples import examples
 from support.raw_calls import (
     PATIENCE_S,
     PUBLISHED_RESULT,
-    Answer,
     RawClient,
     as_stream,
     chunks,
@@ -43,9 +39,9 @@ from support.raw_calls import (
     published_request,
     read_all,
 )
-from support.servers import ServerThread, served
+from support.servers import served
 
-TYPES: dict[int, np.dtype[np.generic]] = {
+TYPES = {
     v1.DataType.DATA_TYPE_FLOAT32: np.dtype(np.float32),
     v1.DataType.DATA_TYPE_FLOAT16: np.dtype(np.float16),
     v1.DataType.DATA_TYPE_BFLOAT16: np.dtype(ml_dtypes.bfloat16),
@@ -58,7 +54,7 @@ SLABS = {1: 1, 60: 7, 1000: 99, WHOLE: WHOLE}
 
 
 @pytest.fixture(scope="module")
-def clients() -> Iterator[dict[int, RawClient]]:
+def clients():
     """Connect to a server for each slab size."""
     with ExitStack() as stack:
         yield {
@@ -71,30 +67,28 @@ Clients = dict[int, RawClient]
 Array = NDArray[Any]
 
 
-def normal(*shape: int, seed: int = 0) -> Array:
+def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def sliced(clients: Clients, slab: int, request: v1.EvaluateRequest, send: int) -> Answer:
+def sliced(clients, slab, request, send):
     """Evaluate by stream, in chunks of this size, or what the server takes."""
     size = min(send, SLABS[slab])
     return clients[slab].stream([opening(request), *chunks(request.data, size)])
 
 
-def resumed(
-    clients: Clients, slab: int, request: v1.EvaluateRequest, send: int, **fields: Any
-) -> Answer:
+def resumed(clients, slab, request, send, **fields):
     """Open a stream with these fields, and send what the server wants."""
     heard = threading.Event()
-    wanted: list[tuple[int, int]] = []
+    wanted = []
 
-    def messages() -> Iterator[v1.EvaluateStreamRequest]:
+    def messages():
         yield opening(request, **fields)
         if heard.wait(PATIENCE_S) and wanted:
             first, last = wanted[0]
             yield from chunks(request.data[:last], min(send, SLABS[slab]), start=first)
 
-    def received() -> Iterator[v1.EvaluateStreamResponse]:
+    def received():
         for message in call:
             if message.WhichOneof("message") == "opened":
                 wanted.append((message.opened.read_from_byte, message.opened.read_before_byte))
@@ -107,13 +101,13 @@ def resumed(
     return answer
 
 
-def opened(answer: Answer) -> v1.Opened:
+def opened(answer):
     assert answer.refusal is None
     assert answer.opened is not None
     return answer.opened
 
 
-def strides(draw: st.DrawFn, sizes: list[int], order: list[int]) -> list[int]:
+def strides(draw, sizes, order):
     """Packed strides of axes in this order, slowest first, at times with a gap."""
     steps = [0] * len(sizes)
     step = 1
@@ -125,20 +119,20 @@ def strides(draw: st.DrawFn, sizes: list[int], order: list[int]) -> list[int]:
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> v1.EvaluateRequest:
+def requests(draw):
     """Make a small resampling of any layout and type, with broadcast axes at times."""
     rank = draw(st.integers(1, 4))
     source, result = ([draw(st.integers(1, 6)) for _ in range(rank)] for _ in range(2))
     order = draw(st.permutations(range(rank)))
     other = order if draw(st.booleans()) else draw(st.permutations(range(rank)))
     steps = [step if draw(st.integers(0, 4)) else 0 for step in strides(draw, source, order)]
-    number: Any = draw(st.sampled_from(list(TYPES)))
+    number = draw(st.sampled_from(list(TYPES)))
     carried = math.prod(size for size, step in zip(source, steps, strict=True) if step)
     seed = draw(st.integers(0, 2**32 - 1))
     values = np.random.default_rng(seed).standard_normal(carried).astype(TYPES[number])
     name = draw(st.sampled_from(["dml_resample_grad", "dml_resample"]))
-    mode: Any = draw(st.sampled_from([1, 2]))
-    operator: dict[str, Any] = {name: v1.DmlResample(interpolation_mode=mode)}
+    mode = draw(st.sampled_from([1, 2]))
+    operator = {name: v1.DmlResample(interpolation_mode=mode)}
     packed = strides(draw, result, other)
     return v1.EvaluateRequest(
         operator=v1.Operator(**operator),
@@ -150,9 +144,7 @@ def requests(draw: st.DrawFn) -> v1.EvaluateRequest:
 
 @examples(100)
 @given(data=st.data())
-def test_a_stream_gives_the_bits_of_evaluate_however_it_is_cut(
-    clients: Clients, data: st.DataObject
-) -> None:
+def test_a_stream_gives_the_bits_of_evaluate_however_it_is_cut(clients, data):
     request = data.draw(requests())
     whole = clients[WHOLE].evaluate(request)
     assert whole.refusal is None
@@ -163,7 +155,7 @@ def test_a_stream_gives_the_bits_of_evaluate_however_it_is_cut(
     digest = opened(cut).evaluation_digest
     assert (cut.data, cut.output) == (whole.data, whole.output)
     start = data.draw(st.integers(0, len(whole.data) - 1))
-    resume: dict[str, Any] = {"resume_from": start, "evaluation_digest": digest}
+    resume = {"resume_from": start, "evaluation_digest": digest}
     rest = resumed(clients, slab, request, data.draw(sizes), **resume)
     assert rest.refusal is None
     assert rest.data == whole.data[start:]
@@ -174,7 +166,7 @@ def test_a_stream_gives_the_bits_of_evaluate_however_it_is_cut(
     assert part.data == whole.data[start:stop]
 
 
-def large() -> v1.EvaluateRequest:
+def large():
     """Make a tensor of several slabs of 1000 bytes."""
     return v1.EvaluateRequest(
         operator=ops.to_message(UP),
@@ -185,19 +177,17 @@ def large() -> v1.EvaluateRequest:
 
 
 @pytest.mark.parametrize("slab", [1, 1000])
-def test_every_cut_and_resume_point_of_the_published_example(clients: Clients, slab: int) -> None:
+def test_every_cut_and_resume_point_of_the_published_example(clients, slab):
     request = published_request()
     digest = opened(sliced(clients, slab, request, 12)).evaluation_digest
     for size in range(1, 17):
         assert sliced(clients, slab, request, size).data == PUBLISHED_RESULT
-        resume: dict[str, Any] = {"resume_from": size - 1, "evaluation_digest": digest}
+        resume = {"resume_from": size - 1, "evaluation_digest": digest}
         assert resumed(clients, slab, request, size, **resume).data == PUBLISHED_RESULT[size - 1 :]
 
 
 @pytest.mark.parametrize("slab", SLABS)
-def test_a_fresh_stream_starts_at_byte_0_even_where_the_first_bytes_do_not_matter(
-    clients: Clients, slab: int
-) -> None:
+def test_a_fresh_stream_starts_at_byte_0_even_where_the_first_bytes_do_not_matter(clients, slab):
     # Nearest: the one result element reads the middle one of three.
     request = identity_request(3, data=np.array([7, 8, 9], "<f4").tobytes())
     mode = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_NEAREST_NEIGHBOR
@@ -208,7 +198,7 @@ def test_a_fresh_stream_starts_at_byte_0_even_where_the_first_bytes_do_not_matte
     assert answer.data == request.data[4:8]
 
 
-def test_a_part_of_the_result_reads_only_what_it_needs(clients: Clients) -> None:
+def test_a_part_of_the_result_reads_only_what_it_needs(clients):
     request = large()
     whole = clients[WHOLE].evaluate(request).data
     answer = resumed(clients, 1000, request, 100, resume_from=len(whole) - 1)
@@ -223,19 +213,15 @@ def test_a_part_of_the_result_reads_only_what_it_needs(clients: Clients) -> None
         assert answer.data == whole[:row]
 
 
-def test_equal_evaluations_have_equal_digests_on_all_servers_and_others_are_not_resumed(
-    clients: Clients,
-) -> None:
+def test_equal_evaluations_have_equal_digests_on_all_servers_and_others_are_not_resumed(clients):
     request = large()
     answers = [sliced(clients, slab, request, 500) for slab in SLABS]
     (digest,) = {opened(answer).evaluation_digest for answer in answers}
-    resume: dict[str, Any] = {"resume_from": 4, "evaluation_digest": digest}
+    resume = {"resume_from": 4, "evaluation_digest": digest}
     ended(resumed(clients, 1000, published_request(), 5, **resume), "EVALUATION_CHANGED")
 
 
-def test_small_calls_of_one_length_that_take_turns_have_the_bits_of_streams(
-    client: RawClient,
-) -> None:
+def test_small_calls_of_one_length_that_take_turns_have_the_bits_of_streams(client):
     numbers = np.random.default_rng(0)
     for number in range(60):
         request = published_request()
@@ -247,13 +233,13 @@ def test_small_calls_of_one_length_that_take_turns_have_the_bits_of_streams(
         assert answer.data == client.stream(as_stream(request)).data
 
 
-def limited(threads: int = 1, **limits: int) -> LocalClient:
+def limited(threads=1, **limits):
     return LocalClient(threads=threads, limits=Limits(**limits))
 
 
-def test_wide_bands_give_the_same_bits_on_any_number_of_threads() -> None:
+def test_wide_bands_give_the_same_bits_on_any_number_of_threads():
     array = normal(1, 2, 4000, 40)
-    results: set[bytes] = set()
+    results = set()
     for threads in (1, 2):
         for slab in (1 << 10, 1 << 14, 1 << 30):
             with limited(threads, slab_bytes=slab) as local:
@@ -261,10 +247,10 @@ def test_wide_bands_give_the_same_bits_on_any_number_of_threads() -> None:
     assert len(results) == 1
 
 
-def test_a_layout_too_large_to_hold_is_gathered_in_the_results_order_and_progress_is_told() -> None:
+def test_a_layout_too_large_to_hold_is_gathered_in_the_results_order_and_progress_is_told():
     array = normal(1, 64, 64, 64)
     out = np.empty((1, 32, 32, 64), np.float32).transpose(0, 3, 1, 2)
-    told: list[tuple[int, int]] = []
+    told = []
     with limited(max_request_memory_bytes=600_000, slab_bytes=1 << 12) as local:
         local.evaluate(UP, array, out=out, on_progress=lambda sent, got: told.append((sent, got)))
     assert told == sorted(told)
@@ -279,7 +265,7 @@ ITEMS = [
 ]
 
 
-def test_results_of_many_are_those_of_evaluate_and_items_are_taken_when_asked_for() -> None:
+def test_results_of_many_are_those_of_evaluate_and_items_are_taken_when_asked_for():
     with LocalClient() as client:
         wanted = [client.evaluate(i.op, i.array, output_shape=i.output_shape) for i in ITEMS]
         taken = iter(ITEMS)
@@ -294,9 +280,9 @@ def test_results_of_many_are_those_of_evaluate_and_items_are_taken_when_asked_fo
             np.testing.assert_array_equal(result, expected)
 
 
-def test_an_error_is_raised_at_its_item_and_the_others_go_on() -> None:
+def test_an_error_is_raised_at_its_item_and_the_others_go_on():
     first, second, *_ = ITEMS
-    bad: list[Any] = [first, (UP, first.array, (1, 1)), first.array, second]
+    bad = [first, (UP, first.array, (1, 1)), first.array, second]
     with LocalClient() as client:
         results = client.evaluate_many(bad)
         next(results)
@@ -321,7 +307,7 @@ OPERATORS = (
 
 
 # Shapes that an array can have, and others, some of which equal them.
-RESULTS: list[Any] = [
+RESULTS = [
     *((1, 2, 2, 3), (2, 2, 3, 3), (1, 2, 8, 9), (2, 2)),
     *((True, 2, 2, 3), (1, 2, 2.0, 3), (1, 2, 0, 3), (1, 2, 2, 3, 1), (1, 3, 2, 3), None),
 ]
@@ -336,7 +322,7 @@ class Call(NamedTuple):
     result_shape: Any
     out: Array | None
 
-    def outcome(self, client: LocalClient | Client) -> tuple[object, ...]:
+    def outcome(self, client):
         """Evaluate and tell all that comes of it."""
         operator, source, shape, out = self
         if out is not None and out.flags.writeable:
@@ -351,7 +337,7 @@ class Call(NamedTuple):
 
 
 @st.composite
-def layouts(draw: st.DrawFn, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def layouts(draw, shape, dtype):
     """Draw an array of a shape: permuted, with gaps, backward, either byte order."""
     order = draw(st.permutations(range(len(shape))))
     steps = [draw(st.sampled_from([1, 1, 1, 2, -1])) for _ in shape]
@@ -364,7 +350,7 @@ def layouts(draw: st.DrawFn, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Ar
 
 
 @st.composite
-def calls(draw: st.DrawFn) -> Call:
+def calls(draw):
     """Draw from so few shapes and layouts that many calls are alike."""
     dtype = draw(st.sampled_from([*TYPES.values(), *TYPES.values(), np.dtype(np.int32)]))
     source_shape = draw(st.sampled_from([(1, 2, 4, 6), (2, 2, 6, 6)]))
@@ -382,13 +368,13 @@ def calls(draw: st.DrawFn) -> Call:
 
 
 @pytest.fixture(scope="module")
-def remote(server: ServerThread) -> Iterator[Client]:
+def remote(server):
     with Client(server.address) as client:
         yield client
 
 
 @pytest.fixture(scope="module", params=[1, 2])
-def experienced(request: pytest.FixtureRequest) -> Iterator[dict[int, LocalClient]]:
+def experienced(request):
     """Clients that have seen other calls before, by the size of their slabs."""
     with ExitStack() as stack:
         yield {
@@ -400,8 +386,8 @@ def experienced(request: pytest.FixtureRequest) -> Iterator[dict[int, LocalClien
 @examples(300)
 @given(call=calls(), slab=st.sampled_from([1 << 7, 1 << 20]))
 def test_it_answers_as_the_service_does_whether_it_knows_the_call_or_not(
-    remote: Client, experienced: dict[int, LocalClient], call: Call, slab: int
-) -> None:
+    remote, experienced, call, slab
+):
     with LocalClient(threads=1) as new:
         expected = call.outcome(new)
     assert call.outcome(remote) == expected
@@ -413,7 +399,7 @@ def test_it_answers_as_the_service_does_whether_it_knows_the_call_or_not(
 @pytest.mark.parametrize(
     "part", [np.s_[:, :, 2:6, 1:5], np.s_[:, :, ::2, 1::2], np.s_[:, :, 3::-1, -2:1:-1]]
 )
-def test_only_the_elements_of_out_are_written(slab: int, part: tuple[slice, ...]) -> None:
+def test_only_the_elements_of_out_are_written(slab, part):
     array = normal(1, 1, 8, 8)
     memory = np.full((1, 1, 8, 9), 7.5, np.float32)
     others = np.ones(memory.shape, np.bool_)
@@ -428,7 +414,7 @@ def test_only_the_elements_of_out_are_written(slab: int, part: tuple[slice, ...]
     assert (memory[others] == 7.5).all()
 
 
-def test_memory_that_became_unfit_for_a_result_is_refused() -> None:
+def test_memory_that_became_unfit_for_a_result_is_refused():
     both = np.ones((1, 1, 12, 8), np.float32)
     out = np.empty((1, 1, 4, 8), np.float32)[..., :4]
     with LocalClient() as client:
@@ -441,10 +427,10 @@ def test_memory_that_became_unfit_for_a_result_is_refused() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_nothing_is_written_to_out_after_a_deadline(threads: int) -> None:
+def test_nothing_is_written_to_out_after_a_deadline(threads):
     x = np.ones((1, 4, 512, 512), np.float32)
     outs = np.zeros((20, 1, 4, 256, 256), np.float32)
-    left: list[Array] = []
+    left = []
     with LocalClient("numpy_cpu", threads, limits=Limits(slab_bytes=1 << 20)) as client:
         for out in outs:
             with pytest.raises(DeadlineExceededError):
@@ -454,9 +440,9 @@ def test_nothing_is_written_to_out_after_a_deadline(threads: int) -> None:
     assert not np.all(left)
 
 
-def test_a_map_that_runs_backward_is_told_as_the_reason_for_much_memory() -> None:
-    def crop(*roi: float) -> ops.OnnxResize:
-        cut: Any = {"coordinate_transformation_mode": "tf_crop_and_resize", "axes": (0,)}
+def test_a_map_that_runs_backward_is_told_as_the_reason_for_much_memory():
+    def crop(*roi):
+        cut = {"coordinate_transformation_mode": "tf_crop_and_resize", "axes": (0,)}
         return ops.OnnxResize(mode="linear", sizes=(2000,), roi=roi, **cut)
 
     array = np.ones((1000, 1000), np.float32)
@@ -468,7 +454,7 @@ def test_a_map_that_runs_backward_is_told_as_the_reason_for_much_memory() -> Non
     assert "GRADWIRE_MAX_REQUEST_MEMORY_BYTES" in str(caught.value)
 
 
-def test_evaluate_many_takes_and_refuses_what_a_client_does() -> None:
+def test_evaluate_many_takes_and_refuses_what_a_client_does():
     local, client = (
         inspect.signature(kind.evaluate_many).parameters for kind in (LocalClient, Client)
     )

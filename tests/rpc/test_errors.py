@@ -1,16 +1,11 @@
 """Every error has a status and a reason, fits in a trailer, and tells nothing of the inside."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import re
 import urllib.parse
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
-import numpy.typing as npt
 import pytest
 
 import gradwire
@@ -18,7 +13,6 @@ import gradwire_server
 from gradwire import v1
 from gradwire_server import errors
 from gradwire_server.backends import NumpyCpu
-from gradwire_server.plans import Plan
 from gradwire_server.rpc.status_map import failure
 from support.raw_calls import CODES, EVERY, REQUEST_ID, SERVICE, call, named, refused, rows
 from support.refusals import DOMAIN, Refusal, check_in_band
@@ -26,7 +20,7 @@ from support.servers import served_many
 
 # Errors of the Open Inference Protocol; metrics count them as unknown operators.
 INFERENCE = {errors.UnknownModelError, errors.UnsupportedCallError}
-SAMPLES: list[errors.EvaluationError] = [
+SAMPLES = [
     errors.InvalidFieldError("operator.dml_resample_grad.scales[2]", "is nan; finite is needed"),
     errors.InvalidDataError("data", "3 bytes; the input's descriptor takes 4"),
     errors.UnknownFieldError("field 7 is not known", field_number=7),
@@ -48,7 +42,7 @@ SAMPLES: list[errors.EvaluationError] = [
 ]
 
 
-def test_every_error_and_every_reason_has_the_other_with_the_status_of_the_schema() -> None:
+def test_every_error_and_every_reason_has_the_other_with_the_status_of_the_schema():
     """The comment of each reason in error_reason.proto names its status."""
     classes = {each for _, each in inspect.getmembers(errors, inspect.isclass)}
     abstract = {errors.EvaluationError, errors.RetryLaterError}
@@ -70,7 +64,7 @@ def test_every_error_and_every_reason_has_the_other_with_the_status_of_the_schem
     ["x" * 10**6, "\U0001f600" * 10**5, "%" * 10**5, "\x00\n\r\t" * 10**5, "\\" * 10**5],
     ids=["long", "wide", "percent", "control", "backslash"],
 )
-def test_message_and_details_fit_in_a_trailer_whatever_a_caller_wrote(text: str) -> None:
+def test_message_and_details_fit_in_a_trailer_whatever_a_caller_wrote(text):
     facts = dict.fromkeys(("one", "two", "three"), text)
     error = errors.InvalidFieldError("operator.interpolate.sizes", f"is {text}", **facts)
     failed = failure(error).within(request_id="x" * 128, traceparent="t" * 55)
@@ -80,7 +74,7 @@ def test_message_and_details_fit_in_a_trailer_whatever_a_caller_wrote(text: str)
 
 
 @pytest.mark.parametrize("error", SAMPLES, ids=lambda each: type(each).__name__)
-def test_details_and_in_band_error_say_the_same(error: errors.EvaluationError) -> None:
+def test_details_and_in_band_error_say_the_same(error):
     failed = failure(error).within(request_id="r")
     refusal = Refusal(failed.code, error.message, {}, failed.details(), failed.in_band())
     check_in_band(refusal)
@@ -102,7 +96,7 @@ WITH_OWN_PROCESSES = {"loadtest/runner.py", "loadtest/generator.py"}
 
 
 @pytest.mark.parametrize("package", [gradwire_server, gradwire])
-def test_nothing_here_makes_objects_or_code_of_bytes(package: ModuleType) -> None:
+def test_nothing_here_makes_objects_or_code_of_bytes(package):
     paths = list(Path(package.__path__[0]).rglob("*.py"))
     assert len(paths) > 50
     for path in paths:
@@ -115,17 +109,15 @@ def test_nothing_here_makes_objects_or_code_of_bytes(package: ModuleType) -> Non
 class _Faulty(NumpyCpu):
     """A backend whose faults tell of the machine, for all but rows of eight elements."""
 
-    def apply(self, plan: Plan, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
+    def apply(self, plan, x, y):
         if plan.input_shape[-1] != 8:
             raise RuntimeError(f"no room in {__file__}, user root, token s3cret")
         super().apply(plan, x, y)
 
 
-def test_a_fault_tells_its_request_id_and_nothing_of_the_machine_and_harms_no_other_request(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_fault_tells_its_request_id_and_nothing_of_the_machine_and_harms_no_other_request(caplog):
     with served_many(backend=_Faulty()) as (_server, client, many):
-        said = list[object]()
+        said = []
         for name in (f"{SERVICE}/Evaluate", f"{SERVICE}/EvaluateStream"):
             replies, refusal = call(client.channel, name, EVERY[name])
             said += [refused(refusal, "INTERNAL"), replies]

@@ -1,14 +1,10 @@
 """Health, reflection and log lines."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re
 import struct
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -29,7 +25,6 @@ from support.raw_calls import (
     REQUEST_ID,
     TRACEPARENT,
     ManyCall,
-    RawClient,
     WaitingStream,
     as_stream,
     call,
@@ -48,9 +43,9 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 METHODS = ("Check", "Watch", *["List"] * HAS_LIST)
 
 
-def test_the_server_and_its_service_are_serving_and_others_unknown(client: RawClient) -> None:
-    untyped: Any = health_pb2
-    health: Any = health_pb2_grpc.HealthStub(client.channel)
+def test_the_server_and_its_service_are_serving_and_others_unknown(client):
+    untyped = health_pb2
+    health = health_pb2_grpc.HealthStub(client.channel)
     for service in ("", "gradwire.v1.GradientService"):
         assert health.Check(health_pb2.HealthCheckRequest(service=service)).status == SERVING
     question = health_pb2.HealthCheckRequest(service="gradwire.v2.GradientService")
@@ -67,7 +62,7 @@ def test_the_server_and_its_service_are_serving_and_others_unknown(client: RawCl
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_is_no_short_question_is_refused(client: RawClient, method: str) -> None:
+def test_what_is_no_short_question_is_refused(client, method):
     long = health_pb2.HealthCheckRequest(service="x" * 5000).SerializeToString()
     wrong = {"no request came": (), "at most 4096 bytes": (long,)}
     if method != "List":  # whose request has no fields
@@ -81,16 +76,14 @@ def test_what_is_no_short_question_is_refused(client: RawClient, method: str) ->
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_of_questions_that_do_not_come_whole_a_few_are_awaited(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_questions_that_do_not_come_whole_a_few_are_awaited(method, monkeypatch):
     # Of twenty, four are more than are awaited: the oldest end, and who asks as usual is answered.
     monkeypatch.setattr(gradwire_server.rpc.health, "_PATIENCE_S", 3600.0)
     head = call_headers(method=f"/grpc.health.v1.Health/{method}")
     begun = struct.pack(">BI", 0, 1 << 20) + bytes(500)
     received = bytearray()
 
-    def ended() -> int:
+    def ended():
         received.extend(slow.drain(0.2))
         return received.count(b"the request did not come in time")
 
@@ -108,7 +101,7 @@ def test_of_questions_that_do_not_come_whole_a_few_are_awaited(
         wait_until(lambda: ended() == 6)
 
 
-def asked(client: RawClient, **question: Any) -> reflection_pb2.ServerReflectionResponse:
+def asked(client, **question):
     """Ask reflection one question."""
     request = reflection_pb2.ServerReflectionRequest(**question).SerializeToString()
     (answer,), refusal = call(client.channel, REFLECTION, (request,))
@@ -116,7 +109,7 @@ def asked(client: RawClient, **question: Any) -> reflection_pb2.ServerReflection
     return reflection_pb2.ServerReflectionResponse.FromString(answer)
 
 
-def test_reflection_lists_the_services(client: RawClient) -> None:
+def test_reflection_lists_the_services(client):
     listed = asked(client, list_services="").list_services_response.service
     assert {each.name for each in listed} == {
         "gradwire.v1.GradientService",
@@ -129,14 +122,14 @@ def test_reflection_lists_the_services(client: RawClient) -> None:
 @pytest.mark.parametrize(
     "service", [gradient_service_pb2.DESCRIPTOR, SERVICE.file], ids=["own", "inference"]
 )
-def test_reflection_tells_the_schema_of_both_pools(client: RawClient, service: Any) -> None:
+def test_reflection_tells_the_schema_of_both_pools(client, service):
     own = descriptor_pb2.FileDescriptorProto()
     service.CopyToProto(own)
     answer = asked(client, file_containing_symbol=f"{own.package}.{own.service[0].name}")
     assert own.SerializeToString() in answer.file_descriptor_response.file_descriptor_proto
 
 
-def test_questions_about_the_server_return_name_and_trace_too(client: RawClient) -> None:
+def test_questions_about_the_server_return_name_and_trace_too(client):
     metadata = (("traceparent", TRACEPARENT),)
     for _, done in (
         client.stub.ListOperators.with_call(v1.ListOperatorsRequest(), metadata=metadata),
@@ -148,10 +141,8 @@ def test_questions_about_the_server_return_name_and_trace_too(client: RawClient)
 
 
 @pytest.mark.parametrize("name", ["", " a ", "~" * 128, "%25 \"'\\"])
-def test_the_name_of_a_call_comes_back_and_one_without_gets_one(
-    client: RawClient, name: str
-) -> None:
-    request, names = published_request(), set[str]()
+def test_the_name_of_a_call_comes_back_and_one_without_gets_one(client, name):
+    request, names = published_request(), set()
     request.request_id = name
     for _ in range(3):
         trailers = client.evaluate(request).trailers
@@ -161,9 +152,7 @@ def test_the_name_of_a_call_comes_back_and_one_without_gets_one(
     assert names == {name} if name else [len(each) for each in names] == [32] * 3
 
 
-def test_every_line_is_json_and_tells_what_was_asked_by_whom_and_how_it_ended(
-    tmp_path: Path,
-) -> None:
+def test_every_line_is_json_and_tells_what_was_asked_by_whom_and_how_it_ended(tmp_path):
     flags = ("--log-format", "json", "--stall-timeout-s", "3", "--access-log")
     with commanded(*flags, "--backend", "auto", log=tmp_path / "log") as (command, client):
         for each in (published_request(), wrong_request()):
@@ -208,9 +197,7 @@ def test_every_line_is_json_and_tells_what_was_asked_by_whom_and_how_it_ended(
 
 
 @pytest.mark.parametrize(("level", "told"), [("debug", 3), ("info", 1), ("warning", 0)])
-def test_calls_that_succeed_are_told_at_debug_and_others_at_info(
-    tmp_path: Path, level: str, told: int
-) -> None:
+def test_calls_that_succeed_are_told_at_debug_and_others_at_info(tmp_path, level, told):
     with commanded("--log-level", level, log=tmp_path / "log") as (command, client):
         client.check_alive()
         client.evaluate(wrong_request())
@@ -219,7 +206,7 @@ def test_calls_that_succeed_are_told_at_debug_and_others_at_info(
     assert told or not command.log
 
 
-def test_a_stream_that_is_cancelled_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stream_that_is_cancelled_is_no_error(caplog):
     with served() as (server, client):
         for number in range(40):
             with ManyCall(client) as call:
@@ -230,7 +217,7 @@ def test_a_stream_that_is_cancelled_is_no_error(caplog: pytest.LogCaptureFixture
     assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
-def test_a_malformed_traceparent_starts_a_new_trace(client: RawClient) -> None:
+def test_a_malformed_traceparent_starts_a_new_trace(client):
     zero = "00-00000000000000000000000000000000-b7ad6b7169203331-01"
     for traceparent in ("", zero, TRACEPARENT.upper(), "x" * 4000):
         answer = client.evaluate(published_request(), traceparent=traceparent)
@@ -259,7 +246,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_lines_come_in_order_with_tracebacks(form: str) -> None:
+def test_lines_come_in_order_with_tracebacks(form):
     lines = run_command(form, program=("-c", _TELLING)).stderr
     numbers = [int(number) for number in re.findall(r'(?:number=|"number": )(\d+)', lines)]
     assert numbers == list(range(102))

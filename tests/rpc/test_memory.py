@@ -1,19 +1,15 @@
 """Memory follows arrived bytes, is bounded and returns to its level."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import resource
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import grpc
 import pytest
 
 from gradwire import v1
-from support.processes import EAGER, Command, memory_kib, running_command
+from support.processes import EAGER, memory_kib, running_command
 from support.raw_calls import (
     ManyCall,
     RawClient,
@@ -40,25 +36,25 @@ DATA = bytes(ROWS * 4096)
 BACKEND = ("--backend", "auto", "--wait-for-kernels")
 
 
-def doubling(*data: v1.EvaluateStreamRequest) -> list[v1.EvaluateStreamRequest]:
+def doubling(*data):
     """Ask for twice the rows of a 4 MiB input."""
     request = identity_request(ROWS, 1024)
     request.output.sizes[0] = 2 * ROWS
     return [opening(request), *data]
 
 
-def complete(client: RawClient) -> None:
+def complete(client):
     answer = client.stream(doubling(*chunks(DATA, MIB)))
     assert answer.refusal is None
     assert len(answer.data) == 2 * len(DATA)
 
 
-def fail(client: RawClient) -> None:
+def fail(client):
     messages = doubling(*chunks(DATA[: 3 * MIB], MIB), chunk(3, b"\0"))
     assert client.stream(messages).code is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def cancel(client: RawClient) -> None:
+def cancel(client):
     with silence(doubling(*chunks(DATA[: 3 * MIB], MIB))) as silent:
         call = client.start(silent())
         for _ in range(2):
@@ -66,29 +62,29 @@ def cancel(client: RawClient) -> None:
         call.cancel()
 
 
-def complete_many(client: RawClient) -> None:
+def complete_many(client):
     with ManyCall(client) as many:
         many.send(named(published_request(), "one"))
         assert list(many.answers()) == ["one"]
 
 
-def fail_many(client: RawClient) -> None:
+def fail_many(client):
     with ManyCall(client) as many:
         many.send(named(published_request(), "one"), v1.EvaluateManyRequest())
         assert many.refusal().code is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def burst(client: RawClient, end: Callable[[RawClient], None] = complete) -> None:
+def burst(client, end=complete):
     """Run eight streams, four at once."""
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(end, [client] * 8))
 
 
-def test_no_task_is_left_however_streams_end() -> None:
+def test_no_task_is_left_however_streams_end():
     with served() as (server, client):
         client.check_alive()
 
-        def tasks() -> int:
+        def tasks():
             return len(asyncio.all_tasks(server.loop))
 
         wait_idle(server)
@@ -100,7 +96,7 @@ def test_no_task_is_left_however_streams_end() -> None:
 
 
 @pytest.fixture(scope="module")
-def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+def command(tmp_path_factory):
     """Run a server that has loaded what calls use."""
     log = tmp_path_factory.mktemp("memory") / "log"
     with running_command(*BACKEND, log=log, env=EAGER) as command:
@@ -110,7 +106,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
 
 
 @pytest.mark.slow
-def test_memory_returns_to_its_level_however_streams_end(command: Command) -> None:
+def test_memory_returns_to_its_level_however_streams_end(command):
     with RawClient(command.address) as client:
         burst(client)
         level = memory_kib(command.pid, "RssAnon")
@@ -121,7 +117,7 @@ def test_memory_returns_to_its_level_however_streams_end(command: Command) -> No
             assert memory_kib(command.pid, "RssAnon") < level + 24 * 1024
 
 
-def test_memory_goes_back_to_the_system_once_calls_are_over(tmp_path: Path) -> None:
+def test_memory_goes_back_to_the_system_once_calls_are_over(tmp_path):
     request = identity_request(896, 1024, data=bytes(896 * 4096))
     with commanded(log=tmp_path / "log") as (command, client), ThreadPoolExecutor(8) as pool:
         # The first call loads what all later ones use.
@@ -132,7 +128,7 @@ def test_memory_goes_back_to_the_system_once_calls_are_over(tmp_path: Path) -> N
         wait_until(lambda: memory_kib(command.pid, "RssAnon") < 1.2 * idle)
 
 
-GIANTS: dict[str, tuple[v1.TensorDescriptor, v1.TensorDescriptor]] = {
+GIANTS = {
     "256 GiB": (float32(1 << 18, 1 << 18), float32(1 << 18, 1 << 18)),
     "long rows": (float32(2, 1 << 23), float32(2, 1 << 23)),
     "held whole": (float32(4096, 4096), float32(4096, 4096, strides=(1, 4096))),
@@ -140,9 +136,7 @@ GIANTS: dict[str, tuple[v1.TensorDescriptor, v1.TensorDescriptor]] = {
 
 
 @pytest.mark.parametrize(("source", "result"), GIANTS.values(), ids=list(GIANTS))
-def test_nothing_is_allocated_before_bytes_arrive(
-    command: Command, source: v1.TensorDescriptor, result: v1.TensorDescriptor
-) -> None:
+def test_nothing_is_allocated_before_bytes_arrive(command, source, result):
     request = identity_request(1)
     request.input.CopyFrom(source)
     request.output.CopyFrom(result)
@@ -160,7 +154,7 @@ def test_nothing_is_allocated_before_bytes_arrive(
 
 
 @pytest.mark.slow
-def test_a_stream_needs_memory_for_what_overlaps_and_not_for_the_tensor(tmp_path: Path) -> None:
+def test_a_stream_needs_memory_for_what_overlaps_and_not_for_the_tensor(tmp_path):
     # A server of its own: another stream's high water would hide this one's.
     with commanded(*BACKEND, log=tmp_path / "log", env=EAGER) as (command, client):
         burst(client)
@@ -173,7 +167,7 @@ def test_a_stream_needs_memory_for_what_overlaps_and_not_for_the_tensor(tmp_path
 
 
 @pytest.mark.slow
-def test_a_server_out_of_memory_says_so_and_stays_up(tmp_path: Path) -> None:
+def test_a_server_out_of_memory_says_so_and_stays_up(tmp_path):
     flags = ("--max-request-memory-bytes", str(64 << 30), "--max-memory-bytes", str(64 << 30))
     with commanded(*BACKEND, *flags, log=tmp_path / "log", env=EAGER) as (command, client):
         burst(client)
@@ -189,7 +183,7 @@ def test_a_server_out_of_memory_says_so_and_stays_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_memory_returns_when_callers_that_never_read_are_gone(tmp_path: Path) -> None:
+def test_memory_returns_when_callers_that_never_read_are_gone(tmp_path):
     flags = (*BACKEND, "--stall-timeout-s", "0.2", "--max-streams", "11")
     with commanded(*flags, log=tmp_path / "log", env=EAGER) as (command, client):
         client.check_alive()

@@ -1,15 +1,12 @@
 """The Open Inference Protocol has Evaluate's bits, limits and refusals."""
 
-from __future__ import annotations
-
 import os
 import re
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import grpc
 import ml_dtypes
@@ -25,7 +22,7 @@ from support import inference_calls
 from support.inference_calls import RESULT_SHAPE, SHAPE, InferenceClient, gradient, infer_request
 from support.raw_calls import RawClient, bearer, call, refused
 from support.refusals import refusal_of
-from support.servers import ServerThread, serving, wait_idle
+from support.servers import serving, wait_idle
 
 OPERATOR = "torch_upsample_backward"
 UPSAMPLE = ops.TorchUpsampleBackward(mode="bilinear")
@@ -37,13 +34,13 @@ Evaluated = Callable[..., bytes]
 
 
 @pytest.fixture(scope="module")
-def server() -> Generator[ServerThread]:
+def server():
     with serving(model=inference_calls.MODEL, open_inference_memory=f"{PREFIX}*") as server:
         yield server
 
 
 @pytest.fixture
-def client(server: ServerThread) -> Generator[InferenceClient]:
+def client(server):
     with InferenceClient(server.address) as client:
         yield client
         assert client.call("ServerLive").live
@@ -51,7 +48,7 @@ def client(server: ServerThread) -> Generator[InferenceClient]:
 
 
 @pytest.fixture(scope="module")
-def evaluated(server: ServerThread) -> Generator[Evaluated]:
+def evaluated(server):
     """Return the bytes of what Client.evaluate has for a tensor, a shape and an operator."""
     with Client(server.address) as client:
         yield lambda x, shape=RESULT_SHAPE, operator=UPSAMPLE: client.evaluate(
@@ -60,7 +57,7 @@ def evaluated(server: ServerThread) -> Generator[Evaluated]:
 
 
 @pytest.mark.parametrize("datatype", inference_calls.DTYPES)
-def test_bits_of_every_type(client: InferenceClient, evaluated: Evaluated, datatype: str) -> None:
+def test_bits_of_every_type(client, evaluated, datatype):
     x = gradient().astype(inference_calls.DTYPES[datatype])
     request = infer_request(
         x, model=OPERATOR, datatype=datatype, mode="bilinear", output_shape=str(list(RESULT_SHAPE))
@@ -79,7 +76,7 @@ def test_bits_of_every_type(client: InferenceClient, evaluated: Evaluated, datat
         assert (reply.model_name, reply.model_version, reply.id) == (OPERATOR, "1", "mine")
 
 
-def test_an_output_shape_may_be_a_tensor(client: InferenceClient, evaluated: Evaluated) -> None:
+def test_an_output_shape_may_be_a_tensor(client, evaluated):
     # Both contents have 32 bytes: taken for each other, they would give other bits.
     x = gradient((1, 1, 2, 4))
     for sizes in ((1, 1, 1, 2), (1, 1, 2, 2), (1, 1, 1, 2)):
@@ -90,7 +87,7 @@ def test_an_output_shape_may_be_a_tensor(client: InferenceClient, evaluated: Eva
         assert client.call("ModelInfer", request).raw_output_contents == [evaluated(x, sizes)]
 
 
-def test_parameters_are_json_or_native(client: InferenceClient) -> None:
+def test_parameters_are_json_or_native(client):
     x = gradient((1, 8, 8, 3))
     native = infer_request(x, model="tf_resize", kind="bilinear", align_corners=True, size="[4, 4]")
     text = infer_request(
@@ -102,7 +99,7 @@ def test_parameters_are_json_or_native(client: InferenceClient) -> None:
     assert first.raw_output_contents == second.raw_output_contents
 
 
-def test_a_named_model_needs_no_parameters(client: InferenceClient, evaluated: Evaluated) -> None:
+def test_a_named_model_needs_no_parameters(client, evaluated):
     reply = client.call("ModelInfer", infer_request(gradient()))
     assert (reply.model_name, reply.raw_output_contents) == ("up", [evaluated(gradient())])
     told = client.call("ModelMetadata", name="up")
@@ -111,7 +108,7 @@ def test_a_named_model_needs_no_parameters(client: InferenceClient, evaluated: E
     assert (config.max_batch_size, tuple(config.input[0].dims)) == (0, SHAPE)
 
 
-def test_a_copy_above_four_mebibytes_has_the_bits_of_its_input(client: InferenceClient) -> None:
+def test_a_copy_above_four_mebibytes_has_the_bits_of_its_input(client):
     x = gradient((4, 8, 256, 512)).astype(ml_dtypes.bfloat16)
     x.flat[:4] = [np.nan, -0.0, np.inf, 1e-45]
     given = {"interpolation_mode": "linear", "output_shape": str(list(x.shape))}
@@ -119,7 +116,7 @@ def test_a_copy_above_four_mebibytes_has_the_bits_of_its_input(client: Inference
     assert client.call("ModelInfer", request).raw_output_contents == [x.tobytes()]
 
 
-def parameters(**given: str | int) -> dict[str, Any]:
+def parameters(**given):
     """Return fields of a request or tensor with these parameters."""
     kinds = {str: "string_param", int: "int64_param"}
     make = message("InferParameter")
@@ -127,16 +124,16 @@ def parameters(**given: str | int) -> dict[str, Any]:
     return {"parameters": typed}
 
 
-def upsample(**given: str) -> dict[str, Any]:
+def upsample(**given):
     return {"model_name": OPERATOR, **parameters(mode="bilinear", **given)}
 
 
-def result_in(**given: str | int) -> dict[str, Any]:
+def result_in(**given):
     return {"outputs": [{"name": "y", **parameters(**given)}]}
 
 
-X: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": SHAPE}
-SIZES: dict[str, Any] = {"name": "output_shape", "datatype": "INT64", "shape": [100]}
+X = {"name": "x", "datatype": "FP32", "shape": SHAPE}
+SIZES = {"name": "output_shape", "datatype": "INT64", "shape": [100]}
 TWO = {"inputs": [X, SIZES], "raw_input_contents": [bytes(49152), bytes(800)]}
 # More than a message may have.
 HUGE = {
@@ -148,7 +145,7 @@ HUGE = {
     ),
 }
 # Words of the message, and fields in place of those of a sound request.
-WRONG: list[tuple[str, dict[str, Any]]] = [
+WRONG = [
     ("model_name: 'nope' is not a model", {"model_name": "nope"}),
     ("model_name: ''", {"model_name": ""}),
     ("model_version: up has no version '9'", {"model_version": "9"}),
@@ -180,7 +177,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_wrong_requests_are_refused_by_name(client: InferenceClient) -> None:
+def test_wrong_requests_are_refused_by_name(client):
     sound = {"model_name": "up", "inputs": [X], "raw_input_contents": [gradient().tobytes()]}
     for words, changes in WRONG:
         status, text = client.refused("ModelInfer", **{**sound, **changes})
@@ -188,7 +185,7 @@ def test_wrong_requests_are_refused_by_name(client: InferenceClient) -> None:
         assert status == ("NOT_FOUND" if words.startswith("model_") else INVALID), words
 
 
-def test_bytes_of_another_size_or_of_no_message_are_refused(client: InferenceClient) -> None:
+def test_bytes_of_another_size_or_of_no_message_are_refused(client):
     raw = gradient().tobytes()
     for wrong in (raw + b"x", raw[:-1]):
         request = infer_request(gradient())
@@ -204,7 +201,7 @@ def test_bytes_of_another_size_or_of_no_message_are_refused(client: InferenceCli
     assert client.refused("ModelMetadata", b"\x0a" * 3)[0] == INVALID
 
 
-def test_a_stream_goes_on_after_errors(client: InferenceClient, evaluated: Evaluated) -> None:
+def test_a_stream_goes_on_after_errors(client, evaluated):
     requests = [infer_request(gradient()) for _ in range(4)]
     requests[1].model_name = "nope"
     for number, each in enumerate(requests):
@@ -215,8 +212,8 @@ def test_a_stream_goes_on_after_errors(client: InferenceClient, evaluated: Evalu
     assert replies[3].infer_response.raw_output_contents == [evaluated(gradient())]
 
 
-def test_statistics_count_calls_and_failures(client: InferenceClient) -> None:
-    def counted() -> tuple[int, int]:
+def test_statistics_count_calls_and_failures(client):
+    def counted():
         (told,) = client.call("ModelStatistics", name="up").model_stats
         return told.inference_count, told.inference_stats.success.count
 
@@ -228,7 +225,7 @@ def test_statistics_count_calls_and_failures(client: InferenceClient) -> None:
     assert len(client.call("ModelStatistics").model_stats) == len(ops.OPERATORS) + 1
 
 
-def test_health_metadata_and_index_are_told_and_no_more_is_served(client: InferenceClient) -> None:
+def test_health_metadata_and_index_are_told_and_no_more_is_served(client):
     assert client.call("ServerReady").ready
     assert client.call("ModelReady", name="up", version="1").ready
     assert client.refused("ModelReady", name="nope")[0] == "NOT_FOUND"
@@ -246,7 +243,7 @@ def test_health_metadata_and_index_are_told_and_no_more_is_served(client: Infere
 
 
 @contextmanager
-def shared_file(data: bytes, name: str = "x") -> Generator[Path]:
+def shared_file(data, name="x"):
     """Make a file of POSIX shared memory."""
     path = FOLDER / f"{PREFIX}{name}"
     path.write_bytes(data)
@@ -257,7 +254,7 @@ def shared_file(data: bytes, name: str = "x") -> Generator[Path]:
 
 
 @contextmanager
-def registered(client: InferenceClient, data: bytes) -> Generator[Path]:
+def registered(client, data):
     """Register a file of shared memory as the region "in" until the block ends."""
     with shared_file(data) as path:
         client.call(REGISTER, name="in", key=path.name, byte_size=len(data))
@@ -265,9 +262,9 @@ def registered(client: InferenceClient, data: bytes) -> Generator[Path]:
         client.call("SystemSharedMemoryUnregister")
 
 
-def shared_request(nbytes: int, *, result_bytes: int = 0, **fields: Any) -> Any:
+def shared_request(nbytes, *, result_bytes=0, **fields):
     """Ask for the result of what the region begins with, right behind it if its length is given."""
-    place: dict[str, str | int] = {"shared_memory_region": "in", "shared_memory_byte_size": nbytes}
+    place = {"shared_memory_region": "in", "shared_memory_byte_size": nbytes}
     fields = {"model_name": "up", "inputs": [X | parameters(**place)], **fields}
     if result_bytes:
         place["shared_memory_byte_size"] = result_bytes
@@ -275,7 +272,7 @@ def shared_request(nbytes: int, *, result_bytes: int = 0, **fields: Any) -> Any:
     return message("ModelInferRequest")(**fields)
 
 
-def test_shared_memory_is_read_and_written(client: InferenceClient, evaluated: Evaluated) -> None:
+def test_shared_memory_is_read_and_written(client, evaluated):
     x, result = gradient(), evaluated(gradient())
     data = x.tobytes() + bytes(len(result))
     with registered(client, data) as file:
@@ -300,10 +297,10 @@ def test_shared_memory_is_read_and_written(client: InferenceClient, evaluated: E
 @pytest.mark.parametrize("operator", ["dml_resample_grad", "dml_resample"])
 @pytest.mark.parametrize("place", ["behind", "same region", "over", "unaligned", "elsewhere"])
 def test_large_tensors_in_shared_memory_have_the_bits_of_evaluate(
-    client: InferenceClient, evaluated: Evaluated, operator: str, place: str
-) -> None:
+    client, evaluated, operator, place
+):
     x, sizes = gradient((5, 7, 320, 240)), (5, 6, 111, 480)
-    kind: Any = ops.OPERATORS[operator]
+    kind = ops.OPERATORS[operator]
     result = evaluated(x, sizes, kind(interpolation_mode="linear"))
     given = parameters(interpolation_mode="linear", output_shape=str(list(sizes)))
     request = shared_request(x.nbytes, result_bytes=len(result), model_name=operator, **given)
@@ -324,7 +321,7 @@ def test_large_tensors_in_shared_memory_have_the_bits_of_evaluate(
         assert target.read_bytes()[offset : offset + len(result)] == result
 
 
-def test_a_file_that_shrinks_ends_the_call(client: InferenceClient, evaluated: Evaluated) -> None:
+def test_a_file_that_shrinks_ends_the_call(client, evaluated):
     nbytes, result_bytes = gradient().nbytes, len(evaluated(gradient()))
     request = shared_request(nbytes, result_bytes=result_bytes)
     for length in (0, nbytes // 2, nbytes):
@@ -336,17 +333,17 @@ def test_a_file_that_shrinks_ends_the_call(client: InferenceClient, evaluated: E
                 assert file.stat().st_size == length
 
 
-def test_a_file_that_shrinks_amid_calls(client: InferenceClient, evaluated: Evaluated) -> None:
+def test_a_file_that_shrinks_amid_calls(client, evaluated):
     x, sizes = gradient((4, 8, 256, 256)), (4, 8, 128, 128)
     result = evaluated(x, sizes)
     request = shared_request(x.nbytes, **upsample(output_shape=str(list(sizes))))
     request.inputs[0].shape[:] = x.shape
 
-    def cut_after(delay_us: int, path: Path) -> None:
+    def cut_after(delay_us, path):
         time.sleep(delay_us / 1e6)
         os.truncate(path, 0)
 
-    refusals = set[grpc.StatusCode]()
+    refusals = set()
     with ThreadPoolExecutor(1) as pool:
         for delay_us in range(0, 4000, 100):
             with registered(client, x.tobytes()) as file:
@@ -359,7 +356,7 @@ def test_a_file_that_shrinks_amid_calls(client: InferenceClient, evaluated: Eval
     assert refusals == {grpc.StatusCode.INVALID_ARGUMENT}
 
 
-def test_ranges_outside_a_region_are_refused(client: InferenceClient) -> None:
+def test_ranges_outside_a_region_are_refused(client):
     with shared_file(bytes(100)) as file:
         register = {"name": "in", "key": file.name}
         for fields in ({"byte_size": 101}, {"byte_size": 2**64 - 1, "offset": 2}, {"byte_size": 0}):
@@ -374,8 +371,8 @@ def test_ranges_outside_a_region_are_refused(client: InferenceClient) -> None:
         client.call("SystemSharedMemoryUnregister")
 
 
-def test_names_that_the_operator_did_not_allow_are_refused(client: InferenceClient) -> None:
-    def refusal(key: str) -> str:
+def test_names_that_the_operator_did_not_allow_are_refused(client):
+    def refusal(key):
         status, text = client.refused(REGISTER, name="in", key=key, byte_size=1)
         assert status == INVALID
         return text.replace(key, "") if key else text
@@ -391,7 +388,7 @@ def test_names_that_the_operator_did_not_allow_are_refused(client: InferenceClie
         refusal(key)
 
 
-def test_shared_memory_is_off_unless_its_names_are_given_and_all_of_it_where_told() -> None:
+def test_shared_memory_is_off_unless_its_names_are_given_and_all_of_it_where_told():
     with serving() as server, InferenceClient(server.address) as client:
         status, text = client.refused(REGISTER, name="a", key="a", byte_size=1)
         assert (status, "--open-inference-memory" in text) == ("UNIMPLEMENTED", True)
@@ -401,7 +398,7 @@ def test_shared_memory_is_off_unless_its_names_are_given_and_all_of_it_where_tol
         assert client.refused("ServerLive")[0] == "UNIMPLEMENTED"
 
 
-def test_no_region_for_strangers(client: InferenceClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_region_for_strangers(client, monkeypatch):
     x = gradient()
     methods = ("Register", "Status", "Unregister")
     with registered(client, x.tobytes()):
@@ -414,7 +411,7 @@ def test_no_region_for_strangers(client: InferenceClient, monkeypatch: pytest.Mo
         client.call("ModelInfer", shared_request(x.nbytes))
 
 
-def test_every_method_has_a_scope_and_tokens_are_asked_for(tmp_path: Path) -> None:
+def test_every_method_has_a_scope_and_tokens_are_asked_for(tmp_path):
     (tmp_path / "tokens").write_text("# nobody\n")
     methods = {f"/{NAME}/{each.name}" for each in SERVICE.methods}
     inspecting = {"ServerMetadata", "ModelStatistics", "SystemSharedMemoryStatus"}
@@ -425,10 +422,10 @@ def test_every_method_has_a_scope_and_tokens_are_asked_for(tmp_path: Path) -> No
             refused(refusal, "UNAUTHENTICATED")
 
 
-def test_the_requests_of_the_page_to_grpcurl_are_answered(client: InferenceClient) -> None:
+def test_the_requests_of_the_page_to_grpcurl_are_answered(client):
     page = (Path(__file__).parents[2] / "docs" / "open-inference.md").read_text(encoding="utf-8")
     lines = re.findall(r"grpcurl -plaintext -d '(.*)' \S+ ([\w.]+)/(\w+)$", page, re.MULTILINE)
-    replies: dict[str, Any] = {}
+    replies = {}
     for text, name, method in lines:
         assert name == NAME
         kind = message(SERVICE.methods_by_name[method].input_type.name)
@@ -438,6 +435,6 @@ def test_the_requests_of_the_page_to_grpcurl_are_answered(client: InferenceClien
     assert replies["ModelInfer"].raw_output_contents == [result]
 
 
-def test_messages_are_in_no_default_pool() -> None:
+def test_messages_are_in_no_default_pool():
     with pytest.raises(KeyError):
         descriptor_pool.Default().FindMessageTypeByName("inference.ModelInferResponse")

@@ -1,13 +1,10 @@
 """Full servers refuse at once; long work holds up no other call."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,12 +19,12 @@ from support.raw_calls import PATIENCE_S, ManyCall, published_request, refused, 
 from support.servers import Gated, gated, laborious, served, serving, wait_for, wait_idle
 
 
-def check_overload(answer: raw_calls.Answer, setting: str, *, in_band: bool = False) -> None:
+def check_overload(answer, setting, *, in_band=False):
     refusal = refused(answer, "OVERLOADED", in_band=in_band, limit=setting)
     assert f"GRADWIRE_{setting.upper()})" in refusal.message
 
 
-def test_streams_beyond_max_streams_are_asked_to_come_back() -> None:
+def test_streams_beyond_max_streams_are_asked_to_come_back():
     with served(max_streams=3) as (server, client):
         with ManyCall(client) as many:
             many.send(raw_calls.named(published_request(), "a"))
@@ -47,7 +44,7 @@ def test_streams_beyond_max_streams_are_asked_to_come_back() -> None:
         client.check_alive()
 
 
-def test_requests_beyond_max_memory_bytes_are_asked_to_come_back() -> None:
+def test_requests_beyond_max_memory_bytes_are_asked_to_come_back():
     with served(max_memory_bytes=1) as (server, client):
         held = raw_calls.WaitingStream(client, early=1)
         for how in raw_calls.BOTH_WAYS:
@@ -59,7 +56,7 @@ def test_requests_beyond_max_memory_bytes_are_asked_to_come_back() -> None:
         client.check_alive()
 
 
-def test_evaluations_wait_for_a_thread_and_those_beyond_max_queue_are_refused_at_once() -> None:
+def test_evaluations_wait_for_a_thread_and_those_beyond_max_queue_are_refused_at_once():
     with (
         gated(max_queue=1) as (server, gate),
         raw_calls.RawClient(server.address) as client,
@@ -89,7 +86,7 @@ def test_evaluations_wait_for_a_thread_and_those_beyond_max_queue_are_refused_at
         assert server.server.service.admission.refusals == {"max_queue": 1}
 
 
-def test_callers_that_fall_silent_or_do_not_read_hold_no_thread() -> None:
+def test_callers_that_fall_silent_or_do_not_read_hold_no_thread():
     with (
         raw_calls.silence([raw_calls.opening(published_request())]) as at_once,
         raw_calls.silence(raw_calls.unfinished()) as later,
@@ -109,10 +106,10 @@ def test_callers_that_fall_silent_or_do_not_read_hold_no_thread() -> None:
         wait_idle(server)
 
 
-def test_a_burst_of_one_client_is_served_whole() -> None:
+def test_a_burst_of_one_client_is_served_whole():
     array = np.ones((1, 1, 4, 4), np.float32)
 
-    async def burst(address: str) -> list[bytes]:
+    async def burst(address):
         async with gradwire.AsyncClient(address, retry=ONCE) as client:
             calls = [halved(client, array) for _ in range(600)]
             return [each.tobytes() for each in await asyncio.gather(*calls)]
@@ -127,15 +124,13 @@ LANCZOS = ops.JaxResize(method="lanczos5")
 LENGTHS = 500_000, 1_000_000
 
 
-def build_long(client: Client | LocalClient, **options: Any) -> object:
+def build_long(client, **options):
     """Evaluate what takes long tables."""
     array = np.broadcast_to(np.ones(1), LENGTHS[:1])
     return client.evaluate(LANCZOS, array, output_shape=LENGTHS[1:], **options)
 
 
-def test_a_server_stops_building_when_the_deadline_has_passed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_server_stops_building_when_the_deadline_has_passed(monkeypatch):
     # Tables that were built would be found in a cache large enough for them.
     large = partial(Preparer, most_kept=1 << 26)
     monkeypatch.setattr("gradwire_server.rpc.service_context.Preparer", large)
@@ -149,13 +144,13 @@ def test_a_server_stops_building_when_the_deadline_has_passed(
         assert not service.preparer.preparation(asked).is_quick
 
 
-def test_the_time_of_a_local_call_is_looked_at_between_blocks() -> None:
+def test_the_time_of_a_local_call_is_looked_at_between_blocks():
     late = pytest.raises(gradwire.DeadlineExceededError, match="after 0 result bytes")
     with LocalClient("numpy_cpu") as client, late:
         build_long(client, timeout_s=0.2)
 
 
-def short_message(length: int) -> v1.EvaluateRequest:
+def short_message(length):
     """Ask in a few bytes for a table of many."""
     operator = v1.JaxResize(method=v1.JaxResize.METHOD_LANCZOS5)
     return v1.EvaluateRequest(
@@ -166,12 +161,9 @@ def short_message(length: int) -> v1.EvaluateRequest:
     )
 
 
-def test_tables_that_do_not_fit_in_memory_are_refused_for_now_or_for_ever() -> None:
+def test_tables_that_do_not_fit_in_memory_are_refused_for_now_or_for_ever():
     limits = {"max_memory_bytes": 1 << 27, "max_request_memory_bytes": 1 << 27}
-    with (
-        served(compute_threads=1, **limits) as (server, client),
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with served(compute_threads=1, **limits) as (server, client), ThreadPoolExecutor(1) as pool:
         admission = server.server.service.admission
         never = client.evaluate(short_message(300_000))
         refused(never, "LIMIT_EXCEEDED", limit="max_memory_bytes")
@@ -183,7 +175,7 @@ def test_tables_that_do_not_fit_in_memory_are_refused_for_now_or_for_ever() -> N
         wait_until(lambda: not admission.memory_bytes)
 
 
-def test_shorter_tables_are_ready_before_longer_ones_that_came_first() -> None:
+def test_shorter_tables_are_ready_before_longer_ones_that_came_first():
     with (
         serving(compute_threads=1) as server,
         Client(server.address) as client,
@@ -201,7 +193,7 @@ def test_shorter_tables_are_ready_before_longer_ones_that_came_first() -> None:
         wait_until(lambda: not (admission.memory_bytes or admission.computing))
 
 
-def test_many_tables_of_one_address_hold_up_no_table_of_another() -> None:
+def test_many_tables_of_one_address_hold_up_no_table_of_another():
     with (
         serving(address="[::]:0", insecure=True, compute_threads=1, max_queue_s=60) as server,
         ThreadPoolExecutor(12) as pool,
@@ -222,7 +214,7 @@ def test_many_tables_of_one_address_hold_up_no_table_of_another() -> None:
         assert [call.result(timeout=PATIENCE_S).refusal for call in greedy] == [None] * len(greedy)
 
 
-def test_a_backend_that_may_wait_holds_up_no_other_call() -> None:
+def test_a_backend_that_may_wait_holds_up_no_other_call():
     backend = Gated(least_work=0, may_wait=True)
     backend.gate.clear()
     with (

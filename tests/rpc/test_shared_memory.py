@@ -1,16 +1,13 @@
 """EvaluateShared: tensors in memory that a client on this machine shares."""
 
-from __future__ import annotations
-
 import fcntl
 import mmap
 import os
 import socket
 import struct
 import tempfile
-from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grpc
 import numpy as np
@@ -21,9 +18,9 @@ from gradwire import v1
 from gradwire.ops import DmlResampleGrad, to_message
 from gradwire_server import LocalClient
 from support.raw_calls import PATIENCE_S, RawClient, float32, refused, wait_until
-from support.refusals import Refusal, refusal_of
+from support.refusals import refusal_of
 from support.scraping import scrape
-from support.servers import ServerThread, gated, serving, wait_for, wait_idle
+from support.servers import gated, serving, wait_for, wait_idle
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files are Linux's")
 
@@ -39,7 +36,7 @@ with LocalClient() as LOCAL:
     EXPECTED = LOCAL.evaluate(LINEAR, GRADIENT, output_shape=RESULT).tobytes()
 
 
-def memory_file(nbytes: int, *, seals: int = SEALS, flags: int = 0) -> int:
+def memory_file(nbytes, *, seals=SEALS, flags=0):
     file = os.memfd_create("test", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC | flags)
     os.ftruncate(file, nbytes)
     fcntl.fcntl(file, F_ADD_SEALS, seals)
@@ -56,20 +53,20 @@ class Segment(NamedTuple):
 class Registrar:
     """A connection to the socket that takes segments."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(30)
         self.socket.connect(path)
         self.close = self.socket.close
 
-    def send(self, packet: bytes, *files: int) -> bytes:
+    def send(self, packet, *files):
         socket.send_fds(self.socket, [packet], files)
         return self.socket.recv(1 << 16)
 
-    def register(self, file: int, length: int) -> bytes:
+    def register(self, file, length):
         return self.send(b"R" + struct.pack("<Q", length), file)
 
-    def segment(self, nbytes: int) -> Segment:
+    def segment(self, nbytes):
         nbytes = -(-nbytes // PAGE) * PAGE
         file = memory_file(nbytes)
         memory = np.frombuffer(mmap.mmap(file, nbytes), np.uint8)
@@ -78,21 +75,20 @@ class Registrar:
         assert answer[:1] == b"H", answer
         return Segment(answer[1:].decode(), memory)
 
-    def forget(self, segment: Segment) -> None:
+    def forget(self, segment):
         self.socket.send(b"F" + segment.handle.encode())
         assert self.segment(PAGE).handle  # the server has read what came before
 
 
-def offers_memory(address: str) -> bool:
+def offers_memory(address):
     with RawClient(address) as client:
-        offered: bool = client.stub.GetServerInfo(v1.GetServerInfoRequest()).shared_memory
-        return offered
+        return client.stub.GetServerInfo(v1.GetServerInfoRequest()).shared_memory
 
 
 class SharingClient(RawClient):
     """A client with one input and one output segment."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address):
         super().__init__(address)
         assert offers_memory(address)
         self.path = f"{address.removeprefix('unix:')}.memory"
@@ -101,7 +97,7 @@ class SharingClient(RawClient):
         self.output = self.registrar.segment(GRADIENT.nbytes)
         self.input.memory[: GRADIENT.nbytes] = GRADIENT.reshape(-1).view(np.uint8)
 
-    def request(self) -> v1.EvaluateSharedRequest:
+    def request(self):
         """Ask for the gradient of the input segment in the output segment."""
         return v1.EvaluateSharedRequest(
             evaluation=v1.EvaluateRequest(
@@ -111,35 +107,33 @@ class SharingClient(RawClient):
             output=v1.SharedRange(handle=self.output.handle, length=GRADIENT.nbytes // 4),
         )
 
-    def call(self, request: v1.EvaluateSharedRequest | None = None) -> Any:
+    def call(self, request=None):
         return self.stub.EvaluateShared(request or self.request(), timeout=PATIENCE_S)
 
-    def refusal(
-        self, reason: str, request: v1.EvaluateSharedRequest | None = None, **told: Any
-    ) -> Refusal:
+    def refusal(self, reason, request=None, **told):
         """Call, and check that it is refused."""
         with pytest.raises(grpc.RpcError) as caught:
             self.call(request)
         return refused(refusal_of(caught.value), reason, **told)
 
     @property
-    def result(self) -> bytes:
+    def result(self):
         return self.output.memory[: GRADIENT.nbytes // 4].tobytes()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.registrar.close()
         super().__exit__()
 
 
 @pytest.fixture
-def folder() -> Generator[Path]:
+def folder():
     # Paths of unix sockets have at most 107 bytes; pytest's are long.
     with tempfile.TemporaryDirectory() as name:
         yield Path(name)
 
 
 @pytest.fixture(scope="module")
-def server() -> Generator[ServerThread]:
+def server():
     with tempfile.TemporaryDirectory() as name:
         address = f"unix:{name}/socket"
         with serving(address=address, max_memory_bytes=64 << 20, http_port="0") as one:
@@ -147,7 +141,7 @@ def server() -> Generator[ServerThread]:
 
 
 @pytest.fixture
-def client(server: ServerThread) -> Generator[SharingClient]:
+def client(server):
     """Connect to the server, which serves as before when a test is done."""
     with SharingClient(server.address) as one:
         yield one
@@ -157,7 +151,7 @@ def client(server: ServerThread) -> Generator[SharingClient]:
     wait_idle(server)
 
 
-def test_ranges_lie_anywhere_and_in_one_segment(client: SharingClient) -> None:
+def test_ranges_lie_anywhere_and_in_one_segment(client):
     both = client.registrar.segment(2 * GRADIENT.nbytes)
     both.memory[PAGE : PAGE + GRADIENT.nbytes] = client.input.memory[: GRADIENT.nbytes]
     request, first = client.request(), PAGE + GRADIENT.nbytes + 64
@@ -167,7 +161,7 @@ def test_ranges_lie_anywhere_and_in_one_segment(client: SharingClient) -> None:
     assert both.memory[first : first + len(EXPECTED)].tobytes() == EXPECTED
 
 
-def test_callers_of_the_socket_are_offered_it_unless_it_is_off_or_cannot_be(folder: Path) -> None:
+def test_callers_of_the_socket_are_offered_it_unless_it_is_off_or_cannot_be(folder):
     with serving(local_socket=f"{folder}/local") as server:
         assert not offers_memory(server.address)
         with SharingClient(f"unix:{folder}/local") as client:
@@ -182,8 +176,8 @@ def test_callers_of_the_socket_are_offered_it_unless_it_is_off_or_cannot_be(fold
     assert kept.read_text() == "mine"
 
 
-def test_a_closed_connection_frees_memory(server: ServerThread, client: SharingClient) -> None:
-    def shared() -> float:
+def test_a_closed_connection_frees_memory(server, client):
+    def shared():
         return scrape(server.http_address).value("gradwire_shared_memory_bytes")
 
     registered = len(client.input.memory) + len(client.output.memory)
@@ -195,7 +189,7 @@ def test_a_closed_connection_frees_memory(server: ServerThread, client: SharingC
     wait_until(lambda: shared() == 0)
 
 
-def test_a_handle_that_is_forgotten_by_its_connection_is_unknown(client: SharingClient) -> None:
+def test_a_handle_that_is_forgotten_by_its_connection_is_unknown(client):
     other = Registrar(client.path)
     other.forget(client.output)
     other.close()
@@ -207,7 +201,7 @@ def test_a_handle_that_is_forgotten_by_its_connection_is_unknown(client: Sharing
 FIELD = "INVALID_FIELD"
 # Fields of a part of the request, the reason, and the field at fault, or words of the message where
 # there is none.
-WRONG: dict[str, tuple[str, dict[str, Any], str, str]] = {
+WRONG = {
     "input too short": ("input", {"length": 4}, FIELD, "input.length"),
     "output too long": ("output", {"length": 57600}, FIELD, "output.length"),
     "input not aligned": ("input", {"offset": 32}, FIELD, "input.offset"),
@@ -221,7 +215,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str, str]] = {
 }
 
 
-def test_a_wrong_range_is_refused_by_name(client: SharingClient) -> None:
+def test_a_wrong_range_is_refused_by_name(client):
     for part, fields, reason, words in WRONG.values():
         request = client.request()
         for name, value in fields.items():
@@ -233,19 +227,19 @@ def test_a_wrong_range_is_refused_by_name(client: SharingClient) -> None:
         assert client.refusal(reason, request, field=field).message.startswith(words)
 
 
-def _pipe_end() -> int:
+def _pipe_end():
     reading, writing = os.pipe()
     os.close(writing)
     return reading
 
 
-def _file() -> int:
+def _file():
     with tempfile.TemporaryFile() as file:
         file.write(bytes(PAGE))
         return os.dup(file.fileno())
 
 
-def _huge_pages() -> int:
+def _huge_pages():
     try:
         return memory_file(2 << 20, flags=os.MFD_HUGETLB)
     except OSError as error:
@@ -254,7 +248,7 @@ def _huge_pages() -> int:
 
 HALF = 32 << 20
 # Registered file, its declared length, and words of the answer.
-FILES: dict[str, tuple[Callable[[], int], int, str]] = {
+FILES = {
     "unsealed": (lambda: memory_file(PAGE, seals=0), PAGE, "the file"),
     "sealed in part": (lambda: memory_file(PAGE, seals=SEALS & ~2), PAGE, "the file"),
     "read only": (lambda: memory_file(PAGE, seals=SEALS | F_SEAL_WRITE), PAGE, "the file"),
@@ -271,7 +265,7 @@ FILES: dict[str, tuple[Callable[[], int], int, str]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_other_files_are_refused(client: SharingClient, server: ServerThread, name: str) -> None:
+def test_other_files_are_refused(client, server, name):
     make, length, words = FILES[name]
     admission = server.server.service.admission
     before = admission.memory_bytes
@@ -284,8 +278,8 @@ def test_other_files_are_refused(client: SharingClient, server: ServerThread, na
     assert admission.memory_bytes == before
 
 
-def test_other_packets_are_refused_and_leave_no_descriptor_open(client: SharingClient) -> None:
-    def open_files() -> int:
+def test_other_packets_are_refused_and_leave_no_descriptor_open(client):
+    def open_files():
         return len([*Path("/proc/self/fd").iterdir()])
 
     for packet in (b"R", b"?", b"R" + bytes(8), b"x" * 64):
@@ -302,7 +296,7 @@ def test_other_packets_are_refused_and_leave_no_descriptor_open(client: SharingC
     assert open_files() <= before + 10  # grpc may open some
 
 
-def test_a_connection_has_so_many_segments_at_most(client: SharingClient) -> None:
+def test_a_connection_has_so_many_segments_at_most(client):
     file = memory_file(PAGE)
     answers = [client.registrar.register(file, PAGE) for _ in range(300)]
     os.close(file)
@@ -310,7 +304,7 @@ def test_a_connection_has_so_many_segments_at_most(client: SharingClient) -> Non
     assert b"at most" in answers[-1]
 
 
-def test_memory_whose_connection_closes_amid_a_call_stays_until_it_ends(folder: Path) -> None:
+def test_memory_whose_connection_closes_amid_a_call_stays_until_it_ends(folder):
     with (
         gated(address=f"unix:{folder}/socket") as (server, gate),
         SharingClient(f"unix:{folder}/socket") as client,

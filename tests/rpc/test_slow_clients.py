@@ -1,29 +1,16 @@
 """Callers that stop reading or writing, run out of time, or break off."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import time
-from collections.abc import Iterator
 
 import grpc
 import pytest
 
-from gradwire import v1
 from support import raw_calls
 from support.raw_calls import ManyCall, RawClient, ended, named, wait_until
 from support.relay import relaying
-from support.servers import (
-    ServerThread,
-    gated,
-    laborious,
-    lasting_client,
-    served,
-    serving,
-    wait_for,
-    wait_idle,
-)
+from support.servers import gated, laborious, lasting_client, served, serving, wait_for, wait_idle
 
 MIB = 1 << 20
 
@@ -31,7 +18,7 @@ STALL_S = 0.4
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerThread]:
+def server():
     """Run a server that soon ends callers that stop."""
     with serving(stall_timeout_s=STALL_S, compute_threads=1) as server:
         yield server
@@ -45,13 +32,13 @@ WHOLE = raw_calls.as_stream(raw_calls.published_request())
 
 
 @pytest.mark.parametrize("messages", [[], WHOLE[:1], raw_calls.unfinished(), WHOLE], ids=len)
-def test_silent_writers_end(client: RawClient, messages: list[v1.EvaluateStreamRequest]) -> None:
+def test_silent_writers_end(client, messages):
     with raw_calls.silence(messages) as silent:
         refusal = raw_calls.ended(client.stream(silent()), "STALLED", timeout_s=STALL_S)
     assert str(STALL_S) in refusal.message
 
 
-def test_a_caller_of_many_that_falls_silent_is_ended(client: RawClient) -> None:
+def test_a_caller_of_many_that_falls_silent_is_ended(client):
     for answered in (0, 3):
         with ManyCall(client) as call:
             for number in range(answered):
@@ -60,10 +47,10 @@ def test_a_caller_of_many_that_falls_silent_is_ended(client: RawClient) -> None:
             ended(call.refusal(), "STALLED", timeout_s=STALL_S)
 
 
-def test_each_message_renews_the_stall_timeout() -> None:
+def test_each_message_renews_the_stall_timeout():
     data = bytes(64 << 10)
 
-    def messages() -> Iterator[v1.EvaluateStreamRequest]:
+    def messages():
         yield raw_calls.opening(raw_calls.identity_request(4, 4 << 10))
         for each in raw_calls.chunks(data, 16 << 10):
             time.sleep(0.4)
@@ -73,7 +60,7 @@ def test_each_message_renews_the_stall_timeout() -> None:
         assert client.stream(messages()).data == data
 
 
-def test_readers_that_stop_are_ended(server: ServerThread, client: RawClient) -> None:
+def test_readers_that_stop_are_ended(server, client):
     admission = server.server.service.admission
     before = admission.entered
     calls = [client.start(raw_calls.as_stream(raw_calls.copies(1 << 15))) for _ in range(4)]
@@ -87,7 +74,7 @@ def test_readers_that_stop_are_ended(server: ServerThread, client: RawClient) ->
         assert len(answer.data) < 64 * MIB
 
 
-def test_a_caller_of_many_that_does_not_read_ends(server: ServerThread, client: RawClient) -> None:
+def test_a_caller_of_many_that_does_not_read_ends(server, client):
     admission = server.server.service.admission
     before = admission.entered
     with ManyCall(client) as call:
@@ -102,11 +89,11 @@ def test_a_caller_of_many_that_does_not_read_ends(server: ServerThread, client: 
 
 @pytest.mark.parametrize(("size", "fits"), [(32 << 10, True), (256 << 20, False)])
 def test_writing_all_before_reading_is_served_where_flow_control_lets_it_through(
-    server: ServerThread, client: RawClient, size: int, *, fits: bool
-) -> None:
-    written, pattern = list[int](), bytes(range(256))
+    server, client, size, fits
+):
+    written, pattern = [], bytes(range(256))
 
-    def messages() -> Iterator[v1.EvaluateStreamRequest]:
+    def messages():
         yield raw_calls.opening(raw_calls.identity_request(size >> 14, 1 << 12))
         for each in raw_calls.chunks(pattern * (size // 256), 256 << 10):
             yield each
@@ -131,7 +118,7 @@ def test_writing_all_before_reading_is_served_where_flow_control_lets_it_through
 
 
 @pytest.mark.parametrize("how", [*raw_calls.BOTH_WAYS, "EvaluateMany", "cancelled"])
-def test_work_stops_with_its_call(server: ServerThread, client: RawClient, how: str) -> None:
+def test_work_stops_with_its_call(server, client, how):
     late = grpc.StatusCode.DEADLINE_EXCEEDED
     if how == "cancelled":
         call = client.stub.Evaluate.future(raw_calls.summed(1 << 18), timeout=raw_calls.PATIENCE_S)
@@ -148,7 +135,7 @@ def test_work_stops_with_its_call(server: ServerThread, client: RawClient, how: 
     assert client.evaluate(laborious()).refusal is None
 
 
-def test_a_computation_longer_than_the_stall_timeout_is_no_stall() -> None:
+def test_a_computation_longer_than_the_stall_timeout_is_no_stall():
     with (
         gated(stall_timeout_s=0.6) as (server, gate),
         RawClient(server.address) as client,
@@ -164,7 +151,7 @@ def test_a_computation_longer_than_the_stall_timeout_is_no_stall() -> None:
         assert many.receive().result.data == data
 
 
-def test_a_broken_connection_is_no_fault_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_connection_is_no_fault_of_the_server(caplog):
     # A write reports a broken connection sometimes before and sometimes after the call has ended.
     times = 30
     with caplog.at_level(logging.INFO), serving(compute_threads=1) as server:

@@ -1,19 +1,14 @@
 """The rules of streams, and EvaluateMany's answers, which are those of single calls."""
 
-from __future__ import annotations
-
 import itertools
 import threading
-from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
 from gradwire import v1
-from gradwire_server.scheduling.admission import Admission
 from support import raw_calls
 from support.raw_calls import (
     ManyCall,
@@ -27,13 +22,13 @@ from support.raw_calls import (
     published_request,
     wait_until,
 )
-from support.servers import ServerThread, gated, laborious, lasting_client, serving
+from support.servers import gated, laborious, lasting_client, serving
 
 Messages = list[v1.EvaluateStreamRequest]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerThread]:
+def server():
     with serving(max_unary_bytes=1 << 16, compute_threads=2) as server:
         yield server
 
@@ -44,7 +39,7 @@ HALF, REST = chunk(0, raw_calls.PUBLISHED_GRADIENT[:6]), chunk(6, raw_calls.PUBL
 EMPTY = v1.EvaluateStreamRequest()
 
 # The messages, the field at fault, and words of what came and what would do.
-DISORDER: dict[str, tuple[Messages, str, list[str]]] = {
+DISORDER = {
     "nothing": ([], "open", ["half-close", "starts with open"]),
     "chunk before open": ([HALF, OPEN], "open", ["chunk came first", "starts with open"]),
     "empty message first": ([EMPTY], "open", ["empty message", "starts with open"]),
@@ -69,17 +64,13 @@ DISORDER: dict[str, tuple[Messages, str, list[str]]] = {
 
 
 @pytest.mark.parametrize(("messages", "path", "words"), DISORDER.values(), ids=list(DISORDER))
-def test_disorder_is_refused_with_what_came_and_what_comes_next(
-    client: RawClient, messages: Messages, path: str, words: list[str]
-) -> None:
+def test_disorder_is_refused_with_what_came_and_what_comes_next(client, messages, path, words):
     refusal = raw_calls.ended(client.stream(messages), "INVALID_DATA", field=path)
     assert [word for word in words if word not in refusal.message] == []
 
 
-def test_opened_tells_the_result_the_limit_and_a_digest_of_the_evaluation_alone(
-    client: RawClient,
-) -> None:
-    def digest(request: v1.EvaluateRequest) -> str:
+def test_opened_tells_the_result_the_limit_and_a_digest_of_the_evaluation_alone(client):
+    def digest(request):
         answer = client.stream(raw_calls.as_stream(request))
         assert answer.opened is not None
         assert answer.opened.output == request.output
@@ -97,10 +88,10 @@ def test_opened_tells_the_result_the_limit_and_a_digest_of_the_evaluation_alone(
     assert len({first, digest(other), digest(strided)}) == 3
 
 
-def test_half_close_is_waited_for(client: RawClient) -> None:
+def test_half_close_is_waited_for(client):
     go = threading.Event()
 
-    def messages() -> Iterator[v1.EvaluateStreamRequest]:
+    def messages():
         yield from raw_calls.as_stream(published_request())
         go.wait(raw_calls.PATIENCE_S)
         yield chunk(12, b"\0")
@@ -115,12 +106,12 @@ def test_half_close_is_waited_for(client: RawClient) -> None:
     )
 
 
-def test_results_flow_while_input_still_arrives(client: RawClient) -> None:
+def test_results_flow_while_input_still_arrives(client):
     # Slabs of 2 MiB: the first results need the first few chunks of 32, and no more.
     data = np.arange(8 << 20, dtype="<f4").tobytes()
     pieces, seen = list(chunks(data, 1 << 20)), threading.Event()
 
-    def messages() -> Iterator[v1.EvaluateStreamRequest]:
+    def messages():
         yield opening(identity_request(8, 1 << 20))
         yield from pieces[:16]
         assert seen.wait(raw_calls.PATIENCE_S)
@@ -133,9 +124,7 @@ def test_results_flow_while_input_still_arrives(client: RawClient) -> None:
 
 
 @pytest.mark.parametrize("wanted", [0, 4096, 4097, 10_000, 1 << 20, 2**63 - 1])
-def test_result_chunks_are_contiguous_and_no_longer_than_asked_or_the_server_allows(
-    client: RawClient, wanted: int
-) -> None:
+def test_result_chunks_are_contiguous_and_no_longer_than_asked_or_the_server_allows(client, wanted):
     doubled = identity_request(1, 100, 100)
     doubled.operator.interpolate.mode = v1.Interpolate.MODE_NEAREST
     doubled.operator.interpolate.sizes[:] = [200]
@@ -153,14 +142,14 @@ def test_result_chunks_are_contiguous_and_no_longer_than_asked_or_the_server_all
 
 
 @pytest.mark.parametrize("at", [0, 1, 20])
-def test_a_writer_in_full_flow_gets_the_right_refusal(client: RawClient, at: int) -> None:
+def test_a_writer_in_full_flow_gets_the_right_refusal(client, at):
     """Number `at` of chunks without end is wrong, or open where it is 0."""
     request = identity_request(1 << 20, 64)
     reason, field = ("INVALID_DATA", "chunk.offset") if at else ("INVALID_FIELD", "output.sizes[0]")
     if at == 0:
         request.output.sizes[0] = 0
 
-    def messages() -> Iterator[v1.EvaluateStreamRequest]:
+    def messages():
         yield opening(request)
         data = bytes(64 << 10)
         for number in range(1, 1000):
@@ -171,17 +160,17 @@ def test_a_writer_in_full_flow_gets_the_right_refusal(client: RawClient, at: int
         assert [each.field for each in error.field_violations] == [field]
 
 
-def changed(raw: bytes = b"", **fields: Any) -> v1.EvaluateRequest:
+def changed(raw=b"", **fields):
     """Change fields of the published request; raw bytes come after it."""
     request = published_request()
     for name in fields:
-        request.ClearField(name)  # type: ignore[arg-type]
+        request.ClearField(name)
     request.MergeFrom(v1.EvaluateRequest(**fields))
     request.MergeFromString(raw)
     return request
 
 
-BAD: dict[str, v1.EvaluateRequest] = {
+BAD = {
     "without an operator": changed(operator=None),
     "too little data": changed(data=b"1234"),
     "no sizes": changed(input=float32()),
@@ -194,9 +183,7 @@ BAD: dict[str, v1.EvaluateRequest] = {
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=list(BAD))
-def test_a_request_of_many_is_refused_as_a_call_is_and_disturbs_no_other(
-    client: RawClient, bad: v1.EvaluateRequest
-) -> None:
+def test_a_request_of_many_is_refused_as_a_call_is_and_disturbs_no_other(client, bad):
     with ManyCall(client) as call:
         for number in range(3):
             call.send(named(published_request(), f"good {number}"), named(bad, f"bad {number}"))
@@ -213,7 +200,7 @@ def test_a_request_of_many_is_refused_as_a_call_is_and_disturbs_no_other(
         assert error.metadata["traceparent"] == refusal.trailers["traceparent"]
 
 
-def test_a_name_may_be_used_again_once_it_is_answered(client: RawClient) -> None:
+def test_a_name_may_be_used_again_once_it_is_answered(client):
     with ManyCall(client) as call:
         for number in range(200):
             call.send(named(raw_calls.rows(1 + number % 3), "again"))
@@ -227,7 +214,7 @@ NAME = "evaluation.request_id"
 NEWER = named(published_request(), "a")
 NEWER.MergeFromString(b"\x10\x01")
 # The messages, the field at fault, and the reason.
-VIOLATIONS: list[tuple[list[v1.EvaluateManyRequest], str | None, str]] = [
+VIOLATIONS = [
     ([v1.EvaluateManyRequest()], "evaluation", "INVALID_DATA"),
     ([named(published_request(), "")], NAME, "INVALID_DATA"),
     ([named(published_request(), "n" * 129)], NAME, "INVALID_DATA"),
@@ -242,7 +229,7 @@ VIOLATIONS: list[tuple[list[v1.EvaluateManyRequest], str | None, str]] = [
 ]
 
 
-def test_what_no_answer_could_be_matched_with_ends_the_stream(client: RawClient) -> None:
+def test_what_no_answer_could_be_matched_with_ends_the_stream(client):
     for messages, field, reason in VIOLATIONS:
         with ManyCall(client) as call:
             call.send(*messages)
@@ -254,7 +241,7 @@ ALL = [named(laborious(), name) for name in NAMES]
 
 
 @contextmanager
-def held(**settings: Any) -> Generator[tuple[threading.Event, Admission, RawClient, ManyCall]]:
+def held(**settings):
     """Run a server of one thread that computes once the gate is open, with a stream of requests."""
     with (
         gated(**settings) as (server, gate),
@@ -265,7 +252,7 @@ def held(**settings: Any) -> Generator[tuple[threading.Event, Admission, RawClie
 
 
 @pytest.fixture(scope="module")
-def each() -> int:
+def each():
     """Return the memory that one of the requests takes of a server's budget."""
     with held() as (_, admission, _, call):
         call.send(ALL[0])
@@ -273,13 +260,13 @@ def each() -> int:
         return int(admission.memory_bytes)
 
 
-def check_results(answers: dict[str, v1.EvaluateManyResponse]) -> None:
+def check_results(answers):
     assert sorted(answers) == sorted(NAMES)
     assert {each.WhichOneof("outcome") for each in answers.values()} == {"result"}
 
 
-def test_no_more_requests_are_read_than_may_be_in_flight(each: int) -> None:
-    most, answers = 0, dict[str, v1.EvaluateManyResponse]()
+def test_no_more_requests_are_read_than_may_be_in_flight(each):
+    most, answers = 0, {}
     with held(max_in_flight=3) as (gate, admission, _, call):
         call.send(*ALL)
         wait_until(lambda: admission.memory_bytes == 3 * each)
@@ -292,7 +279,7 @@ def test_no_more_requests_are_read_than_may_be_in_flight(each: int) -> None:
     check_results(answers)
 
 
-def test_requests_of_one_stream_wait_for_the_memory_of_one_another(each: int) -> None:
+def test_requests_of_one_stream_wait_for_the_memory_of_one_another(each):
     with held(max_memory_bytes=each) as (gate, admission, client, call):
         call.send(*ALL)
         wait_until(lambda: admission.memory_bytes == each)
@@ -308,7 +295,7 @@ def test_requests_of_one_stream_wait_for_the_memory_of_one_another(each: int) ->
         check_results(call.answers())
 
 
-def test_a_stream_leaves_memory_to_others(each: int) -> None:
+def test_a_stream_leaves_memory_to_others(each):
     with (
         held(max_memory_bytes=32 * each) as (gate, admission, client, call),
         ManyCall(client) as other,

@@ -1,7 +1,5 @@
 """Admission, order and refusal of calls, and the delays that refusals tell."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import Counter
@@ -11,19 +9,18 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire_server.backends import Backend, NumpyCpu, most_inline_step_s
-from gradwire_server.engine import Prepared
 from gradwire_server.errors import RETRY_AFTER_S, ServerFullError
 from gradwire_server.plans import Plan
 from gradwire_server.scheduling.admission import Admission, InlineWork
 from gradwire_server.scheduling.estimator import Appointments, Drain, QueueLimit, WorkPace
-from gradwire_server.scheduling.scheduler import Claim, FairQueue, Slots, Turns
+from gradwire_server.scheduling.scheduler import Claim, FairQueue
 from support.evaluation_cases import Case
 
 WORK = 1000
@@ -35,35 +32,35 @@ class Hall:
     Work of 1000 is known to take a second.
     """
 
-    def __init__(self, **limits: Any) -> None:
+    def __init__(self, **limits):
         self.now = 100.0
-        settings: dict[str, Any] = {"max_streams": 1, "standing_queue_s": 0.5, **limits}
+        settings = {"max_streams": 1, "standing_queue_s": 0.5, **limits}
         self.admission = Admission(max_memory_bytes=100, clock=lambda: self.now, **settings)
         with self.admission.turns(Claim(work=WORK)) as turns:
             turns.spend(1.0)
         self._stack = ExitStack()
-        self._waiting = list[asyncio.Task[Slots]]()
+        self._waiting = []
 
-    def enter(self, *, work: int = WORK, **claim: Any) -> Turns:
+    def enter(self, *, work=WORK, **claim):
         return self._stack.enter_context(self.admission.turns(Claim(work=work, **claim)))
 
-    async def hold(self, **claim: Any) -> Slots:
+    async def hold(self, **claim):
         """Let an evaluation in and give it a slot."""
         return await self.enter(**claim).slot()
 
-    async def queue(self, *, count: int = 1, **claim: Any) -> asyncio.Task[Slots]:
+    async def queue(self, *, count=1, **claim):
         """Let evaluations in that wait for a slot; return the first of them."""
         self._waiting += [asyncio.create_task(self.hold(**claim)) for _ in range(count)]
         await settle()
         return self._waiting[-count]
 
-    def refused(self, **claim: Any) -> ServerFullError:
+    def refused(self, **claim):
         with pytest.raises(ServerFullError) as caught:
             self.enter(**claim)
         return caught.value
 
 
-async def full(*, queued: int = 0, **limits: Any) -> tuple[Hall, Slots]:
+async def full(*, queued=0, **limits):
     """Return an admission whose slots are taken, where so many wait, and the slot that computes."""
     hall = Hall(**limits)
     first, _ = await hall.hold(), await hall.hold()
@@ -72,12 +69,12 @@ async def full(*, queued: int = 0, **limits: Any) -> tuple[Hall, Slots]:
     return hall, first
 
 
-async def settle() -> None:
+async def settle():
     for _ in range(10):
         await asyncio.sleep(0)
 
 
-async def test_a_thread_has_one_that_computes_and_one_that_is_next_and_others_wait() -> None:
+async def test_a_thread_has_one_that_computes_and_one_that_is_next_and_others_wait():
     hall, first = await full()
     third = await hall.queue()
     assert (hall.admission.computing, hall.admission.queue_depth) == (2, 1)
@@ -86,7 +83,7 @@ async def test_a_thread_has_one_that_computes_and_one_that_is_next_and_others_wa
     assert (hall.admission.computing, hall.admission.queue_depth) == (2, 0)
 
 
-async def test_who_would_wait_too_long_is_refused_and_told_when_all_will_be_done() -> None:
+async def test_who_would_wait_too_long_is_refused_and_told_when_all_will_be_done():
     hall = Hall(max_queue_s=2.5)
     with hall.admission.turns(Claim(work=WORK)):
         pass
@@ -117,7 +114,7 @@ async def test_who_would_wait_too_long_is_refused_and_told_when_all_will_be_done
     hall.enter(paced=True)
 
 
-async def test_who_cannot_make_its_deadline_is_refused_before_it_waits() -> None:
+async def test_who_cannot_make_its_deadline_is_refused_before_it_waits():
     hall, _ = await full()
     refused = hall.refused(deadline=hall.now + 2.9)
     assert refused.facts["limit"] == "deadline"
@@ -126,12 +123,12 @@ async def test_who_cannot_make_its_deadline_is_refused_before_it_waits() -> None
     assert not turns.seconds
 
 
-def test_an_idle_server_refuses_nobody_for_an_estimate() -> None:
+def test_an_idle_server_refuses_nobody_for_an_estimate():
     hall = Hall(max_queue_s=0.001)
     hall.enter(work=1000 * WORK, deadline=hall.now + 0.001)
 
 
-async def test_who_is_late_is_dropped_while_it_waits() -> None:
+async def test_who_is_late_is_dropped_while_it_waits():
     hall, first = await full()
     late = await hall.queue(deadline=hall.now + 3.1)
     patient = await hall.queue()
@@ -143,7 +140,7 @@ async def test_who_is_late_is_dropped_while_it_waits() -> None:
     assert hall.admission.refusals == {"late": 1}
 
 
-async def test_a_turn_after_the_deadline_is_none() -> None:
+async def test_a_turn_after_the_deadline_is_none():
     hall = Hall()
     turns = hall.enter(deadline=hall.now + 1.5)
     (await turns.slot()).free()
@@ -152,7 +149,7 @@ async def test_a_turn_after_the_deadline_is_none() -> None:
         await turns.slot()
 
 
-async def test_who_is_cancelled_leaves_the_queue_or_gives_its_turn_to_the_next() -> None:
+async def test_who_is_cancelled_leaves_the_queue_or_gives_its_turn_to_the_next():
     hall, first = await full()
     gone, late, patient = await hall.queue(), await hall.queue(), await hall.queue()
     gone.cancel()
@@ -166,9 +163,9 @@ async def test_who_is_cancelled_leaves_the_queue_or_gives_its_turn_to_the_next()
     assert (hall.admission.computing, hall.admission.queue_depth) == (2, 0)
 
 
-async def test_a_slot_is_held_as_long_as_a_thread_is_at_work_in_it() -> None:
+async def test_a_slot_is_held_as_long_as_a_thread_is_at_work_in_it():
     hall = Hall()
-    work: Future[None] = Future()
+    work = Future()
     (await hall.hold()).free_after(work)
     assert hall.admission.computing == 1
     work.set_result(None)
@@ -176,10 +173,10 @@ async def test_a_slot_is_held_as_long_as_a_thread_is_at_work_in_it() -> None:
     assert hall.admission.computing == 0
 
 
-def test_memory_that_drains_tells_when_there_is_room() -> None:
+def test_memory_that_drains_tells_when_there_is_room():
     hall = Hall(max_queue_s=math.inf)
 
-    def refused_s() -> float:
+    def refused_s():
         with pytest.raises(ServerFullError) as caught, hall.admission.memory(60):
             pass
         return caught.value.retry_after_s
@@ -200,7 +197,7 @@ def test_memory_that_drains_tells_when_there_is_room() -> None:
         assert refused_s() < 5.0
 
 
-async def test_a_standing_queue_refuses_newcomers_that_a_burst_lets_in() -> None:
+async def test_a_standing_queue_refuses_newcomers_that_a_burst_lets_in():
     hall, first = await full(max_queue_s=4.5, standing_queue_s=0.5, queued=1)
     hall.now += 4.5
     refused = hall.refused()
@@ -219,7 +216,7 @@ async def test_a_standing_queue_refuses_newcomers_that_a_burst_lets_in() -> None
     assert "0.1 s (its setting" in hall.refused().message
 
 
-def test_a_caller_has_three_quarters_of_the_streams_and_all_of_a_few() -> None:
+def test_a_caller_has_three_quarters_of_the_streams_and_all_of_a_few():
     admission = Hall(max_streams=8).admission
     with ExitStack() as stack:
         for _ in range(6):
@@ -241,7 +238,7 @@ def test_a_caller_has_three_quarters_of_the_streams_and_all_of_a_few() -> None:
                 stack.enter_context(few.stream("caller"))
 
 
-async def test_one_caller_leaves_as_many_places_free_as_it_takes() -> None:
+async def test_one_caller_leaves_as_many_places_free_as_it_takes():
     hall, _ = await full(max_queue=5, queued=3)
     assert hall.refused().facts["limit"] == "max_queue"
     await hall.queue(count=2, peer="other")
@@ -252,7 +249,7 @@ async def test_one_caller_leaves_as_many_places_free_as_it_takes() -> None:
         assert "GRADWIRE_MAX_QUEUE)" in refused.message
 
 
-async def test_who_is_in_a_hurry_goes_first_but_passes_nobody_for_long() -> None:
+async def test_who_is_in_a_hurry_goes_first_but_passes_nobody_for_long():
     hall, first = await full()
     patient = await hall.queue()
     await hall.queue(work=0, deadline=hall.now + 0.5)
@@ -263,7 +260,7 @@ async def test_who_is_in_a_hurry_goes_first_but_passes_nobody_for_long() -> None
     assert not hurried.done()
 
 
-async def test_streams_take_turns_with_their_steps() -> None:
+async def test_streams_take_turns_with_their_steps():
     hall = Hall()
     older, newer = hall.enter(paced=True), hall.enter(paced=True)
     first, _ = await older.slot(), await newer.slot()
@@ -293,27 +290,25 @@ PIECES = st.lists(
 )
 
 
-def next_of(queue: Any) -> Piece:
-    entry: Piece = queue.pop()
+def next_of(queue):
+    entry = queue.pop()
     queue.charge(entry)
     return entry
 
 
-def filled(pieces: list[Piece]) -> Any:
-    queue: Any = FairQueue()
+def filled(pieces):
+    queue = FairQueue()
     for piece in pieces:
         queue.push(piece)
     return queue
 
 
-def drained(queue: Any) -> list[Piece]:
+def drained(queue):
     return [next_of(queue) for _ in range(len(queue))]
 
 
 @given(PIECES, st.data())
-def test_what_is_queued_comes_out_once_unless_it_is_taken_out(
-    pieces: list[Piece], data: st.DataObject
-) -> None:
+def test_what_is_queued_comes_out_once_unless_it_is_taken_out(pieces, data):
     queue = filled(pieces)
     gone = {piece for piece in pieces if data.draw(st.booleans())}
     for piece in [*gone, *gone]:
@@ -326,7 +321,7 @@ def test_what_is_queued_comes_out_once_unless_it_is_taken_out(
 
 
 @given(PIECES)
-def test_in_a_flow_what_is_due_first_goes_first_then_who_came_first(pieces: list[Piece]) -> None:
+def test_in_a_flow_what_is_due_first_goes_first_then_who_came_first(pieces):
     order = drained(filled(pieces))
     for flow in "abc":
         own = [piece for piece in pieces if piece.flow == flow]
@@ -334,7 +329,7 @@ def test_in_a_flow_what_is_due_first_goes_first_then_who_came_first(pieces: list
 
 
 @given(st.lists(st.lists(COSTS, min_size=1, max_size=20), min_size=2, max_size=4))
-def test_flows_share_the_work_alike_as_long_as_they_want_any(costs: list[list[float]]) -> None:
+def test_flows_share_the_work_alike_as_long_as_they_want_any(costs):
     pieces = [Piece(flow, cost) for flow, own in enumerate(costs) for cost in own]
     waiting = Counter(piece.flow for piece in pieces)
     served = dict.fromkeys(waiting, 0.0)
@@ -350,7 +345,7 @@ def test_flows_share_the_work_alike_as_long_as_they_want_any(costs: list[list[fl
 
 
 @given(st.lists(COSTS, min_size=5, max_size=40))
-def test_who_comes_late_does_not_wait_for_all_of_a_greedy_flow(costs: list[float]) -> None:
+def test_who_comes_late_does_not_wait_for_all_of_a_greedy_flow(costs):
     queue = filled([Piece("greedy", cost) for cost in costs])
     next_of(queue)
     modest = Piece("modest", 1.0)
@@ -358,7 +353,7 @@ def test_who_comes_late_does_not_wait_for_all_of_a_greedy_flow(costs: list[float
     assert modest in {next_of(queue), next_of(queue)}
 
 
-def test_who_was_idle_has_saved_nothing_up() -> None:
+def test_who_was_idle_has_saved_nothing_up():
     queue = filled([Piece("busy", 1.0) for _ in range(100)])
     for _ in range(50):
         next_of(queue)
@@ -368,10 +363,10 @@ def test_who_was_idle_has_saved_nothing_up() -> None:
     assert abs(first.count("busy") - first.count("idle")) <= 1
 
 
-def test_what_is_dropped_costs_its_flow_nothing() -> None:
+def test_what_is_dropped_costs_its_flow_nothing():
     late = [Piece("a", 1.0, due=number) for number in range(40)]
     queue = filled([*late, Piece("a", 1.0), *(Piece("b", 1.0) for _ in range(50))])
-    served = list[Hashable]()
+    served = []
     while len(served) < 2:
         entry = queue.pop()
         if entry not in late:
@@ -381,7 +376,7 @@ def test_what_is_dropped_costs_its_flow_nothing() -> None:
 
 
 @given(st.integers(1, 1 << 40), st.floats(1e-6, 10.0))
-def test_work_that_is_known_takes_what_it_took(work: int, seconds: float) -> None:
+def test_work_that_is_known_takes_what_it_took(work, seconds):
     pace = WorkPace()
     for _ in range(3):
         pace.note(work, seconds)
@@ -392,7 +387,7 @@ def test_work_that_is_known_takes_what_it_took(work: int, seconds: float) -> Non
 
 
 @given(st.floats(0.001, 10.0), st.floats(1.0, 1e9), st.integers(1, 20))
-def test_a_steady_drain_is_told_as_it_is(each_s: float, amount: float, times: int) -> None:
+def test_a_steady_drain_is_told_as_it_is(each_s, amount, times):
     drain = Drain()
     assert drain.seconds_for(amount) is None
     now = 0.0
@@ -405,11 +400,9 @@ def test_a_steady_drain_is_told_as_it_is(each_s: float, amount: float, times: in
 
 
 @given(st.lists(st.floats(0, 0.05), min_size=2, max_size=20), st.floats(0.001, 0.1))
-def test_those_who_are_refused_come_back_one_after_the_other(
-    gaps: list[float], spacing_s: float
-) -> None:
+def test_those_who_are_refused_come_back_one_after_the_other(gaps, spacing_s):
     appointments = Appointments()
-    now, times = 0.0, list[float]()
+    now, times = 0.0, []
     for gap in gaps:
         now += gap
         after_s = appointments.give_s(now, wait_s=0.25, spacing_s=spacing_s)
@@ -421,9 +414,7 @@ def test_those_who_are_refused_come_back_one_after_the_other(
 
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=20))
-def test_who_waits_in_a_burst_is_done_a_while_after_it_began_and_then_the_queue_is_short(
-    gaps: list[float],
-) -> None:
+def test_who_waits_in_a_burst_is_done_a_while_after_it_began_and_then_the_queue_is_short(gaps):
     burst_s, standing_s = 2.0, 0.25
     queue = QueueLimit(max_queue_s=burst_s, standing_s=standing_s)
     began = now = 100.0
@@ -433,23 +424,23 @@ def test_who_waits_in_a_burst_is_done_a_while_after_it_began_and_then_the_queue_
         assert queue.allowed_s(now) == max(standing_s, began + burst_s - now)
 
 
-def inline_work(backend: Any, threads: int = 2) -> InlineWork:
+def inline_work(backend, threads=2):
     inline = InlineWork()
     inline.limit(backend, threads)
     return inline
 
 
-def copy_of(elements: int) -> Prepared:
+def copy_of(elements):
     return Case.packed(Plan((elements,)), slab=100).evaluation()
 
 
-def taking(seconds: float, elements: int = 1) -> Prepared:
+def taking(seconds, elements=1):
     evaluation = copy_of(elements)
     evaluation.measured.note(seconds)
     return evaluation
 
 
-def test_an_evaluation_takes_its_work_by_a_rate_until_it_was_measured() -> None:
+def test_an_evaluation_takes_its_work_by_a_rate_until_it_was_measured():
     inline, one = inline_work(NumpyCpu()), taking(20e-6)
     assert [inline.is_short(copy_of(size)) for size in (1, 200_000, 200_001)] == [True, True, False]
     assert not inline.most(taking(501e-6))
@@ -468,7 +459,7 @@ def test_an_evaluation_takes_its_work_by_a_rate_until_it_was_measured() -> None:
     assert not inline_work(device).most(taking(1e-6, 101))
 
 
-async def test_a_millisecond_is_computed_in_a_turn() -> None:
+async def test_a_millisecond_is_computed_in_a_turn():
     inline, one = inline_work(NumpyCpu()), taking(99e-6)
     for _ in range(3):
         assert inline.most(one) == 10
@@ -479,13 +470,13 @@ async def test_a_millisecond_is_computed_in_a_turn() -> None:
         await asyncio.sleep(0)
 
 
-def streamed(seconds_each: float) -> Prepared:
+def streamed(seconds_each):
     evaluation = taking(1.0)
     evaluation.measured_steps.note(seconds_each)
     return evaluation
 
 
-async def test_short_steps_of_a_stream_are_computed_on_the_event_loop_once_measured() -> None:
+async def test_short_steps_of_a_stream_are_computed_on_the_event_loop_once_measured():
     inline = inline_work(NumpyCpu())
     assert inline.step_s(taking(1e-6), 8) == 1e-6, "a short evaluation needs no measure"
     assert inline.step_s(taking(1.0), 100) is None
@@ -500,7 +491,7 @@ async def test_short_steps_of_a_stream_are_computed_on_the_event_loop_once_measu
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])
-def test_steps_stay_on_the_event_loop_where_few_threads_compute_on_no_device(threads: int) -> None:
+def test_steps_stay_on_the_event_loop_where_few_threads_compute_on_no_device(threads):
     device = SimpleNamespace(name="device", may_wait=True)
     assert most_inline_step_s(cast("Backend", device), threads) == 0
     assert (most_inline_step_s(NumpyCpu(), threads) > 0) is (threads <= 2)

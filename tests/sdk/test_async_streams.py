@@ -1,12 +1,9 @@
 """AsyncClient has a bounded number of streams at once; further ones wait without a thread."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import threading
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,22 +13,21 @@ from gradwire._transport.aio import AsyncClientChannels
 from gradwire.errors import CallCancelledError, DeadlineExceededError
 from support.clients import COPY, copied
 from support.raw_calls import wait_until
-from support.relay import Relay
 
 ARRAY = np.ones((300, 300), np.float32)
 # What the documentation of AsyncClient says.
 BOUND = 64
 
 
-def call(client: AsyncClient, **options: Any) -> asyncio.Task[Any]:
+def call(client, **options):
     return asyncio.create_task(copied(client, ARRAY, **options))
 
 
-def receivers() -> int:
+def receivers():
     return sum(each.name == "gradwire-receiver" for each in threading.enumerate())
 
 
-async def test_streams_beyond_the_bound_wait_without_a_thread(relay: Relay) -> None:
+async def test_streams_beyond_the_bound_wait_without_a_thread(relay):
     async with AsyncClient(relay.address) as client:
         await call(client)
         # From here on the network stands still.
@@ -57,13 +53,13 @@ async def test_streams_beyond_the_bound_wait_without_a_thread(relay: Relay) -> N
             assert receivers() <= BOUND
 
 
-async def test_waiting_does_not_count_as_a_stall() -> None:
+async def test_waiting_does_not_count_as_a_stall():
     channels = AsyncClientChannels(vars(Client("127.0.0.1:1", timeout_s=0.2))["_options"])
-    asked: dict[str, Any] = {"op": COPY, "array": ARRAY, "output_shape": None, "out": None}
+    asked = {"op": COPY, "array": ARRAY, "output_shape": None, "out": None}
     first, second = (channels.blocking.evaluation(**asked, timeout_s=60) for _ in range(2))
     vars(first.shares)["count"] = BOUND
 
-    async def take() -> float:
+    async def take():
         async with channels.admitted(second):
             return second.still_s
 
@@ -74,7 +70,7 @@ async def test_waiting_does_not_count_as_a_stall() -> None:
     await channels.close()
 
 
-async def test_cancelling_at_any_moment_of_the_start_and_closing_end_calls(relay: Relay) -> None:
+async def test_cancelling_at_any_moment_of_the_start_and_closing_end_calls(relay):
     client = AsyncClient(relay.address)
     for turns in range(40):
         tasks = [call(client) for _ in range(4)]
@@ -92,13 +88,13 @@ async def test_cancelling_at_any_moment_of_the_start_and_closing_end_calls(relay
         assert isinstance(error, CallCancelledError)
 
 
-async def test_calls_are_admitted_in_the_order_in_which_they_came() -> None:
-    channels, admitted = AsyncClientChannels(vars(Client("127.0.0.1:1"))["_options"]), list[int]()
+async def test_calls_are_admitted_in_the_order_in_which_they_came():
+    channels, admitted = AsyncClientChannels(vars(Client("127.0.0.1:1"))["_options"]), []
     room = asyncio.Event()
 
-    async def take(number: int, count: int) -> None:
+    async def take(number, count):
         shares = SimpleNamespace(count=count, note_begin=bool)
-        wanted: Any = SimpleNamespace(shares=shares, left_s=math.inf)
+        wanted = SimpleNamespace(shares=shares, left_s=math.inf)
         async with channels.admitted(wanted):
             admitted.append(number)
             await room.wait()

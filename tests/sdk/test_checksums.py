@@ -1,10 +1,6 @@
 """Clients send checksums where plain text leaves the machine, and take only what matches."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Callable
-from typing import Any
 
 import grpc
 import numpy as np
@@ -13,22 +9,18 @@ import pytest
 from gradwire import Client, DataLossError, GradwireError, Item
 from gradwire._wire import checksums
 from gradwire.errors import InvalidRequestError
-from support.clients import BILINEAR, ONCE, PROMPT, Array, Face, half, halved
+from support.clients import BILINEAR, ONCE, PROMPT, half, halved
 from support.relay import relaying
-from support.servers import ServerThread
 
 SMALL = np.arange(2048, dtype=np.float32).reshape(1, 2, 32, 32)
 LARGE = np.arange(1 << 19, dtype=np.float32).reshape(1, 2, 512, 512)
 
 
-def are_on(**options: Any) -> bool:
-    sends: bool = vars(Client(**options))["_options"].sends_checksums
-    return sends
+def are_on(**options):
+    return vars(Client(**options))["_options"].sends_checksums
 
 
-def test_checksums_are_on_where_plain_text_leaves_the_machine(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_checksums_are_on_where_plain_text_leaves_the_machine(monkeypatch, caplog):
     here = ["127.0.0.1:1"], ["localhost:1"], ["unix:/tmp/name"]
     there = ["10.0.0.1:1"], ["dns:///name:1"], ["127.0.0.1:1", "name:1"]
     for target in (*here, *there):
@@ -52,7 +44,7 @@ def test_checksums_are_on_where_plain_text_leaves_the_machine(
 
 
 MANY = [Item(BILINEAR, SMALL + each, half(SMALL)) for each in range(40)]
-ASKS: dict[str, Callable[[Any], list[Array]]] = {
+ASKS = {
     "small": lambda client: [halved(client, SMALL)],
     "large": lambda client: [halved(client, LARGE)],
     "many": lambda client: list(client.evaluate_many(MANY)),
@@ -62,15 +54,11 @@ ASKS: dict[str, Callable[[Any], list[Array]]] = {
 # Whichever RPC it is that learns it.
 @pytest.mark.parametrize("first", ASKS)
 def test_results_are_the_same_also_of_a_server_that_knows_no_checksums(
-    server: ServerThread,
-    face: Face,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    first: str,
-) -> None:
+    server, face, monkeypatch, caplog, first
+):
     order = sorted(ASKS, key=lambda name: name != first)
 
-    def results(client: Any) -> list[bytes]:
+    def results(client):
         return [each.tobytes() for name in order for each in ASKS[name](client)]
 
     with face(server.address, checksums=False) as plain:
@@ -87,15 +75,13 @@ def test_results_are_the_same_also_of_a_server_that_knows_no_checksums(
 
 @pytest.mark.parametrize("up", [True, False], ids=["request", "result"])
 @pytest.mark.parametrize("array", [SMALL, LARGE], ids=["small", "large"])
-def test_a_changed_byte_of_data_is_an_error_that_is_retried(
-    address: str, plain: Client, array: Array, *, up: bool
-) -> None:
+def test_a_changed_byte_of_data_is_an_error_that_is_retried(address, plain, array, up):
     # Powers of two survive the halving: the mark is found on its way in both directions.
     marked = np.full_like(array, 2.0**-77)
     pattern = np.float32(2.0**-77 * (1 if up else 4)).tobytes() * 8
-    left: list[int] = []
+    left = []
 
-    def change(block: bytes) -> bytes:
+    def change(block):
         if left and pattern in block:
             left.pop()
             at = block.index(pattern)

@@ -1,15 +1,10 @@
 """evaluate() gives the right bits whatever the array, the result's place and the way it travels."""
 
-from __future__ import annotations
-
 import pickle
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError, fields
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -18,9 +13,8 @@ from google.protobuf.message import Message
 
 from gradwire import Client, health, ops, v1
 from gradwire.errors import UnavailableError
-from support.clients import BILINEAR, COPY, LARGE, LAYOUTS, ONCE, Array, Face, copied, halved
+from support.clients import BILINEAR, COPY, LARGE, LAYOUTS, ONCE, copied, halved
 from support.oracles.oracles import same_bits
-from support.relay import Relay
 from support.servers import ServerThread, serving
 
 RANDOM = np.random.default_rng(0)
@@ -29,7 +23,7 @@ SHAPE = (2, 3, 32, 24)
 
 
 @pytest.fixture(scope="module", params=["unary", "stream"])
-def client(request: pytest.FixtureRequest, server: ServerThread) -> Iterator[Client]:
+def client(request, server):
     """Each test that asks for it runs twice: by Evaluate, and by EvaluateStream in odd chunks."""
     threshold = 1 << 20 if request.param == "unary" else 0
     with Client(server.address, stream_threshold_bytes=threshold, chunk_bytes=4099) as client:
@@ -37,15 +31,15 @@ def client(request: pytest.FixtureRequest, server: ServerThread) -> Iterator[Cli
 
 
 @pytest.fixture(scope="module")
-def expected(plain: Client) -> Any:
+def expected(plain):
     return halved(plain, DIFF_DST)
 
 
-def broadcast(*axes: int) -> Array:
+def broadcast(*axes):
     return np.broadcast_to(DIFF_DST.mean(axes, keepdims=True), DIFF_DST.shape)
 
 
-ARRAYS: dict[str, Array] = {
+ARRAYS = {
     **{name: layout(DIFF_DST) for name, layout in LAYOUTS.items()},
     **{str(np.dtype(t)): DIFF_DST.astype(t) for t in ("f2", "f8", ml_dtypes.bfloat16)},
     **{f"broadcast {axes}": broadcast(*axes) for axes in ((0,), (3,), (1, 2), (0, 1, 2, 3))},
@@ -53,8 +47,8 @@ ARRAYS: dict[str, Array] = {
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_bits_do_not_depend_on_where_elements_lie(client: Client, plain: Client, name: str) -> None:
-    array, sent = ARRAYS[name], list[int]()
+def test_bits_do_not_depend_on_where_elements_lie(client, plain, name):
+    array, sent = ARRAYS[name], []
     result = halved(client, array, on_progress=lambda sent_bytes, _: sent.append(sent_bytes))
     packed = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("="))
     expected = halved(plain, packed)
@@ -67,7 +61,7 @@ def test_bits_do_not_depend_on_where_elements_lie(client: Client, plain: Client,
         assert result.transpose(0, 2, 3, 1).flags.c_contiguous
 
 
-PLACES: dict[str, Callable[[Path], Array]] = {
+PLACES = {
     "plain": lambda _: np.full(SHAPE, np.nan, np.float32),
     "every other element": lambda _: np.full((2, 3, 32, 48), np.nan, np.float32)[..., ::2],
     "column-major": lambda _: np.full(SHAPE, np.nan, np.float32, order="F"),
@@ -78,9 +72,7 @@ PLACES: dict[str, Callable[[Path], Array]] = {
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_out_takes_the_result_whatever_its_strides(
-    client: Client, expected: Array, place: Callable[[Path], Array], tmp_path: Path
-) -> None:
+def test_out_takes_the_result_whatever_its_strides(client, expected, place, tmp_path):
     DIFF_DST.tofile(tmp_path / "source")
     source = np.memmap(tmp_path / "source", np.float32, "r", shape=DIFF_DST.shape)
     out = place(tmp_path)
@@ -92,7 +84,7 @@ def test_out_takes_the_result_whatever_its_strides(
 
 
 @pytest.mark.parametrize("side", [1200, 2400], ids=["USE_STREAM", "over grpc's own limit"])
-def test_what_one_message_cannot_hold_is_streamed(address: str, plain: Client, side: int) -> None:
+def test_what_one_message_cannot_hold_is_streamed(address, plain, side):
     array = np.arange(side * side, dtype=np.float32).reshape(side, side)
     with Client(address, stream_threshold_bytes=1 << 40) as client:
         np.testing.assert_array_equal(copied(client, array), array)
@@ -111,9 +103,7 @@ def test_what_one_message_cannot_hold_is_streamed(address: str, plain: Client, s
     ],
     ids=["channels last", "broadcast"],
 )
-def test_an_input_that_cannot_be_streamed_in_its_order_is_reordered(
-    source: Array,
-) -> None:
+def test_an_input_that_cannot_be_streamed_in_its_order_is_reordered(source):
     out = np.empty(source.shape, np.float32)
     with (
         serving(max_request_memory_bytes=600_000, slab_bytes=1 << 14) as tight,
@@ -123,10 +113,10 @@ def test_an_input_that_cannot_be_streamed_in_its_order_is_reordered(
         np.testing.assert_array_equal(out, source)
 
 
-def test_progress_grows_and_ends_with_the_end(relay: Relay, face: Face) -> None:
-    reports, threads = list[tuple[int, ...]](), set[str]()
+def test_progress_grows_and_ends_with_the_end(relay, face):
+    reports, threads = [], set()
 
-    def report(*moved: int) -> None:
+    def report(*moved):
         reports.append(moved)
         threads.add(threading.current_thread().name)
         relay.let_go()
@@ -146,11 +136,9 @@ def test_progress_grows_and_ends_with_the_end(relay: Relay, face: Face) -> None:
 
 
 @pytest.mark.parametrize("threshold", [0, 1 << 16, 1 << 40], ids=["stream", "both", "unary"])
-def test_calls_at_once_share_a_client(
-    address: str, face: Face, expected: Array, threshold: int
-) -> None:
+def test_calls_at_once_share_a_client(address, face, expected, threshold):
     large = RANDOM.normal(size=(512, 512)).astype(np.float32)
-    options: dict[str, Any] = {"stream_threshold_bytes": threshold}
+    options = {"stream_threshold_bytes": threshold}
     with face(address, **options) as client, ThreadPoolExecutor(8) as pool:
         calls = [(pool.submit(halved, client, DIFF_DST), expected) for _ in range(40)]
         calls += [(pool.submit(copied, client, large), large) for _ in range(10)]
@@ -158,7 +146,7 @@ def test_calls_at_once_share_a_client(
             np.testing.assert_array_equal(call.result(), result)
 
 
-def test_a_call_that_succeeds_gives_back_to_the_budget_of_retries(client: Client) -> None:
+def test_a_call_that_succeeds_gives_back_to_the_budget_of_retries(client):
     budget = vars(client)["_options"].budget
     while budget.allows_retry:
         budget.fail()
@@ -166,11 +154,11 @@ def test_a_call_that_succeeds_gives_back_to_the_budget_of_retries(client: Client
     assert budget.allows_retry
 
 
-def test_a_server_tells_of_itself_by_the_names_of_the_schema(plain: Client, faced: Client) -> None:
+def test_a_server_tells_of_itself_by_the_names_of_the_schema(plain, faced):
     info, operators = faced.server_info(), faced.operators()
     assert (info, operators) == (plain.server_info(), plain.operators())
     assert [each.name for each in operators] == list(ops.OPERATORS) == list(info.operators)
-    values: list[tuple[Any, Any]] = [
+    values = [
         (info, v1.GetServerInfoResponse),
         (info.limits, v1.Limits),
         (operators[0], v1.OperatorInfo),
@@ -189,7 +177,7 @@ def test_a_server_tells_of_itself_by_the_names_of_the_schema(plain: Client, face
     assert operators[0].data_types == ("float32", "float16", "bfloat16", "float64")
 
 
-def test_waiting_for_a_server_ends_as_soon_as_it_serves(nobody: str, face: Face) -> None:
+def test_waiting_for_a_server_ends_as_soon_as_it_serves(nobody, face):
     with serving() as server:
         address = server.address
     later = ServerThread(address=address)

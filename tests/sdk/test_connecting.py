@@ -1,16 +1,11 @@
 """Connections, tokens and certificates: what a server is shown, and what errors tell."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 import re
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from operator import methodcaller
-from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -28,11 +23,11 @@ from gradwire.errors import (
 from gradwire_server.config.tokens import Scope, add_token, revoke_token
 from support import clients
 from support.certificates import Papers, impatient, pair, trusting
-from support.clients import BRISK, CALLS, ITEM, ONCE, SMALL, Array, Counting, Face, copied, halved
+from support.clients import BRISK, CALLS, ITEM, ONCE, SMALL, Counting, copied, halved
 from support.command_line import run_here
 from support.raw_calls import wait_until
 from support.relay import relaying
-from support.servers import ServerThread, serving
+from support.servers import serving
 
 STRANGER = trustme.CA()
 CLOSED = "the server closed the connection; it probably requires TLS"
@@ -40,35 +35,33 @@ STRANGE = "not signed by a trusted authority"
 
 
 @pytest.fixture(scope="module")
-def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+def papers(tmp_path_factory):
     return Papers(tmp_path_factory.mktemp("papers"))
 
 
 @pytest.fixture(scope="module")
-def private(papers: Papers) -> Iterator[str]:
+def private(papers):
     with serving(**papers.settings) as server:
         yield server.address
 
 
 @pytest.fixture(autouse=True)
-def no_token_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_token_of_the_environment(monkeypatch):
     Counting.failed.clear()
     for name in ("GRADWIRE_TOKEN", "GRADWIRE_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
 
 
-def check_nothing(address: str, credentials: grpc.ChannelCredentials | None, words: str) -> None:
+def check_nothing(address, credentials, words):
     """Assert that no kind of call is answered, and that each says why."""
-    calls: list[Any] = [*CALLS.values(), methodcaller("wait_ready", 0.1)]
+    calls = [*CALLS.values(), methodcaller("wait_ready", 0.1)]
     with impatient(address, credentials) as client:
         for call in calls:
             with pytest.raises(UnavailableError, match=words):
                 call(client)
 
 
-def test_no_answer_without_what_a_server_wants(
-    server: ServerThread, private: str, papers: Papers
-) -> None:
+def test_no_answer_without_what_a_server_wants(server, private, papers):
     check_nothing(private, None, CLOSED)
     check_nothing(private, trusting(STRANGER.cert_pem.bytes()), STRANGE)
     check_nothing(server.address, trusting(papers.roots), "the server does not use TLS")
@@ -81,9 +74,7 @@ def test_no_answer_without_what_a_server_wants(
             assert client.operators()
 
 
-def test_anothers_certificate_is_refused_and_an_expired_one_waited_for(
-    tmp_path: Path,
-) -> None:
+def test_anothers_certificate_is_refused_and_an_expired_one_waited_for(tmp_path):
     papers = Papers(tmp_path)
     credentials = trusting(papers.roots)
     papers.write(name="elsewhere.test")
@@ -106,8 +97,8 @@ def test_anothers_certificate_is_refused_and_an_expired_one_waited_for(
 
 
 def test_what_waiting_does_not_mend_is_tried_twice_and_not_waited_for(
-    private: str, server: ServerThread, papers: Papers, face: Face
-) -> None:
+    private, server, papers, face
+):
     counting = Counting(initial_backoff_s=0.01, max_backoff_s=0.05)
     known, strange = trusting(papers.roots), trusting(STRANGER.cert_pem.bytes())
     for address, credentials in ((private, strange), (server.address, known)):
@@ -128,7 +119,7 @@ def test_what_waiting_does_not_mend_is_tried_twice_and_not_waited_for(
             assert client.operators()
 
 
-def test_an_authority_of_the_same_name_with_another_key_is_another() -> None:
+def test_an_authority_of_the_same_name_with_another_key_is_another():
     # The message of gRPC 1.85 for an authority whose certificates do not name the issuer's key.
     message = (
         "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Tls handshake "
@@ -140,33 +131,31 @@ def test_an_authority_of_the_same_name_with_another_key_is_another() -> None:
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(tmp_path_factory):
     return tmp_path_factory.mktemp("guarded") / "tokens"
 
 
 @pytest.fixture(scope="module")
-def token(path: Path) -> str:
+def token(path):
     return add_token(path, name="all", scopes=list(Scope))
 
 
 @pytest.fixture(scope="module")
-def guarded(path: Path, token: str) -> Iterator[str]:
+def guarded(path, token):
     assert token
     with serving(tokens=str(path)) as server:
         yield server.address
 
 
 @pytest.fixture
-def file(tmp_path: Path, token: str) -> Path:
+def file(tmp_path, token):
     file = tmp_path / "token"
     file.write_text(f"{token}\n")
     return file
 
 
-def test_every_call_shows_the_token_wherever_it_is_from(
-    guarded: str, token: str, file: Path, face: Face, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def do_all(client: Client) -> None:
+def test_every_call_shows_the_token_wherever_it_is_from(guarded, token, file, face, monkeypatch):
+    def do_all(client):
         with client:
             for call in CALLS.values():
                 call(client)
@@ -183,7 +172,7 @@ def test_every_call_shows_the_token_wherever_it_is_from(
     do_all(face(guarded, token_file=str(file)))
 
 
-def test_without_a_valid_token_no_call_works(guarded: str, face: Face) -> None:
+def test_without_a_valid_token_no_call_works(guarded, face):
     for shown in (None, "another"):
         with face(guarded, token=shown) as client:
             for call in CALLS.values():
@@ -194,7 +183,7 @@ def test_without_a_valid_token_no_call_works(guarded: str, face: Face) -> None:
             client.wait_ready(10)
 
 
-def test_a_token_without_the_scope_is_told_so(guarded: str, path: Path) -> None:
+def test_a_token_without_the_scope_is_told_so(guarded, path):
     token = add_token(path, name="looker", scopes=[Scope.INSPECT])
     with Client(guarded, token=token) as client:
         assert client.server_info().backend
@@ -202,8 +191,8 @@ def test_a_token_without_the_scope_is_told_so(guarded: str, path: Path) -> None:
             halved(client, SMALL)
 
 
-def test_a_file_is_read_anew_and_a_broken_one_is_not(guarded: str, path: Path, file: Path) -> None:
-    def is_served(client: Client) -> bool:
+def test_a_file_is_read_anew_and_a_broken_one_is_not(guarded, path, file):
+    def is_served(client):
         try:
             return bool(client.operators())
         except AuthenticationError:
@@ -225,10 +214,10 @@ def test_a_file_is_read_anew_and_a_broken_one_is_not(guarded: str, path: Path, f
         assert is_served(client)
 
 
-def test_a_file_is_not_read_for_every_call(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_not_read_for_every_call(file, monkeypatch):
     monkeypatch.setattr("gradwire._wire.files.LOOK_EVERY_S", 3600)
     file.write_bytes(b"before")
-    errors: list[Exception] = []
+    errors = []
     read = Reloaded((str(file),), lambda held: held[0], on_error=errors.append)
     file.write_bytes(b"after")
     assert read.get() == b"before"
@@ -236,7 +225,7 @@ def test_a_file_is_not_read_for_every_call(file: Path, monkeypatch: pytest.Monke
     assert (read.get(), errors) == (b"after", [])
 
 
-def test_no_proxy_sees_calls_to_this_machine(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_proxy_sees_calls_to_this_machine(address, monkeypatch):
     with relaying(address) as proxy:
         for name in ("http_proxy", "https_proxy", "grpc_proxy"):
             monkeypatch.setenv(name, f"http://{proxy.address}")
@@ -247,7 +236,7 @@ def test_no_proxy_sees_calls_to_this_machine(address: str, monkeypatch: pytest.M
         assert proxy.connections == 0
 
 
-def test_a_file_without_a_token_is_refused_by_name(file: Path) -> None:
+def test_a_file_without_a_token_is_refused_by_name(file):
     words = re.escape(f"token_file: {file} holds no token")
     for bad in ("", "two words", "a\nb", "\u00e9"):
         file.write_text(bad)
@@ -257,7 +246,7 @@ def test_a_file_without_a_token_is_refused_by_name(file: Path) -> None:
         Client(token_file=f"{file}.none")
 
 
-def test_no_repr_shows_it(guarded: str, token: str) -> None:
+def test_no_repr_shows_it(guarded, token):
     with Client(guarded, token=token) as client:
         client.operators()
         seen = [client, *vars(client).values(), vars(client)["_calls"].get()]
@@ -267,9 +256,7 @@ def test_no_repr_shows_it(guarded: str, token: str) -> None:
     assert token not in repr(caught.value)
 
 
-def test_commands_take_a_file_or_the_environment_and_no_token(
-    guarded: str, token: str, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_take_a_file_or_the_environment_and_no_token(guarded, token, file, monkeypatch):
     for command, code, words in (
         (f"info --target {guarded} --token-file {file}", 0, ""),
         (f"info --target {guarded}", 8, "a token is needed"),
@@ -301,9 +288,7 @@ DISTANT = (
 )
 
 
-def test_in_plain_text_a_token_goes_to_this_machine_and_to_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_in_plain_text_a_token_goes_to_this_machine_and_to_no_other(monkeypatch):
     token, file = {"token": "hush"}, {"token_file": "/hush"}
     for target in LOCAL:
         Client(target, token="hush").close()  # noqa: S106
@@ -311,7 +296,7 @@ def test_in_plain_text_a_token_goes_to_this_machine_and_to_no_other(
         monkeypatch.delenv("GRADWIRE_TOKEN", raising=False)
         kind(target)
         for given in (token, file):
-            options: dict[str, Any] = dict(given)
+            options = dict(given)
             with pytest.raises(InvalidRequestError, match="plain text") as caught:
                 kind(["127.0.0.1:1", target], **options)
             assert "hush" not in str(caught.value)
@@ -325,7 +310,7 @@ def test_in_plain_text_a_token_goes_to_this_machine_and_to_no_other(
 POLICY = Counting(max_attempts=4, initial_backoff_s=0.01, max_backoff_s=0.01)
 
 
-def unavailable(face: Face, target: str, array: Array = SMALL, **options: Any) -> UnavailableError:
+def unavailable(face, target, array=SMALL, **options):
     with face(target, **options) as client, pytest.raises(UnavailableError) as caught:
         copied(client, array)
     return caught.value
@@ -334,14 +319,14 @@ def unavailable(face: Face, target: str, array: Array = SMALL, **options: Any) -
 @clients.either_size
 @pytest.mark.parametrize(("connect_timeout_s", "tries"), [(None, 4), (3600.0, 4), (0.005, 2)])
 def test_connecting_is_tried_for_as_long_as_the_client_is_told(
-    nobody: str, face: Face, array: Array, connect_timeout_s: float | None, tries: int
-) -> None:
+    nobody, face, array, connect_timeout_s, tries
+):
     error = unavailable(face, nobody, array, retry=POLICY, connect_timeout_s=connect_timeout_s)
     assert error.unreachable
     assert len(Counting.failed) == tries
 
 
-def test_an_attempt_to_connect_takes_no_longer(face: Face) -> None:
+def test_an_attempt_to_connect_takes_no_longer(face):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         target = f"127.0.0.1:{silent.getsockname()[1]}"
         # By itself gRPC waits 20 s for a server that takes a connection and says nothing.
@@ -349,7 +334,7 @@ def test_an_attempt_to_connect_takes_no_longer(face: Face) -> None:
 
 
 @clients.either_size
-def test_tls_at_any_address_is_told_of(face: Face, array: Array, nobody: str, private: str) -> None:
+def test_tls_at_any_address_is_told_of(face, array, nobody, private):
     # gRPC tells of the address of a name that failed last, which may be another one.
     name = private.replace("127.0.0.1", "localhost")
     for target in (name, f"{private},{nobody}", f"{nobody},{private}", f"ipv4:{private},{nobody}"):
@@ -364,9 +349,7 @@ def test_tls_at_any_address_is_told_of(face: Face, array: Array, nobody: str, pr
 
 
 @clients.either_size
-def test_where_nobody_listens_the_error_says_what_to_do(
-    nobody: str, face: Face, array: Array, tmp_path: Path
-) -> None:
+def test_where_nobody_listens_the_error_says_what_to_do(nobody, face, array, tmp_path):
     for target in (nobody, f"unix:{tmp_path}/none"):
         error = unavailable(face, target, array, retry=ONCE)
         assert str(error).startswith(f"{no_server(target)}: ")
@@ -377,7 +360,7 @@ def test_where_nobody_listens_the_error_says_what_to_do(
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_a_port_of_http_is_told_from_one_of_grpc(face: Face, papers: Papers, *, tls: bool) -> None:
+def test_a_port_of_http_is_told_from_one_of_grpc(face, papers, tls):
     credentials = trusting(papers.roots) if tls else None
     with serving(http_port="0", **(papers.settings if tls else {})) as server:
         # An address of localhost where nothing listens does not decide.
@@ -387,7 +370,7 @@ def test_a_port_of_http_is_told_from_one_of_grpc(face: Face, papers: Papers, *, 
             assert str(error).startswith("the server at this port does not speak gRPC; ")
 
 
-def test_a_name_that_is_not_known_is_unreachable(face: Face) -> None:
+def test_a_name_that_is_not_known_is_unreachable(face):
     error = unavailable(face, "nothing.invalid:1", retry=POLICY, connect_timeout_s=0.005)
     assert error.unreachable
     assert str(error).startswith("the host name in target cannot be resolved; ")

@@ -1,17 +1,13 @@
 """evaluate_many gives what evaluate gives for each item, whatever breaks and however it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import repeat
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -21,31 +17,31 @@ from hypothesis import strategies as st
 
 from gradwire import AsyncClient, Client, Item, errors, ops
 from gradwire._transport.batch import BatchStream
-from gradwire._transport.channels import Pool, PooledChannel, start_thread
+from gradwire._transport.channels import Pool, start_thread
 from gradwire._transport.tracing import CallSpan
 from gradwire_server.errors import RETRY_AFTER_S
 from sdk.strided_arrays import arrays
 from support import clients
-from support.clients import AWAITED, BILINEAR, COPY, ITEM, Array, Collect, Face, Outcome, either_way
+from support.clients import AWAITED, BILINEAR, COPY, ITEM, either_way
 from support.examples import examples
 from support.oracles import oracles
 from support.raw_calls import PATIENCE_S, named, summed, wait_until
-from support.relay import Relay, nothing, relaying
+from support.relay import nothing, relaying
 from support.servers import ServerThread, served_many, serving, wait_idle
 
 # One connection, so that a relay sees every one there is.
-PATIENT: dict[str, Any] = {"connections": 1, "retry": clients.PROMPT}
+PATIENT = {"connections": 1, "retry": clients.PROMPT}
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
-def numbered(count: int) -> Iterator[Item]:
+def numbered(count):
     """Make items whose results tell their places."""
     for number in range(count):
         yield Item(COPY, np.full((16,), number, np.float32), (16,))
 
 
-def check(outcomes: list[tuple[int, Outcome]], count: int) -> None:
+def check(outcomes, count):
     """Assert that every result came once, in order, with the bits that were sent."""
     check_places(outcomes, count)
     for index, result in outcomes:
@@ -53,12 +49,12 @@ def check(outcomes: list[tuple[int, Outcome]], count: int) -> None:
         assert (result == index).all()
 
 
-def check_places(outcomes: list[tuple[int, Outcome]], count: int, *, ordered: bool = True) -> None:
+def check_places(outcomes, count, *, ordered=True):
     places = [index for index, _ in outcomes]
     assert (places if ordered else sorted(places)) == list(range(count))
 
 
-def check_results(client: Client, items: list[Any], outcomes: list[tuple[int, Outcome]]) -> None:
+def check_results(client, items, outcomes):
     """Assert that every result is what evaluate gives for its item."""
     for index, result in outcomes:
         op, array, shape = items[index]
@@ -71,22 +67,20 @@ def check_results(client: Client, items: list[Any], outcomes: list[tuple[int, Ou
 
 @either_way
 @pytest.mark.parametrize("most", [1, 3, 64])
-def test_results_equal_evaluate(
-    plain: Client, collect: Collect, *, ordered: bool, most: int
-) -> None:
+def test_results_equal_evaluate(plain, collect, ordered, most):
     values = np.random.default_rng(0).normal(size=(2, 3, 8, 10))
     floats = values.astype(np.float32)
     types = (np.float32, np.float16, ml_dtypes.bfloat16, np.float64, ">f4")
-    sources: list[Array] = [
+    sources = [
         *(values.astype(dtype) for dtype in types),
         *(floats[:, :, ::-1], floats.transpose(0, 1, 3, 2), floats.transpose(1, 0, 2, 3)[:, ::2]),
         *(np.broadcast_to(floats[:1, :, :1], floats.shape), floats[:1]),
     ]
     nearest = ops.DmlResampleGrad(interpolation_mode="nearest")
     pairs = itertools.product(sources * 4, (BILINEAR, nearest))
-    items: list[Any] = [(op, array, clients.half(array)) for array, op in pairs]
+    items = [(op, array, clients.half(array)) for array, op in pairs]
     for policy in ("not_larger", "not_smaller"):
-        sizes: dict[str, Any] = {"sizes": (9, 6), "keep_aspect_ratio_policy": policy}
+        sizes = {"sizes": (9, 6), "keep_aspect_ratio_policy": policy}
         items.append((ops.OnnxResize(mode="linear", axes=(2, 3), **sizes), sources[1], None))
     outcomes = collect(iter(items), ordered=ordered, max_in_flight=most)
     check_places(outcomes, len(items), ordered=ordered)
@@ -95,18 +89,18 @@ def test_results_equal_evaluate(
 
 @examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sources=st.lists(arrays(), min_size=1, max_size=6))
-def test_arrays_of_any_layout_come_back_as_they_went(plain: Client, sources: list[Array]) -> None:
+def test_arrays_of_any_layout_come_back_as_they_went(plain, sources):
     results = plain.evaluate_many((COPY, array, array.shape) for array in sources)
     for array, result in zip(sources, results, strict=True):
         oracles.same_bits(result, array.astype(array.dtype.newbyteorder("=")))
 
 
 @either_way
-def test_an_error_is_raised_at_its_item_others_go_on(collect: Collect, *, ordered: bool) -> None:
+def test_an_error_is_raised_at_its_item_others_go_on(collect, ordered):
     good, invalid = np.arange(16, dtype=np.float32).reshape(4, 4), errors.InvalidRequestError
     scaled = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1.0,))
     # Items with the errors that evaluate() raises for them, by their places.
-    bad: dict[int, tuple[Any, type[Exception], str]] = {
+    bad = {
         0: ((COPY, good.astype(np.int32), (4, 4)), invalid, "array.dtype"),
         2: ((COPY, good), invalid, "output_shape"),
         3: ((scaled, good, (4, 4)), invalid, "scales"),
@@ -133,10 +127,10 @@ def test_an_error_is_raised_at_its_item_others_go_on(collect: Collect, *, ordere
 
 @either_way
 @pytest.mark.parametrize("most", [1, 5])
-def test_items_are_taken_as_there_is_room(collect: Collect, *, ordered: bool, most: int) -> None:
-    open_now, seen = set[int](), list[int]()
+def test_items_are_taken_as_there_is_room(collect, ordered, most):
+    open_now, seen = set(), []
 
-    def items() -> Iterator[Item]:
+    def items():
         for number, item in enumerate(numbered(100)):
             open_now.add(number)
             seen.append(len(open_now))
@@ -148,10 +142,10 @@ def test_items_are_taken_as_there_is_room(collect: Collect, *, ordered: bool, mo
 
 
 @either_way
-def test_results_do_not_wait_for_many_slow_items(collect: Collect, *, ordered: bool) -> None:
-    done, done_before = list[int](), list[int]()
+def test_results_do_not_wait_for_many_slow_items(collect, ordered):
+    done, done_before = [], []
 
-    def items() -> Iterator[Item]:
+    def items():
         for item in numbered(7):
             time.sleep(0.06)
             done_before.append(len(done))
@@ -161,14 +155,12 @@ def test_results_do_not_wait_for_many_slow_items(collect: Collect, *, ordered: b
     assert done_before[-1] > 0
 
 
-def test_an_array_may_be_used_anew_at_once_and_out_takes_its_result(
-    collect: Collect,
-) -> None:
+def test_an_array_may_be_used_anew_at_once_and_out_takes_its_result(collect):
     array = np.empty((4, 6), np.float32)
-    outs: list[Any] = [None, np.empty((6, 4), np.float32).T, None, np.empty((6, 4), ">f4")] * 25
+    outs = [None, np.empty((6, 4), np.float32).T, None, np.empty((6, 4), ">f4")] * 25
     outs = [None if out is None else out.copy("K") for out in outs]
 
-    def items() -> Iterator[Item]:
+    def items():
         for number, out in enumerate(outs):
             array[...] = number
             layout = array.T[::-1] if number % 4 in {0, 3} else array
@@ -179,10 +171,10 @@ def test_an_array_may_be_used_anew_at_once_and_out_takes_its_result(
     assert all(outs[index] is None or outs[index] is result for index, result in outcomes)
 
 
-async def test_items_may_come_asynchronously(address: str) -> None:
+async def test_items_may_come_asynchronously(address):
     first_result = asyncio.Event()
 
-    async def items() -> AsyncIterator[Item]:
+    async def items():
         for item in numbered(50):
             yield item
             # The first result is handed over although more may come.
@@ -198,7 +190,7 @@ async def test_items_may_come_asynchronously(address: str) -> None:
         assert [*seen, *[float(result[0]) async for result in results]] == list(range(50))
 
 
-def mixed_items(kind: str) -> list[Any]:
+def mixed_items(kind):
     array = np.random.default_rng(1).normal(size=(1, 1, 512, 512)).astype(np.float32)
     if kind == "large":
         sizes = [4, 512, 8, 512, 512, 4, 4]
@@ -212,16 +204,14 @@ def mixed_items(kind: str) -> list[Any]:
 
 # A stream for the small ones and another one for a large one would be one too many.
 @pytest.fixture(scope="module", params=[1, 64])
-def narrow(request: pytest.FixtureRequest) -> Iterator[ServerThread]:
+def narrow(request):
     with serving(max_streams=request.param) as server:
         yield server
 
 
 @either_way
 @pytest.mark.parametrize("kind", ["large", "enlarged", "enlarged, broadcast"])
-def test_large_inputs_and_results_are_streamed_among_small_ones(
-    narrow: ServerThread, collect: Collect, kind: str, *, ordered: bool
-) -> None:
+def test_large_inputs_and_results_are_streamed_among_small_ones(narrow, collect, kind, ordered):
     items, options = mixed_items(kind), {"retry": clients.ONCE}
     outcomes = collect(items, at=narrow.address, ordered=ordered, options=options)
     check_places(outcomes, len(items), ordered=ordered)
@@ -240,17 +230,13 @@ CUTS = [(1,), (300,), (2_000,), (9_000, 1, 1, 20_000, 300, 5_000)]
         pytest.param((4_000,) * 8, {"retry": clients.SOON_OVER}, id="few tries"),
     ],
 )
-def test_a_stream_that_is_cut_anywhere_goes_on_where_it_stopped(
-    address: str, collect: Collect, cuts: tuple[int, ...], options: dict[str, Any]
-) -> None:
+def test_a_stream_that_is_cut_anywhere_goes_on_where_it_stopped(address, collect, cuts, options):
     with relaying(address, cuts=cuts) as relay:
         check(collect(numbered(600), at=relay.address, options=options), 600)
         assert relay.connections == len(cuts) + 1
 
 
-def test_another_server_is_sent_what_a_lost_one_has_not_answered(
-    server: ServerThread,
-) -> None:
+def test_another_server_is_sent_what_a_lost_one_has_not_answered(server):
     with serving() as other, relaying(server.address, cuts=(5_000,)) as relay:
         relay.on_cut = lambda: relay.lead_to(other.address)
         check(clients.outcomes_of(Client, numbered(300), at=relay.address), 300)
@@ -259,12 +245,12 @@ def test_another_server_is_sent_what_a_lost_one_has_not_answered(
 
 
 @pytest.mark.slow
-def test_a_server_that_drains_hands_over_to_another(address: str, collect: Collect) -> None:
+def test_a_server_that_drains_hands_over_to_another(address, collect):
     old = ServerThread()
     old.start()
     with relaying(old.address) as relay:
 
-        def hand_over() -> None:
+        def hand_over():
             old.stop()
             relay.lead_to(address)
 
@@ -279,7 +265,7 @@ def test_a_server_that_drains_hands_over_to_another(address: str, collect: Colle
         stopping.join()
 
 
-def test_silence_ends_items_in_flight_and_the_next_go_on(relay: Relay, collect: Collect) -> None:
+def test_silence_ends_items_in_flight_and_the_next_go_on(relay, collect):
     on = {4: relay.hold, 10: relay.let_go}
     outcomes = collect(
         numbered(30),
@@ -301,12 +287,12 @@ def test_silence_ends_items_in_flight_and_the_next_go_on(relay: Relay, collect: 
 
 
 @pytest.mark.parametrize("slow", ["items", "results"])
-def test_a_stream_that_the_server_ends_is_opened_again(collect: Collect, slow: str) -> None:
-    def wait(what: str) -> None:
+def test_a_stream_that_the_server_ends_is_opened_again(collect, slow):
+    def wait(what):
         if what == slow:
             time.sleep(0.25)
 
-    def items() -> Iterator[Item]:
+    def items():
         for item in numbered(4):
             wait("items")
             yield item
@@ -316,7 +302,7 @@ def test_a_stream_that_the_server_ends_is_opened_again(collect: Collect, slow: s
         check(collect(items(), at=server.address, **options), 4)
 
 
-def test_a_full_server_is_asked_again_or_every_item_is_told(nobody: str, collect: Collect) -> None:
+def test_a_full_server_is_asked_again_or_every_item_is_told(nobody, collect):
     with served_many(max_memory_bytes=1) as (server, _, other):
         full = server.address
         other.send(named(summed(1 << 18), "long"))  # hours of work take all memory
@@ -335,14 +321,14 @@ def test_a_full_server_is_asked_again_or_every_item_is_told(nobody: str, collect
                 assert (error.request_id or "").endswith(f"-{index}")
 
 
-def test_more_callers_than_streams_all_get_their_results(collect: Collect) -> None:
+def test_more_callers_than_streams_all_get_their_results(collect):
     with serving(max_streams=1) as server, ThreadPoolExecutor(4) as pool:
         options = {"at": server.address, "options": PATIENT}
         for call in [pool.submit(collect, numbered(50), **options) for _ in range(6)]:
             check(call.result(), 50)
 
 
-def test_an_interrupt_loses_nothing(relay: Relay) -> None:
+def test_an_interrupt_loses_nothing(relay):
     with Client(relay.address) as client:
         results = client.evaluate_many(numbered(100))
         before = list(itertools.islice(results, 10))
@@ -353,7 +339,7 @@ def test_an_interrupt_loses_nothing(relay: Relay) -> None:
         check(list(enumerate([*before, *results])), 100)
 
 
-def test_a_client_closed_by_another_thread_ends_what_is_in_flight(relay: Relay, face: Face) -> None:
+def test_a_client_closed_by_another_thread_ends_what_is_in_flight(relay, face):
     client = face(relay.address)
     results = client.evaluate_many(numbered(100))
     next(results)
@@ -363,9 +349,9 @@ def test_a_client_closed_by_another_thread_ends_what_is_in_flight(relay: Relay, 
         list(results)
 
 
-def told(results: Iterator[Any]) -> list[BaseException | None]:
+def told(results):
     """Return what each next() raises until there is nothing more; None for a result."""
-    outcomes: list[BaseException | None] = []
+    outcomes = []
     for _ in range(1000):
         try:
             next(results)
@@ -378,7 +364,7 @@ def told(results: Iterator[Any]) -> list[BaseException | None]:
     raise AssertionError("it never ends")
 
 
-def check_cancelled(outcomes: list[BaseException | None], *, begin: int) -> None:
+def check_cancelled(outcomes, *, begin):
     """Assert that errors of a closed client, with their items' notes, end the outcomes."""
     failed = [(index, error) for index, error in enumerate(outcomes, begin) if error is not None]
     assert failed
@@ -388,7 +374,7 @@ def check_cancelled(outcomes: list[BaseException | None], *, begin: int) -> None
         assert error.__notes__ == [f"item {index} of evaluate_many"]
 
 
-def test_a_closed_client_ends_every_item_it_took_and_the_results(address: str, face: Face) -> None:
+def test_a_closed_client_ends_every_item_it_took_and_the_results(address, face):
     with face(address) as client:
         assert list(client.evaluate_many([])) == []
         results = client.evaluate_many(repeat(ITEM, 500))
@@ -399,10 +385,10 @@ def test_a_closed_client_ends_every_item_it_took_and_the_results(address: str, f
 
 
 @pytest.mark.parametrize("taken", [0, 3, 30])
-def test_closing_a_client_ends_who_waits_for_a_slow_source(address: str, taken: int) -> None:
+def test_closing_a_client_ends_who_waits_for_a_slow_source(address, taken):
     silent = threading.Event()
 
-    async def items() -> AsyncIterator[Item]:
+    async def items():
         for _ in range(taken):
             yield ITEM
             await asyncio.sleep(0.01)
@@ -410,20 +396,20 @@ def test_closing_a_client_ends_who_waits_for_a_slow_source(address: str, taken: 
         await asyncio.Event().wait()
 
     with AWAITED(address) as client, ThreadPoolExecutor(1) as pool:
-        evaluate_many: Any = client.evaluate_many
+        evaluate_many = client.evaluate_many
         waiting = pool.submit(told, evaluate_many(items()))
         assert silent.wait(PATIENCE_S)
         client.close()
         check_cancelled(waiting.result(PATIENCE_S), begin=0)
 
 
-def failing(error: type[BaseException]) -> Iterator[Item]:
+def failing(error):
     """Yield 100 items, then raise."""
     yield from repeat(ITEM, 100)
     raise error
 
 
-async def failing_in_loop(error: type[BaseException]) -> AsyncIterator[Item]:
+async def failing_in_loop(error):
     for item in failing(error):
         yield item
 
@@ -442,13 +428,8 @@ async def failing_in_loop(error: type[BaseException]) -> AsyncIterator[Item]:
     ],
 )
 def test_what_a_source_raises_is_raised_once_and_loses_no_result(
-    faced: Any,
-    face: Face,
-    source: Callable[[type[BaseException]], Any],
-    error: type[BaseException],
-    *,
-    ordered: bool,
-) -> None:
+    faced, face, source, error, ordered
+):
     outcomes = told(faced.evaluate_many(source(error), ordered=ordered))
     in_order = ordered and (face is AWAITED or issubclass(error, Exception))
     failed = outcomes[100:] if in_order else [each for each in outcomes if each is not None]
@@ -460,22 +441,20 @@ def test_what_a_source_raises_is_raised_once_and_loses_no_result(
 class Interrupting:
     """An array that Ctrl-C finds being read."""
 
-    def __array__(self, *_: object) -> None:
+    def __array__(self, *_):
         raise KeyboardInterrupt
 
 
-def test_an_interrupt_as_an_item_is_taken_is_raised_once_and_loses_no_result(
-    plain: Client,
-) -> None:
+def test_an_interrupt_as_an_item_is_taken_is_raised_once_and_loses_no_result(plain):
     items = [ITEM, ITEM._replace(array=Interrupting()), ITEM]
     kinds = [type(each) for each in told(plain.evaluate_many(items))]
     assert kinds == [KeyboardInterrupt, type(None), errors.CallCancelledError, type(None)]
 
 
-def test_results_are_refused_to_a_second_thread_and_to_their_own_items(plain: Client) -> None:
+def test_results_are_refused_to_a_second_thread_and_to_their_own_items(plain):
     waiting, going_on = threading.Event(), threading.Event()
 
-    def late() -> Iterator[Item]:
+    def late():
         waiting.set()
         assert going_on.wait(PATIENCE_S)
         yield from repeat(ITEM, 2)
@@ -492,7 +471,7 @@ def test_results_are_refused_to_a_second_thread_and_to_their_own_items(plain: Cl
         assert [type(each) for each in told(results)] == [RuntimeError]
 
 
-def test_results_closed_or_dropped_end_their_stream(server: ServerThread, faced: Client) -> None:
+def test_results_closed_or_dropped_end_their_stream(server, faced):
     with faced.evaluate_many(repeat(ITEM)) as results:
         next(results)
         assert server.server.service.admission.streams == 1
@@ -508,15 +487,13 @@ def test_results_closed_or_dropped_end_their_stream(server: ServerThread, faced:
     wait_until(lambda: "gradwire-receiver" not in {each.name for each in threading.enumerate()})
 
 
-def test_results_dropped_after_a_fault_take_no_more_items(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def start(name: str, *arguments: Any) -> threading.Thread:
+def test_results_dropped_after_a_fault_take_no_more_items(address, monkeypatch):
+    def start(name, *arguments):
         if name == "receiver":
             raise RuntimeError("can't start new thread")
         return start_thread(name, *arguments)
 
-    async def drop() -> None:
+    async def drop():
         before = asyncio.all_tasks()
         async with AsyncClient(address) as client:
             results = client.evaluate_many(repeat(ITEM))
@@ -534,18 +511,16 @@ def test_results_dropped_after_a_fault_take_no_more_items(
     asyncio.run(drop())
 
 
-def test_results_are_closed_by_no_thread_that_drops_them(
-    server: ServerThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cancel, threads = BatchStream.cancel, list[threading.Thread]()
+def test_results_are_closed_by_no_thread_that_drops_them(server, monkeypatch):
+    cancel, threads = BatchStream.cancel, []
 
-    def noted(self: BatchStream) -> None:
+    def noted(self):
         threads.append(threading.current_thread())
         cancel(self)
 
     monkeypatch.setattr(BatchStream, "cancel", noted)
     with Client(server.address) as client:
-        dropped: list[Any] = [client.evaluate_many(numbered(50))]
+        dropped = [client.evaluate_many(numbered(50))]
         next(dropped[0])
         dropped.append(dropped)  # only garbage collection finds it, in whichever thread
         del dropped
@@ -556,22 +531,20 @@ def test_results_are_closed_by_no_thread_that_drops_them(
     assert threading.current_thread() not in threads
 
 
-def test_a_stream_that_two_threads_cancel_ends_once(
-    plain: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_that_two_threads_cancel_ends_once(plain, monkeypatch):
     cancel, give_back = BatchStream.cancel, Pool.give_back
-    streams, ended = list[BatchStream](), list[threading.Thread]()
+    streams, ended = [], []
 
-    def note(self: BatchStream) -> None:
+    def note(self):
         streams.append(self)
         cancel(self)
 
     @contextmanager
-    def span(*_: object) -> Iterator[CallSpan]:
+    def span(*_):
         yield CallSpan(None)
         ended.append(threading.current_thread())
 
-    def cancel_again(self: Pool, taken: PooledChannel, *, failed: bool) -> None:
+    def cancel_again(self, taken, *, failed):
         give_back(self, taken, failed=failed)
         with ThreadPoolExecutor(1) as other:
             other.submit(cancel, streams.pop()).result(PATIENCE_S)

@@ -1,7 +1,5 @@
 """Texts of what the clients refuse: calls and values, the field at fault and the exact message."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable
@@ -14,7 +12,7 @@ import pytest
 from gradwire import RetryPolicy, ops
 from gradwire._wire.requests import check_operator
 from gradwire.health import health
-from support.clients import COPY, SMALL, Face, copied, halved
+from support.clients import COPY, SMALL, copied, halved
 
 IMAGE, PLACE = np.ones((1, 1, 4, 4), np.float32), (1, 1, 2, 2)
 
@@ -35,7 +33,7 @@ PLAIN_TEXT = (
 )
 
 # Targets, by what would do.
-TARGETS: dict[str, tuple[Any, ...]] = {
+TARGETS = {
     'give a server\'s address, such as "127.0.0.1:50051", or several': (
         *("", ",", "a:1,", [], ["a:1", ""], ["a:1", 2], 5, b"a:1"),
     ),
@@ -55,7 +53,7 @@ TARGETS: dict[str, tuple[Any, ...]] = {
     ),
 }
 # Arguments of a client, with field and message.
-MADE: list[tuple[dict[str, Any], str | None, str]] = [
+MADE = [
     *(
         ({"target": target}, "target", f"target is {target!r}; {advice}")
         for advice, targets in TARGETS.items()
@@ -103,7 +101,7 @@ MADE: list[tuple[dict[str, Any], str | None, str]] = [
 ]
 
 
-def refused(call: Callable[[], object]) -> tuple[str | None, str]:
+def refused(call):
     """Return field and message of the ValueError or TypeError that a call raises."""
     with pytest.raises((ValueError, TypeError)) as caught:
         call()
@@ -111,25 +109,21 @@ def refused(call: Callable[[], object]) -> tuple[str | None, str]:
 
 
 @pytest.mark.parametrize(("arguments", "field", "message"), MADE, ids=str)
-def test_a_client_cannot_be_made_of_nonsense(
-    face: Face, arguments: dict[str, Any], field: str | None, message: str
-) -> None:
-    made: dict[str, Any] = {"target": "127.0.0.1:1", **arguments}
+def test_a_client_cannot_be_made_of_nonsense(face, arguments, field, message):
+    made = {"target": "127.0.0.1:1", **arguments}
     assert refused(lambda: face(**made)) == (field, message)
 
 
-def test_the_base_of_all_operators_is_not_one() -> None:
+def test_the_base_of_all_operators_is_not_one():
     told = "op is a Operator; give an operator of gradwire.ops"
     assert refused(lambda: check_operator(ops.Operator())) == (None, told)
 
 
-def test_a_bad_target_in_the_environment_is_named(
-    face: Face, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_target_in_the_environment_is_named(face, monkeypatch):
     for target, advice in (("127.0.0.1", HOST_PORT), ("a:1,", next(iter(TARGETS)))):
         monkeypatch.setenv("GRADWIRE_TARGET", target)
         assert refused(face) == ("target", f"GRADWIRE_TARGET is {target!r}; {advice}")
-    wrong: Any = "roots.pem"
+    wrong = "roots.pem"
     asked = refused(lambda: health("127.0.0.1:1", credentials=wrong))
     assert asked == ("credentials", f"credentials: is of type str; {CREDENTIALS}")
 
@@ -139,20 +133,20 @@ ABSENT = "output_shape: is missing; the attributes of dml_resample do not determ
 Asked = Callable[[Any], object]
 
 
-def half_into(out: Any) -> Asked:
+def half_into(out):
     return partial(halved, array=IMAGE, out=out)
 
 
-def shaped(shape: Any, op: Any = COPY) -> Asked:
+def shaped(shape, op=COPY):
     return lambda client: client.evaluate(op, SMALL, output_shape=shape)
 
 
-def many(items: Any = (), **options: Any) -> Asked:
+def many(items=(), **options):
     return lambda client: client.evaluate_many(items, **options)
 
 
 # Calls by message and field.
-ASKED: dict[str | None, dict[str, Asked]] = {
+ASKED = {
     "out": {
         f"out: has shape {(*PLACE, 1)}; the result has {PLACE}": half_into(
             np.empty((*PLACE, 1), "f4")
@@ -197,16 +191,14 @@ ASKED: dict[str | None, dict[str, Asked]] = {
 @pytest.mark.parametrize(
     ("message", "field"), [(message, field) for field in ASKED for message in ASKED[field]]
 )
-def test_a_call_that_cannot_be_made_is_refused(
-    address: str, face: Face, message: str, field: str | None
-) -> None:
+def test_a_call_that_cannot_be_made_is_refused(address, face, message, field):
     call = ASKED[field][message]
     with face(address) as client:
         assert refused(lambda: call(client)) == (field, message)
 
 
 ORDERED = "0 < initial_backoff_s <= max_backoff_s is needed"
-POLICIES: dict[str, dict[str, Any]] = {
+POLICIES = {
     "max_attempts is 0; at least 1 is needed": {"max_attempts": 0},
     **{
         f"initial_backoff_s is {initial_s} and max_backoff_s {most_s}; {ORDERED}": {
@@ -223,5 +215,5 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("message", POLICIES)
-def test_a_policy_out_of_range_is_refused(message: str) -> None:
+def test_a_policy_out_of_range_is_refused(message):
     assert refused(lambda: RetryPolicy(**POLICIES[message])) == (None, message)

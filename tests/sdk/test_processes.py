@@ -1,14 +1,11 @@
 """A client that gets into another process connects anew there."""
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os
 import pickle
 import subprocess
 import sys
-from typing import Any
 
 import grpc
 import numpy as np
@@ -98,21 +95,17 @@ print("done")
 @pytest.mark.parametrize(
     "script", [FORKING, pytest.param(DROPPING, marks=pytest.mark.slow)], ids=["fork", "drop"]
 )
-def test_children_connect_anew_and_any_thread_may_collect_results(
-    address: str, script: str
-) -> None:
+def test_children_connect_anew_and_any_thread_may_collect_results(address, script):
     run_script(script, address)
 
 
-def run_script(script: str, address: str) -> None:
+def run_script(script, address):
     command = [sys.executable, "-c", script, address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
     assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
 
 
-def test_results_stay_in_the_process_that_asked(
-    plain: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_stay_in_the_process_that_asked(plain, monkeypatch):
     """No process is forked here: gRPC may crash where that happens amid a call."""
     results = plain.evaluate_many([ITEM] * 20)
     next(results)
@@ -124,15 +117,13 @@ def test_results_stay_in_the_process_that_asked(
     assert len(list(results)) == 19
 
 
-def parent_and_result(client: Client) -> tuple[int, Any]:
+def parent_and_result(client):
     with client:
         return os.getppid(), copied(client, LARGE)
 
 
-def test_a_pickled_client_has_its_arguments_and_connections_of_its_own(
-    address: str,
-) -> None:
-    options: dict[str, Any] = {"chunk_bytes": 5000, "retry": RetryPolicy(max_attempts=3)}
+def test_a_pickled_client_has_its_arguments_and_connections_of_its_own(address):
+    options = {"chunk_bytes": 5000, "retry": RetryPolicy(max_attempts=3)}
     with Client(address, timeout_s=7.0, **options) as client:
         client.server_info()
         dumped = pickle.dumps(client)
@@ -142,12 +133,12 @@ def test_a_pickled_client_has_its_arguments_and_connections_of_its_own(
     np.testing.assert_array_equal(result, LARGE)
     assert pickle.dumps(pickle.loads(dumped)) == dumped  # noqa: S301 - our own bytes
 
-    async def dump() -> bytes:
+    async def dump():
         async with AsyncClient(address, chunk_bytes=5000) as client:
             await client.server_info()
             return pickle.dumps(client)
 
-    async def load(dumped: bytes) -> None:
+    async def load(dumped):
         # It belongs to the event loop it wakes up in.
         async with pickle.loads(dumped) as client:  # noqa: S301 - our own bytes
             np.testing.assert_array_equal(await copied(client, SMALL), SMALL)

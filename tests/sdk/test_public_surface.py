@@ -1,12 +1,9 @@
 """What users may rely on, pinned: names, signatures, and that both clients have the same."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.metadata import version
 
 import gradwire
@@ -38,9 +35,9 @@ METHODS = {
 }
 
 
-def arguments(method: Callable[..., object]) -> str:
+def arguments(method):
     """Spell the arguments of a method as METHODS does."""
-    spelled: list[str] = []
+    spelled = []
     for each in list(inspect.signature(method).parameters.values())[1:]:
         if each.kind is each.KEYWORD_ONLY and "*" not in spelled:
             spelled.append("*")
@@ -49,7 +46,7 @@ def arguments(method: Callable[..., object]) -> str:
     return " ".join(spelled)
 
 
-def test_the_package_exports_these_names_and_every_error() -> None:
+def test_the_package_exports_these_names_and_every_error():
     assert sorted(gradwire.__all__) == NAMES.split()
     for name in gradwire.__all__:
         assert hasattr(gradwire, name)
@@ -59,7 +56,7 @@ def test_the_package_exports_these_names_and_every_error() -> None:
     assert gradwire.__version__ == version("gradwire")
 
 
-def test_both_clients_have_these_methods_with_the_same_arguments_and_results() -> None:
+def test_both_clients_have_these_methods_with_the_same_arguments_and_results():
     for kind in (Client, AsyncClient):
         methods = {
             name: arguments(method)
@@ -90,6 +87,6 @@ for name in ("health", "ops", "tensors", "v1"):
 """
 
 
-def test_importing_leaves_grpc_and_the_environment_alone_and_brings_modules() -> None:
+def test_importing_leaves_grpc_and_the_environment_alone_and_brings_modules():
     clean = {name: text for name, text in os.environ.items() if "GRPC" not in name}
     subprocess.run([sys.executable, "-c", IMPORTING], check=True, env=clean)  # noqa: S603

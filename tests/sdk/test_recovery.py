@@ -1,26 +1,22 @@
 """Broken and interrupted calls give the bits of undisturbed ones, or the right error."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import methodcaller
-from typing import Any
 
 import numpy as np
 import pytest
 
-from gradwire import AsyncClient, Client, RetryPolicy, Timing, errors, ops
+from gradwire import AsyncClient, Client, RetryPolicy, errors, ops
 from gradwire_server.engine import prepared as server_prepared
 from gradwire_server.errors import RETRY_AFTER_S
 from support import clients
-from support.clients import AWAITED, CALLS, COPY, LARGE, SMALL, Array, Face, copied, halved
+from support.clients import AWAITED, CALLS, COPY, LARGE, SMALL, copied, halved
 from support.raw_calls import wait_until
-from support.relay import Relay, relaying
+from support.relay import relaying
 from support.servers import ServerThread, serving, serving_process
 
 DIFF_DST = np.random.default_rng(0).normal(size=(1, 2, 512, 512)).astype(np.float32)
@@ -30,11 +26,11 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 @pytest.fixture(scope="module")
-def undisturbed(plain: Client) -> Any:
+def undisturbed(plain):
     return halved(plain, DIFF_DST)
 
 
-def noting(event: threading.Event) -> Callable[[int, int], None]:
+def noting(event):
     return lambda _sent_bytes, _received_bytes: event.set()
 
 
@@ -47,11 +43,9 @@ def noting(event: threading.Event) -> Callable[[int, int], None]:
     ],
     ids=str,
 )
-def test_a_stream_that_is_cut_anywhere_gives_the_same_bits(
-    address: str, face: Face, undisturbed: Array, cuts: tuple[int, ...]
-) -> None:
+def test_a_stream_that_is_cut_anywhere_gives_the_same_bits(address, face, undisturbed, cuts):
     few = len(cuts) == 5
-    options: dict[str, Any] = {"chunk_bytes": 50_001, "retry": clients.PROMPT}
+    options = {"chunk_bytes": 50_001, "retry": clients.PROMPT}
     if few:
         options = {"chunk_bytes": 10_000, "retry": clients.SOON_OVER}
     with relaying(address, cuts=cuts) as relay, face(relay.address, **options) as client:
@@ -59,11 +53,9 @@ def test_a_stream_that_is_cut_anywhere_gives_the_same_bits(
         assert relay.connections > (5 if few else 1)
 
 
-def test_calls_outlive_a_server_that_is_killed_and_started_again(
-    undisturbed: Array,
-) -> None:
+def test_calls_outlive_a_server_that_is_killed_and_started_again(undisturbed):
     part = DIFF_DST[:, :, :64, :64]
-    calls: list[Future[Any]] = []
+    calls = []
     with (
         serving_process() as server,
         relaying(server.address, cuts=(RESULT_BYTES // 3,)) as relay,
@@ -73,7 +65,7 @@ def test_calls_outlive_a_server_that_is_killed_and_started_again(
     ):
         before = halved(small, part)
 
-        def restart() -> None:
+        def restart():
             server.kill()
             calls.append(pool.submit(halved, small, part))
             server.start()
@@ -84,11 +76,9 @@ def test_calls_outlive_a_server_that_is_killed_and_started_again(
         np.testing.assert_array_equal(calls[0].result(), before)
 
 
-def test_a_stream_that_meets_another_evaluation_starts_again(
-    address: str, undisturbed: Array, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_that_meets_another_evaluation_starts_again(address, undisturbed, monkeypatch):
     upgrade = partial(monkeypatch.setattr, server_prepared, "NUMERICS_VERSION", "another")
-    reports: list[tuple[int, int]] = []
+    reports = []
     with (
         relaying(address, cuts=(RESULT_BYTES // 2,), on_cut=upgrade) as relay,
         Client(relay.address, chunk_bytes=50_000, retry=clients.PROMPT) as client,
@@ -99,14 +89,14 @@ def test_a_stream_that_meets_another_evaluation_starts_again(
     assert reports == sorted(reports)
 
 
-def test_a_server_that_takes_smaller_chunks_than_the_one_before_is_heeded(relay: Relay) -> None:
+def test_a_server_that_takes_smaller_chunks_than_the_one_before_is_heeded(relay):
     with serving(max_chunk_bytes=10_000) as small, Client(relay.address) as client:
         copied(client, DIFF_DST)
         relay.lead_to(small.address)
         np.testing.assert_array_equal(copied(client, DIFF_DST), DIFF_DST)
 
 
-def test_every_refusal_reaches_a_client_that_is_writing(address: str, face: Face) -> None:
+def test_every_refusal_reaches_a_client_that_is_writing(address, face):
     wrong = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1.0,))
     with face(address, chunk_bytes=20_000) as client:
         copied(client, DIFF_DST)
@@ -117,7 +107,7 @@ def test_every_refusal_reaches_a_client_that_is_writing(address: str, face: Face
             assert caught.value.request_id
 
 
-def test_every_drain_reaches_a_client_that_is_writing(face: Face) -> None:
+def test_every_drain_reaches_a_client_that_is_writing(face):
     server = ServerThread(max_memory_bytes=8 << 30, max_streams=80)
     server.start()
     started = [threading.Event() for _ in range(40)]
@@ -137,7 +127,7 @@ def test_every_drain_reaches_a_client_that_is_writing(face: Face) -> None:
         assert {type(call.exception()) for call in calls} == {errors.UnavailableError}
 
 
-def test_callers_that_outnumber_streams_all_get_results_and_fewer_tries_the_time_to_wait() -> None:
+def test_callers_that_outnumber_streams_all_get_results_and_fewer_tries_the_time_to_wait():
     underway = threading.Event()
     with (
         serving(max_streams=1) as server,
@@ -158,9 +148,9 @@ def test_callers_that_outnumber_streams_all_get_results_and_fewer_tries_the_time
     assert caught.value.retry_after_s == RETRY_AFTER_S
 
 
-def test_shares_avoid_a_server_on_which_one_broke(address: str, nobody: str) -> None:
-    timings: list[Timing] = []
-    options: dict[str, Any] = {"split_threshold_bytes": 0, "retry": clients.PROMPT}
+def test_shares_avoid_a_server_on_which_one_broke(address, nobody):
+    timings = []
+    options = {"split_threshold_bytes": 0, "retry": clients.PROMPT}
     with Client([nobody, address], split=True, **options) as client:
         # A clock that stands still: what is avoided stays so.
         vars(vars(client)["_calls"].get().channels.shares)["_clock"] = lambda: 1.0
@@ -170,7 +160,7 @@ def test_shares_avoid_a_server_on_which_one_broke(address: str, nobody: str) -> 
     assert [timing.tries for timing in timings[1:]] == [1, 1]
 
 
-def test_a_stream_may_take_longer_than_the_timeout_while_something_moves() -> None:
+def test_a_stream_may_take_longer_than_the_timeout_while_something_moves():
     # Something moves with every slab.
     with serving(slab_bytes=1 << 16) as steady, relaying(steady.address) as relay:
         relay.delay_s = 0.02
@@ -185,9 +175,7 @@ def test_a_stream_may_take_longer_than_the_timeout_while_something_moves() -> No
     [(SMALL, 60.0, 0.2), (LARGE, 60.0, 0.2), (LARGE, 0.2, None)],
     ids=["unary", "stream", "stall"],
 )
-def test_a_deadline_is_kept(
-    relay: Relay, face: Face, array: Array, *, stall_s: float, timeout_s: float | None
-) -> None:
+def test_a_deadline_is_kept(relay, face, array, stall_s, timeout_s):
     words = r"within timeout_s, 0\.2 s" if timeout_s else r"nothing moved for 0\.2 s"
     with face(relay.address, timeout_s=stall_s) as client:
         copied(client, array)
@@ -199,14 +187,14 @@ def test_a_deadline_is_kept(
 
 
 @clients.either_size
-def test_no_retry_reaches_past_the_deadline(nobody: str, array: Array) -> None:
+def test_no_retry_reaches_past_the_deadline(nobody, array):
     with Client(nobody) as client, pytest.raises(errors.UnavailableError):
         copied(client, array, timeout_s=1.0)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), errors.UnavailableError("another server")])
-def test_an_error_of_on_progress_ends_the_call(address: str, face: Face, error: Exception) -> None:
-    def tear(_sent: int, _received: int) -> None:
+def test_an_error_of_on_progress_ends_the_call(address, face, error):
+    def tear(_sent, _received):
         raise error
 
     with face(address, chunk_bytes=5000) as client:
@@ -218,7 +206,7 @@ def test_an_error_of_on_progress_ends_the_call(address: str, face: Face, error: 
 
 
 @clients.either_size
-def test_an_interrupt_ends_the_call(relay: Relay, array: Array) -> None:
+def test_an_interrupt_ends_the_call(relay, array):
     with Client(relay.address) as client:
         copied(client, array)
         relay.hold()
@@ -229,7 +217,7 @@ def test_an_interrupt_ends_the_call(relay: Relay, array: Array) -> None:
 
 
 @clients.either_size
-async def test_cancelling_a_task_ends_its_call_at_once(relay: Relay, array: Array) -> None:
+async def test_cancelling_a_task_ends_its_call_at_once(relay, array):
     async with AsyncClient(relay.address) as client:
         await copied(client, array)
         relay.hold()
@@ -244,7 +232,7 @@ async def test_cancelling_a_task_ends_its_call_at_once(relay: Relay, array: Arra
 
 
 @clients.either_size
-def test_closing_ends_calls_of_others(relay: Relay, face: Face, array: Array) -> None:
+def test_closing_ends_calls_of_others(relay, face, array):
     with face(relay.address) as client, ThreadPoolExecutor(1) as pool:
         copied(client, array)
         relay.swallow()
@@ -257,19 +245,19 @@ def test_closing_ends_calls_of_others(relay: Relay, face: Face, array: Array) ->
             call.result(30)
 
 
-def test_a_closed_client_says_so(address: str, face: Face) -> None:
+def test_a_closed_client_says_so(address, face):
     client = face(address)
     client.server_info()
     client.close()
     client.close()
-    calls: list[Any] = [*CALLS.values(), methodcaller("wait_ready")]
+    calls = [*CALLS.values(), methodcaller("wait_ready")]
     for call in calls:
         with pytest.raises(RuntimeError, match="closed"):
             call(client)
 
 
-async def test_another_event_loop_is_refused(address: str) -> None:
-    async def use_elsewhere() -> None:
+async def test_another_event_loop_is_refused(address):
+    async def use_elsewhere():
         with pytest.raises(RuntimeError, match="another event loop"):
             await copied(client, SMALL)
 
@@ -285,9 +273,7 @@ async def test_another_event_loop_is_refused(address: str) -> None:
         *((AWAITED, name) for name in ("Evaluate", "EvaluateStream")),
     ],
 )
-def test_a_call_ends_that_no_server_answers_any_more(
-    monkeypatch: pytest.MonkeyPatch, relay: Relay, face: Face, name: str
-) -> None:
+def test_a_call_ends_that_no_server_answers_any_more(monkeypatch, relay, face, name):
     # Takes 40 s by default.
     monkeypatch.setattr("gradwire._transport.channels._KEEPALIVE_MS", 1000)
     monkeypatch.setattr("gradwire._transport.channels._KEEPALIVE_TIMEOUT_MS", 500)
@@ -299,7 +285,7 @@ def test_a_call_ends_that_no_server_answers_any_more(
             CALLS[name](client)
 
 
-def test_refused_data_is_sent_again_only_where_chunks_were_too_large(plain: Client) -> None:
+def test_refused_data_is_sent_again_only_where_chunks_were_too_large(plain):
     channels = vars(plain)["_calls"].get().channels
     evaluation = channels.evaluation(
         op=COPY, array=LARGE, output_shape=None, out=None, timeout_s=None

@@ -1,13 +1,10 @@
 """Laws of tries: when a call is tried again, and what of a stream has moved by then."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from contextlib import suppress
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +22,7 @@ DRAWS = st.floats(0, 1)
 
 
 @st.composite
-def policies(draw: st.DrawFn) -> RetryPolicy:
+def policies(draw):
     initial_s = draw(st.floats(0.001, 10))
     return RetryPolicy(
         max_attempts=draw(st.integers(1, 30)),
@@ -35,14 +32,14 @@ def policies(draw: st.DrawFn) -> RetryPolicy:
     )
 
 
-def pause_s(tries: Tries, error: errors.GradwireError = AWAY, **options: Any) -> float:
-    given: dict[str, Any] = {"progressed": False, "left_s": math.inf, "draw": 0.5, **options}
+def pause_s(tries, error=AWAY, **options):
+    given = {"progressed": False, "left_s": math.inf, "draw": 0.5, **options}
     return tries.pause_s(error, **given)
 
 
-def pauses(tries: Tries, error: errors.GradwireError = AWAY, **options: Any) -> list[float]:
+def pauses(tries, error=AWAY, **options):
     """Fail until there is no further try and the error is raised, at most a thousand times."""
-    taken: list[float] = []
+    taken = []
     while len(taken) < 1000:
         try:
             taken.append(pause_s(tries, error, **options))
@@ -54,8 +51,8 @@ def pauses(tries: Tries, error: errors.GradwireError = AWAY, **options: Any) -> 
 
 @given(policies(), st.integers(1, 10_000), DRAWS)
 def test_a_pause_lies_within_a_fifth_of_its_nominal_length_which_never_shrinks(
-    policy: RetryPolicy, failures: int, draw: float
-) -> None:
+    policy, failures, draw
+):
     nominal = policy.backoff_s(failures, draw=0.5)
     assert policy.initial_backoff_s <= nominal * (1 + 1e-9)
     assert nominal <= policy.max_backoff_s * (1 + 1e-9)
@@ -65,14 +62,14 @@ def test_a_pause_lies_within_a_fifth_of_its_nominal_length_which_never_shrinks(
 
 
 @given(policies())
-def test_there_are_as_many_tries_in_a_row_as_the_policy_allows(policy: RetryPolicy) -> None:
+def test_there_are_as_many_tries_in_a_row_as_the_policy_allows(policy):
     # A server that answers is tried as often, whatever there is of time to connect.
     for limit_s in (None, 1e-9):
         tries = Tries(policy, RetryBudget(), connect_timeout_s=limit_s)
         assert len(pauses(tries)) == policy.max_attempts - 1
 
 
-def test_progress_starts_the_count_anew_and_costs_the_budget_nothing() -> None:
+def test_progress_starts_the_count_anew_and_costs_the_budget_nothing():
     tries = Tries(RetryPolicy(max_attempts=2), RetryBudget())
     assert len(pauses(tries, progressed=True)) == 1000
     assert len(pauses(tries)) == 0
@@ -83,15 +80,15 @@ def test_progress_starts_the_count_anew_and_costs_the_budget_nothing() -> None:
 
 @given(st.floats(0, 1000), DRAWS, st.floats(0, 20))
 def test_a_pause_is_as_long_as_the_server_asks_for_and_ends_before_the_deadline(
-    retry_after_s: float, draw: float, left_s: float
-) -> None:
+    retry_after_s, draw, left_s
+):
     full = errors.OverloadedError("full", retry_after_s=retry_after_s)
     assert pause_s(Tries(RetryPolicy(), RetryBudget()), full, draw=draw) >= retry_after_s
     taken = pauses(Tries(RetryPolicy(), RetryBudget()), left_s=left_s)
     assert all(pause < left_s for pause in taken)
 
 
-def test_a_client_whose_calls_mostly_fail_stops_repeating_them() -> None:
+def test_a_client_whose_calls_mostly_fail_stops_repeating_them():
     budget = RetryBudget(max_tokens=10, token_ratio=0.5)
     patient = RetryPolicy(max_attempts=1000)
     assert len(pauses(Tries(patient, budget))) == 4
@@ -117,7 +114,7 @@ FINAL = (
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_what_may_pass_is_repeated_and_a_stream_where_it_broke_mutely(*, streamed: bool) -> None:
+def test_what_may_pass_is_repeated_and_a_stream_where_it_broke_mutely(streamed):
     for error, expected in (
         *((kind(""), True) for kind in RETRYABLE),
         (errors.OverloadedError("", retry_after_s=1.0), True),
@@ -128,7 +125,7 @@ def test_what_may_pass_is_repeated_and_a_stream_where_it_broke_mutely(*, streame
         assert is_retryable(error, streamed=streamed) is expected
 
 
-def test_policies_and_errors_that_last_stay_so_in_another_process() -> None:
+def test_policies_and_errors_that_last_stay_so_in_another_process():
     error, policy = errors.UnavailableError(""), RetryPolicy(max_attempts=3, max_backoff_s=0.2)
     error.lasting = error.unreachable = True
     same_error, same_policy = pickle.loads(pickle.dumps((error, policy)))  # noqa: S301 - our own
@@ -140,8 +137,8 @@ def test_policies_and_errors_that_last_stay_so_in_another_process() -> None:
 )
 @pytest.mark.parametrize("attempts", [1, 8])
 def test_what_waiting_does_not_mend_is_tried_twice_unless_there_are_other_servers(
-    *, one_server: bool, lasting: bool, most: int, attempts: int
-) -> None:
+    one_server, lasting, most, attempts
+):
     error = errors.UnavailableError("")
     error.lasting = lasting
     tries = Tries(RetryPolicy(max_attempts=attempts), RetryBudget(), one_server=one_server)
@@ -159,8 +156,8 @@ PATIENT = RetryPolicy(max_attempts=100)
     ],
 )
 def test_a_single_server_that_never_answered_is_tried_for_three_seconds(
-    monkeypatch: pytest.MonkeyPatch, policy: RetryPolicy, *, one_server: bool, reached: bool
-) -> None:
+    monkeypatch, policy, one_server, reached
+):
     now, budget = [0.5], RetryBudget()
     clock = SimpleNamespace(monotonic=lambda: now[0])
     monkeypatch.setattr("gradwire._core.retries.time", clock)
@@ -176,19 +173,19 @@ def test_a_single_server_that_never_answered_is_tried_for_three_seconds(
     assert now[0] == pytest.approx(3.5) if policy == RetryPolicy() else now[0] > 60
 
 
-ARRAY: Any = np.random.default_rng(0).normal(size=(6, 7)).astype(np.float32)
+ARRAY = np.random.default_rng(0).normal(size=(6, 7)).astype(np.float32)
 BYTES = ARRAY.tobytes()
 JOB = prepare(COPY, ARRAY, output_shape=ARRAY.shape, out=None)
 
 
-def begun(buffer: ResultBuffer | None = None, **options: Any) -> Transfer:
+def begun(buffer=None, **options):
     """Return a transfer in its first try."""
     transfer = Transfer(JOB, buffer or ResultBuffer(JOB), chunk_bytes=10, **options)
     transfer.begin()
     return transfer
 
 
-def opened(digest: str = "one", **changes: Any) -> v1.Opened:
+def opened(digest="one", **changes):
     answer = v1.Opened(
         output=tensors.describe(ARRAY),
         read_from_byte=0,
@@ -200,7 +197,7 @@ def opened(digest: str = "one", **changes: Any) -> v1.Opened:
 
 
 @given(st.integers(0, 2 * len(BYTES)), st.binary(max_size=2 * len(BYTES)))
-def test_only_the_bytes_that_come_next_are_taken(offset: int, data: bytes) -> None:
+def test_only_the_bytes_that_come_next_are_taken(offset, data):
     transfer = begun()
     transfer.accept(opened())
     transfer.store(0, BYTES[:50])
@@ -214,7 +211,7 @@ def test_only_the_bytes_that_come_next_are_taken(offset: int, data: bytes) -> No
 
 
 @given(st.lists(st.integers(1, len(BYTES) - 1), unique=True).map(sorted))
-def test_a_result_cut_anywhere_is_put_together(cuts: list[int]) -> None:
+def test_a_result_cut_anywhere_is_put_together(cuts):
     buffer = ResultBuffer(JOB)
     transfer = Transfer(JOB, buffer, chunk_bytes=10)
     for start, stop in pairwise([0, *cuts, len(BYTES)]):
@@ -229,9 +226,7 @@ def test_a_result_cut_anywhere_is_put_together(cuts: list[int]) -> None:
 
 
 @given(st.lists(st.integers(1, len(BYTES) // 4 - 1), unique=True).map(sorted), st.randoms())
-def test_parts_of_a_result_land_in_one_array_whatever_their_order(
-    cuts: list[int], chance: Any
-) -> None:
+def test_parts_of_a_result_land_in_one_array_whatever_their_order(cuts, chance):
     buffer = ResultBuffer(JOB)
     ends = [0, *(4 * cut for cut in cuts), len(BYTES)]
     parts = [range(first, stop) for first, stop in pairwise(ends)]
@@ -252,7 +247,7 @@ def test_parts_of_a_result_land_in_one_array_whatever_their_order(
     np.testing.assert_array_equal(buffer.array, ARRAY)
 
 
-def test_bytes_of_another_evaluation_are_not_joined() -> None:
+def test_bytes_of_another_evaluation_are_not_joined():
     transfer = begun()
     transfer.accept(opened())
     transfer.store(0, BYTES[:8])
@@ -292,13 +287,13 @@ def test_bytes_of_another_evaluation_are_not_joined() -> None:
     ],
     ids=str,
 )
-def test_an_answer_that_makes_no_sense_is_the_servers_fault(changes: dict[str, Any]) -> None:
+def test_an_answer_that_makes_no_sense_is_the_servers_fault(changes):
     fields = {name: value for name, value in changes.items() if name != "part"}
     with pytest.raises(errors.ServerError):
         begun(part=changes.get("part", range(0))).accept(opened(**fields))
 
 
-def test_too_little_is_the_servers_fault_too() -> None:
+def test_too_little_is_the_servers_fault_too():
     with pytest.raises(errors.ServerError, match="before opened"):
         begun().store(0, BYTES)
     transfer = begun()

@@ -1,19 +1,15 @@
 """Large tensors of clients on a unix socket go through shared memory, with the bits of a stream."""
 
-from __future__ import annotations
-
 import gc
 import os
 import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -24,10 +20,10 @@ from gradwire._transport.shared_memory import SegmentPool, SegmentRefusedError, 
 from gradwire._wire.requests import prepare
 from gradwire.tensors import WireView
 from sdk.test_processes import FORKING, run_script
-from support.clients import BILINEAR, LAYOUTS, Array, Face
+from support.clients import BILINEAR, LAYOUTS
 from support.raw_calls import PATIENCE_S, wait_until
 from support.scraping import scrape
-from support.servers import ServerThread, gated, same_bits, serving
+from support.servers import gated, same_bits, serving
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files are Linux's")
 
@@ -37,7 +33,7 @@ RANDOM = np.random.default_rng(0)
 GRADIENT = RANDOM.normal(size=SOURCE).astype(np.float32)
 
 
-def evaluated(face: Face, server: ServerThread, array: Any, **named: Any) -> Array:
+def evaluated(face, server, array, **named):
     """Evaluate by a client of its own."""
     shared_memory = named.pop("shared_memory", True)
     with face(server.address, shared_memory=shared_memory) as client:
@@ -45,7 +41,7 @@ def evaluated(face: Face, server: ServerThread, array: Any, **named: Any) -> Arr
 
 
 @contextmanager
-def local(serve: Callable[..., Any] = serving, **settings: Any) -> Generator[Any]:
+def local(serve=serving, **settings):
     """Run a server on a socket with a path short enough."""
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -55,33 +51,33 @@ def local(serve: Callable[..., Any] = serving, **settings: Any) -> Generator[Any
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerThread]:
+def server():
     with local(http_port="0") as one:
         yield one
 
 
 @pytest.fixture(scope="module")
-def expected(server: ServerThread) -> Array:
+def expected(server):
     return evaluated(Client, server, GRADIENT, output_shape=RESULT, shared_memory=False)
 
 
-def filled(client: Client, values: Array) -> Array:
+def filled(client, values):
     """Return an array of empty() with these values."""
     array = client.empty(values.shape)
     array[...] = values
     return array
 
 
-def calls(server: ServerThread) -> float:
+def calls(server):
     metrics = scrape(server.http_address)
     return metrics.value("gradwire_requests_total", method="EvaluateShared")
 
 
-def held(server: ServerThread) -> int:
+def held(server):
     return server.server.service.admission.memory_bytes
 
 
-ARRAYS: dict[str, Array] = {
+ARRAYS = {
     **{name: layout(GRADIENT) for name, layout in LAYOUTS.items()},
     "broadcast": np.broadcast_to(GRADIENT[:1], SOURCE),
     "float16": GRADIENT.astype(np.float16),
@@ -91,7 +87,7 @@ ARRAYS: dict[str, Array] = {
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_any_array_gives_the_bits_of_a_stream(server: ServerThread, face: Face, name: str) -> None:
+def test_any_array_gives_the_bits_of_a_stream(server, face, name):
     array = ARRAYS[name]
     before = calls(server)
     stream = evaluated(Client, server, array, output_shape=RESULT, shared_memory=False)
@@ -105,9 +101,7 @@ def test_any_array_gives_the_bits_of_a_stream(server: ServerThread, face: Face, 
     assert out.tobytes() == np.ascontiguousarray(stream).tobytes()
 
 
-def test_memory_is_used_again_but_not_of_living_results(
-    server: ServerThread, expected: Array
-) -> None:
+def test_memory_is_used_again_but_not_of_living_results(server, expected):
     with Client(server.address) as client, ThreadPoolExecutor(8) as pool:
         evaluate = partial(client.evaluate, LINEAR, output_shape=RESULT)
         first = evaluate(GRADIENT)
@@ -128,7 +122,7 @@ def test_memory_is_used_again_but_not_of_living_results(
     wait_until(lambda: held(server) == 0)
 
 
-def test_arrays_of_empty_and_results_are_not_copied(server: ServerThread, expected: Array) -> None:
+def test_arrays_of_empty_and_results_are_not_copied(server, expected):
     small = (2, 3, 75, 100)
     with Client(server.address) as client:
         array = filled(client, GRADIENT)
@@ -143,7 +137,7 @@ def test_arrays_of_empty_and_results_are_not_copied(server: ServerThread, expect
     assert again.tobytes() == plain.tobytes()
 
 
-def test_a_server_without_room_gets_streams(expected: Array) -> None:
+def test_a_server_without_room_gets_streams(expected):
     with local(max_memory_bytes=16 << 20) as server:
         large = np.tile(GRADIENT, (4, 1, 1, 1))
         result = evaluated(Client, server, large, output_shape=(8, 3, 150, 200))
@@ -151,9 +145,9 @@ def test_a_server_without_room_gets_streams(expected: Array) -> None:
         assert held(server) == 0
 
 
-def test_errors_are_those_of_a_stream(server: ServerThread) -> None:
-    seen: list[tuple[str | None, str]] = []
-    wrong: dict[str, Any] = {"op": BILINEAR, "output_shape": (2, 4, 150, 200)}
+def test_errors_are_those_of_a_stream(server):
+    seen = []
+    wrong = {"op": BILINEAR, "output_shape": (2, 4, 150, 200)}
     for shared in (True, False):
         with pytest.raises(InvalidRequestError) as caught:
             evaluated(Client, server, GRADIENT, shared_memory=shared, **wrong)
@@ -162,7 +156,7 @@ def test_errors_are_those_of_a_stream(server: ServerThread) -> None:
     assert all(seen[0])
 
 
-def test_a_late_worker_writes_to_no_array_of_its_caller() -> None:
+def test_a_late_worker_writes_to_no_array_of_its_caller():
     with local(gated) as (server, gate), Client(server.address) as client:
         gate.set()
         client.evaluate(LINEAR, GRADIENT, output_shape=RESULT)
@@ -175,14 +169,14 @@ def test_a_late_worker_writes_to_no_array_of_its_caller() -> None:
         assert all((each == 7).all() for each in kept)
 
 
-def test_a_server_that_comes_back_shares_memory_again(expected: Array) -> None:
+def test_a_server_that_comes_back_shares_memory_again(expected):
     with tempfile.TemporaryDirectory() as folder:
         address = f"unix:{folder}/socket"
         with Client(address) as client:
             with serving(address=address):
                 array = filled(client, GRADIENT)
 
-            def shares() -> bool:
+            def shares():
                 result = client.evaluate(LINEAR, array, output_shape=RESULT)
                 assert result.tobytes() == expected.tobytes()
                 return calls(back) > 0
@@ -192,7 +186,7 @@ def test_a_server_that_comes_back_shares_memory_again(expected: Array) -> None:
                     wait_until(shares)
 
 
-def test_a_forked_process_shares_memory_of_its_own(server: ServerThread) -> None:
+def test_a_forked_process_shares_memory_of_its_own(server):
     before = calls(server)
     run_script(FORKING, server.address)
     # Before each of four forks, in each child and at last.
@@ -200,7 +194,7 @@ def test_a_forked_process_shares_memory_of_its_own(server: ServerThread) -> None
 
 
 @pytest.fixture
-def pool() -> Generator[SegmentPool]:
+def pool():
     """Share memory with a server that has little, of which a test has all."""
     with local(max_memory_bytes=64 << 20) as one:
         pool = SegmentPool(f"{one.address.removeprefix('unix:')}.memory")
@@ -209,7 +203,7 @@ def pool() -> Generator[SegmentPool]:
         wait_until(lambda: held(one) == 0)
 
 
-def test_an_array_of_empty_is_found_with_its_aligned_parts(pool: SegmentPool) -> None:
+def test_an_array_of_empty_is_found_with_its_aligned_parts(pool):
     array = pool.empty((10, 16), "f8")
     assert array.shape == (10, 16)
     found, part = pool.find(array), pool.find(array[3:5])
@@ -220,7 +214,7 @@ def test_an_array_of_empty_is_found_with_its_aligned_parts(pool: SegmentPool) ->
     assert pool.find(np.empty((10, 16))) is None
 
 
-def test_unused_segments_make_room_for_another_size(pool: SegmentPool) -> None:
+def test_unused_segments_make_room_for_another_size(pool):
     pool.keep(pool.take(20 << 20))
     kept = pool.take(30 << 20)
     with pytest.raises(SegmentRefusedError, match="bytes of memory"):
@@ -228,7 +222,7 @@ def test_unused_segments_make_room_for_another_size(pool: SegmentPool) -> None:
     assert kept.nbytes == 30 << 20
 
 
-def test_after_an_answer_that_comes_late_no_other_is_awaited() -> None:
+def test_after_an_answer_that_comes_late_no_other_is_awaited():
     with (
         tempfile.TemporaryDirectory() as folder,
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent,
@@ -243,16 +237,14 @@ def test_after_an_answer_that_comes_late_no_other_is_awaited() -> None:
             assert pool.closed
 
 
-def test_a_try_that_is_closed_while_its_result_is_copied_ends_with_a_piece(
-    pool: SegmentPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_try_that_is_closed_while_its_result_is_copied_ends_with_a_piece(pool, monkeypatch):
     source, out = np.ones((1, 1, 8, 8), np.float32), np.full((1, 1, 2048, 2048), 7, np.float32)
     request = prepare(LINEAR, source, output_shape=None, out=out)
     attempt = SharedTry(pool, request, out.nbytes, 1.0)
     reply = v1.EvaluateSharedResponse(output=request.template.output).SerializeToString()
     write, begun = WireView.write, threading.Event()
 
-    def write_slowly(self: WireView, offset: int, data: memoryview) -> None:
+    def write_slowly(self, offset, data):
         write(self, offset, data)
         begun.set()
         time.sleep(0.1)
@@ -271,7 +263,7 @@ def test_a_try_that_is_closed_while_its_result_is_copied_ends_with_a_piece(
     assert np.count_nonzero(out != 7) == written
 
 
-def test_an_abandoned_try_writes_nothing_to_its_caller(pool: SegmentPool) -> None:
+def test_an_abandoned_try_writes_nothing_to_its_caller(pool):
     source, out = np.ones((2, 3, 40, 40), np.float32), np.full((2, 3, 20, 20), 7, np.float32)
     request = prepare(LINEAR, source, output_shape=None, out=out)
     attempt = SharedTry(pool, request, out.nbytes, 1.0)

@@ -1,15 +1,10 @@
 """Several servers that share an evaluation give the bits of one, or its error."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
-from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -17,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire import AsyncClient, Client, RetryPolicy, Timing, errors, ops
+from gradwire import AsyncClient, Client, RetryPolicy, errors
 from gradwire._core.evaluation import Shares, in_order, share_count
 from gradwire._wire.requests import prepare
 from gradwire_server import LocalClient
 from gradwire_server.config.tokens import Scope, add_token
 from gradwire_server.engine import Prepared
 from support.certificates import Papers, trusting
-from support.clients import BILINEAR, PROMPT, Array, Counting, Face, halved
+from support.clients import BILINEAR, PROMPT, Counting, halved
 from support.examples import examples
-from support.oracles.dialect_tables import TABLES, Case
+from support.oracles.dialect_tables import TABLES
 from support.raw_calls import wait_until
 from support.relay import relaying
 from support.servers import List, ServerThread, same_bits, serving, wait_idle
@@ -36,22 +31,22 @@ CASES = st.one_of([table.cases for table in TABLES.values()])
 SHAPE = (1, 3, 128, 128)
 DIFF_DST = np.random.default_rng(0).normal(size=(1, 3, 256, 256)).astype(np.float32)
 # Every tensor is cut, into as many parts as there are targets or elements.
-ALWAYS: dict[str, Any] = {"split": True, "split_threshold_bytes": 0, "stream_threshold_bytes": 0}
+ALWAYS = {"split": True, "split_threshold_bytes": 0, "stream_threshold_bytes": 0}
 
 
 @pytest.fixture(scope="module")
-def local() -> Iterator[LocalClient]:
+def local():
     with LocalClient() as local:
         yield local
 
 
 @pytest.fixture(scope="module")
-def expected(local: LocalClient) -> Any:
+def expected(local):
     return halved(local, DIFF_DST)
 
 
 @pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
+def fleet():
     """Run servers that walk a tensor in steps of different sizes."""
     with ExitStack() as stack:
         slabs = (2 << 20, 1000, 200)
@@ -59,12 +54,12 @@ def fleet() -> Iterator[Fleet]:
 
 
 @pytest.fixture(scope="module")
-def targets(fleet: Fleet) -> list[str]:
+def targets(fleet):
     return [server.address for server in fleet]
 
 
 @contextmanager
-def stuck(fleet: Fleet, face: Any = Client, **options: Any) -> Generator[Any]:
+def stuck(fleet, face=Client, **options):
     """Give a client one of whose parts gets stuck; in the end its servers and threads rest."""
     with relaying(fleet[0].address) as relay:
         relay.hold(after=100_000)
@@ -74,7 +69,7 @@ def stuck(fleet: Fleet, face: Any = Client, **options: Any) -> Generator[Any]:
         check_rest(fleet)
 
 
-def check_rest(fleet: Fleet) -> None:
+def check_rest(fleet):
     """Assert that no server works on, and no thread of a shared evaluation is left."""
     for server in fleet:
         wait_idle(server)
@@ -83,9 +78,9 @@ def check_rest(fleet: Fleet) -> None:
 
 
 @st.composite
-def calls(draw: st.DrawFn) -> tuple[ops.Operator, Array, tuple[int, ...] | None]:
+def calls(draw):
     """Make a call of any dialect, on any type, that may be one to refuse."""
-    case: Case = draw(CASES)
+    case = draw(CASES)
     dtype = draw(st.sampled_from([np.float32, np.float16, ml_dtypes.bfloat16, np.float64]))
     backward = draw(st.booleans())
     operator = case.pair.gradient if backward else case.pair.forward
@@ -94,7 +89,7 @@ def calls(draw: st.DrawFn) -> tuple[ops.Operator, Array, tuple[int, ...] | None]
     return operator, array, shape if draw(st.booleans()) else None
 
 
-def evaluated(client: Any, operator: ops.Operator, array: Any, shape: Any) -> Any:
+def evaluated(client, operator, array, shape):
     """Return a result, or field and message of a refusal."""
     try:
         return client.evaluate(operator, array, output_shape=shape)
@@ -104,10 +99,8 @@ def evaluated(client: Any, operator: ops.Operator, array: Any, shape: Any) -> An
 
 @examples(100)
 @given(call=calls(), threshold=st.sampled_from([0, 64, 500]))
-def test_every_dialect_has_the_bits_or_the_refusal_of_one_server(
-    targets: list[str], local: LocalClient, call: tuple[Any, ...], threshold: int
-) -> None:
-    options: dict[str, Any] = {**ALWAYS, "split_threshold_bytes": threshold, "chunk_bytes": 4099}
+def test_every_dialect_has_the_bits_or_the_refusal_of_one_server(targets, local, call, threshold):
+    options = {**ALWAYS, "split_threshold_bytes": threshold, "chunk_bytes": 4099}
     with Client(targets * 2, **options) as client:
         result, whole = evaluated(client, *call), evaluated(local, *call)
     if isinstance(result, tuple) or isinstance(whole, tuple):
@@ -117,7 +110,7 @@ def test_every_dialect_has_the_bits_or_the_refusal_of_one_server(
 
 
 @st.composite
-def layouts(draw: st.DrawFn, *, sizes: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+def layouts(draw, *, sizes, shape):
     """Make an input with strides of any kind, some of them 0, and an out."""
     order, out_order = (draw(st.permutations(range(4))) for _ in range(2))
     broadcast = draw(st.sets(st.integers(0, 3)))
@@ -133,9 +126,7 @@ def layouts(draw: st.DrawFn, *, sizes: tuple[int, ...], shape: tuple[int, ...]) 
 @pytest.mark.slow
 @examples(60)
 @given(layout=layouts(sizes=(2, 3, 12, 10), shape=(2, 3, 5, 7)))
-def test_any_strides_of_input_and_out_have_the_bits_of_one_server(
-    targets: list[str], local: LocalClient, layout: tuple[Array, Array]
-) -> None:
+def test_any_strides_of_input_and_out_have_the_bits_of_one_server(targets, local, layout):
     array, out = layout
     with Client(targets * 2, chunk_bytes=4099, **ALWAYS) as spread:
         assert spread.evaluate(BILINEAR, array, out=out) is out
@@ -143,7 +134,7 @@ def test_any_strides_of_input_and_out_have_the_bits_of_one_server(
     np.testing.assert_array_equal(out, expected)
 
 
-def test_a_part_has_half_the_threshold_or_more() -> None:
+def test_a_part_has_half_the_threshold_or_more():
     for bulk, servers, threshold, count in (
         *((100, 4, 100, 1), (101, 4, 100, 2), (200, 4, 100, 2), (201, 4, 100, 3)),
         *((1000, 4, 100, 4), (1000, 1, 100, 1), (5, 3, 0, 3), (4, 4, 1, 4), (0, 3, 0, 1)),
@@ -151,7 +142,7 @@ def test_a_part_has_half_the_threshold_or_more() -> None:
         assert share_count(bulk, servers=servers, threshold_bytes=threshold) == count
 
 
-def test_a_part_asks_for_no_more_than_it_needs() -> None:
+def test_a_part_asks_for_no_more_than_it_needs():
     job = prepare(BILINEAR, DIFF_DST, output_shape=None, out=None)
     question = Shares(job, 3, chunk_bytes=999).ask()
     assert question is not None
@@ -164,8 +155,8 @@ def test_a_part_asks_for_no_more_than_it_needs() -> None:
 
 
 @pytest.mark.slow
-def test_only_what_is_above_the_threshold_is_shared(targets: list[str], expected: Array) -> None:
-    asked: list[Timing] = []
+def test_only_what_is_above_the_threshold_is_shared(targets, expected):
+    asked = []
     size = DIFF_DST.nbytes
     for threshold in (size, size - 1, size // 3, 0, None):
         chosen = {"split": False} if threshold is None else {"split_threshold_bytes": threshold}
@@ -174,7 +165,7 @@ def test_only_what_is_above_the_threshold_is_shared(targets: list[str], expected
     assert [timing.tries for timing in asked] == [1, 2, 3, 3, 1]
 
 
-def test_each_server_reads_its_part_and_little_more(targets: list[str], expected: Array) -> None:
+def test_each_server_reads_its_part_and_little_more(targets, expected):
     with ExitStack() as stack:
         relays = [stack.enter_context(relaying(target)) for target in targets]
         client = stack.enter_context(Client([relay.address for relay in relays], **ALWAYS))
@@ -184,13 +175,11 @@ def test_each_server_reads_its_part_and_little_more(targets: list[str], expected
     assert all(0.95 * share < each < 1.1 * share for each in sent), sent
 
 
-def test_all_replicas_of_a_list_share_and_those_that_come_join_them(
-    targets: list[str], expected: Array
-) -> None:
+def test_all_replicas_of_a_list_share_and_those_that_come_join_them(targets, expected):
     listing = List(targets[0])
-    timings: list[Timing] = []
+    timings = []
 
-    def tries() -> int:
+    def tries():
         same_bits(halved(client, DIFF_DST, on_timing=timings.append), expected)
         return timings[-1].tries
 
@@ -200,12 +189,10 @@ def test_all_replicas_of_a_list_share_and_those_that_come_join_them(
         wait_until(lambda: tries() == len(targets))
 
 
-def test_progress_and_calls_at_once_see_one_call(
-    targets: list[str], face: Face, expected: Array
-) -> None:
-    reports: list[tuple[int, ...]] = []
+def test_progress_and_calls_at_once_see_one_call(targets, face, expected):
+    reports = []
     with face(targets, chunk_bytes=5000, **ALWAYS) as client, ThreadPoolExecutor(2) as pool:
-        given: list[dict[str, Any]] = [
+        given = [
             {"on_progress": lambda *report: reports.append(report)},
             {"out": np.empty(SHAPE, np.float32)},
         ]
@@ -217,12 +204,10 @@ def test_progress_and_calls_at_once_see_one_call(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", [1, 6_000, 40_000])
-def test_a_server_that_vanishes_amid_its_part_leaves_it_to_the_others(
-    targets: list[str], expected: Array, cut: int
-) -> None:
+def test_a_server_that_vanishes_amid_its_part_leaves_it_to_the_others(targets, expected, cut):
     with relaying(targets[0], cuts=[cut, cut]) as relay:
         relay.on_cut = relay.close
-        options: dict[str, Any] = {"chunk_bytes": 5000, "retry": PROMPT, **ALWAYS}
+        options = {"chunk_bytes": 5000, "retry": PROMPT, **ALWAYS}
         with Client([relay.address, *targets], **options) as client:
             out = np.zeros(SHAPE, np.float32)
             assert halved(client, DIFF_DST, out=out) is out
@@ -232,9 +217,7 @@ def test_a_server_that_vanishes_amid_its_part_leaves_it_to_the_others(
 
 
 @pytest.mark.parametrize(("attempts", "others"), [(3, False), (1, True)])
-def test_where_no_server_is_left_or_may_be_tried_the_call_is_unavailable(
-    targets: list[str], attempts: int, *, others: bool
-) -> None:
+def test_where_no_server_is_left_or_may_be_tried_the_call_is_unavailable(targets, attempts, others):
     Counting.failed.clear()
     retry = Counting(initial_backoff_s=0.01, max_attempts=attempts)
     tried = ["127.0.0.1:1", targets[0] if others else "127.0.0.1:2"]
@@ -245,13 +228,13 @@ def test_where_no_server_is_left_or_may_be_tried_the_call_is_unavailable(
 
 
 # On slow connections a share of a large tensor takes longer than it may stand still.
-SLOW: dict[str, Any] = {**ALWAYS, "timeout_s": 2.0, "chunk_bytes": 20_000}
+SLOW = {**ALWAYS, "timeout_s": 2.0, "chunk_bytes": 20_000}
 DELAY_S = 0.12
 BATCH = np.tile(DIFF_DST, (4, 1, 1, 1))
 
 
 @pytest.mark.slow
-def test_a_share_for_which_no_server_has_room_waits_for_another_to_end(expected: Array) -> None:
+def test_a_share_for_which_no_server_has_room_waits_for_another_to_end(expected):
     # Its tries are over, and it would count as stalled, long before the other share has ended.
     retry = RetryPolicy(initial_backoff_s=0.01, max_attempts=5)
     with serving(max_streams=1, slab_bytes=1000) as narrow, relaying(narrow.address) as relay:
@@ -263,8 +246,8 @@ def test_a_share_for_which_no_server_has_room_waits_for_another_to_end(expected:
 
 @pytest.mark.slow
 def test_a_share_may_take_longer_than_an_answer_but_one_that_never_comes_is_anothers(
-    fleet: Fleet, targets: list[str], expected: Array
-) -> None:
+    fleet, targets, expected
+):
     with ExitStack() as stack:
         mute, *slow = (stack.enter_context(relaying(target)) for target in targets)
         for relay in slow:
@@ -279,12 +262,10 @@ def test_a_share_may_take_longer_than_an_answer_but_one_that_never_comes_is_anot
     check_rest(fleet)
 
 
-def test_where_a_thread_cannot_start_none_is_left_that_writes(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_a_thread_cannot_start_none_is_left_that_writes(fleet, monkeypatch):
     start, shares = threading.Thread.start, iter(range(3))
 
-    def exhausted(self: threading.Thread) -> None:
+    def exhausted(self):
         if self.name == "gradwire-share" and next(shares) == 1:
             raise RuntimeError("can't start new thread")
         start(self)
@@ -297,9 +278,7 @@ def test_where_a_thread_cannot_start_none_is_left_that_writes(
     client.close()
 
 
-def test_servers_that_compute_other_bits_do_not_share(
-    targets: list[str], expected: Array, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_servers_that_compute_other_bits_do_not_share(targets, expected, monkeypatch):
     digests = iter(["one", "another"])
     digest_of = vars(Prepared)["digest"].func
     disagreeing = property(lambda prepared: next(digests, digest_of(prepared)))
@@ -308,11 +287,11 @@ def test_servers_that_compute_other_bits_do_not_share(
         same_bits(halved(client, DIFF_DST), expected)
 
 
-def test_each_server_sees_token_and_certificate(expected: Array, tmp_path: Path) -> None:
+def test_each_server_sees_token_and_certificate(expected, tmp_path):
     papers, tokens = Papers(tmp_path), tmp_path / "tokens"
     token = add_token(tokens, name="evaluates", scopes=[Scope.EVALUATE])
-    options: dict[str, Any] = {**ALWAYS, "credentials": trusting(papers.roots)}
-    guarded: dict[str, Any] = {**papers.settings, "tokens": str(tokens)}
+    options = {**ALWAYS, "credentials": trusting(papers.roots)}
+    guarded = {**papers.settings, "tokens": str(tokens)}
     with serving(**guarded) as one, serving(**guarded) as other:
         targets = [one.address, other.address]
         with Client(targets, token=token, **options) as client:
@@ -321,7 +300,7 @@ def test_each_server_sees_token_and_certificate(expected: Array, tmp_path: Path)
             halved(client, DIFF_DST)
 
 
-def test_a_part_that_gets_stuck_ends_the_call_and_leaves_nothing_behind(fleet: Fleet) -> None:
+def test_a_part_that_gets_stuck_ends_the_call_and_leaves_nothing_behind(fleet):
     for deadline_s, stall_s, words in (
         (0.5, 20.0, r"no result within timeout_s, 0\.5 s"),
         (None, 0.5, r"nothing moved for 0\.5 s"),
@@ -332,10 +311,10 @@ def test_a_part_that_gets_stuck_ends_the_call_and_leaves_nothing_behind(fleet: F
         client.close()
 
 
-async def test_a_cancelled_task_ends_every_part(fleet: Fleet) -> None:
+async def test_a_cancelled_task_ends_every_part(fleet):
     under_way = asyncio.Event()
 
-    def note(_sent: int, received: int) -> None:
+    def note(_sent, received):
         if received:
             under_way.set()
 

@@ -1,19 +1,14 @@
 """A client calls one server or several, wherever their addresses come from."""
 
-from __future__ import annotations
-
 import re
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from operator import methodcaller
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import grpc
 import numpy as np
@@ -25,21 +20,21 @@ from gradwire._transport.channels import AVOIDED_S, Pool
 from gradwire._transport.replicas import Replicas, resolve
 from gradwire.errors import InvalidRequestError, UnavailableError
 from support.certificates import Papers, trusting
-from support.clients import CALLS, LARGE, ONCE, PROMPT, SMALL, Face, copied
+from support.clients import CALLS, LARGE, ONCE, PROMPT, SMALL, copied
 from support.load import Callers
 from support.processes import running_command
 from support.raw_calls import wait_until
-from support.relay import Relay, relaying
-from support.servers import List, ServerThread, serving
+from support.relay import relaying
+from support.servers import List, serving
 
 
 @pytest.fixture(scope="module")
-def other() -> Iterator[ServerThread]:
+def other():
     with serving(max_streams=3) as other:
         yield other
 
 
-def test_a_target_is_one_address_as_it_is_or_several() -> None:
+def test_a_target_is_one_address_as_it_is_or_several():
     for target in (
         *("dns:///a:1", "ipv4:127.0.0.1:1,127.0.0.1:2", "unix:/tmp/a,b", "unix:///tmp/a"),
         *("unix-abstract:name", "dns:host:1", "dns://8.8.8.8/host:1", "dns://[::1]:53/host:1"),
@@ -51,9 +46,7 @@ def test_a_target_is_one_address_as_it_is_or_several() -> None:
         assert read_target(several) == ("a:1", "b:2")
 
 
-def test_without_a_target_the_environment_tells_it(
-    server: ServerThread, face: Face, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_target_the_environment_tells_it(server, face, monkeypatch):
     monkeypatch.delenv("GRADWIRE_TARGET", raising=False)
     assert read_target(None) == ("127.0.0.1:50051",)
     for target in (server.address, f"dns:///localhost:{server.server.port}"):
@@ -64,9 +57,7 @@ def test_without_a_target_the_environment_tells_it(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_several_servers_take_turns_and_calls_go_on_when_one_dies(
-    address: str, other: ServerThread, host: str
-) -> None:
+def test_several_servers_take_turns_and_calls_go_on_when_one_dies(address, other, host):
     with relaying(other.address) as doomed:
         targets = (one.replace("127.0.0.1", host) for one in (doomed.address, address))
         target = ",".join(targets)
@@ -82,9 +73,7 @@ def test_several_servers_take_turns_and_calls_go_on_when_one_dies(
         callers.check()
 
 
-def test_an_address_without_a_server_delays_and_fails_no_call(
-    address: str, nobody: str, face: Face
-) -> None:
+def test_an_address_without_a_server_delays_and_fails_no_call(address, nobody, face):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         target = [nobody, f"127.0.0.1:{silent.getsockname()[1]}", address]
         with face(target, retry=ONCE, timeout_s=5) as client:
@@ -95,7 +84,7 @@ def test_an_address_without_a_server_delays_and_fails_no_call(
         assert time.monotonic() < started + 3
 
 
-def test_streams_and_small_calls_have_connections_of_their_own(relay: Relay) -> None:
+def test_streams_and_small_calls_have_connections_of_their_own(relay):
     for connections, expected in ((1, 1), (2, 1 + 2)):
         with Client(relay.address, connections=connections) as client:
             for array in (SMALL, LARGE, SMALL, LARGE):
@@ -103,10 +92,10 @@ def test_streams_and_small_calls_have_connections_of_their_own(relay: Relay) -> 
         assert relay.connections == expected
 
 
-def test_the_connections_of_a_client_reach_all_workers(tmp_path: Path) -> None:
+def test_the_connections_of_a_client_reach_all_workers(tmp_path):
     flags = ("--workers", "2", "--backend", "numpy_cpu", "--access-log")
     with running_command(*flags, log=tmp_path / "log") as command:
-        seen: set[str] = set()
+        seen = set()
         # Which worker has a connection is chance: five to one are all with the same, rarely.
         while seen != {"0", "1"}:
             with Callers(command.address, *["unary"] * 6, connections=6) as callers:
@@ -115,20 +104,20 @@ def test_the_connections_of_a_client_reach_all_workers(tmp_path: Path) -> None:
             seen = set(re.findall(r" call worker=(\d) .*method=Evaluate ", command.log))
 
 
-def listing(*replicas: str, **settings: Any) -> closing[List]:
+def listing(*replicas, **settings):
     return closing(List(*replicas, **settings))
 
 
-def calls_of(server: ServerThread) -> int:
+def calls_of(server):
     return server.server.service.admission.entered
 
 
 @contextmanager
-def telling(body: bytes) -> Generator[str]:
+def telling(body):
     """Answer a request over HTTP, and yield a target that asks there."""
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
 
-        def tell() -> None:
+        def tell():
             with listener.accept()[0] as asking:
                 asking.recv(1 << 16)
                 asking.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + body)
@@ -138,20 +127,16 @@ def telling(body: bytes) -> Generator[str]:
         told.result()
 
 
-def test_every_kind_of_call_finds_the_replicas(
-    address: str, other: ServerThread, face: Face
-) -> None:
+def test_every_kind_of_call_finds_the_replicas(address, other, face):
     with listing(address, other.address) as listed:
-        calls: list[Any] = [*CALLS.values(), methodcaller("wait_ready")]
+        calls = [*CALLS.values(), methodcaller("wait_ready")]
         for call in calls:
             with face(listed.url) as client:
                 call(client)
         assert health.health(listed.url) == "SERVING"
 
 
-def test_calls_go_to_replicas_that_come_and_not_to_those_that_went(
-    server: ServerThread, other: ServerThread
-) -> None:
+def test_calls_go_to_replicas_that_come_and_not_to_those_that_went(server, other):
     before = calls_of(server), calls_of(other)
     with listing(server.address) as listed, Client(listed.url) as client:
         copied(client, SMALL)
@@ -164,10 +149,10 @@ def test_calls_go_to_replicas_that_come_and_not_to_those_that_went(
         assert calls_of(server) == gone
 
 
-def test_replicas_stay_known_while_nobody_tells_of_them() -> None:
+def test_replicas_stay_known_while_nobody_tells_of_them():
     listed = List("127.0.0.1:1", "[::1]:2", "name:3")
     known = ("127.0.0.1:1", "[::1]:2", "dns:///name:3")
-    heard: list[Sequence[str]] = []
+    heard = []
     replicas = Replicas(listed.url)
     replicas.subscribe(heard.append)
     replicas.look()
@@ -180,7 +165,7 @@ def test_replicas_stay_known_while_nobody_tells_of_them() -> None:
     assert "no replicas are known" in str(replicas.failure)
 
 
-def test_a_replica_that_vanishes_loses_no_call(address: str) -> None:
+def test_a_replica_that_vanishes_loses_no_call(address):
     with (
         relaying(address) as doomed,
         listing(doomed.address, address) as listed,
@@ -194,7 +179,7 @@ def test_a_replica_that_vanishes_loses_no_call(address: str) -> None:
             copied(client, LARGE)
 
 
-def test_who_knows_no_replica_says_so_and_retries(address: str) -> None:
+def test_who_knows_no_replica_says_so_and_retries(address):
     with listing() as listed:
         with Client(listed.url, retry=ONCE) as client:
             for array in (SMALL, LARGE):
@@ -209,7 +194,7 @@ def test_who_knows_no_replica_says_so_and_retries(address: str) -> None:
         health.health(listed.url)
 
 
-def test_a_list_that_is_none_is_not_taken() -> None:
+def test_a_list_that_is_none_is_not_taken():
     for body in (
         *(b"", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000),
         *(b'{"replicas": %s}' % told for told in (b'"a:1"', b"[1]", b'["a"]', b'["a:1", "b:"]')),
@@ -220,13 +205,13 @@ def test_a_list_that_is_none_is_not_taken() -> None:
             resolve(target)
 
 
-def test_who_speaks_no_http_is_told_so_in_printable_words(address: str) -> None:
+def test_who_speaks_no_http_is_told_so_in_printable_words(address):
     with pytest.raises(UnavailableError, match="with no HTTP") as raised:
         resolve(f"replicas+http://{address}/x")
     assert str(raised.value).isprintable()
 
 
-def test_a_trusted_list_comes_by_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trusted_list_comes_by_tls(tmp_path, monkeypatch):
     papers = Papers(tmp_path)
     tls = papers.settings
     with serving(**tls) as server, listing(server.address, **tls) as listed:
@@ -240,8 +225,8 @@ def test_a_trusted_list_comes_by_tls(tmp_path: Path, monkeypatch: pytest.MonkeyP
             copied(client, SMALL)
 
 
-def test_no_token_goes_where_others_may_send_it() -> None:
-    options: dict[str, Any] = {"credentials": grpc.ssl_channel_credentials(), "token": "a"}
+def test_no_token_goes_where_others_may_send_it():
+    options = {"credentials": grpc.ssl_channel_credentials(), "token": "a"}
     Client("replicas+https://ray:1/x", **options)
     Client("replicas+http://127.0.0.1:1/x", **options)
     with pytest.raises(InvalidRequestError, match="give replicas\\+https"):
@@ -255,7 +240,7 @@ class Named(str):
 
     __slots__ = ()
 
-    def unary_unary(self, _: str) -> None:
+    def unary_unary(self, _):
         """Make no call."""
 
     stream_stream = unary_unary
@@ -264,23 +249,23 @@ class Named(str):
 class Calls:
     """Calls on a pool of named channels."""
 
-    def __init__(self, targets: str) -> None:
-        self.opened, self.closed = list[Named](), list[str]()
+    def __init__(self, targets):
+        self.opened, self.closed = [], []
         self.now = 100.0
         api = SimpleNamespace(insecure_channel=self._open)
         options = vars(Client())["_options"]
         self.pool = Pool(options, targets, close_one=self.closed.append, api=api)
         vars(self.pool)["_clock"] = lambda: self.now
 
-    def _open(self, target: str, _: object) -> Named:
+    def _open(self, target, _):
         self.opened.append(Named(f"{target}{sum(name[0] == target for name in self.opened)}"))
         return self.opened[-1]
 
-    def begin(self, count: int) -> list[str]:
+    def begin(self, count):
         """Begin so many calls, which stay; return their channels."""
         return [self.pool.take().channel for _ in range(count)]
 
-    def fail(self, count: int) -> list[str]:
+    def fail(self, count):
         """Begin so many calls at once, which fail; return their channels."""
         taken = [self.pool.take() for _ in range(count)]
         for each in taken:
@@ -288,7 +273,7 @@ class Calls:
         return [each.channel for each in taken]
 
 
-def test_a_connection_that_failed_is_avoided_for_a_while_and_so_is_its_target() -> None:
+def test_a_connection_that_failed_is_avoided_for_a_while_and_so_is_its_target():
     calls = Calls("a")
     calls.fail(1)
     assert calls.begin(3) == ["a1"] * 3
@@ -306,7 +291,7 @@ def test_a_connection_that_failed_is_avoided_for_a_while_and_so_is_its_target() 
         assert sorted(calls.begin(2)) == connections
 
 
-def test_targets_come_and_go_and_those_that_go_end_their_calls_first() -> None:
+def test_targets_come_and_go_and_those_that_go_end_their_calls_first():
     calls = Calls("ab")
     taken = {each.channel: each for each in (calls.pool.take() for _ in range(2))}
     assert sorted(taken) == ["a0", "b0"]
@@ -323,11 +308,11 @@ def test_targets_come_and_go_and_those_that_go_end_their_calls_first() -> None:
     assert len(calls.opened) == 5
 
 
-def test_a_finalizer_may_end_a_call_while_a_connection_is_taken() -> None:
+def test_a_finalizer_may_end_a_call_while_a_connection_is_taken():
     calls = Calls("a")
     dropped = [calls.pool.take()]
 
-    def finalized() -> float:
+    def finalized():
         while dropped:
             calls.pool.give_back(dropped.pop(), failed=False)
         return calls.now

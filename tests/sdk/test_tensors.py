@@ -1,13 +1,10 @@
 """Arrays and tensors of any library, their descriptors, and their bytes in wire order."""
 
-from __future__ import annotations
-
 import math
 import sys
 import tracemalloc
 from array import array as typed_array
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
-from numpy.typing import NDArray
 
 from gradwire import v1
 from gradwire.errors import InvalidRequestError
@@ -31,16 +27,16 @@ from gradwire.tensors import (
     wire_axes,
     wire_bytes,
 )
-from sdk.strided_arrays import Array, arrays, wire_bytes_of
+from sdk.strided_arrays import arrays, wire_bytes_of
 
 
-def whole(array: Array) -> bytes:
+def whole(array):
     view = WireView(array)
     return bytes(view.read(0, view.nbytes))
 
 
 @given(arrays())
-def test_a_descriptor_tells_of_no_padding_and_no_direction(array: Array) -> None:
+def test_a_descriptor_tells_of_no_padding_and_no_direction(array):
     descriptor = describe(array)
     assert tuple(descriptor.sizes) == array.shape
     assert DTYPES[descriptor.data_type] == array.dtype.newbyteorder("=")
@@ -54,7 +50,7 @@ def test_a_descriptor_tells_of_no_padding_and_no_direction(array: Array) -> None
 
 
 @given(arrays(broadcast=False))
-def test_an_empty_result_has_the_axis_order_it_was_described_with(array: Array) -> None:
+def test_an_empty_result_has_the_axis_order_it_was_described_with(array):
     descriptor = describe(array)
     result = empty_result(descriptor)
     assert (result.dtype, result.shape) == (array.dtype.newbyteorder("="), array.shape)
@@ -63,7 +59,7 @@ def test_an_empty_result_has_the_axis_order_it_was_described_with(array: Array) 
 
 
 @given(arrays(), st.data())
-def test_a_result_nests_as_its_source_does(array: Array, data: st.DataObject) -> None:
+def test_a_result_nests_as_its_source_does(array, data):
     source = describe(array)
     sizes = data.draw(st.lists(st.integers(1, 5), min_size=array.ndim, max_size=array.ndim))
     result = result_descriptor(source, sizes)
@@ -77,7 +73,7 @@ def test_a_result_nests_as_its_source_does(array: Array, data: st.DataObject) ->
 WINDOWS = sliding_window_view(np.arange(6, dtype=np.float32), 3)
 NHWC = np.zeros((2, 5, 7, 3), np.float32).transpose(0, 3, 1, 2)
 # Arrays with the strides of their descriptor, and the array whose bytes travel.
-EXAMPLES: dict[str, tuple[Array, list[int], Array]] = {
+EXAMPLES = {
     "row-major": (np.zeros((2, 1, 3), np.float16), [], np.zeros((2, 3), np.float16)),
     "channels last": (NHWC, [105, 1, 21, 3], NHWC.transpose(0, 2, 3, 1)),
     "one element for all": (np.broadcast_to(np.float32(1), (8, 64)), [0, 0], np.ones(1, "f4")),
@@ -88,13 +84,13 @@ EXAMPLES: dict[str, tuple[Array, list[int], Array]] = {
 }
 
 
-def test_no_gap_and_nothing_twice_travels() -> None:
+def test_no_gap_and_nothing_twice_travels():
     for name, (array, strides, sent) in EXAMPLES.items():
         assert list(describe(array).strides) == strides, name
         assert whole(array) == sent.tobytes(), name
 
 
-REFUSED: list[tuple[Any, str, str]] = [
+REFUSED = [
     (np.zeros(3, np.int32), "input.data_type", "is int32; convert it to one of float32, float16"),
     (np.zeros(3, np.complex64), "input.data_type", "is complex64"),
     (np.zeros(3, np.longdouble), "input.data_type", "convert it to one of"),
@@ -108,7 +104,7 @@ REFUSED: list[tuple[Any, str, str]] = [
 ]
 
 
-def test_what_the_wire_cannot_carry_is_refused_by_name() -> None:
+def test_what_the_wire_cannot_carry_is_refused_by_name():
     for values, field, words in REFUSED:
         with pytest.raises(InvalidRequestError) as caught:
             describe(to_array(values))
@@ -116,7 +112,7 @@ def test_what_the_wire_cannot_carry_is_refused_by_name() -> None:
         assert words in caught.value.description
 
 
-def test_an_out_may_lie_between_elements_of_the_input_and_its_own_do_not_overlap() -> None:
+def test_an_out_may_lie_between_elements_of_the_input_and_its_own_do_not_overlap():
     both = np.zeros(8, np.float32)
     check_out(both[::2], dtype=np.float32, shape=(4,), source=both[1::2])
     for stride in (0, 2):
@@ -131,10 +127,10 @@ VALUES = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 CPU, CUDA, CUDA_HOST = 1, 2, 3
 
 
-def by_dlpack(device: int, *, copies: bool = False, **more: Any) -> Any:
+def by_dlpack(device, *, copies=False, **more):
     """Make a tensor with DLPack on some device, which may copy itself to the host."""
 
-    def dlpack(_: object, *, dl_device: tuple[int, int] | None = None, **__: Any) -> Any:
+    def dlpack(_, *, dl_device=None, **__):
         if device == CUDA and not (copies and dl_device == (CPU, 0)):
             raise BufferError("the memory is on a CUDA device")
         return VALUES.__dlpack__()
@@ -144,20 +140,20 @@ def by_dlpack(device: int, *, copies: bool = False, **more: Any) -> Any:
     return type("Tensor", (SimpleNamespace,), methods)(**more)
 
 
-def on_device(**more: Any) -> Any:
+def on_device(**more):
     """Make an array as CuPy has it: no implicit way to the host."""
 
-    def array(*_: Any, **__: Any) -> NDArray[Any]:
+    def array(*_, **__):
         raise TypeError("Implicit conversion to a NumPy array is not allowed.")
 
     return by_dlpack(CUDA, __array__=array, **more)
 
 
-def by_array(*_: Any, **__: Any) -> NDArray[Any]:
+def by_array(*_, **__):
     return VALUES
 
 
-HOST_EXPORTERS: dict[str, Any] = {
+HOST_EXPORTERS = {
     "__array__": SimpleNamespace(__array__=by_array),
     "__array_interface__": SimpleNamespace(__array_interface__=VALUES.__array_interface__),
     "DLPack": by_dlpack(CPU),
@@ -168,7 +164,7 @@ HOST_EXPORTERS: dict[str, Any] = {
     "of a graph": SimpleNamespace(requires_grad=True, detach=by_array),
 }
 # Memory of a device is copied as its library documents.
-COPIED: dict[str, Any] = {
+COPIED = {
     "as torch": on_device(cpu=by_array),
     "as CuPy": on_device(get=by_array),
     "as JAX": SimpleNamespace(__array__=by_array, __dlpack_device__=lambda: (CUDA, 0)),
@@ -180,7 +176,7 @@ if not np.__version__.startswith("2.0"):
     COPIED["by DLPack"] = by_dlpack(CUDA, copies=True)
 
 
-def test_memory_of_the_host_is_viewed_and_other_memory_copied() -> None:
+def test_memory_of_the_host_is_viewed_and_other_memory_copied():
     for name, exporter in {**HOST_EXPORTERS, **COPIED}.items():
         array = to_array(exporter)
         assert type(array) is np.ndarray, name
@@ -190,11 +186,11 @@ def test_memory_of_the_host_is_viewed_and_other_memory_copied() -> None:
         assert np.shares_memory(array, VALUES) or name in COPIED, name
 
 
-def fail(error: type[Exception] = RuntimeError) -> None:
+def fail(error=RuntimeError):
     raise error("lost device")
 
 
-def test_what_cannot_be_read_is_refused_with_the_fix() -> None:
+def test_what_cannot_be_read_is_refused_with_the_fix():
     for value, words in (
         (by_dlpack(CUDA), r"Tensor .* pass a NumPy array or a tensor on"),
         (on_device(cpu=fail), "lost device; pass a NumPy array"),
@@ -210,7 +206,7 @@ def test_what_cannot_be_read_is_refused_with_the_fix() -> None:
 
 
 @pytest.mark.parametrize("name", ["float16", "float32", "float64", "bfloat16"])
-def test_torch_tensors_of_every_type_and_layout_are_viewed(name: str) -> None:
+def test_torch_tensors_of_every_type_and_layout_are_viewed(name):
     torch = pytest.importorskip("torch", exc_type=ImportError)
     tensor = torch.arange(24, dtype=getattr(torch, name)).reshape(2, 3, 4).requires_grad_()
     for shown in (tensor, tensor.permute(2, 0, 1), tensor[:, ::2], tensor[:1].expand(5, 3, 4)):
@@ -224,17 +220,13 @@ def test_torch_tensors_of_every_type_and_layout_are_viewed(name: str) -> None:
         to_array(torch.zeros(3, device="meta"))
 
 
-def test_arrays_are_read_while_masked_ones_are_imported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_arrays_are_read_while_masked_ones_are_imported(monkeypatch):
     monkeypatch.setitem(sys.modules, "numpy.ma", ModuleType("numpy.ma"))
     assert to_array([[1.0, 2.0]]).shape == (1, 2)
 
 
 @given(arrays(), st.data())
-def test_any_range_has_the_bytes_of_the_definition_viewed_where_they_lie_so(
-    array: Array, data: st.DataObject
-) -> None:
+def test_any_range_has_the_bytes_of_the_definition_viewed_where_they_lie_so(array, data):
     view, descriptor = WireView(array), describe(array)
     assert view.nbytes == wire_bytes(descriptor)
     defined = wire_bytes_of(array, descriptor)
@@ -250,9 +242,7 @@ def test_any_range_has_the_bytes_of_the_definition_viewed_where_they_lie_so(
 
 
 @given(arrays(), st.integers(1, 100), st.data())
-def test_chunks_have_three_quarters_of_the_bytes_they_may_have_after_the_first(
-    array: Array, size: int, data: st.DataObject
-) -> None:
+def test_chunks_have_three_quarters_of_the_bytes_they_may_have_after_the_first(array, size, data):
     view = WireView(array)
     start = data.draw(st.integers(0, view.nbytes))
     stop = view.chunk_stop(start, size)
@@ -263,7 +253,7 @@ def test_chunks_have_three_quarters_of_the_bytes_they_may_have_after_the_first(
 
 
 @given(arrays(broadcast=False), st.data())
-def test_a_write_changes_no_other_byte(array: Array, data: st.DataObject) -> None:
+def test_a_write_changes_no_other_byte(array, data):
     view = WireView(array)
     before = bytearray(whole(array))
     start = data.draw(st.integers(0, view.nbytes))
@@ -274,7 +264,7 @@ def test_a_write_changes_no_other_byte(array: Array, data: st.DataObject) -> Non
 
 
 @given(arrays(broadcast=False), arrays(broadcast=False))
-def test_an_array_travels_in_the_axis_order_of_another_descriptor(one: Array, other: Array) -> None:
+def test_an_array_travels_in_the_axis_order_of_another_descriptor(one, other):
     order = result_descriptor(describe(other), [2] * other.ndim)
     array = np.resize(one, [2] * other.ndim)
     view = WireView(array, v1.TensorDescriptor(sizes=array.shape, strides=order.strides))
@@ -283,7 +273,7 @@ def test_an_array_travels_in_the_axis_order_of_another_descriptor(one: Array, ot
     assert bytes(view.read(0, view.nbytes)) == expected
 
 
-def test_a_part_of_a_strided_array_needs_memory_for_the_part_only() -> None:
+def test_a_part_of_a_strided_array_needs_memory_for_the_part_only():
     view = WireView(as_strided(np.zeros((1024, 64, 2), np.float32), (1024, 64), (512, 8)))
     assert view.nbytes == 262_144
     tracemalloc.start()
@@ -294,7 +284,7 @@ def test_a_part_of_a_strided_array_needs_memory_for_the_part_only() -> None:
     assert peak < 20_000
 
 
-def test_signalling_nans_keep_their_bits() -> None:
+def test_signalling_nans_keep_their_bits():
     bits = np.array([[0x7F800001, 0xFFA00000], [0x7FC12345, 1]], np.uint32)
     array = bits.view(np.float32).T[::-1]
     view = WireView(array)
@@ -304,6 +294,6 @@ def test_signalling_nans_keep_their_bits() -> None:
     assert out.view(np.uint32).tolist() == bits[:, ::-1].tolist()
 
 
-def test_a_descriptor_of_other_sizes_is_refused() -> None:
+def test_a_descriptor_of_other_sizes_is_refused():
     with pytest.raises(ValueError, match=r"sizes \[3\], array \(4,\)"):
         WireView(np.zeros(4), v1.TensorDescriptor(sizes=[3]))

@@ -1,31 +1,28 @@
 """Reports of a call: where its time went, its progress, and its span in a trace."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire import Client, Timing
+from gradwire import Timing
 from gradwire._core.reports import read_timing
 from gradwire._wire.requests import Progress
 from gradwire._wire.semantic_conventions import of_address
 from gradwire.errors import InvalidRequestError
-from support.clients import COPY, LARGE, PROMPT, SMALL, Array, Face, copied, either_size, halved
+from support.clients import COPY, LARGE, PROMPT, SMALL, copied, either_size, halved
 from support.relay import relaying
 from support.servers import serving
 
 
 @either_size
-def test_a_call_tells_its_timing_and_tries_once(address: str, face: Face, array: Array) -> None:
-    timings: list[Timing] = []
+def test_a_call_tells_its_timing_and_tries_once(address, face, array):
+    timings = []
     with face(address) as client:
         halved(client, array[np.newaxis, np.newaxis], on_timing=timings.append)
         with pytest.raises(InvalidRequestError):
@@ -37,22 +34,19 @@ def test_a_call_tells_its_timing_and_tries_once(address: str, face: Face, array:
     # Phases of a stream overlap.
     assert array is LARGE or sum(phase or 0 for phase in told) < timing.total_s
     assert timing.tries == 1
-    options: dict[str, Any] = {"connections": 1, "retry": PROMPT}
-    with (
-        relaying(address, cuts=(100,) * 2) as relay,
-        face(relay.address, **options) as client,
-    ):
+    options = {"connections": 1, "retry": PROMPT}
+    with relaying(address, cuts=(100,) * 2) as relay, face(relay.address, **options) as client:
         copied(client, array, on_timing=timings.append)
     assert len(timings) == 2
     assert timings[1].tries >= 3
 
 
-def test_an_exception_from_on_timing_reaches_the_caller(faced: Client) -> None:
+def test_an_exception_from_on_timing_reaches_the_caller(faced):
     with pytest.raises(ZeroDivisionError):
         copied(faced, SMALL, on_timing=lambda _: 1 // 0)
 
 
-def test_what_is_not_understood_is_not_told() -> None:
+def test_what_is_not_understood_is_not_told():
     for told, compute_s in (
         ("compute;dur=1500", 1.5),
         ("receive;dur=1, compute;dur=2.5, send;dur=3", 0.0025),
@@ -71,8 +65,8 @@ STEPS = st.lists(st.tuples(PAUSES, st.integers(0, 100), st.integers(0, 100)))
 
 
 @given(STEPS)
-def test_reports_grow_and_keep_a_tenth_of_a_second_apart(steps: list[Any]) -> None:
-    now, reports = 0.0, list[tuple[float, ...]]()
+def test_reports_grow_and_keep_a_tenth_of_a_second_apart(steps):
+    now, reports = 0.0, []
     progress = Progress(lambda *moved: reports.append((now, *moved)), clock=lambda: now)
     for pause, sent, received in steps:
         now += pause
@@ -135,7 +129,7 @@ print(json.dumps({"trace": f"{told.trace_id:032x}", "span": f"{told.span_id:016x
 """
 
 
-def test_every_call_is_a_span_below_the_callers_and_above_the_servers() -> None:
+def test_every_call_is_a_span_below_the_callers_and_above_the_servers():
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="it needs the extra otel")
     from support.collector import collecting  # noqa: PLC0415 - it needs the extra
 
@@ -144,7 +138,7 @@ def test_every_call_is_a_span_below_the_callers_and_above_the_servers() -> None:
             # A process of its own has one tracer for good.
             command = [sys.executable, "-W", "error", "-c", TRACED, server.address, collector.url]
             told = subprocess.check_output(command, text=True, timeout=60)  # noqa: S603
-        outer: dict[str, Any] = json.loads(told)
+        outer = json.loads(told)
         callers = [seen for seen in collector.spans if seen.span.kind == 3]
         unary, many = "Evaluate", "EvaluateMany"
         names = ["EvaluateStream", unary, many, unary, unary, "GetServerInfo", many]
@@ -163,7 +157,7 @@ def test_every_call_is_a_span_below_the_callers_and_above_the_servers() -> None:
         assert [seen.span.status.code for seen in callers] == [0, 0, 0, 2, 0, 0, 0]
 
 
-def test_an_address_is_told_in_its_parts() -> None:
+def test_an_address_is_told_in_its_parts():
     for address, host, *port in (
         ("127.0.0.1:50051", "127.0.0.1", 50051),
         *(("[::1]:7", "::1", 7), ("ipv6:%5B::1%5D:7", "::1", 7)),

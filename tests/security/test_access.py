@@ -1,7 +1,5 @@
 """One table of access, by what a caller shows and from where; certificates that change."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import logging
@@ -10,12 +8,10 @@ import socket
 import ssl
 import time
 from base64 import b64encode
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grpc
 import pytest
@@ -80,7 +76,7 @@ IN_BAND = {f"{SERVICE}/EvaluateStream", f"{SERVICE}/EvaluateMany"}
 
 Headers = list[tuple[str, str]]
 # Headers that a caller shows, and the scopes that these open; None where they are not taken.
-SHOWN: dict[str, tuple[list[str], set[str] | None]] = {
+SHOWN = {
     "nothing": ([], None),
     "an empty word": (["authorization: "], None),
     "a bare token": (["authorization: {both}"], None),
@@ -95,7 +91,7 @@ SHOWN: dict[str, tuple[list[str], set[str] | None]] = {
     "both": (["authorization: Bearer {both}"], {"evaluate", "inspect"}),
 }
 # The same over HTTP, and what browsers send.
-HTTP_SHOWN: dict[str, tuple[list[str], set[str] | None]] = {
+HTTP_SHOWN = {
     **{name: row for name, row in SHOWN.items() if name != "two tokens"},
     "a password": (["authorization: Basic {may}"], {"inspect"}),
     "a password that may not": (["authorization: Basic {may_not}"], {"evaluate"}),
@@ -116,17 +112,17 @@ class Place(NamedTuple):
     pair: Pair | None
     tokens: dict[str, str]
 
-    def headers(self, *lines: str) -> list[tuple[str, str]]:
+    def headers(self, *lines):
         pairs = (line.format(**self.tokens).partition(": ") for line in lines)
         return [(name, value) for name, _, value in pairs]
 
-    def client(self, shown: Pair | None) -> RawClient:
+    def client(self, shown):
         """Connect with a certificate, or in plain text."""
         if self.papers is None:
             return RawClient(self.server.address)
         return RawClient(self.server.address, trusting(self.papers.roots, shown))
 
-    def ask(self, path: str, headers: Headers, shown: Pair | None) -> tuple[int, str]:
+    def ask(self, path, headers, shown):
         """Return what the HTTP port answers; raise OSError where it does not."""
         address = self.server.http_address
         connection = http.client.HTTPConnection(address, timeout=30)
@@ -138,7 +134,7 @@ class Place(NamedTuple):
             answer = connection.getresponse()
             return answer.status, f"{answer.headers}{answer.read().decode()}"
 
-    def check_silent(self, told: str) -> None:
+    def check_silent(self, told):
         """Assert that a refusal tells nothing of the server, nor a token."""
         name = self.server.server.service.backend.name
         for secret in (VERSION, name, "is-revoked", "/tokens", "Traceback", *self.tokens.values()):
@@ -149,9 +145,7 @@ LISTENING = [("127.0.0.1:0", False), ("127.0.0.1:0", True), ("unix:{}/s", False)
 
 
 @pytest.fixture(scope="module", params=LISTENING, ids=str)
-def place(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Place]:
+def place(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("place")
     file = folder / "tokens"
     tokens = {scope.value: add_token(file, name=f"is-{scope}", scopes=[scope]) for scope in Scope}
@@ -167,13 +161,13 @@ def place(
         yield Place(server, papers, pair(papers.authority) if papers else None, tokens)
 
 
-def test_every_method_has_a_scope() -> None:
+def test_every_method_has_a_scope():
     assert methods_of_the_schema() == EVERY.keys() - {REFLECTION} | {SHARED}
     assert INSPECTING & NEEDED.keys() == REQUESTS["inspect"].keys()
 
 
 @pytest.mark.parametrize("shown", SHOWN)
-def test_a_method_is_open_to_its_scope_and_refused_to_all_others(place: Place, shown: str) -> None:
+def test_a_method_is_open_to_its_scope_and_refused_to_all_others(place, shown):
     lines, scopes = SHOWN[shown]
     headers = place.headers(*lines)
     with place.client(place.pair) as client:
@@ -198,7 +192,7 @@ def test_a_method_is_open_to_its_scope_and_refused_to_all_others(place: Place, s
 
 
 @pytest.mark.parametrize("shown", HTTP_SHOWN)
-def test_the_http_port_is_open_to_inspect_and_its_health_to_all(place: Place, shown: str) -> None:
+def test_the_http_port_is_open_to_inspect_and_its_health_to_all(place, shown):
     lines, scopes = HTTP_SHOWN[shown]
     headers = place.headers(*lines)
     for path, found in PATHS.items():
@@ -216,9 +210,7 @@ def test_the_http_port_is_open_to_inspect_and_its_health_to_all(place: Place, sh
 
 @pytest.mark.parametrize("place", [LISTENING[1]], indirect=True, ids=str)
 @pytest.mark.parametrize("wrong", ["none", "another's", "expired", "of tomorrow", "plain text"])
-def test_without_a_certificate_a_token_and_a_question_of_health_get_nowhere(
-    place: Place, wrong: str
-) -> None:
+def test_without_a_certificate_a_token_and_a_question_of_health_get_nowhere(place, wrong):
     assert place.papers is not None
     authority = place.papers.authority
     later = authority.issue_cert("client.test", not_before=TOMORROW)
@@ -244,12 +236,12 @@ def test_without_a_certificate_a_token_and_a_question_of_health_get_nowhere(
             assert used.ask(path, headers, None)[0] == (status if tls else 400)
 
 
-def test_a_stream_is_refused_before_it_is_read_and_takes_no_room_of_others(place: Place) -> None:
+def test_a_stream_is_refused_before_it_is_read_and_takes_no_room_of_others(place):
     admission = place.server.server.service.admission
     entered = admission.entered
     with place.client(place.pair) as client, silence(()) as never:
         for method in (f"{SERVICE}/Evaluate", f"{SERVICE}/EvaluateStream", REFLECTION):
-            nothing: Any = never()
+            nothing = never()
             refused(call(client.channel, method, nothing)[1], "UNAUTHENTICATED")
         for method, complete in EVERY.items():
             call(client.channel, method, complete, bearer("none"))
@@ -259,15 +251,13 @@ def test_a_stream_is_refused_before_it_is_read_and_takes_no_room_of_others(place
 
 @pytest.mark.parametrize("place", [LISTENING[0]], indirect=True, ids=str)
 @pytest.mark.parametrize("port", ["grpc", "http"])
-def test_the_log_counts_refusals_and_names_no_token(
-    place: Place, caplog: pytest.LogCaptureFixture, port: str
-) -> None:
+def test_the_log_counts_refusals_and_names_no_token(place, caplog, port):
     caplog.set_level("INFO", "gradwire_server")
     tokens = place.tokens["revoked"], place.tokens["both"]
     revoked, both = map(bearer, tokens)
     with place.client(place.pair) as client:
 
-        def told() -> list[dict[str, Any]]:
+        def told():
             if port == "http":
                 place.ask("/metrics", [revoked], place.pair)
             else:
@@ -293,15 +283,15 @@ def test_the_log_counts_refusals_and_names_no_token(
     ("scopes", "certified", "allowed"),
     [
         ({}, False, {"evaluate"}),
-        ({"anonymous_scopes": ""}, False, set[str]()),
+        ({"anonymous_scopes": ""}, False, set()),
         ({"anonymous_scopes": "evaluate,inspect"}, False, {"evaluate", "inspect"}),
         ({"anonymous_scopes": ""}, True, {"evaluate", "inspect"}),
     ],
     ids=["default", "none", "all", "certificate"],
 )
 def test_callers_of_other_machines_have_the_scopes_of_strangers_or_a_certificate(
-    tmp_path: Path, scopes: dict[str, str], allowed: set[str], *, certified: bool
-) -> None:
+    tmp_path, scopes, allowed, certified
+):
     own = own_address()
     if own is None:
         pytest.skip("this machine has no address but loopback")
@@ -309,7 +299,7 @@ def test_callers_of_other_machines_have_the_scopes_of_strangers_or_a_certificate
     papers.write(name=own)
     settings = papers.mutual if certified else {"insecure": True}
     credentials = trusting(papers.roots, pair(papers.authority)) if certified else None
-    http: dict[str, str] = {"http_port": f"{own}:0"} if certified else {}
+    http = {"http_port": f"{own}:0"} if certified else {}
     with (
         serving(address=f"{own}:0", **http, **settings, **scopes) as server,
         RawClient(server.address, credentials) as client,
@@ -329,7 +319,7 @@ def test_callers_of_other_machines_have_the_scopes_of_strangers_or_a_certificate
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:0", "unix:{}/socket"])
-def test_this_machine_may_do_all_and_in_any_way(address: str, tmp_path: Path) -> None:
+def test_this_machine_may_do_all_and_in_any_way(address, tmp_path):
     with served(address=address.format(tmp_path), anonymous_scopes="") as (server, client):
         client.check_alive()
         for method, messages in EVERY.items():
@@ -343,11 +333,11 @@ def test_this_machine_may_do_all_and_in_any_way(address: str, tmp_path: Path) ->
 
 
 @pytest.fixture
-def papers(tmp_path: Path) -> Papers:
+def papers(tmp_path):
     return Papers(tmp_path)
 
 
-def is_served(address: str, roots: bytes, shown: Pair | None = None) -> bool:
+def is_served(address, roots, shown=None):
     """Call on a connection of its own."""
     with RawClient(address, trusting(roots, shown)) as client:
         refusal = client.evaluate(published_request(), timeout_s=20).refusal
@@ -355,9 +345,7 @@ def is_served(address: str, roots: bytes, shown: Pair | None = None) -> bool:
     return refusal is None
 
 
-def test_connections_that_are_no_tls_leave_nothing_but_json_in_the_log(
-    papers: Papers, tmp_path: Path
-) -> None:
+def test_connections_that_are_no_tls_leave_nothing_but_json_in_the_log(papers, tmp_path):
     flags = (*papers.flags, "--log-format", "json", "--workers", "2")
     with running_command(*flags, log=tmp_path / "log") as command:
         for _ in range(10):
@@ -372,9 +360,7 @@ def test_connections_that_are_no_tls_leave_nothing_but_json_in_the_log(
     assert all(isinstance(json.loads(line), dict) for line in lines)
 
 
-def test_new_connections_get_the_new_certificate_and_those_of_new_authorities_are_let_in(
-    papers: Papers,
-) -> None:
+def test_new_connections_get_the_new_certificate_and_those_of_new_authorities_are_let_in(papers):
     other = trustme.CA()
     roots = other.cert_pem.bytes()
     ours, theirs = pair(papers.authority), pair(other)
@@ -396,7 +382,7 @@ def test_new_connections_get_the_new_certificate_and_those_of_new_authorities_ar
         wait_until(lambda: is_served(server.address, papers.roots, theirs))
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def told(caplog):
     """Return the server's lines of certificates."""
     messages = [each.getMessage() for each in caplog.records if each.name == "gradwire_server"]
     return [message for message in messages if message.startswith("certificate")]
@@ -411,9 +397,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     ],
     ids=["chain.pem", "key.pem", "ca.pem"],
 )
-def test_what_cannot_be_used_is_refused_at_first_and_kept_out_later(
-    papers: Papers, name: str, broken: tuple[bytes, ...], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_cannot_be_used_is_refused_at_first_and_kept_out_later(papers, name, broken, caplog):
     shown, good = pair(papers.authority), papers.read(name)
     with serving(**papers.mutual) as server, caplog.at_level(logging.ERROR, "gradwire_server"):
         for content in broken:
@@ -428,9 +412,7 @@ def test_what_cannot_be_used_is_refused_at_first_and_kept_out_later(
         assert is_served(server.address, papers.roots, shown)
 
 
-def test_a_certificate_that_has_expired_is_told_of_once_each_time_it_is_read(
-    papers: Papers, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_certificate_that_has_expired_is_told_of_once_each_time_it_is_read(papers, caplog):
     shown = pair(papers.authority)
     papers.write(expired=True)
     with caplog.at_level(logging.INFO, "gradwire_server"), serving(**papers.mutual) as server:
@@ -444,23 +426,23 @@ def test_a_certificate_that_has_expired_is_told_of_once_each_time_it_is_read(
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_rotation_of_certificates_and_tokens_under_load_loses_no_call(
-    papers: Papers, path: Path, tmp_path: Path, workers: str
-) -> None:
+    papers, path, tmp_path, workers
+):
     """Clients trust both authorities, as one has them do; each call has its own connection."""
     other = trustme.CA()
     roots, shown = papers.roots + other.cert_pem.bytes(), pair(papers.authority)
     tokens = [add_token(path, name="0", scopes=list(Scope))]
 
-    def code(method: str, token: str, roots: bytes = roots) -> grpc.StatusCode:
+    def code(method, token, roots=roots):
         with RawClient(server.address, trusting(roots, shown)) as client:
             refusal = call(client.channel, method, EVERY[method], bearer(token))[1]
         return grpc.StatusCode.OK if refusal is None else refusal.code
 
-    def ask() -> list[grpc.StatusCode] | None:
+    def ask():
         codes = [code(method, tokens[-1]) for method in EVERY]
         return None if set(codes) == {grpc.StatusCode.OK} else codes
 
-    def are(expected: grpc.StatusCode, token: str, roots: bytes) -> bool:
+    def are(expected, token, roots):
         """Ask on connections of their own, which any worker may take."""
         method = f"{SERVICE}/ListOperators"
         return all(code(method, token, roots) is expected for _ in range(8))
@@ -482,8 +464,8 @@ def test_rotation_of_certificates_and_tokens_under_load_loses_no_call(
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated:DeprecationWarning")
-def test_tls_is_1_2_or_newer_on_both_ports(papers: Papers) -> None:
-    def shakes_hands(place: tuple[str, int], version: ssl.TLSVersion) -> bool:
+def test_tls_is_1_2_or_newer_on_both_ports(papers):
+    def shakes_hands(place, version):
         context = papers.context()
         # Or OpenSSL would not even ask for one as old.
         context.set_ciphers("ALL:@SECLEVEL=0")
@@ -506,10 +488,8 @@ def test_tls_is_1_2_or_newer_on_both_ports(papers: Papers) -> None:
         assert get(server.http_address, "/")[0] == 400
 
 
-def test_the_http_port_shows_a_replaced_certificate_and_tells_when_it_expires(
-    papers: Papers,
-) -> None:
-    def shown() -> tuple[str, float]:
+def test_the_http_port_shows_a_replaced_certificate_and_tells_when_it_expires(papers):
+    def shown():
         told = scrape(server.http_address, tls=papers.context())
         ends_s = told.value("gradwire_certificate_expiration_timestamp_seconds")
         return ssl.get_server_certificate(split(server.http_address)), ends_s
