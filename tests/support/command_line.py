@@ -1,18 +1,14 @@
-"""Runs the command line: as a process of its own, or, where many runs are compared, in this one."""
+"""Runs the command line in this process."""
 
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 
 import pytest
 
 from gradwire import cli
-
-GRADWIRE = (sys.executable, "-m", "gradwire")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +18,6 @@ class Outcome:
     code: int
     stdout: str
     stderr: str
-
-
-def run(*arguments: object) -> Outcome:
-    done = subprocess.run(  # noqa: S603 - our own program
-        [*GRADWIRE, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
-    )
-    return Outcome(done.returncode, done.stdout, done.stderr)
 
 
 def run_here(*arguments: object) -> Outcome:
