@@ -27,7 +27,6 @@ from support.processes import run_command
 from support.raw_calls import wait_until
 from support.servers import serving
 
-PROGRAM = ("-m", "gradwire")
 PUBLISHED = ("--op", "dml_resample_grad", "--attr", "interpolation_mode=nearest")
 SCALED = (*PUBLISHED, "--attr", "scales=0.5,1.5")
 DOUBLE = ("--op", "interpolate", "--attr", "mode=nearest", "--attr", "data_format=NCX", "--attr")
@@ -55,7 +54,7 @@ def test_the_published_example_goes_round_also_through_a_server_of_its_own(tmp_p
     # These are for other servers.
     env = {"GRADWIRE_LOG_FORMAT": "json", "GRADWIRE_TLS_KEY": "none.pem"}
     files = (str(tmp_path / name) for name in ("x.npy", "own.npy"))
-    done = run_command("evaluate", *files, *asked[:-1], env=env, program=PROGRAM)
+    done = run_command("evaluate", *files, *asked[:-1], env=env, program=("-m", "gradwire"))
     assert (done.returncode, done.stdout) == (0, "")
     assert "dml_resample_grad: float32 (1, 3) to (2, 2) in" in done.stderr
     for name in ("y.npy", "own.npy"):
@@ -63,11 +62,11 @@ def test_the_published_example_goes_round_also_through_a_server_of_its_own(tmp_p
     assert names(tmp_path) == ["own.npy", "x.npy", "y.npy"]
 
 
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_several_servers_share_a_tensor_larger_than_a_chunk_in_any_axis_order(
-    tmp_path, target, order
+@pytest.mark.parametrize(("dtype", "order"), [("<f4", "C"), (">f4", "F")])
+def test_several_servers_share_a_tensor_larger_than_a_chunk_in_any_order(
+    tmp_path, target, dtype, order
 ):
-    x = np.random.default_rng(0).standard_normal((3, 5, 100_000)).astype(np.float32, order=order)
+    x = np.random.default_rng(0).standard_normal((3, 5, 100_000)).astype(dtype, order=order)
     options = (*DOUBLE, "sizes=200000", "--output-shape", "3,5,200000")
     with serving() as other:
         for several, more in ((target, ()), (f"{target},{other.address}", ("--split",))):
@@ -255,15 +254,10 @@ def test_a_load_test_shows_it_with_every_call_and_to_the_metrics(mutual, tmp_pat
     assert any(scenario.server for scenario in scenarios)
 
 
-def test_tls_trusts_the_authorities_of_the_system(mutual, tmp_path, monkeypatch):
+def test_tls_trusts_the_authorities_of_the_system(mutual, monkeypatch):
     call = ("info", *mutual.target[:2], *mutual.pair)
     monkeypatch.setenv("SSL_CERT_FILE", mutual.target[3])
     for option, variable in ((["--tls"], ""), ([], "1")):
         monkeypatch.setenv("GRADWIRE_TLS", variable)
         done = run_here(*call, *option)
         assert (done.code, done.stderr) == (0, "")
-    trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "other.pem"))
-    done = run_command(*call, env={"GRADWIRE_TLS": "1"}, program=PROGRAM)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (7, "", 1)
-    assert done.stderr.startswith("gradwire: error: the server's certificate is not signed")

@@ -77,7 +77,6 @@ SHAPES = "--input-shape 1,1,2 --output-shape 1,1,4"
 UNSIZED = f"explain {NEAREST.replace('nearest', 'linear')} --input-shape 1,1,4"
 EXPLAIN = f"{UNSIZED} --output-shape 1,1,2"
 CHECK = f"{NEAREST} --attr coordinate_transformation_mode=align_corners"
-DTYPES = {"integers": "int32", "complex": "complex64", "big-endian": ">i8"}
 WRITTEN = " ... give a file that `gradwire bench --output` has written"
 
 # Commands, with what they say.
@@ -99,10 +98,7 @@ WRONG = [
         SHAPED.replace("g.npy", "bfloat16.npy"),
         "holds |V2; ... if they are bfloat16, give --dtype bfloat16",
     ),
-    *(
-        (SHAPED.replace("g.npy", f"{name}.npy"), f"{name}.npy holds {dtype}; give one of float32, ")
-        for name, dtype in DTYPES.items()
-    ),
+    (SHAPED.replace("g.npy", "integers.npy"), "integers.npy holds int32; give one of float32, "),
     (f"compare {NEAREST} {SHAPES}", "--op: give it twice, or once with --against"),
     (f"compare --attr mode=nearest {NEAREST} {NEAREST} {SHAPES}", "stands before any --op"),
     (f"compare {DML} --input g.npy --output-shape 2,2 --against text", "text is not a .npy file"),
@@ -147,8 +143,7 @@ def folder(tmp_path_factory):
         (folder / name).write_bytes(content)
     np.save(folder / "g.npy", np.array([[4, 5, 6]], np.float32))
     np.save(folder / "bfloat16.npy", np.zeros((1, 3), ml_dtypes.bfloat16))
-    for name, dtype in DTYPES.items():
-        np.save(folder / f"{name}.npy", np.zeros((1, 3), dtype))
+    np.save(folder / "integers.npy", np.zeros((1, 3), np.int32))
     return folder
 
 
@@ -175,8 +170,6 @@ def test_what_is_not_there_has_one_code_in_all_commands(nobody):
     ):
         done = run_here(*shlex.split(command))
         assert (done.code, done.stdout) == (3, "")
-        told = "gradwire: error: 'dml-resample-grad' is not an operator; give one of "
-        assert done.stderr.startswith(told)
         assert done.stderr.endswith("; did you mean 'dml_resample_grad'?\n")
     for command in ("info", "operators", "health"):
         done = run_here(command, "--target", nobody)

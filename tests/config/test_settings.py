@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from gradwire_server.command import gradwire_server
 from gradwire_server.config import container_limits
-from gradwire_server.config.settings import Settings
+from gradwire_server.config.settings import Settings, flag
 
 NAMES = [field.name for field in fields(Settings)]
 # Texts that are not the default, where a number that is larger by one would not do.
@@ -36,10 +36,6 @@ VALUES = {name: other(name) for name in NAMES}
 TEXTS = {
     name: value if isinstance(value, str) else json.dumps(value) for name, value in VALUES.items()
 }
-
-
-def flag(name):
-    return f"--{name.replace('_', '-')}"
 
 
 def flags_of(name):

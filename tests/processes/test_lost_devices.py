@@ -132,9 +132,7 @@ def two(devices):
 
 def test_every_way_to_call_has_the_bits_of_numpy(two):
     with Client(two.address) as client, LocalClient("numpy_cpu") as local:
-        info = client.server_info()
-        assert info.backend == "cuda"
-        assert info.backend_reason.startswith("cuda was asked for; simulated; ")
+        assert client.server_info().backend == "cuda"
         for shape in (SMALL, LARGE):
             assert evaluated(client, shape) == expected(shape)
         arrays = [gradient((1, 1, 8, size)) for size in range(8, 48, 2)]
