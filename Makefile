@@ -144,7 +144,7 @@ ray:  ## Run replicas on a Ray cluster of network namespaces, under load, and ki
 status: $(VENV)/.installed  ## Look at the status page in Chromium; draws out/status.png
 	.ci/status $(BIN)/python
 	mkdir -p out
-	PYTHONPATH=tests $(BIN)/python -m web.picture out/status.png
+	PYTHONPATH=tests $(BIN)/python -m admin_http.picture out/status.png
 
 bench-compute: $(VENV)/.peers  ## Compare with PyTorch, oneDNN and a copy loop; draws out/compute.png
 	mkdir -p out

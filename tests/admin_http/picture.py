@@ -1,6 +1,6 @@
 """Draws the status page of a server with two workers and callers of every kind, as docs/status.png.
 
-PYTHONPATH=tests python -m web.picture docs/status.png
+PYTHONPATH=tests python -m admin_http.picture docs/status.png
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from support.load import Callers
 from support.processes import running_command
 from support.raw_calls import RawClient, published_request, wrong_request
 
-# Chromium's sandbox needs what containers and root lack; it opens only our own pages.
-_CHROMIUM = ["--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars"]
 FLAGS = ("--workers", "2", "--max-streams", "32", "--http-port", "0")
 
 
@@ -31,33 +29,31 @@ def browsing() -> Generator[Browser]:
     path = shutil.which("chromium")
     if path is None:
         pytest.skip("Chromium is not installed: apt-get install chromium")
+    # Chromium's sandbox needs what containers and root lack; it opens only our own pages.
+    args = ["--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars"]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=_CHROMIUM)
+        browser = playwright.chromium.launch(executable_path=path, args=args)
         try:
             yield browser
         finally:
             browser.close()
 
 
-def spoil(address: str) -> None:
-    """Make calls that are refused."""
-    wrong, half = wrong_request(), published_request()
-    wrong.request_id = "nightly-12"
-    half.request_id, half.data = "notebook-7", half.data[:4]
-    with RawClient(address) as client:
-        for request in (wrong, wrong, half):
-            client.evaluate(request)
-
-
 def main() -> None:
     """Draw it."""
     with (
         tempfile.TemporaryDirectory() as name,
-        running_command(*FLAGS, log=Path(name) / "log", env={}) as command,
+        running_command(
+            "--workers", "2", "--http-port", "0", log=Path(name) / "log", env={}
+        ) as command,
         browsing() as browser,
         Callers(command.address, "unary", "many", "stream"),
     ):
-        spoil(command.address)
+        wrong, half = wrong_request(), published_request()
+        wrong.request_id, half.request_id, half.data = "nightly-12", "notebook-7", half.data[:4]
+        with RawClient(command.address) as client:
+            for request in (wrong, wrong, half):
+                client.evaluate(request)
         page = browser.new_page(viewport=ViewportSize(width=1200, height=900))
         page.goto(f"http://{command.http_address}/")
         time.sleep(20)

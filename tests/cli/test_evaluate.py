@@ -1,15 +1,30 @@
-"""`gradwire evaluate` and `gradwire demo`, against real servers."""
+"""Commands that call servers: `evaluate`, `demo`, `operators`, `info` and `health`."""
 
 import json
 import os
 import re
 import resource
+import signal
+import subprocess
+import sys
+from subprocess import DEVNULL, PIPE
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
+import trustme
 
-from support.command_line import run, run_here
+from gradwire import Client, ops
+from gradwire.cli import connection
+from gradwire.errors import GradwireError, UnavailableError
+from gradwire.health import health
+from gradwire.loadtest.result import from_json
+from gradwire_server.config.settings import Settings
+from support.certificates import Papers, pair
+from support.command_line import run_here
+from support.processes import run_command
+from support.raw_calls import wait_until
 from support.servers import serving
 
 PUBLISHED = ("--op", "dml_resample_grad", "--attr", "interpolation_mode=nearest")
@@ -27,9 +42,7 @@ def names(folder):
     return sorted(each.name for each in folder.iterdir())
 
 
-def test_the_published_example_goes_round_also_through_a_server_of_its_own(
-    tmp_path, target, monkeypatch
-):
+def test_the_published_example_goes_round_also_through_a_server_of_its_own(tmp_path, target):
     asked = (*SCALED, "--output-shape", "2,2", "--json")
     done = evaluated(tmp_path, target, GRADIENT, *asked)
     facts = json.loads(done.stdout)
@@ -39,21 +52,21 @@ def test_the_published_example_goes_round_also_through_a_server_of_its_own(
     told = {"dtype": "float32", "bytes_up": 12, "bytes_down": 16, "output_shape": [2, 2]}
     assert facts.items() >= told.items()
     # These are for other servers.
-    for name in ("LOG_FORMAT", "TLS_CERTIFICATE", "TLS_KEY"):
-        monkeypatch.setenv(f"GRADWIRE_{name}", "json" if "LOG" in name else "none.pem")
-    done = run("evaluate", tmp_path / "x.npy", tmp_path / "own.npy", *asked[:-1])
-    assert (done.code, done.stdout) == (0, "")
+    env = {"GRADWIRE_LOG_FORMAT": "json", "GRADWIRE_TLS_KEY": "none.pem"}
+    files = (str(tmp_path / name) for name in ("x.npy", "own.npy"))
+    done = run_command("evaluate", *files, *asked[:-1], env=env, program=("-m", "gradwire"))
+    assert (done.returncode, done.stdout) == (0, "")
     assert "dml_resample_grad: float32 (1, 3) to (2, 2) in" in done.stderr
     for name in ("y.npy", "own.npy"):
         np.testing.assert_array_equal(np.load(tmp_path / name), RESULT)
     assert names(tmp_path) == ["own.npy", "x.npy", "y.npy"]
 
 
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_several_servers_share_a_tensor_larger_than_a_chunk_in_any_axis_order(
-    tmp_path, target, order
+@pytest.mark.parametrize(("dtype", "order"), [("<f4", "C"), (">f4", "F")])
+def test_several_servers_share_a_tensor_larger_than_a_chunk_in_any_order(
+    tmp_path, target, dtype, order
 ):
-    x = np.random.default_rng(0).standard_normal((3, 5, 100_000)).astype(np.float32, order=order)
+    x = np.random.default_rng(0).standard_normal((3, 5, 100_000)).astype(dtype, order=order)
     options = (*DOUBLE, "sizes=200000", "--output-shape", "3,5,200000")
     with serving() as other:
         for several, more in ((target, ()), (f"{target},{other.address}", ("--split",))):
@@ -114,20 +127,137 @@ def test_a_pipe_is_refused_and_a_link_followed_and_neither_replaced(tmp_path, ta
 @pytest.mark.slow
 def test_the_loss_of_the_demo_falls_and_a_picture_is_written(tmp_path, target):
     path = tmp_path / "demo.png"
-    done = run_here("demo", "--iterations", 8, "--output", path, "--target", target)
+    for more in (("--target", target), ()):  # without one, by a server of its own
+        done = run_here("demo", "--iterations", 8, "--output", path, "--json", *more)
+        assert done.code == 0
+        facts = json.loads(done.stdout)
+        assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+        path.unlink()
+        losses = facts["losses"]
+        assert len(losses) == 9
+        assert losses == sorted(losses, reverse=True)
+        assert losses[-1] < losses[0] / 2
+        assert facts["reconstruction_db"] > facts["bilinear_db"]
+    assert " dB" in run_here("demo", "--iterations", 1, "--output", path, "--target", target).stdout
+
+
+def test_one_of_several_servers_tells_itself_also_by_the_environment(target, nobody, monkeypatch):
+    monkeypatch.setenv("GRADWIRE_TARGET", f"{nobody},{target}")
+    done = run_here("health", "--json")
     assert (done.code, done.stderr) == (0, "")
-    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    assert {"17 calls", "public domain"} <= {*re.findall("17 calls|public domain", done.stdout)}
-    steps = re.findall(r"^ *(\d+) +([\d.]+) +[\d.]+ dB$", done.stdout, re.MULTILINE)
-    losses = [float(loss) for _, loss in steps]
-    assert [int(step) for step, _ in steps] == [*range(9)]
-    assert losses == sorted(losses, reverse=True)
-    assert losses[-1] < losses[0] / 2
-    bilinear, reconstruction = re.findall(r"([\d.]+) dB[,:]", done.stdout)
-    assert float(reconstruction) > float(bilinear)
-    other = tmp_path / "other.png"
-    done = run_here("demo", "--iterations", 1, "--output", other, "--json")  # its own server
-    facts = json.loads(done.stdout)
-    assert (done.code, facts["output"], other.is_file()) == (0, str(other), True)
-    np.testing.assert_allclose(facts["losses"], losses[:2], rtol=1e-3)
-    assert facts["reconstruction_db"] > facts["bilinear_db"]
+    assert json.loads(done.stdout) == {"target": f"{nobody},{target}", "status": "SERVING"}
+    facts = json.loads(run_here("info", "--json").stdout)
+    assert facts["limits"]["max_streams"] == Settings().max_streams
+    assert facts["backend"] in run_here("info").stdout
+
+
+def test_operators_are_listed_in_words_and_as_json(target):
+    facts = json.loads(run_here("operators", "--json", "--target", target).stdout)
+    with Client(target) as client:
+        told = client.operators()
+    listed = run_here("operators", "--target", target).stdout
+    names = re.findall(r"^(\w+)", listed, re.MULTILINE)[: len(ops.OPERATORS)]
+    assert [each["name"] for each in facts] == [info.name for info in told] == names
+    assert facts[0]["attributes"][0]["allowed_values"] == [*told[0].attributes[0].allowed_values]
+    assert run_here("operators", "resample", "--target", target).code == 3
+    # One is told as the command line takes it.
+    for info in told:
+        shown = run_here("operators", info.name, "--target", target).stdout
+        assert re.findall(r"--attr (\w+)=", shown) == [each.name for each in info.attributes]
+        assert "DATA_FORMAT" not in shown
+        assert "MODE_" not in shown
+
+
+def test_why_there_is_no_local_server_is_said_in_one_line(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setenv("GRADWIRE_MAX_STREAMS", "none")
+        wrong = run_here("info")
+    monkeypatch.setattr(connection, "SERVER", "a_package_that_is_not_there")
+    for done, words in (
+        (wrong, "is not a valid integer"),
+        (run_here("info"), 'pip install "gradwire[server]'),
+    ):
+        assert (done.code, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+        assert words in done.stderr
+
+
+# Programs inherit an ignored SIGINT, and tests in the background may have it.
+HOLDER = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from gradwire.cli.connection import local_server
+with local_server() as (target, _):
+    print(target, flush=True)
+    input()
+"""
+
+
+def is_gone(target):
+    try:
+        health(target, timeout_s=1)
+    except UnavailableError:
+        return True
+    except GradwireError:
+        pass  # it is on its way out
+    return False
+
+
+@pytest.mark.parametrize(("number", "within_s"), [(signal.SIGINT, 1), (signal.SIGKILL, 15)])
+def test_a_local_server_does_not_outlive_its_command(number, within_s):
+    with subprocess.Popen(  # noqa: S603 - our own program
+        [sys.executable, "-c", HOLDER], stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        target = process.stdout.readline().strip()
+        assert health(target) == "SERVING"
+        process.send_signal(number)
+        process.wait(timeout=10)
+        wait_until(lambda: is_gone(target), patience_s=within_s)
+
+
+@pytest.fixture(scope="module")
+def mutual(tmp_path_factory):
+    """Run a server that lets in clients of one authority; give options of commands."""
+    papers = Papers(tmp_path_factory.mktemp("papers"))
+    pairs = []
+    for authority in (papers.authority, trustme.CA()):
+        key, certificate = (tmp_path_factory.mktemp("pair") / name for name in ("key", "own"))
+        for file, content in zip((key, certificate), pair(authority), strict=True):
+            file.write_bytes(content)
+        pairs.append(("--tls-certificate", str(certificate), "--tls-key", str(key)))
+    with serving(**papers.mutual, http_port="0") as server:
+        target = ("--target", server.address, "--tls-ca", papers.mutual["tls_client_ca"])
+        own, other = pairs
+        yield SimpleNamespace(target=target, http=server.http_address, pair=own, of_another=other)
+
+
+def test_a_client_of_the_authority_is_let_in_and_no_other(mutual):
+    for command in ("info", "health"):
+        for shown, code in ((mutual.pair, 0), ((), 7), (mutual.of_another, 7)):
+            done = run_here(command, *mutual.target, *shown)
+            assert (done.code, bool(done.stdout)) == (code, code == 0)
+            assert done.stderr.startswith("gradwire: error: ") if code else not done.stderr
+
+
+@pytest.mark.slow
+def test_a_load_test_shows_it_with_every_call_and_to_the_metrics(mutual, tmp_path):
+    found = tmp_path / "found.json"
+    done = run_here(
+        *("bench", *mutual.target, *mutual.pair),
+        *("--metrics", f"https://{mutual.http}/metrics", "--output", found),
+        *("--scenario", "tiny", "--scenario", "large", "--duration", 1.5, "--warm-up", 0),
+    )
+    assert (done.code, done.stderr) == (0, "")
+    scenarios = from_json(found.read_text()).scenarios
+    assert all(scenario.flows[0].ok for scenario in scenarios)
+    # A busy machine may leave no time for two readings of each.
+    assert any(scenario.server for scenario in scenarios)
+
+
+def test_tls_trusts_the_authorities_of_the_system(mutual, monkeypatch):
+    call = ("info", *mutual.target[:2], *mutual.pair)
+    monkeypatch.setenv("SSL_CERT_FILE", mutual.target[3])
+    for option, variable in ((["--tls"], ""), ([], "1")):
+        monkeypatch.setenv("GRADWIRE_TLS", variable)
+        done = run_here(*call, *option)
+        assert (done.code, done.stderr) == (0, "")

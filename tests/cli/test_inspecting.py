@@ -3,8 +3,6 @@
 import importlib.util
 import json
 import re
-import sys
-from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
@@ -12,36 +10,12 @@ import pytest
 
 from gradwire.cli.compare import difference
 from gradwire.cli.explain import tables
-from support.command_line import Outcome, run_here
+from support.command_line import run_here
 from support.oracles.dialect_oracles import lowered
 from support.oracles.dialect_tables import EXAMPLES
 
 pytestmark = pytest.mark.usefixtures("tables_here")
 BACKWARD = ("--op", "interpolate_backward", "--attr", "data_format=NCX", "--attr")
-DOUBLED = (
-    *("explain", *BACKWARD, "mode=linear", "--input-shape", "1,1,4", "--output-shape", "1,1,2"),
-)
-LONG = (
-    *("explain", "--op", "interpolate", "--attr", "mode=nearest", "--attr", "sizes=1000"),
-    *("--input-shape", "1,2000,1", "--axis", "1"),
-)
-
-
-def test_limits_are_raised_by_the_variables_that_a_refusal_names(monkeypatch):
-    for name, low in {
-        "GRADWIRE_MAX_FLOAT32_AXIS": 1999,
-        "GRADWIRE_MAX_TABLE_ENTRIES": 3999,
-    }.items():
-        monkeypatch.setenv(name, str(low))
-        refused = run_here(*LONG)
-        assert (refused.code, refused.stdout) == (4, "")
-        assert f"raise {name} " in refused.stderr
-        monkeypatch.setenv(name, str(low + 1))
-        assert run_here(*LONG).code == 0
-    monkeypatch.setenv("GRADWIRE_MAX_TABLE_ENTRIES", "many")
-    refused = run_here(*LONG)
-    assert refused.code == 1
-    assert "GRADWIRE_MAX_TABLE_ENTRIES is 'many'; a whole number" in refused.stderr
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -69,8 +43,9 @@ def test_tables_are_those_that_evaluations_use_for_every_operator(dtype):
                 assert not weights.any() or read[0] - 1 <= x <= read[-1] + 1, (axis, output)
 
 
-def test_json_tells_tables_and_infinite_coordinates():
-    facts = json.loads(run_here(*DOUBLED, "--json").stdout)
+def test_tables_are_told_as_json():
+    doubled = ("explain", *BACKWARD, "mode=linear", "--input-shape", "1,1,4")
+    facts = json.loads(run_here(*doubled, "--output-shape", "1,1,2", "--json").stdout)
     assert (facts["gradient"], facts["forward"]) == (True, "interpolate")
     lengths = {"axis": 2, "inputs": 2, "outputs": 4, "identity": False}
     assert facts["axes"][2] == lengths | {
@@ -79,60 +54,22 @@ def test_json_tells_tables_and_infinite_coordinates():
         "weights": [[1.0], [0.75, 0.25], [0.25, 0.75], [1.0]],
         "total_weight": [2.0, 2.0],
     }
-    done = run_here(
-        *("explain", "--op", "dml_resample", "--attr", "interpolation_mode=linear"),
-        *("--attr", "scales=1e-38", "--input-shape", "2", "--output-shape", "40", "--json"),
-    )
-    # As protobuf writes it.
-    assert json.loads(done.stdout)["axes"][0]["coordinates"][-1] == "Infinity"
-
-
-def test_the_middle_of_a_long_table_is_left_out_unless_all_is_asked_for():
-    short = run_here(*LONG, "--rows", "4").stdout.splitlines()
-    assert "  ... 996 more: --rows 0 prints all, so does --json" in short
-    assert "  1000 inputs that no output reads: 0 2 4 ... 994 more ... 1994 1996 1998" in short
-    assert len(short) < 30
-    assert len(run_here(*LONG, "--rows", "0").stdout.splitlines()) > 3000
 
 
 @pytest.mark.slow
 def test_any_axis_can_be_drawn(tmp_path):
-    linear = "--op dml_resample --attr interpolation_mode=linear --input-shape"
-    cropped = "--op onnx_resize --attr mode=linear --attr sizes=3 --input-shape 5 --attr"
-    cropped += " coordinate_transformation_mode=tf_crop_and_resize --attr roi"
-    axes = {
-        "one.png": f"{linear} 1 --output-shape 3",
-        "long.svg": f"{linear} 2000 --output-shape 1999",
-        "shrunk.pdf": f"{linear} 2000 --output-shape 2",
-        "grown.png": f"{linear} 2 --output-shape 2000",
-        "bins.png": "--op torch_interpolate --attr mode=area --attr size=2 --input-shape 1,1,4",
-        "negative.png": "--op torch_interpolate --attr mode=bicubic --attr size=2,2"
-        " --input-shape 1,1,5,5",
-        "nothing-read.png": f"{cropped}=2,3",
-        "descending.png": f"{cropped}=1,0",
-    }
-    begins = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml", ".pdf": b"%PDF"}
-    for name, words in axes.items():
-        path = tmp_path / name
-        done = run_here("explain", *words.split(), "--output", path)
+    linear = "dml_resample --attr interpolation_mode=linear --input-shape"
+    bins = "torch_interpolate --attr mode=area --attr size=2"
+    for name, begins, words in (
+        ("one.png", b"\x89PNG", f"{linear} 1 --output-shape 3"),
+        ("long.svg", b"<?xml", f"{linear} 2000 --output-shape 1999"),
+        ("grown.pdf", b"%PDF", f"{linear} 2 --output-shape 2000"),
+        ("bins.png", b"\x89PNG", f"{bins} --input-shape 1,1,4"),
+    ):
+        done = run_here("explain", "--op", *words.split(), "--output", tmp_path / name)
         assert (done.code, done.stderr) == (0, "")
-        assert path.read_bytes().startswith(begins[path.suffix])
-        assert path.stat().st_size > 10_000
-        assert done.stdout.endswith(f"\n\nWrote {path}\n")
-        # Of bins no coordinate is told.
-        assert ("       0           -           0-1  0.5 0.5\n" in done.stdout) == ("bins" in name)
-
-
-def test_without_matplotlib_one_line_says_what_to_install(monkeypatch):
-    for module in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
-        monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "gradwire.cli.pictures", raising=False)
-    monkeypatch.delattr("gradwire.cli.pictures", raising=False)
-    for arguments in (("demo",), (*DOUBLED, "--output", "x.png")):
-        done = run_here(*arguments)
-        assert done.code == 1
-        assert 'pip install "gradwire[plot]"' in done.stderr
+        assert (tmp_path / name).read_bytes().startswith(begins)
+        assert (tmp_path / name).stat().st_size > 10_000
 
 
 NEAREST, LINEAR = (*BACKWARD, "mode=nearest"), (*BACKWARD, "mode=linear")
@@ -140,14 +77,10 @@ DML = ("--op", "dml_resample_grad", "--attr")
 SHAPES = ("--input-shape", "1,1,2", "--output-shape", "1,1,4")
 
 
-def test_equal_bits_end_with_0_and_a_tie_is_explained(tmp_path, target):
-    # With a server of its own; and of a big-endian input.
-    np.save(tmp_path / "x.npy", np.ones((1, 1, 2), ">f4"))
-    given = ("--input", tmp_path / "x.npy", *SHAPES[2:], "--target", target)
-    for more in (SHAPES, given):
-        done = run_here("compare", *LINEAR, *DML, "interpolation_mode=linear", *more)
-        assert (done.code, done.stderr) == (0, "")
-        assert "equal bits: 4 elements of float32 (1, 1, 4)" in done.stdout
+def test_equal_bits_end_with_0_and_a_tie_is_explained(target):
+    done = run_here("compare", *LINEAR, *DML, "interpolation_mode=linear", *SHAPES)
+    assert (done.code, done.stderr) == (0, "")
+    assert "equal bits: 4 elements of float32 (1, 1, 4)" in done.stdout
     tie = ("compare", *NEAREST, *DML, "interpolation_mode=nearest", *SHAPES, "--target", target)
     done = run_here(*tie, "--dtype", "float64", "--seed", "3", "--json")
     facts = json.loads(done.stdout)
@@ -179,12 +112,6 @@ def test_a_result_from_elsewhere_is_compared_by_its_bits(tmp_path, target, dtype
     done = run_here(*asked, *named, x)
     assert done.code == 2
     assert f"the results are {dtype} (1, 1, 2) and {dtype} (1, 1, 4); " in done.stderr
-    # No output reads input 2.
-    np.save(x, np.ones((1, 1, 1), dtype))
-    np.save(y, np.array([[[0, 1, 5]]]).astype(dtype))
-    asked = ("compare", *NEAREST, "--input", x, "--output-shape", "1,1,3", "--target", target)
-    facts = json.loads(run_here(*asked, *named, y, "--json").stdout)
-    assert (facts["first"]["index"], facts["why"][-1]["sides"]) == ([0, 0, 2], [[]])
 
 
 def test_zeros_of_two_signs_differ_and_nans_do_not():
@@ -199,7 +126,6 @@ def test_zeros_of_two_signs_differ_and_nans_do_not():
 
 
 CORNERS = (*NEAREST, "--attr", "coordinate_transformation_mode=align_corners")
-Check = Callable[..., Outcome]
 FUNCTIONS = """
 import numpy as np
 
@@ -230,7 +156,6 @@ ties_down = lambda gradient, shape: over_axes(gradient, shape, tie=0.499)
 long_axes = lambda gradient, shape: over_axes(gradient, shape, last=1)
 columns_first = lambda gradient, shape: over_axes(gradient, shape, backward=True)
 wide = lambda gradient, shape: right(gradient, shape).astype(np.float64)
-shapeless = lambda gradient, shape: np.zeros((1,), gradient.dtype)
 nothing = lambda gradient, shape: None
 
 def packed_only(gradient, shape):
@@ -241,23 +166,15 @@ def writes(gradient, shape):
     gradient[...] = 1
     return np.zeros(shape, gradient.dtype)
 
-def raises(gradient, shape, kind=ValueError, text="no threes"):
+def exits(gradient, shape):
     if shape[-1] >= 3:
-        raise kind(text)
+        raise SystemExit(3)
     return right(gradient, shape)
-
-exits = lambda gradient, shape: raises(gradient, shape, SystemExit, 3)
 
 def forward(image, shape):
     for axis in range(2, image.ndim):
         image = np.take(image, places(shape[axis], image.shape[axis], 0.5), axis)
     return image
-
-def three_off(gradient, shape):
-    result = right(gradient, shape)
-    for _ in range(3):
-        result = np.nextafter(result, np.float32(np.inf), where=result != 0, out=result)
-    return result
 
 def of_tensors(gradient, shape):
     import torch
@@ -315,9 +232,7 @@ def test_a_fault_is_shrunk_to_the_smallest_tensors_that_show_it(check):
     ("function", "outputs", "words"),
     [
         ("writes", 1, "it wrote to its argument"),
-        ("raises", 3, "it raised ValueError: no threes"),
         ("exits", 3, "it raised SystemExit: 3"),
-        ("shapeless", 1, "it returned float32 (1,); float32 (1, 1, 1) was"),
         ("wide", 1, "it returned float64 (1, 1, 1); float32 (1, 1, 1) was"),
         ("nothing", 1, "it returned NoneType, not an array"),
     ],
@@ -341,44 +256,19 @@ def test_layouts_and_the_order_of_sums_are_tried(check):
 
 
 @pytest.mark.slow
-def test_a_tolerance_is_told_with_those_that_differ_by_more_in_its_own_ulps(check):
-    options = ("--rank", "3", "--values", "ones", "--tolerance")
-    passed = check("three_off", *options, "3")
-    assert (passed.code, passed.stderr) == (0, "")
-    assert " cases: all agree, with a tolerance of 3 ulps\n" in passed.stdout
-    failed = check("three_off", *options, "2")
-    assert failed.code == 9
-    assert re.search(r" cases: \d+ differ, with a tolerance of 2 ulps\n", failed.stdout)
-    assert re.search(r"expected 1, came 1\.0000004, 3 ulps off; ", failed.stdout)
-    assert "which --tolerance 3 lets pass" in failed.stdout
-    facts = json.loads(check("three_off", *options, "2", "--json").stdout)
-    assert {each["ulps"] for each in facts["failures"]} == {3}
-
-
-@pytest.mark.slow
-def test_layouts_and_sizes_of_an_operator_are_found_by_themselves(check):
+def test_sizes_of_an_operator_are_found_by_themselves(check):
     for words, shape in (
-        ("--op interpolate_backward --attr mode=linear", [1, 1, 1, 1]),
-        ("--op interpolate --attr mode=linear --attr sizes=2", [1, 2, 1]),
-        ("--op dml_resample_grad --attr interpolation_mode=linear", [1, 1, 1, 1]),
+        ("interpolate_backward --attr mode=linear", [1, 1, 1, 1]),
+        ("interpolate --attr mode=linear --attr sizes=2", [1, 2, 1]),
     ):
-        operator = words.split()
-        (failure,) = json.loads(check("shapeless", "--json", operator=operator).stdout)["failures"]
+        operator = ("--op", *words.split())
+        (failure,) = json.loads(check("nothing", "--json", operator=operator).stdout)["failures"]
         assert failure["output_shape"] == shape
     forward = [word.replace("_backward", "") for word in CORNERS]
-    done = check("forward", operator=forward)
-    assert (done.code, done.stderr) == (0, "")
-    assert "do not fit" not in done.stdout
+    assert check("forward", operator=forward).code == 0
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="calls with torch tensors")
 def test_a_function_of_tensors_is_given_those(check):
     facts = json.loads(check("of_tensors", "--torch", "--dtype", "bfloat16", "--json").stdout)
     assert facts["failures"][0]["came"] == 0
-
-
-@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="says what is missing")
-def test_without_torch_one_line_says_so(check):
-    done = check("of_tensors", "--torch")
-    assert done.code == 1
-    assert "torch is not installed: pip install torch" in done.stderr

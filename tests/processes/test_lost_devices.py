@@ -132,9 +132,7 @@ def two(devices):
 
 def test_every_way_to_call_has_the_bits_of_numpy(two):
     with Client(two.address) as client, LocalClient("numpy_cpu") as local:
-        info = client.server_info()
-        assert info.backend == "cuda"
-        assert info.backend_reason.startswith("cuda was asked for; simulated; ")
+        assert client.server_info().backend == "cuda"
         for shape in (SMALL, LARGE):
             assert evaluated(client, shape) == expected(shape)
         arrays = [gradient((1, 1, 8, size)) for size in range(8, 48, 2)]
@@ -395,19 +393,12 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ((), simulated_device.NONE),
-        (("--workers", "3"), "--workers is 3 and there are 2 GPUs"),
-        (("--cuda-devices", "0,2"), "--cuda-devices is 0,2, and CUDA sees 2"),
-    ],
-    ids=["no device", "workers", "devices"],
+    ("file", "words"),
+    [("missing", simulated_device.NONE), ("count", "--workers is 3 and there are 2 GPUs")],
 )
-def test_a_start_that_cannot_be_ends_with_one_line(here, flags, words):
-    (here / "count").write_text("2")
-    if not flags:
-        (here / "missing").touch()
-    done = CliRunner().invoke(gradwire_server, [*FLAGS, *flags])
+def test_a_start_that_cannot_be_ends_with_one_line(here, file, words):
+    (here / file).write_text("2")
+    done = CliRunner().invoke(gradwire_server, [*FLAGS, "--workers", "3"])
     assert done.exit_code == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("Error: ")

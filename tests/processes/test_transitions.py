@@ -1,8 +1,8 @@
-"""A server that changes over to kernels, or stops, loses no call."""
+"""A server that starts, changes over to kernels, or stops, loses no call."""
 
-import asyncio
 import fcntl
 import itertools
+import logging
 import os
 import re
 import shutil
@@ -13,19 +13,99 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import grpc
+import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gradwire import ops, v1
+from gradwire import Client, ops, v1
 from gradwire._wire.environment import GRPC_VARIABLES
-from gradwire_server.backends import cache_files, changeover
+from gradwire_server.backends import NumpyCpu, cache_files
+from gradwire_server.errors import RETRY_AFTER_S
 from support import raw_calls
+from support.clients import LARGE, SMALL, copied
 from support.kernels.numba_calls import compiled, needs_numba
 from support.load import KINDS, PAUSE_S, Callers, problem
 from support.processes import is_running, running_command
-from support.raw_calls import RawClient, named, published_request, read_all, wait_until
+from support.raw_calls import PATIENCE_S, RawClient, named, published_request, read_all, wait_until
 from support.scraping import scrape
 from support.servers import ServerThread, commanded, served, served_many
+
+
+class Leisurely(NumpyCpu):
+    """Takes until `ready` is set to get ready, and then computes as NumPy does.
+
+    hurried  whether something was computed before
+    """
+
+    name = "leisurely"
+    hurried = False
+
+    def __init__(self):
+        self.ready = threading.Event()
+
+    def warm_up(self):
+        assert self.ready.wait(PATIENCE_S)
+
+    def apply(self, plan, x, y):
+        self.hurried |= not self.ready.is_set()
+        super().apply(plan, x, y)
+
+
+def test_calls_wait_for_a_server_that_starts_and_questions_are_answered(caplog):
+    backend = Leisurely()
+    server = ServerThread(warm_up=True, backend=backend)
+    server.listen()
+    address = server.address
+    with RawClient(address) as client, Client(address) as sdk, ThreadPoolExecutor(2) as pool:
+        for how in raw_calls.BOTH_WAYS:
+            answer = client.ask(published_request(), how)
+            refusal = raw_calls.refused(answer, "STARTING", in_band=how == "EvaluateStream")
+            assert refusal.retry_after_s == RETRY_AFTER_S
+        with raw_calls.ManyCall(client) as many:
+            many.send(raw_calls.named(published_request(), "a"))
+            assert raw_calls.ended(many.refusal(), "STARTING").retry_after_s == RETRY_AFTER_S
+        told = client.stub.GetServerInfo(v1.GetServerInfoRequest(), timeout=PATIENCE_S)
+        listed = client.stub.ListOperators(v1.ListOperatorsRequest(), timeout=PATIENCE_S)
+        assert told.backend == "leisurely"
+        assert listed.operators
+
+        health = health_pb2_grpc.HealthStub(client.channel)
+        watches = [
+            health.Watch(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE_S)
+            for service in ("", "gradwire.v1.GradientService")
+        ]
+        status = health_pb2.HealthCheckResponse
+        assert [next(watch).status for watch in watches] == [status.NOT_SERVING] * 2
+        caplog.set_level(logging.INFO, "gradwire_server")
+
+        def refused():
+            facts = [vars(one)["facts"] for one in caplog.records if "STARTING" in str(vars(one))]
+            return {each["method"] for each in facts}
+
+        arrays = (SMALL, LARGE)  # by Evaluate and by EvaluateStream
+        evaluating = [pool.submit(copied, sdk, array) for array in arrays]
+        wait_until(lambda: refused() == {"Evaluate", "EvaluateStream"})
+        backend.ready.set()
+        assert [next(watch).status for watch in watches] == [status.SERVING] * 2
+        for future, array in zip(evaluating, arrays, strict=True):
+            np.testing.assert_array_equal(future.result(PATIENCE_S), array)
+    server.stop()
+    assert not backend.hurried
+
+
+def test_no_trace_of_the_warm_up_is_left(tmp_path):
+    folder = tmp_path / "own"  # the path of a socket has at most 107 bytes
+    folder.mkdir()
+    flags = ("--http-port", "127.0.0.1:0", "--workers", "2")
+    with running_command(*flags, log=tmp_path / "log", env={"TMPDIR": str(folder)}) as command:
+        told = scrape(command.http_address)
+        command.wait_for_log(" serving ", times=2)
+        assert "call" not in command.log
+        assert list(folder.iterdir()) == []
+    for counted in ("gradwire_request", "gradwire_phase", "gradwire_plan_cache"):
+        assert [name for name in told.kinds if name.startswith(counted)]
+        values = {each: told.value(each) for each, _ in told.samples if each.startswith(counted)}
+        assert not any(values.values()), values
 
 
 def endless(piece):
@@ -77,7 +157,7 @@ def test_a_draining_server_finishes_what_runs(tmp_path, workers, number):
         stream = raw_calls.WaitingStream(client)
         health = health_pb2_grpc.HealthStub(client.channel)
         question = health_pb2.HealthCheckRequest(service="gradwire.v1.GradientService")
-        watch = health.Watch(question, timeout=raw_calls.PATIENCE_S)
+        watch = health.Watch(question, timeout=PATIENCE_S)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         command.signal(number)
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -114,28 +194,21 @@ AUTO = ("--backend", "auto")
 CHANGED = " backend=numba_cpu after_s="
 
 
-class Cache:
-    """An empty cache of kernels, locked until they are put into it."""
-
-    def __init__(self, folder):
-        self.flags = (*AUTO, "--compile-cache", str(folder))
-        self._folder = folder
-        folder.mkdir()
-        self.lock = os.open(folder, os.O_RDONLY)
-        fcntl.flock(self.lock, fcntl.LOCK_EX)
-
-    def fill(self):
-        """Put in the kernels that this user's cache has, and unlock."""
-        compiled(1)
-        shutil.copytree(cache_files.user_folder("kernels"), self._folder, dirs_exist_ok=True)
-        fcntl.flock(self.lock, fcntl.LOCK_UN)
-
-
 @pytest.fixture
 def cache(tmp_path):
-    made = Cache(tmp_path / "cache")
-    yield made
-    os.close(made.lock)
+    """Give an empty cache of kernels, locked until `fill` puts in those of this user's cache."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    lock = os.open(folder, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+
+    def fill():
+        compiled(1)
+        shutil.copytree(cache_files.user_folder("kernels"), folder, dirs_exist_ok=True)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+
+    yield SimpleNamespace(flags=(*AUTO, "--compile-cache", str(folder)), lock=lock, fill=fill)
+    os.close(lock)
 
 
 @needs_numba
@@ -266,11 +339,3 @@ def test_without_a_cache_children_compile_into_a_temporary_folder(tmp_path):
         wait_until(lambda: not any(map(is_running, found)))
         assert "Traceback" not in command.log
     assert list(temporary.iterdir()) == []
-
-
-def test_children_that_fail_are_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(changeover, "_PROGRAM", ("-c", "raise SystemExit('no compiler here')"))
-    monkeypatch.setattr(changeover, "_PAUSE_S", 0.0)
-    backend = SimpleNamespace(load_stored=lambda _folder: False)
-    with pytest.raises(RuntimeError, match="status 1: no compiler here"):
-        asyncio.run(changeover.load_kernels(backend, cache_dir=str(tmp_path)))

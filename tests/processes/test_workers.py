@@ -1,14 +1,13 @@
-"""Workers and their signals and ends; no call is lost."""
+"""Workers: their signals, ends and addresses; no call is lost."""
 
-import asyncio
 import itertools
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
-from asyncio.subprocess import PIPE
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -18,9 +17,9 @@ import trustme
 
 from gradwire import CallCancelledError, UnavailableError, v1
 from gradwire.health import SERVING, health
+from gradwire_server.config import addresses
 from gradwire_server.config.settings import Settings
 from gradwire_server.processes.gpus import visible
-from gradwire_server.processes.supervised import WorkerProcess
 from gradwire_server.processes.supervisor import share
 from support import raw_calls
 from support.certificates import Papers, trusting
@@ -28,7 +27,7 @@ from support.load import PATIENT, Callers, repeated
 from support.processes import QUICK, environment, is_running, run_command, running_command
 from support.raw_calls import PATIENCE_S, RawClient, WaitingStream, wait_until
 from support.relay import relaying
-from support.servers import commanded, served, serving
+from support.servers import ServerThread, commanded, served, serving
 
 FLAGS = ("--workers", "2", *QUICK)
 ALONE = ("--address", "127.0.0.1:0", *QUICK)
@@ -68,6 +67,7 @@ def wait_for(log, text, process):
 SERVE_SLOWLY = """
 import threading
 from gradwire_server.backends import NumpyCpu
+from gradwire_server.config import addresses
 from gradwire_server.config.settings import Settings
 from gradwire_server.processes import serve
 
@@ -118,6 +118,14 @@ def test_a_signal_ends_workers_that_start(tmp_path, number, moment_s):
     assert "Traceback" not in log.read_text()
 
 
+@pytest.fixture(scope="module")
+def crew(tmp_path_factory):
+    """Run a server of two workers that logs every call, for tests that leave it as it is."""
+    log = tmp_path_factory.mktemp("crew") / "log"
+    with running_command("--workers", "2", "--access-log", log=log) as command:
+        yield command
+
+
 def test_connections_spread_over_workers_that_share_memory_and_streams(crew):
     assert crew.workers.keys() == {0, 1}
     assert len({crew.pid, *crew.workers.values()}) == 3
@@ -134,19 +142,16 @@ def test_connections_spread_over_workers_that_share_memory_and_streams(crew):
     assert limits.max_streams == Settings().max_streams // 2
 
 
-def test_workers_divide_what_may_wait_and_a_share_is_never_nothing():
-    def shared(devices=1, **settings):
-        return share(Settings(**settings), "127.0.0.1:7", devices=devices)
+def test_workers_divide_what_there_is_and_a_share_is_never_nothing():
+    def shared(**settings):
+        return share(Settings(cuda_memory_bytes=12, **settings), "127.0.0.1:7", devices=2)
 
-    assert shared(workers=4, max_queue=1000).max_queue == 250
-    assert shared(workers=2).threads == max(1, len(os.sched_getaffinity(0)) // 2)
-    one = shared(workers=5, max_streams=3, max_queue=4, max_memory_bytes=2, compute_threads=7)
-    assert (one.max_streams, one.max_queue, one.max_memory_bytes, one.threads) == (1, 1, 1, 7)
-    for workers, own in ((2, 12), (6, 4)):  # of two devices' memory
-        assert shared(2, workers=workers, cuda_memory_bytes=12).cuda_memory_bytes == own
+    two, six = shared(workers=2, max_queue=1000), shared(workers=6, max_streams=3, max_queue=4)
+    assert (two.max_queue, two.threads) == (500, max(1, len(os.sched_getaffinity(0)) // 2))
+    assert (six.max_streams, six.max_queue) == (1, 1)
+    assert (two.cuda_memory_bytes, six.cuda_memory_bytes) == (12, 4)
     # Numbers of devices are those among the visible ones.
-    names = [visible(2, outer) for outer in (None, "3,0,7", "GPU-a, GPU-b, GPU-c")]
-    assert names == ["2", "7", "GPU-c"]
+    assert visible(2, "GPU-a, GPU-b, GPU-c") == "GPU-c"
 
 
 def test_a_worker_told_to_stop_is_replaced_and_none_outlives_its_parent(tmp_path):
@@ -160,16 +165,6 @@ def test_a_worker_told_to_stop_is_replaced_and_none_outlives_its_parent(tmp_path
         command.signal(signal.SIGKILL)
         command.wait()
         wait_until(lambda: not any(map(is_running, workers)))
-
-
-def test_what_keeps_one_worker_from_starting_is_told_once(tmp_path):
-    missing = str(tmp_path / "missing.pem")
-    flags = ("--tls-certificate", missing, "--tls-key", missing, "--address", "127.0.0.1:0")
-    done = run_command(*FLAGS, *flags)
-    assert (done.returncode, done.stdout) == (1, "")
-    first, last = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
-    assert missing in first
-    assert last == "Error: worker 0 could not start: it ended with status 1"
 
 
 @pytest.mark.slow
@@ -237,22 +232,6 @@ def test_a_stop_is_noticed_and_a_second_signal_ends_all(tmp_path, workers):
         with pytest.raises(grpc.RpcError):
             next(stream.call)
         assert not any(map(is_running, command.workers.values()))
-
-
-def test_a_signal_to_a_process_that_ends_leaves_its_status_alone():
-    async def status():
-        started = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", "", stdout=PIPE)
-        process = WorkerProcess(started, stall_timeout_s=60)
-        while not process.ended.done():
-            # None that would end it: what counts is that it is sent while the process ends.
-            process.send(0)
-            await asyncio.sleep(0)
-        return process.ended.result()
-
-    async def statuses():
-        return [await status() for _ in range(40)]
-
-    assert asyncio.run(statuses()) == [0] * 40
 
 
 @pytest.mark.slow
@@ -356,22 +335,73 @@ def test_connections_grow_old_and_no_call_is_lost():
         client.check_alive()
 
 
-def test_the_signal_is_held_before_anything_that_takes_long_is_imported():
-    code = "import sys, gradwire_server.__main__; print(*sys.modules)"
-    modules = run_command(program=("-c", code)).stdout.split()
-    assert "gradwire_server.processes.startup" in modules
-    assert not {"asyncio", "click", "google.protobuf", "grpc", "numpy"} & set(modules)
+@pytest.mark.parametrize(
+    ("workers", "flag"),
+    [
+        ("1", "--address=no.such.host.invalid:1"),
+        ("2", "--address=TAKEN"),
+        ("1", "--tls-certificate=/no/file"),
+        ("1", "--http-port=TAKEN"),
+        ("2", "--http-port=TAKEN"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_in_one_line(crew, workers, flag):
+    flag = flag.replace("TAKEN", crew.address)
+    more = ("--address=127.0.0.1:0", "--tls-key=/no/file" if "tls" in flag else "--insecure")
+    done = run_command("--workers", workers, *QUICK, *more, flag)
+    assert (done.returncode, done.stdout) == (1, "")
+    # grpc's core may add the cause in lines of its own.
+    core = re.compile(r"[IWE]\d{4} |WARNING: All log messages before absl")
+    (line,) = (each for each in done.stderr.splitlines() if not core.match(each))
+    assert line.startswith("Error: ")
+    assert flag.partition("=")[2] in line
 
 
-def test_an_interrupt_before_there_are_workers_ends_the_server():
-    program = """
-import asyncio
-from gradwire_server.config.settings import Settings
-from gradwire_server.processes import supervisor
-async def interrupted():
-    asyncio.current_task().cancel()  # as asyncio does on SIGINT
-    await supervisor.supervise(Settings(workers=2, address="127.0.0.1:0"))
-asyncio.run(interrupted())
-"""
-    ended = run_command(program=("-c", program))
-    assert ended.stderr.rstrip().endswith("CancelledError")
+def check_refused_to_workers(address):
+    with pytest.raises(OSError, match=re.escape(address)), addresses.held(address):
+        pass
+
+
+def test_the_address_of_another_server_or_of_no_host_is_refused(crew, tmp_path):
+    with served() as (server, _), served(address=f"unix:{tmp_path / 'socket'}") as (local, _):
+        for address in (crew.address, server.address, local.address):
+            if address is not local.address:
+                check_refused_to_workers(address)
+            with pytest.raises(OSError, match=address):
+                ServerThread(address=address).listen()
+            with RawClient(address) as client:
+                client.check_alive()
+    check_refused_to_workers("no.such.host.invalid:1")
+
+
+@pytest.mark.parametrize("sharing", [False, True], ids=["alone", "sharing"])
+@pytest.mark.parametrize("listening", [False, True], ids=["bound", "listening"])
+def test_a_port_of_another_program_is_refused(sharing, listening):
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(sharing))
+        taken.bind(("127.0.0.1", 0))
+        if listening:
+            taken.listen()
+        check_refused_to_workers(f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+def port_in_time_wait():
+    """Close a connection first, like a server of one worker that stops."""
+    with socket.create_server(("127.0.0.1", 0)) as earlier:
+        with socket.create_connection(earlier.getsockname()) as client:
+            earlier.accept()[0].close()
+            assert not client.recv(1)
+        return int(earlier.getsockname()[1])
+
+
+def test_a_port_with_connections_in_time_wait_is_had(tmp_path):
+    flags = ("--workers", "2", "--address", f"127.0.0.1:{port_in_time_wait()}")
+    with commanded(*flags, log=tmp_path / "log") as (command, client):
+        assert command.address == flags[-1]
+        client.check_alive()
+
+
+@pytest.mark.parametrize("port", [port_in_time_wait, lambda: 0], ids=["in TIME_WAIT", "unused"])
+def test_a_port_that_is_held_for_workers_that_start_is_refused(port):
+    with addresses.held(f"127.0.0.1:{port()}") as address:
+        check_refused_to_workers(address)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import http.client
 import math
 import ssl
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
-
-Labels = frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +20,9 @@ class Scrape:
     samples  values by the name of the time series and its labels
     """
 
-    kinds: Mapping[str, str]
-    helps: Mapping[str, str]
-    samples: Mapping[tuple[str, Labels], float]
+    kinds: dict[str, str]
+    helps: dict[str, str]
+    samples: dict[tuple[str, frozenset[tuple[str, str]]], float]
 
     def value(self, name: str, **labels: str) -> float:
         """Return the sum over the time series that have these labels and maybe others."""
@@ -50,22 +47,15 @@ def get(
 
 
 def scrape(address: str, *, tls: ssl.SSLContext | None = None) -> Scrape:
-    """Read the metrics once."""
+    """Read the metrics once; a time series that comes twice is refused."""
     status, _, text = get(address, tls=tls)
     assert status == 200, text
-    return read(text)
-
-
-def read(text: str) -> Scrape:
-    """Parse metrics; a time series that comes twice is refused."""
-    kinds: dict[str, str] = {}
-    helps: dict[str, str] = {}
-    samples: dict[tuple[str, Labels], float] = {}
+    told = Scrape({}, {}, {})
     for family in text_string_to_metric_families(text):
         name = f"{family.name}_total" if family.type == "counter" else family.name
-        kinds[name], helps[name] = family.type, family.documentation
+        told.kinds[name], told.helps[name] = family.type, family.documentation
         for sample in family.samples:
             key = sample.name, frozenset(sample.labels.items())
-            assert key not in samples, key
-            samples[key] = sample.value
-    return Scrape(kinds, helps, samples)
+            assert key not in told.samples, key
+            told.samples[key] = sample.value
+    return told
