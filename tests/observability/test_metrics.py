@@ -405,3 +405,10 @@ def test_every_alert_is_tested():
 def test_a_value_that_is_not_known_counts_as_the_last_one(value):
     assert place(ERRORS, value, value, "other") == place(ERRORS, "unknown", "UNSPECIFIED", "other")
     assert METHOD.values[-1] == "unknown"
+
+
+@pytest.mark.parametrize("size", [0, 8, TOTAL * 8])
+def test_cells_of_another_layout_are_left_alone(size):
+    fd = os.memfd_create("other")
+    os.ftruncate(fd, size)
+    assert Cells.attached(fd) is None

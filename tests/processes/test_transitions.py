@@ -1,5 +1,6 @@
 """A server that starts, changes over to kernels, or stops, loses no call."""
 
+import asyncio
 import fcntl
 import itertools
 import logging
@@ -19,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gradwire import Client, ops, v1
 from gradwire._wire.environment import GRPC_VARIABLES
-from gradwire_server.backends import NumpyCpu, cache_files
+from gradwire_server.backends import NumpyCpu, cache_files, changeover
 from gradwire_server.errors import RETRY_AFTER_S
 from support import raw_calls
 from support.clients import LARGE, SMALL, copied
@@ -339,3 +340,11 @@ def test_without_a_cache_children_compile_into_a_temporary_folder(tmp_path):
         wait_until(lambda: not any(map(is_running, found)))
         assert "Traceback" not in command.log
     assert list(temporary.iterdir()) == []
+
+
+def test_children_that_fail_are_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(changeover, "_PROGRAM", ("-c", "raise SystemExit('no compiler here')"))
+    monkeypatch.setattr(changeover, "_PAUSE_S", 0.0)
+    backend = SimpleNamespace(load_stored=lambda _folder: False)
+    with pytest.raises(RuntimeError, match="status 1: no compiler here"):
+        asyncio.run(changeover.load_kernels(backend, cache_dir=str(tmp_path)))

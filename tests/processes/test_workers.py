@@ -405,3 +405,17 @@ def test_a_port_with_connections_in_time_wait_is_had(tmp_path):
 def test_a_port_that_is_held_for_workers_that_start_is_refused(port):
     with addresses.held(f"127.0.0.1:{port()}") as address:
         check_refused_to_workers(address)
+
+
+def test_an_interrupt_before_there_are_workers_ends_the_server():
+    program = """
+import asyncio
+from gradwire_server.config.settings import Settings
+from gradwire_server.processes import supervisor
+async def interrupted():
+    asyncio.current_task().cancel()  # as asyncio does on SIGINT
+    await supervisor.supervise(Settings(workers=2, address="127.0.0.1:0"))
+asyncio.run(interrupted())
+"""
+    ended = run_command(program=("-c", program))
+    assert ended.stderr.rstrip().endswith("CancelledError")
