@@ -1,7 +1,6 @@
 """Health, reflection and log lines."""
 
 import json
-import logging
 import re
 import struct
 from datetime import UTC, datetime
@@ -17,34 +16,29 @@ from gradwire import v1
 from gradwire.v1 import gradient_service_pb2
 from gradwire_server.rpc.health import HAS_LIST
 from gradwire_server.rpc.open_inference.descriptors import SERVICE
-from support.processes import run_command
 from support.raw_calls import (
     HEALTH,
     PATIENCE_S,
     REFLECTION,
     REQUEST_ID,
     TRACEPARENT,
-    ManyCall,
     WaitingStream,
     as_stream,
     call,
     copies,
-    named,
     published_request,
-    rows,
     send_bytes,
     wait_until,
     wrong_request,
 )
 from support.raw_frames import DATA, END_HEADERS, HEADERS, RawConnection, call_headers, frame
-from support.servers import commanded, served, wait_idle
+from support.servers import commanded, served
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 METHODS = ("Check", "Watch", *["List"] * HAS_LIST)
 
 
 def test_the_server_and_its_service_are_serving_and_others_unknown(client):
-    untyped = health_pb2
     health = health_pb2_grpc.HealthStub(client.channel)
     for service in ("", "gradwire.v1.GradientService"):
         assert health.Check(health_pb2.HealthCheckRequest(service=service)).status == SERVING
@@ -56,7 +50,7 @@ def test_the_server_and_its_service_are_serving_and_others_unknown(client):
     assert next(watch).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
     watch.cancel()
     if HAS_LIST:
-        statuses = health.List(untyped.HealthListRequest()).statuses
+        statuses = health.List(health_pb2.HealthListRequest()).statuses
         told = {name: each.status for name, each in statuses.items()}
         assert told == {"": SERVING, "gradwire.v1.GradientService": SERVING}
 
@@ -109,7 +103,7 @@ def asked(client, **question):
     return reflection_pb2.ServerReflectionResponse.FromString(answer)
 
 
-def test_reflection_lists_the_services(client):
+def test_reflection_lists_the_services_and_tells_the_schema_of_both_pools(client):
     listed = asked(client, list_services="").list_services_response.service
     assert {each.name for each in listed} == {
         "gradwire.v1.GradientService",
@@ -117,16 +111,11 @@ def test_reflection_lists_the_services(client):
         "grpc.reflection.v1alpha.ServerReflection",
         "inference.GRPCInferenceService",
     }
-
-
-@pytest.mark.parametrize(
-    "service", [gradient_service_pb2.DESCRIPTOR, SERVICE.file], ids=["own", "inference"]
-)
-def test_reflection_tells_the_schema_of_both_pools(client, service):
-    own = descriptor_pb2.FileDescriptorProto()
-    service.CopyToProto(own)
-    answer = asked(client, file_containing_symbol=f"{own.package}.{own.service[0].name}")
-    assert own.SerializeToString() in answer.file_descriptor_response.file_descriptor_proto
+    for service in (gradient_service_pb2.DESCRIPTOR, SERVICE.file):
+        own = descriptor_pb2.FileDescriptorProto()
+        service.CopyToProto(own)
+        answer = asked(client, file_containing_symbol=f"{own.package}.{own.service[0].name}")
+        assert own.SerializeToString() in answer.file_descriptor_response.file_descriptor_proto
 
 
 def test_questions_about_the_server_return_name_and_trace_too(client):
@@ -196,67 +185,8 @@ def test_every_line_is_json_and_tells_what_was_asked_by_whom_and_how_it_ended(tm
             assert (each["request_id"], each["traceparent"]) == (REQUEST_ID, TRACEPARENT)
 
 
-@pytest.mark.parametrize(("level", "told"), [("debug", 3), ("info", 1), ("warning", 0)])
-def test_calls_that_succeed_are_told_at_debug_and_others_at_info(tmp_path, level, told):
-    with commanded("--log-level", level, log=tmp_path / "log") as (command, client):
-        client.check_alive()
-        client.evaluate(wrong_request())
-        command.stop()
-    assert re.findall(r" (\w+) +call ", command.log) == ["debug", "debug", "info"][3 - told :]
-    assert told or not command.log
-
-
-def test_a_stream_that_is_cancelled_is_no_error(caplog):
-    with served() as (server, client):
-        for number in range(40):
-            with ManyCall(client) as call:
-                call.send(*(named(rows(1 + number), str(name)) for name in range(100)))
-                for _ in range(number):
-                    call.receive()
-        wait_idle(server)
-    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
-
-
 def test_a_malformed_traceparent_starts_a_new_trace(client):
     zero = "00-00000000000000000000000000000000-b7ad6b7169203331-01"
     for traceparent in ("", zero, TRACEPARENT.upper(), "x" * 4000):
         answer = client.evaluate(published_request(), traceparent=traceparent)
         assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-00", answer.trailers["traceparent"])
-
-
-# Writes lines in order, one of them with a traceback.
-_TELLING = """
-import asyncio, logging, sys
-from gradwire_server.observability import logs
-
-async def main():
-    for number in range(100):
-        logs.info("call", number=number, name="two words")
-    try:
-        raise ValueError("bad")
-    except ValueError:
-        log.exception("failed", extra={"facts": {"number": 100}})
-    log.debug("hidden")
-    logs.info("call", number=101)
-
-log = logging.getLogger("gradwire_server")
-logs.configure(sys.argv[1], "info", worker=3)
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("form", ["text", "json"])
-def test_lines_come_in_order_with_tracebacks(form):
-    lines = run_command(form, program=("-c", _TELLING)).stderr
-    numbers = [int(number) for number in re.findall(r'(?:number=|"number": )(\d+)', lines)]
-    assert numbers == list(range(102))
-    assert lines.count("ValueError: bad") == 1
-    assert "hidden" not in lines
-    if form == "json":
-        told = [json.loads(line) for line in lines.splitlines()]
-        assert all(each["worker"] == 3 for each in told)
-        assert told[100]["traceback"].startswith("Traceback ")
-    else:
-        time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00"
-        assert re.match(rf'{time} info +call worker=3 number=0 name="two words"\n', lines)
-        assert re.search(r"error +failed worker=3 number=100\nTraceback ", lines)
