@@ -20,8 +20,7 @@ from gradwire_server.rpc.open_inference import service
 from gradwire_server.rpc.open_inference.descriptors import NAME, SERVICE, message
 from support import inference_calls
 from support.inference_calls import RESULT_SHAPE, SHAPE, InferenceClient, gradient, infer_request
-from support.raw_calls import RawClient, bearer, call, refused
-from support.refusals import refusal_of
+from support.raw_calls import RawClient, bearer, call, refusal_of, refused
 from support.servers import serving, wait_idle
 
 OPERATOR = "torch_upsample_backward"

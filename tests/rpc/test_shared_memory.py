@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from gradwire import v1
 from gradwire.ops import DmlResampleGrad, to_message
 from gradwire_server import LocalClient
-from support.raw_calls import PATIENCE_S, RawClient, float32, refused, wait_until
-from support.refusals import refusal_of
+from support.raw_calls import PATIENCE_S, RawClient, float32, refusal_of, refused, wait_until
 from support.scraping import scrape
 from support.servers import gated, serving, wait_for, wait_idle
 
