@@ -17,32 +17,12 @@ import gradwire
 from gradwire import Client, ops, v1
 from gradwire_server import LocalClient
 from gradwire_server.engine import EvaluationRequest, Preparer, TensorSpec
-from support import raw_calls
+from support import raw_calls, servers
 from support.clients import ONCE, halved
 from support.processes import EAGER, memory_kib, running_command
-from support.raw_calls import (
-    PATIENCE_S,
-    ManyCall,
-    RawClient,
-    chunk,
-    named,
-    opening,
-    published_request,
-    refused,
-    wait_until,
-)
+from support.raw_calls import ManyCall, RawClient, named, published_request, refused, wait_until
 from support.relay import relaying
-from support.servers import (
-    Gated,
-    commanded,
-    gated,
-    laborious,
-    lasting_client,
-    served,
-    serving,
-    wait_for,
-    wait_idle,
-)
+from support.servers import gated, laborious, served, serving, wait_for, wait_idle
 
 MIB = 1 << 20
 
@@ -116,7 +96,7 @@ def test_evaluations_wait_for_a_thread_and_those_beyond_max_queue_are_refused_at
 
 def test_callers_that_fall_silent_or_do_not_read_hold_no_thread():
     with (
-        raw_calls.silence([opening(published_request())]) as at_once,
+        raw_calls.silence([raw_calls.opening(published_request())]) as at_once,
         raw_calls.silence(raw_calls.unfinished()) as later,
         served(compute_threads=1, max_queue_s=60.0) as (server, client),
         ThreadPoolExecutor(4) as pool,
@@ -199,7 +179,7 @@ def test_tables_that_do_not_fit_in_memory_are_refused_for_now_or_for_ever():
         first = pool.submit(client.evaluate, short_message(250_000))
         wait_until(lambda: admission.memory_bytes)
         refused(client.evaluate(short_message(250_001)), "OVERLOADED", limit="max_memory_bytes")
-        assert first.result(timeout=PATIENCE_S).refusal is None
+        assert first.result(timeout=raw_calls.PATIENCE_S).refusal is None
         wait_until(lambda: not admission.memory_bytes)
 
 
@@ -221,11 +201,13 @@ def test_many_tables_of_one_address_hold_up_no_table_of_another():
         assert other.evaluate(short_message(100_100)).refusal is None
         # Two are built at once: those under way, and those beside the other's.
         assert sum(call.done() for call in greedy) <= 5
-        assert [call.result(timeout=PATIENCE_S).refusal for call in greedy] == [None] * len(greedy)
+        assert [call.result(timeout=raw_calls.PATIENCE_S).refusal for call in greedy] == [
+            None
+        ] * len(greedy)
 
 
 def test_a_backend_that_may_wait_holds_up_no_other_call():
-    backend = Gated(least_work=0, may_wait=True)
+    backend = servers.Gated(least_work=0, may_wait=True)
     backend.gate.clear()
     with (
         served(backend=backend, compute_threads=3) as (_, client),
@@ -235,11 +217,11 @@ def test_a_backend_that_may_wait_holds_up_no_other_call():
         many.send(named(published_request(), "one"))
         calls = [pool.submit(client.ask, published_request(), how) for how in raw_calls.BOTH_WAYS]
         for _ in range(3):
-            assert backend.at_work.acquire(timeout=PATIENCE_S)
+            assert backend.at_work.acquire(timeout=raw_calls.PATIENCE_S)
         question = v1.ListOperatorsRequest()
-        assert client.stub.ListOperators(question, timeout=PATIENCE_S).operators
+        assert client.stub.ListOperators(question, timeout=raw_calls.PATIENCE_S).operators
         backend.gate.set()
-        results = {call.result(timeout=PATIENCE_S).data for call in calls}
+        results = {call.result(timeout=raw_calls.PATIENCE_S).data for call in calls}
         assert results | {many.receive().result.data} == {raw_calls.PUBLISHED_RESULT}
 
 
@@ -253,7 +235,7 @@ def server():
         yield server
 
 
-client = pytest.fixture(lasting_client)
+client = pytest.fixture(servers.lasting_client)
 # Open and the data.
 WHOLE = raw_calls.as_stream(published_request())
 
@@ -278,7 +260,7 @@ def test_each_message_renews_the_stall_timeout():
     data = bytes(64 << 10)
 
     def messages():
-        yield opening(raw_calls.identity_request(4, 4 << 10))
+        yield raw_calls.opening(raw_calls.identity_request(4, 4 << 10))
         for each in raw_calls.chunks(data, 16 << 10):
             time.sleep(0.4)
             yield each
@@ -321,7 +303,7 @@ def test_writing_all_before_reading_is_served_where_flow_control_lets_it_through
     written, pattern = [], bytes(range(256))
 
     def messages():
-        yield opening(raw_calls.identity_request(size >> 14, 1 << 12))
+        yield raw_calls.opening(raw_calls.identity_request(size >> 14, 1 << 12))
         for each in raw_calls.chunks(pattern * (size // 256), 256 << 10):
             yield each
             written.append(len(each.chunk.data))
@@ -348,7 +330,7 @@ def test_writing_all_before_reading_is_served_where_flow_control_lets_it_through
 def test_work_stops_with_its_call(server, client, how):
     late = grpc.StatusCode.DEADLINE_EXCEEDED
     if how == "cancelled":
-        call = client.stub.Evaluate.future(raw_calls.summed(1 << 18), timeout=PATIENCE_S)
+        call = client.stub.Evaluate.future(raw_calls.summed(1 << 18), timeout=raw_calls.PATIENCE_S)
         wait_until(lambda: server.server.service.admission.memory_bytes)
         call.cancel()
     elif how == "EvaluateMany":
@@ -409,7 +391,7 @@ def doubling(*data):
     """Ask for twice the rows of a 4 MiB input."""
     request = raw_calls.identity_request(ROWS, 1024)
     request.output.sizes[0] = 2 * ROWS
-    return [opening(request), *data]
+    return [raw_calls.opening(request), *data]
 
 
 def complete(client):
@@ -419,7 +401,7 @@ def complete(client):
 
 
 def fail(client):
-    messages = doubling(*raw_calls.chunks(DATA[: 3 * MIB], MIB), chunk(3, b"\0"))
+    messages = doubling(*raw_calls.chunks(DATA[: 3 * MIB], MIB), raw_calls.chunk(3, b"\0"))
     assert client.stream(messages).code is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -488,7 +470,10 @@ def test_memory_returns_to_its_level_however_streams_end(command):
 
 def test_memory_goes_back_to_the_system_once_calls_are_over(tmp_path):
     request = raw_calls.identity_request(896, 1024, data=bytes(896 * 4096))
-    with commanded(log=tmp_path / "log") as (command, client), ThreadPoolExecutor(8) as pool:
+    with (
+        servers.commanded(log=tmp_path / "log") as (command, client),
+        ThreadPoolExecutor(8) as pool,
+    ):
         # The first call loads what all later ones use.
         client.evaluate(request)
         client.check_alive()
@@ -509,7 +494,10 @@ def test_nothing_is_allocated_before_bytes_arrive(command, source, result):
     request = raw_calls.identity_request(1)
     request.input.CopyFrom(source)
     request.output.CopyFrom(result)
-    with RawClient(command.address) as client, raw_calls.silence([opening(request)]) as silent:
+    with (
+        RawClient(command.address) as client,
+        raw_calls.silence([raw_calls.opening(request)]) as silent,
+    ):
         client.check_alive()
         resident, mapped = (memory_kib(command.pid, name) for name in ("RssAnon", "VmSize"))
         calls = [client.start(silent()) for _ in range(3)]
@@ -525,11 +513,11 @@ def test_nothing_is_allocated_before_bytes_arrive(command, source, result):
 @pytest.mark.slow
 def test_a_stream_needs_memory_for_what_overlaps_and_not_for_the_tensor(tmp_path):
     # A server of its own: another stream's high water would hide this one's.
-    with commanded(*BACKEND, log=tmp_path / "log", env=EAGER) as (command, client):
+    with servers.commanded(*BACKEND, log=tmp_path / "log", env=EAGER) as (command, client):
         burst(client)
         level = memory_kib(command.pid, "VmHWM")
-        opened = opening(raw_calls.identity_request(1 << 14, 1024))
-        data = (chunk(number * MIB, bytes(MIB)) for number in range(64))
+        opened = raw_calls.opening(raw_calls.identity_request(1 << 14, 1024))
+        data = (raw_calls.chunk(number * MIB, bytes(MIB)) for number in range(64))
         received = client.start(itertools.chain([opened], data))
         assert sum(len(each.chunk.data) for each in received) == 64 * MIB
         assert memory_kib(command.pid, "VmHWM") < level + 48 * 1024
@@ -538,7 +526,7 @@ def test_a_stream_needs_memory_for_what_overlaps_and_not_for_the_tensor(tmp_path
 @pytest.mark.slow
 def test_a_server_out_of_memory_says_so_and_stays_up(tmp_path):
     flags = ("--max-request-memory-bytes", str(64 << 30), "--max-memory-bytes", str(64 << 30))
-    with commanded(*BACKEND, *flags, log=tmp_path / "log", env=EAGER) as (command, client):
+    with servers.commanded(*BACKEND, *flags, log=tmp_path / "log", env=EAGER) as (command, client):
         burst(client)
         mapped = memory_kib(command.pid, "VmSize") * 1024
         _, hard = resource.prlimit(command.pid, resource.RLIMIT_AS)
@@ -546,7 +534,10 @@ def test_a_server_out_of_memory_says_so_and_stays_up(tmp_path):
         # Held whole: 4 GiB are needed as soon as the first byte is there.
         request = raw_calls.identity_request(1 << 15, 1 << 15)
         request.output.strides[:] = [1, 1 << 15]
-        raw_calls.ended(client.stream([opening(request), chunk(0, bytes(MIB))]), "OUT_OF_MEMORY")
+        raw_calls.ended(
+            client.stream([raw_calls.opening(request), raw_calls.chunk(0, bytes(MIB))]),
+            "OUT_OF_MEMORY",
+        )
         client.check_alive()
         assert "Traceback" not in command.log
 
@@ -554,7 +545,7 @@ def test_a_server_out_of_memory_says_so_and_stays_up(tmp_path):
 @pytest.mark.slow
 def test_memory_returns_when_callers_that_never_read_are_gone(tmp_path):
     flags = (*BACKEND, "--stall-timeout-s", "0.2", "--max-streams", "11")
-    with commanded(*flags, log=tmp_path / "log", env=EAGER) as (command, client):
+    with servers.commanded(*flags, log=tmp_path / "log", env=EAGER) as (command, client):
         client.check_alive()
         idle = memory_kib(command.pid, "RssAnon")
         for number in range(1, 4):

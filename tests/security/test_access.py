@@ -1,7 +1,6 @@
 """One table of access, by what a caller shows and from where; certificates that change."""
 
 import http.client
-import json
 import logging
 import re
 import socket
@@ -19,6 +18,7 @@ import trustme
 
 from gradwire import v1
 from gradwire._wire.environment import VERSION
+from gradwire.v1 import gradient_service_pb2
 from gradwire_server.config.addresses import split
 from gradwire_server.config.settings import Settings
 from gradwire_server.config.tokens import Scope, add_token, revoke_token
@@ -40,7 +40,6 @@ from support.raw_calls import (
     bearer,
     call,
     identity_request,
-    methods_of_the_schema,
     own_address,
     published_request,
     refused,
@@ -48,7 +47,7 @@ from support.raw_calls import (
     silence,
     wait_until,
 )
-from support.scraping import get, scrape
+from support.scraping import get
 from support.servers import ServerThread, served, serving, wait_idle
 
 YESTERDAY = datetime.now(UTC).date() - timedelta(days=2)
@@ -74,7 +73,6 @@ PATHS = {
 HEALTH_PATHS = ("/healthz", "/readyz")
 IN_BAND = {f"{SERVICE}/EvaluateStream", f"{SERVICE}/EvaluateMany"}
 
-Headers = list[tuple[str, str]]
 # Headers that a caller shows, and the scopes that these open; None where they are not taken.
 SHOWN = {
     "nothing": ([], None),
@@ -162,7 +160,10 @@ def place(request, tmp_path_factory):
 
 
 def test_every_method_has_a_scope():
-    assert methods_of_the_schema() == EVERY.keys() - {REFLECTION} | {SHARED}
+    (service,) = gradient_service_pb2.DESCRIPTOR.services_by_name.values()
+    assert {f"{SERVICE}/{method.name}" for method in service.methods} == EVERY.keys() - {
+        REFLECTION
+    } | {SHARED}
     assert INSPECTING & NEEDED.keys() == REQUESTS["inspect"].keys()
 
 
@@ -345,32 +346,20 @@ def is_served(address, roots, shown=None):
     return refusal is None
 
 
-def test_connections_that_are_no_tls_leave_nothing_but_json_in_the_log(papers, tmp_path):
-    flags = (*papers.flags, "--log-format", "json", "--workers", "2")
-    with running_command(*flags, log=tmp_path / "log") as command:
-        for _ in range(10):
-            with socket.create_connection(split(command.address)) as junk:
-                junk.sendall(b"GET / HTTP/1.1\r\n\r\n" * 20)
-                while junk.recv(1 << 10):
-                    pass
-        assert is_served(command.address, papers.roots)
-        lines = command.log.splitlines()
-    assert lines
-    assert papers.settings["tls_key"] not in command.log
-    assert all(isinstance(json.loads(line), dict) for line in lines)
-
-
 def test_new_connections_get_the_new_certificate_and_those_of_new_authorities_are_let_in(papers):
     other = trustme.CA()
     roots = other.cert_pem.bytes()
     ours, theirs = pair(papers.authority), pair(other)
-    with serving(**papers.mutual) as server:
+    with serving(**papers.mutual, http_port="0") as server:
+        http = split(server.http_address)
+        first = ssl.get_server_certificate(http)
         assert not is_served(server.address, papers.roots, theirs)
         with RawClient(server.address, trusting(papers.roots, ours)) as old:
             old.check_alive()
             papers.write(other)
             wait_until(lambda: is_served(server.address, roots, ours))
             assert not is_served(server.address, papers.roots, ours)
+            wait_until(lambda: ssl.get_server_certificate(http) != first)
             papers.write_authorities(papers.authority, other)
             wait_until(lambda: is_served(server.address, roots, theirs))
             assert is_served(server.address, roots, ours)
@@ -410,17 +399,6 @@ def test_what_cannot_be_used_is_refused_at_first_and_kept_out_later(papers, name
             assert "PRIVATE" not in str([vars(each) for each in caplog.records])
         papers.put(name, good)
         assert is_served(server.address, papers.roots, shown)
-
-
-def test_a_certificate_that_has_expired_is_told_of_once_each_time_it_is_read(papers, caplog):
-    shown = pair(papers.authority)
-    papers.write(expired=True)
-    with caplog.at_level(logging.INFO, "gradwire_server"), serving(**papers.mutual) as server:
-        assert told(caplog) == ["certificate has expired"]
-        assert not is_served(server.address, papers.roots, shown)
-        papers.write()
-        wait_until(lambda: is_served(server.address, papers.roots, shown))
-        assert told(caplog) == ["certificate has expired", "certificates reloaded"]
 
 
 @pytest.mark.slow
@@ -486,20 +464,3 @@ def test_tls_is_1_2_or_newer_on_both_ports(papers):
             assert shakes_hands(place, ssl.TLSVersion.TLSv1_2)
             assert shakes_hands(place, ssl.TLSVersion.TLSv1_3)
         assert get(server.http_address, "/")[0] == 400
-
-
-def test_the_http_port_shows_a_replaced_certificate_and_tells_when_it_expires(papers):
-    def shown():
-        told = scrape(server.http_address, tls=papers.context())
-        ends_s = told.value("gradwire_certificate_expiration_timestamp_seconds")
-        return ssl.get_server_certificate(split(server.http_address)), ends_s
-
-    ends = [datetime(2100 + years, 1, 2, 3, 4, 5, tzinfo=UTC) for years in (0, 1)]
-    papers.write(not_after=ends[0])
-    with serving(**papers.settings, http_port="0") as server:
-        first, expires_s = shown()
-        assert expires_s == ends[0].timestamp()
-        papers.write(not_after=ends[1])
-        wait_until(lambda: shown()[0] != first and shown()[1] == ends[1].timestamp())
-        papers.put("chain.pem", b"nothing")
-        assert get(server.http_address, "/", tls=papers.context())[0] == 200

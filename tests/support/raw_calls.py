@@ -15,7 +15,6 @@ from typing import Any, Self, TypeVar
 
 import grpc
 import numpy as np
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_reflection.v1alpha import reflection_pb2
@@ -458,13 +457,6 @@ def own_address() -> str | None:
         probe.connect(("192.0.2.1", 9))  # which sends nothing
         return str(probe.getsockname()[0])
     return None
-
-
-def methods_of_the_schema() -> set[str]:
-    described = FileDescriptorProto()
-    v1.EvaluateRequest.DESCRIPTOR.file.CopyToProto(described)
-    (service,) = described.service
-    return {f"/{described.package}.{service.name}/{method.name}" for method in service.method}
 
 
 BOTH_WAYS = ["Evaluate", "EvaluateStream"]
