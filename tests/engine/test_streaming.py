@@ -131,16 +131,6 @@ def test_a_steps_cost_does_not_grow_with_the_tensor(outputs, inputs, mode):
     assert evaluation.walk.largest_step <= max(slab, 4 * width)
 
 
-def test_the_largest_step_holds_all_results_that_an_input_row_reaches():
-    width, bands = 64, maps.corners(8, 400).adjoint()
-    reached = ((bands.start <= (row := np.arange(400)[:, None])) & (row < bands.stop)).sum(axis=1)
-    plan = Plan.build([None, bands, None], (3, bands.inputs, width))
-    walk = Case.packed(plan, 1).evaluation().walk
-    assert walk.mode == "running"
-    assert max(reached) > 1
-    assert walk.largest_step == width * (1 + max(reached))
-
-
 def test_a_copy_is_cut_into_slabs_whatever_its_shape():
     for sizes in [(1 << 20,), (1, 1, 1024, 1024), (64, 128, 128), (1 << 18, 2, 2)]:
         evaluation = Case.packed(Plan.build([None] * len(sizes), sizes), 1 << 16).evaluation()

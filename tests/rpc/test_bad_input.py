@@ -23,7 +23,6 @@ from support.raw_calls import (
     BOTH_WAYS,
     CODES,
     EVERY,
-    PUBLISHED_GRADIENT,
     REQUEST_ID,
     SERVICE,
     ManyCall,
@@ -311,19 +310,6 @@ def test_a_header_that_is_too_long_is_refused(client, way, filling):
     limit = {"limit": "max_header_bytes", "allowed": MAX_HEADER_BYTES}
     checked = refused(refusal, "INVALID_DATA", field="message", in_band=in_band, **limit)
     assert f"at most {MAX_HEADER_BYTES} (max_header_bytes) are read" in checked.message
-
-
-@pytest.mark.parametrize(("more", "reason"), [(0, "UNKNOWN_FIELD"), (1, "INVALID_DATA")])
-def test_the_limit_is_exact(client, more, reason):
-    """All but the bytes of the data count; most of them are in an unknown field here."""
-    head = changed(data=b"").SerializeToString()
-    rest = MAX_HEADER_BYTES + more - len(head) - len(field(15, b""))
-    others, data = field(6, bytes(rest - 3)) + head, field(15, PUBLISHED_GRADIENT)
-    assert len(others + data) == MAX_HEADER_BYTES + more + len(PUBLISHED_GRADIENT)
-    for message in (others + data, data + others):
-        refusal = send_bytes(client, "Evaluate", message)
-        assert refusal is not None
-        assert refusal.info.reason == reason
 
 
 def resample(source, result):

@@ -260,17 +260,6 @@ async def test_one_caller_leaves_as_many_places_free_as_it_takes():
         assert "GRADWIRE_MAX_QUEUE)" in refused.message
 
 
-async def test_who_is_in_a_hurry_goes_first_but_passes_nobody_for_long():
-    hall, first = await full()
-    patient = await hall.queue()
-    await hall.queue(work=0, deadline=hall.now + 0.5)
-    hall.now += 2.0
-    hurried = await hall.queue(work=0, deadline=hall.now + 0.5)
-    first.free()
-    await patient
-    assert not hurried.done()
-
-
 async def test_streams_take_turns_with_their_steps():
     hall = Hall()
     older, newer = hall.enter(paced=True), hall.enter(paced=True)
