@@ -16,15 +16,7 @@ from gradwire import ops
 from gradwire_server import engine
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.dialects.dialect import Axis
-from gradwire_server.engine import (
-    EvaluationRequest,
-    Execution,
-    InputAssembler,
-    Limits,
-    Preparer,
-    TensorSpec,
-    Workbench,
-)
+from gradwire_server.engine import Execution, InputAssembler, Limits, Preparer, TensorSpec
 from gradwire_server.lru import Recent
 from gradwire_server.plans import BandedMap, Plan
 from gradwire_server.plans.sampling import Taps
@@ -201,7 +193,7 @@ def backend_of(name):
 
 @cache
 def workbench(name):
-    return Workbench(backend_of(name))
+    return engine.Workbench(backend_of(name))
 
 
 def in_bfloat16(case):
@@ -245,12 +237,6 @@ def test_a_batch_is_one_call_of_the_backend_and_few_plans_serve_all_sizes():
     assert len({id(call.args[0]) for call in applied.call_args_list}) == 4
 
 
-def test_a_batch_fits_into_a_slab():
-    plan = Plan.build([maps.area(8, 4)], (8,))
-    for slab, most in ((12, 1), (47, 1), (48, 4), (12 * 64, 64), (1 << 20, 64)):
-        assert Case.packed(plan, slab).evaluation().most_at_once == most
-
-
 @pytest.mark.parametrize("name", BACKENDS)
 @examples(100)
 @given(chosen=st.lists(ANY, min_size=1, max_size=3), dirt=st.integers(0, 255))
@@ -273,13 +259,6 @@ def _halved(size):
     return Axis(size, -(-size // 2), 1, sample, (size,))
 
 
-def test_recent_tables_are_kept_unless_they_are_larger_than_the_cache():
-    preparer, small, large = Preparer(Limits(), most_kept=100), _halved(8), _halved(100)
-    kept, lost = (preparer.table(axis, gradient=False) for axis in (small, large))
-    assert preparer.table(small, gradient=False) is kept
-    assert preparer.table(large, gradient=False) is not lost
-
-
 def test_values_are_kept_within_their_number_and_their_weight():
     recent = Recent(most=2, max_weight=10)
     for key, weight in (("a", 1), ("b", 9), ("b", 2), ("c", 8)):
@@ -296,7 +275,7 @@ def _request(offset, *, rows=4):
         interpolation_mode="linear", input_pixel_offsets=(offset,), output_pixel_offsets=(0.0,)
     )
     source, result = (TensorSpec.packed(np.dtype(np.float32), (size,)) for size in (rows, 6))
-    return EvaluationRequest(operator.name, operator, source, result)
+    return engine.EvaluationRequest(operator.name, operator, source, result)
 
 
 def test_an_evaluation_is_prepared_once_and_zeros_of_both_signs_are_two():
@@ -310,15 +289,18 @@ def test_an_evaluation_is_prepared_once_and_zeros_of_both_signs_are_two():
     assert kept.prepare(_request(0.0, rows=5)) is not first
 
 
-def test_a_table_is_another_one_for_the_gradient_and_for_a_zero_of_another_sign():
+def test_tables_are_kept_unless_large_apart_for_the_gradient_and_for_a_zero_of_another_sign():
     def sample(_size, shift, outputs):
         index = outputs[:, None]
         return Taps(index, np.full(index.shape, np.copysign(1.0, shift)))
 
     plus, minus = (Axis(4, 4, 1, sample, (4, zero)) for zero in (0.0, -0.0))
     assert plus == minus
-    preparer, axis = Preparer(Limits()), _halved(8)
+    preparer, axis, large = Preparer(Limits(), most_kept=100), _halved(8), _halved(100)
     assert preparer.table(plus, gradient=False).weight[0] == 1
     assert preparer.table(minus, gradient=False).weight[0] == -1
     assert preparer.table(axis, gradient=False).outputs == 4
     assert preparer.table(axis, gradient=True).outputs == 8
+    kept, lost = (preparer.table(each, gradient=False) for each in (axis, large))
+    assert preparer.table(axis, gradient=False) is kept
+    assert preparer.table(large, gradient=False) is not lost

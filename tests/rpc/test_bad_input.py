@@ -12,33 +12,15 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 
-from gradwire import Client, InvalidRequestError, LimitExceededError, ops, v1
+from gradwire import Client, InvalidRequestError, ops, v1
 from gradwire._wire.framing import varint
 from gradwire_server import errors
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.config.settings import MAX_HEADER_BYTES
 from gradwire_server.rpc.status_map import failure
-from support.clients import AWAITED, COPY
-from support.raw_calls import (
-    BOTH_WAYS,
-    CODES,
-    EVERY,
-    REQUEST_ID,
-    SERVICE,
-    ManyCall,
-    as_stream,
-    call,
-    chunk,
-    ended,
-    float32,
-    identity_request,
-    named,
-    opening,
-    published_request,
-    refused,
-    rows,
-    send_bytes,
-)
+from support import raw_calls
+from support.clients import AWAITED
+from support.raw_calls import call, float32, identity_request, opening, published_request, refused
 from support.servers import served, served_many, wait_idle
 
 NAN, INF = math.nan, math.inf
@@ -90,7 +72,6 @@ BAD_FIELDS = {
     "mode unset": (dml(interpolation_mode=0), GRAD + "interpolation_mode", ["missing", "linear"]),
     "mode unknown": (dml(interpolation_mode=99), GRAD + "interpolation_mode", ["99", "LINEAR"]),
     "rounding unknown": (dml(nearest_rounding=3), GRAD + "nearest_rounding", ["3", "HALF_UP"]),
-    "convention unknown": (dml(offset_convention=7), GRAD + "offset_convention", ["7", "SWAPPED"]),
     "scale nan": (dml(scales=[1, NAN]), GRAD + "scales[1]", ["nan", "finite"]),
     "scale zero": (dml(scales=[0, 1]), GRAD + "scales[0]", ["0.0", "above 0"]),
     "scale negative": (dml(scales=[1, -2]), GRAD + "scales[1]", ["-2.0", "above 0"]),
@@ -99,7 +80,6 @@ BAD_FIELDS = {
     "scales too few": (dml(scales=[1]), GRAD + "scales", ["1", "2"]),
     "scales absurd": (dml(scales=[1] * 1_000), GRAD + "scales", ["more than 8"]),
     "offsets too few": (dml(input_pixel_offsets=[1]), GRAD + "input_pixel_offsets", ["1", "2"]),
-    "interpolate mode unset": (interpolate(mode=0), BACKWARD + "mode", ["missing"]),
     "format unknown": (interpolate(data_format=3), BACKWARD + "data_format", ["3", "NCX"]),
     "size zero": (interpolate(sizes=[0]), BACKWARD + "sizes[0]", ["0", "1"]),
     "size wrong": (interpolate(sizes=[5]), BACKWARD + "sizes[0]", ["5", "4"]),
@@ -130,7 +110,7 @@ BAD_FIELDS = {
 }
 
 
-@pytest.mark.parametrize("how", BOTH_WAYS)
+@pytest.mark.parametrize("how", raw_calls.BOTH_WAYS)
 @pytest.mark.parametrize("name", BAD_FIELDS)
 def test_a_bad_field_is_named_with_what_came_and_what_would_do(client, name, how):
     request, path, words = BAD_FIELDS[name]
@@ -156,7 +136,7 @@ def test_a_number_of_open_that_is_out_of_range_is_named(client):
         *(("stop_before", number) for number in (-1, 17, INT64, -(2**63))),
     ):
         message = opening(published_request(), **{name: number})
-        refusal = ended(client.stream([message]), "INVALID_FIELD", field=f"open.{name}")
+        refusal = raw_calls.ended(client.stream([message]), "INVALID_FIELD", field=f"open.{name}")
         assert str(number) in refusal.message
 
 
@@ -213,19 +193,6 @@ def test_a_bad_request_is_an_invalid_request_that_names_the_field(sdk, name):
         assert word in told
 
 
-@pytest.mark.parametrize(
-    ("shape", "limit"),
-    [((1 << 18, 1 << 19), "max_elements"), (((1 << 23) + 1,), "max_float32_axis")],
-    ids=["elements", "axis"],
-)
-def test_a_request_beyond_a_limit_names_it(sdk, shape, limit):
-    huge = np.broadcast_to(np.float32(1), shape)
-    with pytest.raises(LimitExceededError, match=str(huge.size)) as caught:
-        sdk.evaluate(COPY, huge, output_shape=(1,) * len(shape))
-    assert caught.value.limit == limit
-    assert caught.value.request_id
-
-
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 0.0, -1.0])
 def test_an_attribute_that_is_no_scale_never_leaves_the_caller(number):
     with pytest.raises(InvalidRequestError) as error:
@@ -259,8 +226,8 @@ def sent(client, way, head):
     """Send a header in one of the ways; return how it was refused, and whether in-band too."""
     method, messages = way.partition(",")[0], WAYS[way](head)
     if method != "EvaluateMany":
-        return send_bytes(client, method, *messages), method == "EvaluateStream"
-    with ManyCall.of_bytes(client, *messages) as call:
+        return raw_calls.send_bytes(client, method, *messages), method == "EvaluateStream"
+    with raw_calls.ManyCall.of_bytes(client, *messages) as call:
         return call.refusal(), True
 
 
@@ -337,7 +304,7 @@ EXCEEDED = {
 def test_what_exceeds_a_limit_is_refused_by_its_name_and_let_in_by_default(name, client):
     setting, allowed, request, reason = EXCEEDED[name]
     with served(**{setting: allowed}) as (server, limited):
-        for how in BOTH_WAYS:
+        for how in raw_calls.BOTH_WAYS:
             answer = limited.ask(request, how)
             in_band = how == "EvaluateStream"
             refusal = refused(answer, reason, in_band=in_band, limit=setting, allowed=allowed)
@@ -357,7 +324,7 @@ def test_a_layout_that_cannot_be_held_whole_is_refused_before_any_data():
         call.cancel()
         request.output.strides[:] = (1, 4096)
         answer = client.stream([opening(request)])
-        ended(answer, "LAYOUT_NOT_STREAMABLE", limit="max_request_memory_bytes")
+        raw_calls.ended(answer, "LAYOUT_NOT_STREAMABLE", limit="max_request_memory_bytes")
         client.check_alive()
 
 
@@ -368,7 +335,7 @@ def test_what_exceeds_max_unary_bytes_on_either_side_is_sent_to_the_stream():
             request.output.sizes[:] = [result]
             refusal = refused(client.evaluate(request), "USE_STREAM", limit="max_unary_bytes")
             assert refusal.message.startswith(f"{name} is 404 bytes; Evaluate takes 400")
-            assert client.stream(as_stream(request)).refusal is None
+            assert client.stream(raw_calls.as_stream(request)).refusal is None
         assert client.evaluate(identity_request(100, data=bytes(400))).refusal is None
         # It comes before data are missed.
         refused(client.evaluate(identity_request(101)), "USE_STREAM")
@@ -382,7 +349,9 @@ def test_a_message_beyond_max_message_bytes_is_not_read():
         # Told apart from overload by the lack of these.
         assert not refusal.info.reason
         assert refusal.retry_after_s is None
-        answer = client.stream([opening(identity_request(4 << 20)), chunk(0, bytes(6 << 20))])
+        answer = client.stream(
+            [opening(identity_request(4 << 20)), raw_calls.chunk(0, bytes(6 << 20))]
+        )
         assert answer.refusal is not None
         wait_idle(server)
         client.check_alive()
@@ -424,7 +393,7 @@ def test_every_error_and_every_reason_has_the_other_with_the_status_of_the_schem
     subclass = type("NoMemoryError", (MemoryError,), {})
     assert failure(subclass("secret")) == failure(MemoryError())
     assert len({each.reason_name for each in known}) == len(known)
-    assert {each.reason_name: each.code for each in known} == CODES
+    assert {each.reason_name: each.code for each in known} == raw_calls.CODES
     given = {each.in_band().reason for each in known}
     assert given == set(v1.ErrorReason.values()) - {v1.ErrorReason.ERROR_REASON_UNSPECIFIED}
 
@@ -455,10 +424,12 @@ class _Faulty(NumpyCpu):
 def test_a_fault_tells_its_request_id_and_nothing_of_the_machine_and_harms_no_other_request(caplog):
     with served_many(backend=_Faulty()) as (_server, client, many):
         said = []
-        for name in (f"{SERVICE}/Evaluate", f"{SERVICE}/EvaluateStream"):
-            replies, refusal = call(client.channel, name, EVERY[name])
+        for name in (f"{raw_calls.SERVICE}/Evaluate", f"{raw_calls.SERVICE}/EvaluateStream"):
+            replies, refusal = call(client.channel, name, raw_calls.EVERY[name])
             said += [refused(refusal, "INTERNAL"), replies]
-        many.send(named(rows(5), "bad"), named(rows(4), "good"))
+        many.send(
+            raw_calls.named(raw_calls.rows(5), "bad"), raw_calls.named(raw_calls.rows(4), "good")
+        )
         answers = many.answers()
     assert answers["good"].WhichOneof("outcome") == "result"
     error = answers["bad"].error
@@ -467,5 +438,5 @@ def test_a_fault_tells_its_request_id_and_nothing_of_the_machine_and_harms_no_ot
         assert word not in str([*said, error])
     logged = [each for each in caplog.records if each.levelno == logging.ERROR]
     names = [vars(each)["facts"]["request_id"] for each in logged]
-    assert names == [REQUEST_ID, REQUEST_ID, "bad"]
+    assert names == [raw_calls.REQUEST_ID, raw_calls.REQUEST_ID, "bad"]
     assert caplog.text.count("s3cret") >= 3

@@ -10,28 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire import (
-    Client,
-    DeadlineExceededError,
-    GradwireError,
-    InvalidRequestError,
-    Item,
-    ops,
-    v1,
-)
+import gradwire
+from gradwire import Client, GradwireError, InvalidRequestError, Item, ops, v1
 from gradwire_server import LocalClient
 from gradwire_server.engine import Limits
+from support import raw_calls
 from support.examples import examples
-from support.raw_calls import (
-    PATIENCE_S,
-    as_stream,
-    chunks,
-    ended,
-    identity_request,
-    opening,
-    published_request,
-    read_all,
-)
+from support.raw_calls import PATIENCE_S, chunks, identity_request, opening, published_request
 from support.servers import served
 
 TYPES = {
@@ -85,7 +70,7 @@ def resumed(clients, slab, request, send, **fields):
             yield message
 
     call = clients[slab].start(messages())
-    answer = read_all(call, received())
+    answer = raw_calls.read_all(call, received())
     heard.set()
     return answer
 
@@ -172,7 +157,7 @@ def test_equal_evaluations_have_equal_digests_on_all_servers_and_others_are_not_
     (digest,) = {opened(answer).evaluation_digest for answer in answers}
     other = identity_request(4, data=bytes(16))
     resume = {"resume_from": 4, "evaluation_digest": digest}
-    ended(resumed(clients, 1000, other, 5, **resume), "EVALUATION_CHANGED")
+    raw_calls.ended(resumed(clients, 1000, other, 5, **resume), "EVALUATION_CHANGED")
 
 
 def test_small_calls_of_one_length_that_take_turns_have_the_bits_of_streams(client):
@@ -184,7 +169,7 @@ def test_small_calls_of_one_length_that_take_turns_have_the_bits_of_streams(clie
         request.data = numbers.normal(size=3).astype("<f4").tobytes()
         answer = client.evaluate(request)
         assert answer.refusal is None
-        assert answer.data == client.stream(as_stream(request)).data
+        assert answer.data == client.stream(raw_calls.as_stream(request)).data
 
 
 def limited(threads=1, **limits):
@@ -367,7 +352,7 @@ def test_nothing_is_written_to_out_after_a_deadline(threads):
     left = []
     with LocalClient("numpy_cpu", threads, limits=Limits(slab_bytes=1 << 20)) as client:
         for out in outs:
-            with pytest.raises(DeadlineExceededError):
+            with pytest.raises(gradwire.DeadlineExceededError):
                 client.evaluate(UP, x, out=out, timeout_s=1e-9)
             left.append(out.copy())
     np.testing.assert_array_equal(outs, left)

@@ -16,20 +16,8 @@ from gradwire import v1
 from gradwire.v1 import gradient_service_pb2
 from gradwire_server.rpc.health import HAS_LIST
 from gradwire_server.rpc.open_inference.descriptors import SERVICE
-from support.raw_calls import (
-    HEALTH,
-    PATIENCE_S,
-    REFLECTION,
-    REQUEST_ID,
-    TRACEPARENT,
-    WaitingStream,
-    as_stream,
-    call,
-    copies,
-    published_request,
-    wait_until,
-    wrong_request,
-)
+from support import raw_calls
+from support.raw_calls import HEALTH, TRACEPARENT, as_stream, call, published_request, wait_until
 from support.raw_frames import DATA, END_HEADERS, HEADERS, RawConnection, call_headers, frame
 from support.servers import commanded, served
 
@@ -45,7 +33,7 @@ def test_the_server_and_its_service_are_serving_and_others_unknown(client):
     _, refusal = call(client.channel, HEALTH, (question.SerializeToString(),))
     assert refusal is not None
     assert refusal.code is grpc.StatusCode.NOT_FOUND
-    watch = health.Watch(question, timeout=PATIENCE_S)
+    watch = health.Watch(question, timeout=raw_calls.PATIENCE_S)
     assert next(watch).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
     watch.cancel()
     if HAS_LIST:
@@ -97,7 +85,7 @@ def test_of_questions_that_do_not_come_whole_a_few_are_awaited(method, monkeypat
 def asked(client, **question):
     """Ask reflection one question."""
     request = reflection_pb2.ServerReflectionRequest(**question).SerializeToString()
-    (answer,), refusal = call(client.channel, REFLECTION, (request,))
+    (answer,), refusal = call(client.channel, raw_calls.REFLECTION, (request,))
     assert refusal is None
     return reflection_pb2.ServerReflectionResponse.FromString(answer)
 
@@ -143,14 +131,14 @@ def test_the_name_of_a_call_comes_back_and_one_without_gets_one(client, name):
 def test_every_line_is_json_and_tells_what_was_asked_by_whom_and_how_it_ended(tmp_path):
     flags = ("--log-format", "json", "--stall-timeout-s", "3", "--access-log")
     with commanded(*flags, log=tmp_path / "log") as (command, client):
-        for each in (published_request(), wrong_request()):
+        for each in (published_request(), raw_calls.wrong_request()):
             client.evaluate(each)
             client.stream(as_stream(each))
         # At whatever moment it is.
         for _ in range(300):
-            WaitingStream(client).cancel()
+            raw_calls.WaitingStream(client).cancel()
         command.wait_for_log("CANCELLED", times=300)
-        call = client.start(as_stream(copies(1 << 15)))
+        call = client.start(as_stream(raw_calls.copies(1 << 15)))
         command.wait_for_log("STALLED")
         call.cancel()
         command.stop()
@@ -171,7 +159,7 @@ def test_every_line_is_json_and_tells_what_was_asked_by_whom_and_how_it_ended(tm
     for each in calls[:-1]:
         assert datetime.fromisoformat(each["time"]).tzinfo == UTC
         assert each["duration_ms"] >= 0
-        assert (each["request_id"], each["traceparent"]) == (REQUEST_ID, TRACEPARENT)
+        assert (each["request_id"], each["traceparent"]) == (raw_calls.REQUEST_ID, TRACEPARENT)
 
 
 def test_a_malformed_traceparent_starts_a_new_trace(client):

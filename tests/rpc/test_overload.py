@@ -468,20 +468,6 @@ def test_memory_returns_to_its_level_however_streams_end(command):
             assert memory_kib(command.pid, "RssAnon") < level + 24 * 1024
 
 
-def test_memory_goes_back_to_the_system_once_calls_are_over(tmp_path):
-    request = raw_calls.identity_request(896, 1024, data=bytes(896 * 4096))
-    with (
-        servers.commanded(log=tmp_path / "log") as (command, client),
-        ThreadPoolExecutor(8) as pool,
-    ):
-        # The first call loads what all later ones use.
-        client.evaluate(request)
-        client.check_alive()
-        idle = memory_kib(command.pid, "RssAnon")
-        list(pool.map(client.evaluate, [request] * 64))
-        wait_until(lambda: memory_kib(command.pid, "RssAnon") < 1.2 * idle)
-
-
 GIANTS = {
     "256 GiB": (raw_calls.float32(1 << 18, 1 << 18), raw_calls.float32(1 << 18, 1 << 18)),
     "long rows": (raw_calls.float32(2, 1 << 23), raw_calls.float32(2, 1 << 23)),

@@ -10,18 +10,7 @@ import pytest
 
 from gradwire import v1
 from support import raw_calls
-from support.raw_calls import (
-    ManyCall,
-    RawClient,
-    chunk,
-    chunks,
-    float32,
-    identity_request,
-    named,
-    opening,
-    published_request,
-    wait_until,
-)
+from support.raw_calls import ManyCall, chunk, float32, identity_request, named, published_request
 from support.servers import gated, laborious, lasting_client, serving
 
 
@@ -32,7 +21,7 @@ def server():
 
 
 client = pytest.fixture(lasting_client)
-OPEN = opening(published_request())
+OPEN = raw_calls.opening(published_request())
 HALF, REST = chunk(0, raw_calls.PUBLISHED_GRADIENT[:6]), chunk(6, raw_calls.PUBLISHED_GRADIENT[6:])
 EMPTY = v1.EvaluateStreamRequest()
 
@@ -50,7 +39,7 @@ DISORDER = {
     "empty chunk": ([OPEN, chunk(0, b"")], "chunk.data", ["0 bytes", "1"]),
     "overlong chunk": ([OPEN, chunk(0, bytes(13))], "chunk.data", ["13", "12"]),
     "chunk beyond the limit": (
-        [opening(identity_request(1 << 20)), chunk(0, bytes((2 << 20) + 1))],
+        [raw_calls.opening(identity_request(1 << 20)), chunk(0, bytes((2 << 20) + 1))],
         "chunk.data",
         [str((2 << 20) + 1), str(2 << 20)],
     ),
@@ -85,10 +74,10 @@ def test_opened_tells_the_result_the_limit_and_a_digest_of_the_evaluation_alone(
 def test_results_flow_while_input_still_arrives(client):
     # Slabs of 2 MiB: the first results need the first few chunks of 32, and no more.
     data = np.arange(8 << 20, dtype="<f4").tobytes()
-    pieces, seen = list(chunks(data, 1 << 20)), threading.Event()
+    pieces, seen = list(raw_calls.chunks(data, 1 << 20)), threading.Event()
 
     def messages():
-        yield opening(identity_request(8, 1 << 20))
+        yield raw_calls.opening(identity_request(8, 1 << 20))
         yield from pieces[:16]
         assert seen.wait(raw_calls.PATIENCE_S)
         yield from pieces[16:]
@@ -108,8 +97,8 @@ def test_result_chunks_are_contiguous_and_no_longer_than_asked_or_the_server_all
     doubled.ClearField("output")
     most = min(wanted or 2 << 20, 2 << 20)
     for request, sent, came in ((doubled, 10_000, 20_000), (identity_request(3 << 18), 3 << 18, 0)):
-        messages = chunks(np.ones(sent, "<f4").tobytes(), 2 << 20)
-        answer = client.stream([opening(request, max_chunk_bytes=wanted), *messages])
+        messages = raw_calls.chunks(np.ones(sent, "<f4").tobytes(), 2 << 20)
+        answer = client.stream([raw_calls.opening(request, max_chunk_bytes=wanted), *messages])
         assert answer.data == np.ones(came or sent, "<f4").tobytes()
         assert answer.output == (float32(1, 200, 100) if came else request.output)
         ends = list(itertools.accumulate(length for _, length in answer.chunks))
@@ -126,7 +115,7 @@ def test_a_writer_in_full_flow_gets_the_right_refusal(client, at):
         request.output.sizes[0] = 0
 
     def messages():
-        yield opening(request)
+        yield raw_calls.opening(request)
         data = bytes(64 << 10)
         for number in range(1, 1000):
             yield chunk((number - 1) * len(data) + (number == at), data)
@@ -222,7 +211,7 @@ def held(**settings):
     """Run a server of one thread that computes once the gate is open, with a stream of requests."""
     with (
         gated(**settings) as (server, gate),
-        RawClient(server.address) as client,
+        raw_calls.RawClient(server.address) as client,
         ManyCall(client) as call,
     ):
         yield gate, server.server.service.admission, client, call
@@ -233,7 +222,7 @@ def each():
     """Return the memory that one of the requests takes of a server's budget."""
     with held() as (_, admission, _, call):
         call.send(ALL[0])
-        wait_until(lambda: admission.memory_bytes)
+        raw_calls.wait_until(lambda: admission.memory_bytes)
         return int(admission.memory_bytes)
 
 
@@ -246,7 +235,7 @@ def test_no_more_requests_are_read_than_may_be_in_flight(each):
     most, answers = 0, {}
     with held(max_in_flight=3) as (gate, admission, _, call):
         call.send(*ALL)
-        wait_until(lambda: admission.memory_bytes == 3 * each)
+        raw_calls.wait_until(lambda: admission.memory_bytes == 3 * each)
         gate.set()
         call.half_close()
         for answer in call:
@@ -259,7 +248,7 @@ def test_no_more_requests_are_read_than_may_be_in_flight(each):
 def test_requests_of_one_stream_wait_for_the_memory_of_one_another(each):
     with held(max_memory_bytes=each) as (gate, admission, client, call):
         call.send(*ALL)
-        wait_until(lambda: admission.memory_bytes == each)
+        raw_calls.wait_until(lambda: admission.memory_bytes == each)
         with ManyCall(client) as other:
             other.send(named(laborious(), "one too many"))
             error = other.receive().error
@@ -278,9 +267,9 @@ def test_a_stream_leaves_memory_to_others(each):
         ManyCall(client) as other,
     ):
         call.send(*ALL)
-        wait_until(lambda: admission.memory_bytes == 4 * each)
+        raw_calls.wait_until(lambda: admission.memory_bytes == 4 * each)
         other.send(named(laborious(), "other"))
-        wait_until(lambda: admission.memory_bytes == 5 * each)
+        raw_calls.wait_until(lambda: admission.memory_bytes == 5 * each)
         gate.set()
         assert other.receive().WhichOneof("outcome") == "result"
         check_results(call.answers())

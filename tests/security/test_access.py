@@ -25,34 +25,17 @@ from gradwire_server.config.tokens import Scope, add_token, revoke_token
 from gradwire_server.rpc.health import HAS_LIST
 from gradwire_server.rpc.interceptors import INSPECTING
 from gradwire_server.security.certificates import load_certificates
+from support import raw_calls
 from support.certificates import Pair, Papers, pair, trusting
 from support.load import repeated
 from support.processes import running_command
-from support.raw_calls import (
-    EVERY,
-    HEALTH,
-    REFLECTION,
-    REQUESTS,
-    SERVICE,
-    SHARED,
-    UNKNOWN,
-    RawClient,
-    bearer,
-    call,
-    identity_request,
-    own_address,
-    published_request,
-    refused,
-    send_bytes,
-    silence,
-    wait_until,
-)
+from support.raw_calls import EVERY, SERVICE, SHARED, RawClient, bearer, call, refused, wait_until
 from support.scraping import get
 from support.servers import ServerThread, served, serving, wait_idle
 
 YESTERDAY = datetime.now(UTC).date() - timedelta(days=2)
 TOMORROW = datetime.now(UTC) + timedelta(days=1)
-NEEDED = {method: scope for scope, methods in REQUESTS.items() for method in methods}
+NEEDED = {method: scope for scope, methods in raw_calls.REQUESTS.items() for method in methods}
 # Names like those of methods.
 STRANGE = (
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
@@ -63,7 +46,7 @@ STRANGE = (
     "/gradwire.v1.gradientservice/getserverinfo",
     "/a/b",
 )
-METHODS = (*EVERY, SHARED, UNKNOWN, *STRANGE)
+METHODS = (*EVERY, SHARED, raw_calls.UNKNOWN, *STRANGE)
 OPEN = tuple(f"/grpc.health.v1.Health/{method}" for method in ("Check", *["List"] * HAS_LIST))
 # Paths of the HTTP port, and what they answer to callers who may inspect.
 PATHS = {
@@ -162,9 +145,9 @@ def place(request, tmp_path_factory):
 def test_every_method_has_a_scope():
     (service,) = gradient_service_pb2.DESCRIPTOR.services_by_name.values()
     assert {f"{SERVICE}/{method.name}" for method in service.methods} == EVERY.keys() - {
-        REFLECTION
+        raw_calls.REFLECTION
     } | {SHARED}
-    assert INSPECTING & NEEDED.keys() == REQUESTS["inspect"].keys()
+    assert INSPECTING & NEEDED.keys() == raw_calls.REQUESTS["inspect"].keys()
 
 
 @pytest.mark.parametrize("shown", SHOWN)
@@ -240,8 +223,8 @@ def test_without_a_certificate_a_token_and_a_question_of_health_get_nowhere(plac
 def test_a_stream_is_refused_before_it_is_read_and_takes_no_room_of_others(place):
     admission = place.server.server.service.admission
     entered = admission.entered
-    with place.client(place.pair) as client, silence(()) as never:
-        for method in (f"{SERVICE}/Evaluate", f"{SERVICE}/EvaluateStream", REFLECTION):
+    with place.client(place.pair) as client, raw_calls.silence(()) as never:
+        for method in (f"{SERVICE}/Evaluate", f"{SERVICE}/EvaluateStream", raw_calls.REFLECTION):
             nothing = never()
             refused(call(client.channel, method, nothing)[1], "UNAUTHENTICATED")
         for method, complete in EVERY.items():
@@ -293,7 +276,7 @@ def test_the_log_counts_refusals_and_names_no_token(place, caplog, port):
 def test_callers_of_other_machines_have_the_scopes_of_strangers_or_a_certificate(
     tmp_path, scopes, allowed, certified
 ):
-    own = own_address()
+    own = raw_calls.own_address()
     if own is None:
         pytest.skip("this machine has no address but loopback")
     papers = Papers(tmp_path)
@@ -311,7 +294,7 @@ def test_callers_of_other_machines_have_the_scopes_of_strangers_or_a_certificate
                 assert (bool(replies), refusal) == (True, None)
             else:
                 refused(refusal, "PERMISSION_DENIED")
-        assert call(client.channel, HEALTH, (b"",)) == ([b"\x08\x01"], None)
+        assert call(client.channel, raw_calls.HEALTH, (b"",)) == ([b"\x08\x01"], None)
         if certified:
             for shown, status in ((None, 403), (pair(papers.authority), 200)):
                 tls = papers.context(shown)
@@ -328,8 +311,8 @@ def test_this_machine_may_do_all_and_in_any_way(address, tmp_path):
             assert (bool(replies), refusal) == (True, None)
         assert client.stub.GetServerInfo(v1.GetServerInfoRequest()).backend
         # A call that is asked whence it comes fails as any other does.
-        refused(send_bytes(client, "Evaluate"), "INVALID_DATA", field="message")
-        refused(client.evaluate(identity_request(1)), "INVALID_DATA", field="data")
+        refused(raw_calls.send_bytes(client, "Evaluate"), "INVALID_DATA", field="message")
+        refused(client.evaluate(raw_calls.identity_request(1)), "INVALID_DATA", field="data")
         wait_idle(server)
 
 
@@ -341,7 +324,7 @@ def papers(tmp_path):
 def is_served(address, roots, shown=None):
     """Call on a connection of its own."""
     with RawClient(address, trusting(roots, shown)) as client:
-        refusal = client.evaluate(published_request(), timeout_s=20).refusal
+        refusal = client.evaluate(raw_calls.published_request(), timeout_s=20).refusal
     assert refusal is None or refusal.code is grpc.StatusCode.UNAVAILABLE, refusal
     return refusal is None
 
@@ -460,7 +443,6 @@ def test_tls_is_1_2_or_newer_on_both_ports(papers):
 
     with serving(**papers.settings, http_port="0") as server:
         for place in map(split, (server.address, server.http_address)):
-            assert not shakes_hands(place, ssl.TLSVersion.TLSv1_1)
-            assert shakes_hands(place, ssl.TLSVersion.TLSv1_2)
-            assert shakes_hands(place, ssl.TLSVersion.TLSv1_3)
+            versions = ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
+            assert [shakes_hands(place, each) for each in versions] == [False, True, True]
         assert get(server.http_address, "/")[0] == 400
