@@ -123,6 +123,16 @@ def test_a_steps_cost_does_not_grow_with_the_tensor(outputs, inputs, mode):
     assert evaluation.walk.largest_step <= max(slab, 4 * width)
 
 
+def test_the_largest_step_holds_all_results_that_an_input_row_reaches():
+    width, bands = 64, maps.corners(8, 400).adjoint()
+    reached = ((bands.start <= (row := np.arange(400)[:, None])) & (row < bands.stop)).sum(axis=1)
+    plan = Plan.build([None, bands, None], (3, bands.inputs, width))
+    walk = Case.packed(plan, 1).evaluation().walk
+    assert walk.mode == "running"
+    assert max(reached) > 1
+    assert walk.largest_step == width * (1 + max(reached))
+
+
 def test_a_copy_is_cut_into_slabs_whatever_its_shape():
     for sizes in [(1 << 20,), (1, 1, 1024, 1024), (64, 128, 128), (1 << 18, 2, 2)]:
         evaluation = Case.packed(Plan.build([None] * len(sizes), sizes), 1 << 16).evaluation()
@@ -182,6 +192,14 @@ def test_the_input_of_steps_that_are_held_is_not_overwritten(case, chunk):
         # Even when the next step's bytes have begun to come.
         for rows, place in given:
             np.testing.assert_array_equal(rows, data[place])
+
+
+@pytest.mark.parametrize(("slab", "most"), [(400, 2), (70, 3)])
+def test_outer_slices_share_plans(slab, most):
+    plan = Plan.build([None, maps.area(16, 8), None], (11, 16, 4))
+    evaluation = Case.packed(plan, slab).evaluation()
+    used = [evaluation.walk.plan_of(one) for one in evaluation.steps()]
+    assert len(set(map(id, used))) <= most < len(used)
 
 
 BACKENDS = ["numpy_cpu", pytest.param("numba_cpu", marks=needs_numba)]

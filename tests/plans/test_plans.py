@@ -5,7 +5,6 @@ import itertools
 import pickle
 import platform
 import struct
-import tracemalloc
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -110,21 +109,6 @@ def test_a_band_runs_from_the_first_to_the_last_weight_and_keeps_the_zeros_betwe
     bands = BandedMap.from_blocks([taps], inputs=6)
     assert (bands.start.tolist(), bands.stop.tolist()) == ([1], [5])
     oracles.same_bits(bands.weight, np.array([2, 0, -0.0, 3]))
-
-
-@pytest.mark.slow
-def test_an_axis_of_ten_million_takes_memory_in_proportion_to_its_length():
-    outputs, inputs = 5_000_000, 10_000_000
-    index = np.arange(inputs).reshape(outputs, 2)
-    weight = np.full((outputs, 2), np.float32(0.5))
-    tracemalloc.start()
-    try:
-        bands = BandedMap.from_blocks([(index, weight)], inputs=inputs).adjoint()
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert (bands.outputs, bands.nnz) == (inputs, inputs)
-    assert peak < 100 * (inputs + outputs)
 
 
 def test_identities_are_left_out_and_passes_ascend():
