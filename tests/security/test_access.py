@@ -276,9 +276,10 @@ def test_the_log_counts_refusals_and_names_no_token(place, caplog, port):
 def test_callers_of_other_machines_have_the_scopes_of_strangers_or_a_certificate(
     tmp_path, scopes, allowed, certified
 ):
-    own = raw_calls.own_address()
-    if own is None:
-        pytest.skip("this machine has no address but loopback")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        if probe.connect_ex(("192.0.2.1", 9)):  # which sends nothing
+            pytest.skip("this machine has no address but loopback")
+        own = probe.getsockname()[0]
     papers = Papers(tmp_path)
     papers.write(name=own)
     settings = papers.mutual if certified else {"insecure": True}

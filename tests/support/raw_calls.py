@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -409,7 +408,6 @@ UNKNOWN = f"{SERVICE}/Unheard"
 # Answers only callers who have registered memory.
 SHARED = f"{SERVICE}/EvaluateShared"
 
-_many = v1.EvaluateManyRequest(evaluation=published_request())
 # Messages of a call of each method; those that a scope opens, by its name.
 REQUESTS: Mapping[str, Mapping[str, tuple[bytes, ...]]] = {
     "evaluate": {
@@ -417,7 +415,7 @@ REQUESTS: Mapping[str, Mapping[str, tuple[bytes, ...]]] = {
         f"{SERVICE}/EvaluateStream": tuple(
             each.SerializeToString() for each in as_stream(published_request())
         ),
-        f"{SERVICE}/EvaluateMany": (_many.SerializeToString(),),
+        f"{SERVICE}/EvaluateMany": (named(published_request(), REQUEST_ID).SerializeToString(),),
         f"{SERVICE}/ListOperators": (b"",),
     },
     "inspect": {
@@ -449,14 +447,6 @@ def call(
 
 def bearer(token: str) -> tuple[str, str]:
     return "authorization", f"Bearer {token}"
-
-
-def own_address() -> str | None:
-    """Return an address of this machine that is not loopback; None where it has none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        probe.connect(("192.0.2.1", 9))  # which sends nothing
-        return str(probe.getsockname()[0])
-    return None
 
 
 BOTH_WAYS = ["Evaluate", "EvaluateStream"]
