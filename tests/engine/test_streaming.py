@@ -1,4 +1,4 @@
-"""Any slabs, chunks and layouts, apart or together: an evaluation gives the bits of one apply()."""
+"""Any slabs, chunks and layouts give the bits of one apply(); caches stay within their bounds."""
 
 import math
 from dataclasses import replace
@@ -12,10 +12,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from gradwire import ops
 from gradwire_server import engine
 from gradwire_server.backends import NumpyCpu
-from gradwire_server.engine import Execution, InputAssembler, TensorSpec, Workbench
+from gradwire_server.dialects.dialect import Axis
+from gradwire_server.engine import Execution, InputAssembler, Limits, Preparer, TensorSpec
+from gradwire_server.lru import Recent
 from gradwire_server.plans import BandedMap, Plan
+from gradwire_server.plans.sampling import Taps
 from support import evaluation_cases
 from support.evaluation_cases import BACKEND, Case, cases, computed, data_for, expected
 from support.examples import examples
@@ -153,21 +157,6 @@ def test_it_gives_the_same_bits_in_large_steps(case, slab):
     assert steps <= len(list(replace(case, slab=slab).evaluation().steps()))
 
 
-@needs_numba
-@pytest.mark.parametrize(("strides", "most"), [((0, 0), 1), ((1, 0), 8), ((96, 1), 1)])
-def test_large_steps_hold_no_more_memory_than_small_ones(strides, most):
-    halves = [maps.area(size, size // 2) for size in (64, 96)]
-    plan, float32 = Plan.build(halves, (64, 96)), np.dtype(np.float32)
-    source = TensorSpec(float32, plan.input_shape, strides)
-    case = Case(plan, source, TensorSpec.packed(float32, plan.output_shape), 8 * 96 + 4 * 96)
-    data = data_for(source)
-    result, steps = _run(case.evaluation(), data, compiled(1))
-    np.testing.assert_array_equal(result, expected(case, data))
-    # Tensors with one number in a row would be written out row by row.
-    assert (steps == 1) == (most == 1)
-    assert len(list(case.evaluation().steps())) >= most
-
-
 @examples(300)
 @given(case=cases(), slab=st.sampled_from([1 << 4, 1 << 20]), backward=st.booleans())
 def test_a_run_on_tensors_gives_the_bits_of_apply(case, slab, backward):
@@ -222,7 +211,7 @@ def backend_of(name):
 
 @cache
 def workbench(name):
-    return Workbench(backend_of(name))
+    return engine.Workbench(backend_of(name))
 
 
 def in_bfloat16(case):
@@ -266,23 +255,6 @@ def test_a_batch_is_one_call_of_the_backend_and_few_plans_serve_all_sizes():
     assert len({id(call.args[0]) for call in applied.call_args_list}) == 4
 
 
-def test_what_takes_several_steps_or_is_held_whole_is_in_no_batch():
-    case = halves(8, slab=1 << 10)
-    turned = replace(case.result, strides=(1, 3, 12))
-    assert case.evaluation().most_at_once > 0
-    assert replace(case, slab=100).evaluation().most_at_once == 0
-    assert replace(case, result=turned).evaluation().most_at_once == 0
-    bench = workbench("numpy_cpu")
-    assert bench.takes(case.evaluation())
-    assert not bench.takes(halves(256).evaluation())
-
-
-def test_a_batch_fits_into_a_slab():
-    plan = Plan.build([maps.area(8, 4)], (8,))
-    for slab, most in ((12, 1), (47, 1), (48, 4), (12 * 64, 64), (1 << 20, 64)):
-        assert Case.packed(plan, slab).evaluation().most_at_once == most
-
-
 @pytest.mark.parametrize("name", BACKENDS)
 @examples(100)
 @given(chosen=st.lists(ANY, min_size=1, max_size=3), dirt=st.integers(0, 255))
@@ -295,3 +267,58 @@ def test_any_layout_has_its_bits_again_and_again(name, chosen, dirt):
             result = bench.run(evaluation, moved(data, dirt % 8))
             assert bytes(result) == expected(case, data).tobytes()
             np.frombuffer(result, np.uint8)[...] = dirt
+
+
+def _halved(size):
+    def sample(_size, outputs):
+        index = 2 * outputs[:, None]
+        return Taps(index, np.ones(index.shape, np.float32))
+
+    return Axis(size, -(-size // 2), 1, sample, (size,))
+
+
+def test_values_are_kept_within_their_number_and_their_weight():
+    recent = Recent(most=2, max_weight=10)
+    for key, weight in (("a", 1), ("b", 9), ("b", 2), ("c", 8)):
+        recent.keep(key, key.upper(), weight=weight)
+    assert ["a" in recent, recent.get("b"), recent.get("c")] == [False, "B", "C"]
+    recent.keep("d", "D", weight=3)
+    assert ["b" in recent, "c" in recent, recent.get("d")] == [False, False, "D"]
+    recent.keep("e", "E", weight=11)
+    assert "e" not in recent
+
+
+def _request(offset, *, rows=4):
+    operator = ops.DmlResample(
+        interpolation_mode="linear", input_pixel_offsets=(offset,), output_pixel_offsets=(0.0,)
+    )
+    source, result = (TensorSpec.packed(np.dtype(np.float32), (size,)) for size in (rows, 6))
+    return engine.EvaluationRequest(operator.name, operator, source, result)
+
+
+def test_an_evaluation_is_prepared_once_and_zeros_of_both_signs_are_two():
+    assert _request(-0.0) == _request(0.0)
+    kept, fresh = (Preparer(Limits()) for _ in range(2))
+    kept.prepare(_request(0.0))
+    assert kept.prepare(_request(-0.0)).digest == fresh.prepare(_request(-0.0)).digest
+    first = kept.prepare(_request(0.0))
+    assert kept.prepare(_request(-0.0)).digest != first.digest
+    assert kept.prepare(_request(0.0)) is first
+    assert kept.prepare(_request(0.0, rows=5)) is not first
+
+
+def test_tables_are_kept_unless_large_apart_for_the_gradient_and_for_a_zero_of_another_sign():
+    def sample(_size, shift, outputs):
+        index = outputs[:, None]
+        return Taps(index, np.full(index.shape, np.copysign(1.0, shift)))
+
+    plus, minus = (Axis(4, 4, 1, sample, (4, zero)) for zero in (0.0, -0.0))
+    assert plus == minus
+    preparer, axis, large = Preparer(Limits(), most_kept=100), _halved(8), _halved(100)
+    assert preparer.table(plus, gradient=False).weight[0] == 1
+    assert preparer.table(minus, gradient=False).weight[0] == -1
+    assert preparer.table(axis, gradient=False).outputs == 4
+    assert preparer.table(axis, gradient=True).outputs == 8
+    kept, lost = (preparer.table(each, gradient=False) for each in (axis, large))
+    assert preparer.table(axis, gradient=False) is kept
+    assert preparer.table(large, gradient=False) is not lost

@@ -1,7 +1,10 @@
-"""Requests and bytes that make no sense, or exceed a limit, are refused by name."""
+"""What makes no sense or exceeds a limit is refused by name; errors tell what they should alone."""
 
+import inspect
+import logging
 import math
 import re
+import urllib.parse
 from typing import cast
 
 import grpc
@@ -9,29 +12,16 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 
-from gradwire import Client, InvalidRequestError, LimitExceededError, ops, v1
+from gradwire import Client, InvalidRequestError, ops, v1
 from gradwire._wire.framing import varint
+from gradwire_server import errors
+from gradwire_server.backends import NumpyCpu
 from gradwire_server.config.settings import MAX_HEADER_BYTES
-from support.clients import AWAITED, COPY
-from support.raw_calls import (
-    BOTH_WAYS,
-    PUBLISHED_GRADIENT,
-    SERVICE,
-    ManyCall,
-    as_stream,
-    call,
-    chunk,
-    chunks,
-    ended,
-    float32,
-    identity_request,
-    named,
-    opening,
-    published_request,
-    refused,
-    send_bytes,
-)
-from support.servers import served, wait_idle
+from gradwire_server.rpc.status_map import failure
+from support import raw_calls
+from support.clients import AWAITED
+from support.raw_calls import call, float32, identity_request, opening, published_request, refused
+from support.servers import served, served_many, wait_idle
 
 NAN, INF = math.nan, math.inf
 INT64 = 2**63 - 1
@@ -82,55 +72,30 @@ BAD_FIELDS = {
     "mode unset": (dml(interpolation_mode=0), GRAD + "interpolation_mode", ["missing", "linear"]),
     "mode unknown": (dml(interpolation_mode=99), GRAD + "interpolation_mode", ["99", "LINEAR"]),
     "rounding unknown": (dml(nearest_rounding=3), GRAD + "nearest_rounding", ["3", "HALF_UP"]),
-    "convention unknown": (dml(offset_convention=7), GRAD + "offset_convention", ["7", "SWAPPED"]),
-    "rounding negative": (dml(nearest_rounding=-1), GRAD + "nearest_rounding", ["-1"]),
     "scale nan": (dml(scales=[1, NAN]), GRAD + "scales[1]", ["nan", "finite"]),
-    "scale inf": (dml(scales=[INF, 1]), GRAD + "scales[0]", ["inf", "finite"]),
     "scale zero": (dml(scales=[0, 1]), GRAD + "scales[0]", ["0.0", "above 0"]),
     "scale negative": (dml(scales=[1, -2]), GRAD + "scales[1]", ["-2.0", "above 0"]),
     "offset nan": (dml(input_pixel_offsets=[NAN, 0]), GRAD + "input_pixel_offsets[0]", ["nan"]),
     "offset inf": (dml(output_pixel_offsets=[0, -INF]), GRAD + "output_pixel_offsets[1]", ["-inf"]),
     "scales too few": (dml(scales=[1]), GRAD + "scales", ["1", "2"]),
-    "scales too many": (dml(scales=[1, 1, 1]), GRAD + "scales", ["3", "2"]),
     "scales absurd": (dml(scales=[1] * 1_000), GRAD + "scales", ["more than 8"]),
     "offsets too few": (dml(input_pixel_offsets=[1]), GRAD + "input_pixel_offsets", ["1", "2"]),
-    "interpolate mode unset": (interpolate(mode=0), BACKWARD + "mode", ["missing"]),
-    "interpolate mode unknown": (interpolate(mode=5), BACKWARD + "mode", ["5", "MODE_LINEAR"]),
     "format unknown": (interpolate(data_format=3), BACKWARD + "data_format", ["3", "NCX"]),
     "size zero": (interpolate(sizes=[0]), BACKWARD + "sizes[0]", ["0", "1"]),
-    "size negative": (interpolate(sizes=[-4]), BACKWARD + "sizes[0]", ["-4", "1"]),
     "size wrong": (interpolate(sizes=[5]), BACKWARD + "sizes[0]", ["5", "4"]),
-    "size beyond all": (interpolate(sizes=[INT64]), BACKWARD + "sizes[0]", [str(INT64), "4"]),
     "sizes too many": (interpolate(sizes=[4, 4]), BACKWARD + "sizes", ["2", "1"]),
     "scale disagrees": (interpolate(scales=[3]), BACKWARD + "scales[0]", ["3", "4"]),
     "input missing": (changed(input=None), "input.data_type", ["0", "DATA_TYPE_FLOAT32"]),
-    "type unset": (changed(input=typed(0, 1, 3)), "input.data_type", ["0", "DATA_TYPE_FLOAT32"]),
     "type unknown": (changed(input=typed(5, 1, 3)), "input.data_type", ["5", "DATA_TYPE_FLOAT64"]),
-    "output type unknown": (changed(output=typed(9, 2, 2)), "output.data_type", ["9"]),
     "types differ": (changed(output=typed(4, 2, 2)), "output.data_type", ["float64", "float32"]),
     "rank 0": (tensors(float32()), "input.sizes", ["0 axes", "1 to 8"]),
     "rank 9": (tensors(float32(*[1] * 9)), "input.sizes", ["9 axes", "1 to 8"]),
-    "rank absurd": (tensors(float32(*[1] * 1_000)), "input.sizes", ["1000 axes"]),
-    "result of rank 0": (changed(output=float32()), "output.sizes", ["0 axes"]),
     "ranks differ": (changed(output=float32(2, 2, 1)), "output.sizes", ["3 axes", "2"]),
     "input of negative size": (tensors(float32(-3, 1)), "input.sizes[0]", ["-3", "at least 0"]),
     "result of size 0": (changed(output=float32(0, 2)), "output.sizes[0]", ["0", "at least 1"]),
-    "result of negative size": (
-        changed(output=float32(2, -INT64)),
-        "output.sizes[1]",
-        [f"-{INT64}"],
-    ),
     "input past int64": (tensors(float32(2**32, 2**32)), "input.sizes", ["2**63"]),
-    "input just past int64": (tensors(float32(2**61)), "input.sizes", ["2**63"]),
-    "input far past int64": (tensors(float32(*[INT64] * 8)), "input.sizes", ["2**63"]),
     "result past int64": (changed(output=float32(INT64, INT64)), "output.sizes", ["2**63"]),
-    "broadcast input past int64": (
-        tensors(float32(INT64, INT64, strides=(0, 0)), float32(1, 1)),
-        "input.sizes",
-        ["2**63"],
-    ),
     "strides too few": (strided(2, 2, source=(1,)), "input.strides", ["1", "2"]),
-    "strides absurd": (strided(2, source=(1,) * 1_000), "input.strides", ["1000"]),
     "stride negative": (strided(2, 2, source=(2, -1)), "input.strides[1]", ["-1"]),
     "strides equal": (strided(2, 2, source=(1, 1)), "input.strides[1]", ["1", "2"]),
     "strides overlap": (strided(2, 4, source=(3, 1)), "input.strides[0]", ["3", "4"]),
@@ -138,21 +103,14 @@ BAD_FIELDS = {
     "result overlaps": (strided(2, 4, result=(2, 1)), "output.strides[0]", ["2", "4"]),
     "result broadcast": (strided(2, 4, result=(0, 1)), "output.strides[0]", ["0", "overlap"]),
     "stride past int64": (strided(2, 2, source=(2**61, 1)), "input.strides", ["2**63"]),
-    "strides past int64 in all": (
-        strided(INT64, INT64, source=(INT64, 1)),
-        "input.sizes",
-        ["2**63"],
-    ),
     "result stride past int64": (strided(2, 2, result=(INT64, 1)), "output.strides", ["2**63"]),
     "name too long": (changed(request_id="x" * 129), "request_id", ["129", "128"]),
     "name not ASCII": (changed(request_id="f\u00fcr"), "request_id", ["ASCII"]),
-    "name absurd": (changed(request_id="x" * 10_000), "request_id", ["10000"]),
     "name with a zero": (changed(request_id="a\0b"), "request_id", ["printable"]),
-    "name of two lines": (changed(request_id="a\nb"), "request_id", ["printable"]),
 }
 
 
-@pytest.mark.parametrize("how", BOTH_WAYS)
+@pytest.mark.parametrize("how", raw_calls.BOTH_WAYS)
 @pytest.mark.parametrize("name", BAD_FIELDS)
 def test_a_bad_field_is_named_with_what_came_and_what_would_do(client, name, how):
     request, path, words = BAD_FIELDS[name]
@@ -162,15 +120,6 @@ def test_a_bad_field_is_named_with_what_came_and_what_would_do(client, name, how
     for word in words:
         assert word in refusal.message
     assert answer.opened is None
-
-
-@pytest.mark.parametrize("how", BOTH_WAYS)
-@pytest.mark.parametrize("name", ["dml_resample_grad", "dml_resample", "interpolate_backward"])
-def test_an_absent_result_that_attributes_do_not_determine_is_asked_for(client, name, how):
-    request = identity_request(1, 1, 2, data=bytes(8))
-    getattr(request.operator, name).MergeFromString(b"\x08\x02")  # linear in DirectML
-    request.ClearField("output")
-    refused(client.ask(request, how), "INVALID_FIELD", field="output")
 
 
 def test_evaluate_takes_just_the_bytes_that_the_descriptor_promises(client):
@@ -187,19 +136,12 @@ def test_a_number_of_open_that_is_out_of_range_is_named(client):
         *(("stop_before", number) for number in (-1, 17, INT64, -(2**63))),
     ):
         message = opening(published_request(), **{name: number})
-        refusal = ended(client.stream([message]), "INVALID_FIELD", field=f"open.{name}")
+        refusal = raw_calls.ended(client.stream([message]), "INVALID_FIELD", field=f"open.{name}")
         assert str(number) in refusal.message
-
-
-def test_a_digest_of_another_evaluation_is_aborted_in_a_short_message(client):
-    for digest in ("0" * 64, "x" * 10_000, "\U0001f600" * 2_000, "a\r\n\0b"):
-        message = opening(published_request(), evaluation_digest=digest)
-        ended(client.stream([message]), "EVALUATION_CHANGED")
 
 
 GRADIENT = np.array([[4, 5, 6]], "f4")
 NEAREST = ops.DmlResampleGrad(interpolation_mode="nearest", scales=(0.5, 1.5))
-TOO_FEW = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1,))
 ROW = np.ones((1, 4, 1), "f4")
 
 
@@ -211,19 +153,13 @@ def backward(**attributes):
 # SDK sees the first ones for what they are, the server the others.
 BAD = {
     "rank 0": (NEAREST, np.float32(1), (1,), "input.sizes", ["0 axes", "1 to 8"]),
-    "rank 9": (NEAREST, np.ones((1,) * 9, "f4"), (1,) * 9, "input.sizes", ["9 axes", "1 to 8"]),
     "size 0": (NEAREST, np.ones((2, 0), "f4"), (2, 2), "input.sizes[1]", ["0"]),
     "integers": (NEAREST, np.ones((1, 3), "i4"), (2, 2), "input.data_type", ["int32", "float32"]),
-    "result of rank 0": (NEAREST, GRADIENT, (), "output.sizes", ["0 axes"]),
     "result of size 0": (NEAREST, GRADIENT, (2, 0), "output.sizes[1]", ["0"]),
-    "result of negative size": (NEAREST, GRADIENT, (-2, 2), "output.sizes[0]", ["-2"]),
     "result past int64": (NEAREST, GRADIENT, (2**63, 1), "output.sizes[0]", [str(2**63)]),
-    "result of 2**63 bytes": (NEAREST, GRADIENT, (2**61, 1), "output.sizes", ["2**63"]),
     "ranks differ": (NEAREST, GRADIENT, (2, 2, 1), "output.sizes", ["3", "2"]),
-    "scales too few": (TOO_FEW, GRADIENT, (2, 2), GRAD + "scales", ["1", "2"]),
     "no result asked for": (NEAREST, GRADIENT, None, "output", ["dml_resample_grad"]),
     "no room for an image": (backward(), GRADIENT, (2, 2), "input.sizes", ["2", "3"]),
-    "size of another": (backward(sizes=(5,)), ROW, (1, 2, 1), BACKWARD + "sizes[0]", ["5", "4"]),
     "scale of another": (backward(scales=(3,)), ROW, (1, 4, 1), BACKWARD + "scales[0]", ["3", "4"]),
 }
 # The argument that the SDK names for a field of the wire; an attribute has the last part as name.
@@ -255,19 +191,6 @@ def test_a_bad_request_is_an_invalid_request_that_names_the_field(sdk, name):
     assert not re.search(r"\b(input|output|operator)\.", told), "a path of the wire"
     for word in words:
         assert word in told
-
-
-@pytest.mark.parametrize(
-    ("shape", "limit"),
-    [((1 << 18, 1 << 19), "max_elements"), (((1 << 23) + 1,), "max_float32_axis")],
-    ids=["elements", "axis"],
-)
-def test_a_request_beyond_a_limit_names_it(sdk, shape, limit):
-    huge = np.broadcast_to(np.float32(1), shape)
-    with pytest.raises(LimitExceededError, match=str(huge.size)) as caught:
-        sdk.evaluate(COPY, huge, output_shape=(1,) * len(shape))
-    assert caught.value.limit == limit
-    assert caught.value.request_id
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 0.0, -1.0])
@@ -303,8 +226,8 @@ def sent(client, way, head):
     """Send a header in one of the ways; return how it was refused, and whether in-band too."""
     method, messages = way.partition(",")[0], WAYS[way](head)
     if method != "EvaluateMany":
-        return send_bytes(client, method, *messages), method == "EvaluateStream"
-    with ManyCall.of_bytes(client, *messages) as call:
+        return raw_calls.send_bytes(client, method, *messages), method == "EvaluateStream"
+    with raw_calls.ManyCall.of_bytes(client, *messages) as call:
         return call.refusal(), True
 
 
@@ -356,45 +279,6 @@ def test_a_header_that_is_too_long_is_refused(client, way, filling):
     assert f"at most {MAX_HEADER_BYTES} (max_header_bytes) are read" in checked.message
 
 
-def test_requests_among_many_whose_names_can_be_read_are_refused_alone(client):
-    long = published_request()
-    long.input.sizes.extend([1] * MAX_HEADER_BYTES)
-    with ManyCall(client) as call:
-        call.send(named(long, "long"))
-        call.send(*(named(published_request(), name) for name in ("line\nbreak", "good")))
-        answers = call.answers()
-    assert answers["line\nbreak"].error.field_violations[0].field == "request_id"
-    assert answers["good"].HasField("result")
-    error = answers["long"].error
-    assert error.metadata["limit"] == "max_header_bytes"
-    assert error.field_violations[0].field == "message"
-
-
-@pytest.mark.parametrize(("more", "reason"), [(0, "UNKNOWN_FIELD"), (1, "INVALID_DATA")])
-def test_the_limit_is_exact(client, more, reason):
-    """All but the bytes of the data count; most of them are in an unknown field here."""
-    head = changed(data=b"").SerializeToString()
-    rest = MAX_HEADER_BYTES + more - len(head) - len(field(15, b""))
-    others, data = field(6, bytes(rest - 3)) + head, field(15, PUBLISHED_GRADIENT)
-    assert len(others + data) == MAX_HEADER_BYTES + more + len(PUBLISHED_GRADIENT)
-    for message in (others + data, data + others):
-        refusal = send_bytes(client, "Evaluate", message)
-        assert refusal is not None
-        assert refusal.info.reason == reason
-
-
-def test_metadata_are_read_up_to_the_limits_of_grpc(client):
-    def sent(size):
-        message = published_request().SerializeToString()
-        return call(client.channel, f"{SERVICE}/Evaluate", (message,), ("name", "x" * size))[1]
-
-    assert [sent(7 << 10) for _ in range(20)] == [None] * 20
-    refusal = sent(16 << 10)
-    assert refusal is not None
-    assert refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "received metadata size exceeds hard limit" in refusal.message
-
-
 def resample(source, result):
     """Ask for a linear forward of a broadcast input: 4 bytes, whatever its sizes."""
     request = identity_request(1, data=bytes(4))
@@ -420,7 +304,7 @@ EXCEEDED = {
 def test_what_exceeds_a_limit_is_refused_by_its_name_and_let_in_by_default(name, client):
     setting, allowed, request, reason = EXCEEDED[name]
     with served(**{setting: allowed}) as (server, limited):
-        for how in BOTH_WAYS:
+        for how in raw_calls.BOTH_WAYS:
             answer = limited.ask(request, how)
             in_band = how == "EvaluateStream"
             refusal = refused(answer, reason, in_band=in_band, limit=setting, allowed=allowed)
@@ -440,7 +324,7 @@ def test_a_layout_that_cannot_be_held_whole_is_refused_before_any_data():
         call.cancel()
         request.output.strides[:] = (1, 4096)
         answer = client.stream([opening(request)])
-        ended(answer, "LAYOUT_NOT_STREAMABLE", limit="max_request_memory_bytes")
+        raw_calls.ended(answer, "LAYOUT_NOT_STREAMABLE", limit="max_request_memory_bytes")
         client.check_alive()
 
 
@@ -451,21 +335,10 @@ def test_what_exceeds_max_unary_bytes_on_either_side_is_sent_to_the_stream():
             request.output.sizes[:] = [result]
             refusal = refused(client.evaluate(request), "USE_STREAM", limit="max_unary_bytes")
             assert refusal.message.startswith(f"{name} is 404 bytes; Evaluate takes 400")
-            assert client.stream(as_stream(request)).refusal is None
+            assert client.stream(raw_calls.as_stream(request)).refusal is None
         assert client.evaluate(identity_request(100, data=bytes(400))).refusal is None
         # It comes before data are missed.
         refused(client.evaluate(identity_request(101)), "USE_STREAM")
-
-
-def test_max_chunk_bytes_binds_both_sides():
-    request = published_request()
-    with served(max_chunk_bytes=5) as (_server, client):
-        answer = client.stream([opening(request), *chunks(request.data, 5)])
-        assert answer.opened is not None
-        assert answer.opened.max_chunk_bytes == 5
-        assert [length for _, length in answer.chunks] == [5, 5, 5, 1]
-        answer = client.stream([opening(request), *chunks(request.data, 6)])
-        ended(answer, "INVALID_DATA", field="chunk.data")
 
 
 def test_a_message_beyond_max_message_bytes_is_not_read():
@@ -476,18 +349,94 @@ def test_a_message_beyond_max_message_bytes_is_not_read():
         # Told apart from overload by the lack of these.
         assert not refusal.info.reason
         assert refusal.retry_after_s is None
-        answer = client.stream([opening(identity_request(4 << 20)), chunk(0, bytes(6 << 20))])
+        answer = client.stream(
+            [opening(identity_request(4 << 20)), raw_calls.chunk(0, bytes(6 << 20))]
+        )
         assert answer.refusal is not None
         wait_idle(server)
         client.check_alive()
 
 
-def test_the_limits_in_force_can_be_asked_for():
-    names = [field.name for field in v1.Limits.DESCRIPTOR.fields]
-    settings = {name: number for number, name in enumerate(names, 101)}
-    del settings["stall_timeout"]
-    settings |= {"max_rank": 7, "max_message_bytes": 1 << 20}
-    with served(**settings, stall_timeout_s=12.5) as (_server, client):
-        limits = client.stub.GetServerInfo(v1.GetServerInfoRequest()).limits
-    assert {name: getattr(limits, name) for name in settings} == settings
-    assert limits.stall_timeout.ToNanoseconds() == 12_500_000_000
+# Errors of the Open Inference Protocol; metrics count them as unknown operators.
+INFERENCE = {errors.UnknownModelError, errors.UnsupportedCallError}
+SAMPLES = [
+    errors.InvalidFieldError("operator.dml_resample_grad.scales[2]", "is nan; finite is needed"),
+    errors.InvalidDataError("data", "3 bytes; the input's descriptor takes 4"),
+    errors.UnknownFieldError("field 7 is not known", field_number=7),
+    errors.UnknownOperatorError("operator 9 is not known", operator=9),
+    errors.MessageTooLargeError("too large", limit="max_unary_bytes", allowed=5),
+    errors.RequestLimitError("too many", limit="max_elements", allowed=5),
+    errors.TableTooLargeError("too long", limit="max_table_entries", allowed=5),
+    errors.LayoutNotStreamableError("held", limit="max_request_memory_bytes", allowed=5),
+    errors.ServerFullError("full", retry_after_s=0.25),
+    errors.StartingError("not yet", retry_after_s=0.25),
+    errors.DeviceLostError("lost", retry_after_s=0.25),
+    errors.UnauthenticatedError("none"),
+    errors.MissingScopeError("not this"),
+    errors.UnknownSegmentError("gone"),
+    errors.ChecksumError("changed"),
+    errors.StalledError("still"),
+    errors.DrainingError("going"),
+    errors.DigestMismatchError("other"),
+]
+
+
+def test_every_error_and_every_reason_has_the_other_with_the_status_of_the_schema():
+    """The comment of each reason in error_reason.proto names its status."""
+    classes = {each for _, each in inspect.getmembers(errors, inspect.isclass)}
+    abstract = {errors.EvaluationError, errors.RetryLaterError}
+    assert {type(error) for error in SAMPLES} == classes - abstract - INFERENCE
+    others = [kind("secret") for kind in (MemoryError, TimeoutError, RuntimeError)]
+    known = [failure(each) for each in (*SAMPLES, *others)]
+    # Words of the interpreter are replaced by own ones.
+    assert "secret" not in str([(each.message, each.facts) for each in known])
+    subclass = type("NoMemoryError", (MemoryError,), {})
+    assert failure(subclass("secret")) == failure(MemoryError())
+    assert len({each.reason_name for each in known}) == len(known)
+    assert {each.reason_name: each.code for each in known} == raw_calls.CODES
+    given = {each.in_band().reason for each in known}
+    assert given == set(v1.ErrorReason.values()) - {v1.ErrorReason.ERROR_REASON_UNSPECIFIED}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x" * 10**6, "\U0001f600" * 10**5, "%" * 10**5, "\x00\n\r\t" * 10**5, "\\" * 10**5],
+    ids=["long", "wide", "percent", "control", "backslash"],
+)
+def test_message_and_details_fit_in_a_trailer_whatever_a_caller_wrote(text):
+    facts = dict.fromkeys(("one", "two", "three"), text)
+    error = errors.InvalidFieldError("operator.interpolate.sizes", f"is {text}", **facts)
+    failed = failure(error).within(request_id="x" * 128, traceparent="t" * 55)
+    assert failed.message.isascii()
+    assert failed.message.isprintable()
+    assert len(urllib.parse.quote(failed.message, safe=" \"'\\")) + len(failed.details()) < 4096
+
+
+class _Faulty(NumpyCpu):
+    """A backend whose faults tell of the machine, for all but rows of eight elements."""
+
+    def apply(self, plan, x, y):
+        if plan.input_shape[-1] != 8:
+            raise RuntimeError(f"no room in {__file__}, user root, token s3cret")
+        super().apply(plan, x, y)
+
+
+def test_a_fault_tells_its_request_id_and_nothing_of_the_machine_and_harms_no_other_request(caplog):
+    with served_many(backend=_Faulty()) as (_server, client, many):
+        said = []
+        for name in (f"{raw_calls.SERVICE}/Evaluate", f"{raw_calls.SERVICE}/EvaluateStream"):
+            replies, refusal = call(client.channel, name, raw_calls.EVERY[name])
+            said += [refused(refusal, "INTERNAL"), replies]
+        many.send(
+            raw_calls.named(raw_calls.rows(5), "bad"), raw_calls.named(raw_calls.rows(4), "good")
+        )
+        answers = many.answers()
+    assert answers["good"].WhichOneof("outcome") == "result"
+    error = answers["bad"].error
+    assert error.reason == v1.ErrorReason.ERROR_REASON_INTERNAL
+    for word in ("s3cret", "root", ".py", "Traceback", "RuntimeError"):
+        assert word not in str([*said, error])
+    logged = [each for each in caplog.records if each.levelno == logging.ERROR]
+    names = [vars(each)["facts"]["request_id"] for each in logged]
+    assert names == [raw_calls.REQUEST_ID, raw_calls.REQUEST_ID, "bad"]
+    assert caplog.text.count("s3cret") >= 3

@@ -1,8 +1,6 @@
 """Health, reflection and log lines."""
 
 import json
-import logging
-import re
 import struct
 from datetime import UTC, datetime
 
@@ -17,34 +15,16 @@ from gradwire import v1
 from gradwire.v1 import gradient_service_pb2
 from gradwire_server.rpc.health import HAS_LIST
 from gradwire_server.rpc.open_inference.descriptors import SERVICE
-from support.processes import run_command
-from support.raw_calls import (
-    HEALTH,
-    PATIENCE_S,
-    REFLECTION,
-    REQUEST_ID,
-    TRACEPARENT,
-    ManyCall,
-    WaitingStream,
-    as_stream,
-    call,
-    copies,
-    named,
-    published_request,
-    rows,
-    send_bytes,
-    wait_until,
-    wrong_request,
-)
+from support import raw_calls
+from support.raw_calls import HEALTH, TRACEPARENT, as_stream, call, published_request, wait_until
 from support.raw_frames import DATA, END_HEADERS, HEADERS, RawConnection, call_headers, frame
-from support.servers import commanded, served, wait_idle
+from support.servers import commanded, served
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 METHODS = ("Check", "Watch", *["List"] * HAS_LIST)
 
 
 def test_the_server_and_its_service_are_serving_and_others_unknown(client):
-    untyped = health_pb2
     health = health_pb2_grpc.HealthStub(client.channel)
     for service in ("", "gradwire.v1.GradientService"):
         assert health.Check(health_pb2.HealthCheckRequest(service=service)).status == SERVING
@@ -52,11 +32,11 @@ def test_the_server_and_its_service_are_serving_and_others_unknown(client):
     _, refusal = call(client.channel, HEALTH, (question.SerializeToString(),))
     assert refusal is not None
     assert refusal.code is grpc.StatusCode.NOT_FOUND
-    watch = health.Watch(question, timeout=PATIENCE_S)
+    watch = health.Watch(question, timeout=raw_calls.PATIENCE_S)
     assert next(watch).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
     watch.cancel()
     if HAS_LIST:
-        statuses = health.List(untyped.HealthListRequest()).statuses
+        statuses = health.List(health_pb2.HealthListRequest()).statuses
         told = {name: each.status for name, each in statuses.items()}
         assert told == {"": SERVING, "gradwire.v1.GradientService": SERVING}
 
@@ -104,12 +84,12 @@ def test_of_questions_that_do_not_come_whole_a_few_are_awaited(method, monkeypat
 def asked(client, **question):
     """Ask reflection one question."""
     request = reflection_pb2.ServerReflectionRequest(**question).SerializeToString()
-    (answer,), refusal = call(client.channel, REFLECTION, (request,))
+    (answer,), refusal = call(client.channel, raw_calls.REFLECTION, (request,))
     assert refusal is None
     return reflection_pb2.ServerReflectionResponse.FromString(answer)
 
 
-def test_reflection_lists_the_services(client):
+def test_reflection_lists_the_services_and_tells_the_schema_of_both_pools(client):
     listed = asked(client, list_services="").list_services_response.service
     assert {each.name for each in listed} == {
         "gradwire.v1.GradientService",
@@ -117,16 +97,11 @@ def test_reflection_lists_the_services(client):
         "grpc.reflection.v1alpha.ServerReflection",
         "inference.GRPCInferenceService",
     }
-
-
-@pytest.mark.parametrize(
-    "service", [gradient_service_pb2.DESCRIPTOR, SERVICE.file], ids=["own", "inference"]
-)
-def test_reflection_tells_the_schema_of_both_pools(client, service):
-    own = descriptor_pb2.FileDescriptorProto()
-    service.CopyToProto(own)
-    answer = asked(client, file_containing_symbol=f"{own.package}.{own.service[0].name}")
-    assert own.SerializeToString() in answer.file_descriptor_response.file_descriptor_proto
+    for service in (gradient_service_pb2.DESCRIPTOR, SERVICE.file):
+        own = descriptor_pb2.FileDescriptorProto()
+        service.CopyToProto(own)
+        answer = asked(client, file_containing_symbol=f"{own.package}.{own.service[0].name}")
+        assert own.SerializeToString() in answer.file_descriptor_response.file_descriptor_proto
 
 
 def test_questions_about_the_server_return_name_and_trace_too(client):
@@ -154,109 +129,33 @@ def test_the_name_of_a_call_comes_back_and_one_without_gets_one(client, name):
 
 def test_every_line_is_json_and_tells_what_was_asked_by_whom_and_how_it_ended(tmp_path):
     flags = ("--log-format", "json", "--stall-timeout-s", "3", "--access-log")
-    with commanded(*flags, "--backend", "auto", log=tmp_path / "log") as (command, client):
-        for each in (published_request(), wrong_request()):
+    with commanded(*flags, log=tmp_path / "log") as (command, client):
+        for each in (published_request(), raw_calls.wrong_request()):
             client.evaluate(each)
             client.stream(as_stream(each))
-        client.stub.GetServerInfo(v1.GetServerInfoRequest())
         # At whatever moment it is.
         for _ in range(300):
-            WaitingStream(client).cancel()
+            raw_calls.WaitingStream(client).cancel()
         command.wait_for_log("CANCELLED", times=300)
-        call = client.start(as_stream(copies(1 << 15)))
+        call = client.start(as_stream(raw_calls.copies(1 << 15)))
         command.wait_for_log("STALLED")
         call.cancel()
-        send_bytes(client, "Evaluate", b"\xff")
         command.stop()
     lines = [json.loads(line) for line in command.log.splitlines()]
     assert all({"time", "level", "event"} <= line.keys() for line in lines)
-    events = [line["event"] for line in lines]
-    assert events[:2] == ["warming up", "serving"]
-    assert events[-2:] == ["draining", "stopped"]
-    every = [line for line in lines if line["event"] == "call"]
-    assert [(each["method"], each["status"]) for each in every] == [
-        ("Evaluate", "OK"),
-        ("EvaluateStream", "OK"),
-        ("Evaluate", "INVALID_ARGUMENT"),
-        ("EvaluateStream", "INVALID_ARGUMENT"),
-        ("GetServerInfo", "OK"),
+    calls = [line for line in lines if line["event"] == "call"]
+    both = ("Evaluate", "EvaluateStream")
+    assert [(each["method"], each["status"]) for each in calls] == [
+        *((method, status) for status in ("OK", "INVALID_ARGUMENT") for method in both),
         *[("EvaluateStream", "CANCELLED")] * 300,
         ("EvaluateStream", "DEADLINE_EXCEEDED"),
-        ("Evaluate", "INVALID_ARGUMENT"),
     ]
-    for each in every[:2]:
+    for each in calls[:2]:
         assert (each["operator"], each["sizes"]) == ("dml_resample_grad", [1, 3])
-    for each in every[2:4]:
+    for each in calls[2:4]:
         assert (each["reason"], each["level"]) == ("INVALID_FIELD", "info")
         assert each["error"].startswith("input.sizes[0]: ")
-    for each in every[:-2]:
+    for each in calls[:-1]:
         assert datetime.fromisoformat(each["time"]).tzinfo == UTC
         assert each["duration_ms"] >= 0
-        if each["method"] != "GetServerInfo":
-            assert (each["request_id"], each["traceparent"]) == (REQUEST_ID, TRACEPARENT)
-
-
-@pytest.mark.parametrize(("level", "told"), [("debug", 3), ("info", 1), ("warning", 0)])
-def test_calls_that_succeed_are_told_at_debug_and_others_at_info(tmp_path, level, told):
-    with commanded("--log-level", level, log=tmp_path / "log") as (command, client):
-        client.check_alive()
-        client.evaluate(wrong_request())
-        command.stop()
-    assert re.findall(r" (\w+) +call ", command.log) == ["debug", "debug", "info"][3 - told :]
-    assert told or not command.log
-
-
-def test_a_stream_that_is_cancelled_is_no_error(caplog):
-    with served() as (server, client):
-        for number in range(40):
-            with ManyCall(client) as call:
-                call.send(*(named(rows(1 + number), str(name)) for name in range(100)))
-                for _ in range(number):
-                    call.receive()
-        wait_idle(server)
-    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
-
-
-def test_a_malformed_traceparent_starts_a_new_trace(client):
-    zero = "00-00000000000000000000000000000000-b7ad6b7169203331-01"
-    for traceparent in ("", zero, TRACEPARENT.upper(), "x" * 4000):
-        answer = client.evaluate(published_request(), traceparent=traceparent)
-        assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-00", answer.trailers["traceparent"])
-
-
-# Writes lines in order, one of them with a traceback.
-_TELLING = """
-import asyncio, logging, sys
-from gradwire_server.observability import logs
-
-async def main():
-    for number in range(100):
-        logs.info("call", number=number, name="two words")
-    try:
-        raise ValueError("bad")
-    except ValueError:
-        log.exception("failed", extra={"facts": {"number": 100}})
-    log.debug("hidden")
-    logs.info("call", number=101)
-
-log = logging.getLogger("gradwire_server")
-logs.configure(sys.argv[1], "info", worker=3)
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("form", ["text", "json"])
-def test_lines_come_in_order_with_tracebacks(form):
-    lines = run_command(form, program=("-c", _TELLING)).stderr
-    numbers = [int(number) for number in re.findall(r'(?:number=|"number": )(\d+)', lines)]
-    assert numbers == list(range(102))
-    assert lines.count("ValueError: bad") == 1
-    assert "hidden" not in lines
-    if form == "json":
-        told = [json.loads(line) for line in lines.splitlines()]
-        assert all(each["worker"] == 3 for each in told)
-        assert told[100]["traceback"].startswith("Traceback ")
-    else:
-        time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00"
-        assert re.match(rf'{time} info +call worker=3 number=0 name="two words"\n', lines)
-        assert re.search(r"error +failed worker=3 number=100\nTraceback ", lines)
+        assert (each["request_id"], each["traceparent"]) == (raw_calls.REQUEST_ID, TRACEPARENT)

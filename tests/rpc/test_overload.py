@@ -1,11 +1,15 @@
-"""Full servers refuse at once; long work holds up no other call."""
+"""Full servers, callers that stop or break off, and memory: what one takes hurts no other."""
 
 import asyncio
 import itertools
+import logging
+import resource
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 
+import grpc
 import numpy as np
 import pytest
 
@@ -13,10 +17,14 @@ import gradwire
 from gradwire import Client, ops, v1
 from gradwire_server import LocalClient
 from gradwire_server.engine import EvaluationRequest, Preparer, TensorSpec
-from support import raw_calls
+from support import raw_calls, servers
 from support.clients import ONCE, halved
-from support.raw_calls import PATIENCE_S, ManyCall, published_request, refused, wait_until
-from support.servers import Gated, gated, laborious, served, serving, wait_for, wait_idle
+from support.processes import EAGER, memory_kib, running_command
+from support.raw_calls import ManyCall, RawClient, named, published_request, refused, wait_until
+from support.relay import relaying
+from support.servers import gated, laborious, served, serving, wait_for, wait_idle
+
+MIB = 1 << 20
 
 
 def check_overload(answer, setting, *, in_band=False):
@@ -27,7 +35,7 @@ def check_overload(answer, setting, *, in_band=False):
 def test_streams_beyond_max_streams_are_asked_to_come_back():
     with served(max_streams=3) as (server, client):
         with ManyCall(client) as many:
-            many.send(raw_calls.named(published_request(), "a"))
+            many.send(named(published_request(), "a"))
             many.receive()
             held = [raw_calls.WaitingStream(client, early=1) for _ in range(2)]
             answer = client.stream(raw_calls.as_stream(published_request()))
@@ -59,7 +67,7 @@ def test_requests_beyond_max_memory_bytes_are_asked_to_come_back():
 def test_evaluations_wait_for_a_thread_and_those_beyond_max_queue_are_refused_at_once():
     with (
         gated(max_queue=1) as (server, gate),
-        raw_calls.RawClient(server.address) as client,
+        RawClient(server.address) as client,
         ManyCall(client) as many,
     ):
         streams = [raw_calls.WaitingStream(client, laborious()) for _ in range(3)]
@@ -73,7 +81,7 @@ def test_evaluations_wait_for_a_thread_and_those_beyond_max_queue_are_refused_at
         for stream in streams:
             stream.send()
         wait_for(server, computing=2, waiting=4)
-        many.send(*(raw_calls.named(laborious(), name) for name in "abc"))
+        many.send(*(named(laborious(), name) for name in "abc"))
         wait_for(server, computing=2, waiting=5)  # equal ones of one caller are a batch
         gate.set()
         (data,) = {call.result().data for call in calls}
@@ -138,7 +146,7 @@ def test_a_server_stops_building_when_the_deadline_has_passed(monkeypatch):
         with Client(server.address) as client, pytest.raises(gradwire.DeadlineExceededError):
             build_long(client, timeout_s=0.2)
         service, float64 = server.server.service, np.dtype(np.float64)
-        raw_calls.wait_until(lambda: not service.admission.computing)
+        wait_until(lambda: not service.admission.computing)
         source, result = (TensorSpec.packed(float64, (length,)) for length in LENGTHS)
         asked = EvaluationRequest(LANCZOS.name, LANCZOS, source, result)
         assert not service.preparer.preparation(asked).is_quick
@@ -171,26 +179,8 @@ def test_tables_that_do_not_fit_in_memory_are_refused_for_now_or_for_ever():
         first = pool.submit(client.evaluate, short_message(250_000))
         wait_until(lambda: admission.memory_bytes)
         refused(client.evaluate(short_message(250_001)), "OVERLOADED", limit="max_memory_bytes")
-        assert first.result(timeout=PATIENCE_S).refusal is None
+        assert first.result(timeout=raw_calls.PATIENCE_S).refusal is None
         wait_until(lambda: not admission.memory_bytes)
-
-
-def test_shorter_tables_are_ready_before_longer_ones_that_came_first():
-    with (
-        serving(compute_threads=1) as server,
-        Client(server.address) as client,
-        Client(server.address) as other,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        first = pool.submit(build_long, client)
-        admission = server.server.service.admission
-        wait_until(lambda: admission.computing)
-        other.evaluate(LANCZOS, np.ones(16), output_shape=(5_000,))
-        assert not first.done()
-        client.close()
-        with pytest.raises(gradwire.CallCancelledError):
-            first.result(timeout=PATIENCE_S)
-        wait_until(lambda: not (admission.memory_bytes or admission.computing))
 
 
 def test_many_tables_of_one_address_hold_up_no_table_of_another():
@@ -200,8 +190,8 @@ def test_many_tables_of_one_address_hold_up_no_table_of_another():
         ExitStack() as stack,
     ):
         port = server.address.rpartition(":")[2]
-        callers = [stack.enter_context(raw_calls.RawClient(f"127.0.0.1:{port}")) for _ in range(12)]
-        other = stack.enter_context(raw_calls.RawClient(f"[::1]:{port}"))
+        callers = [stack.enter_context(RawClient(f"127.0.0.1:{port}")) for _ in range(12)]
+        other = stack.enter_context(RawClient(f"[::1]:{port}"))
         greedy = [
             pool.submit(caller.evaluate, short_message(100_000 + number))
             for number, caller in enumerate(callers)
@@ -211,23 +201,345 @@ def test_many_tables_of_one_address_hold_up_no_table_of_another():
         assert other.evaluate(short_message(100_100)).refusal is None
         # Two are built at once: those under way, and those beside the other's.
         assert sum(call.done() for call in greedy) <= 5
-        assert [call.result(timeout=PATIENCE_S).refusal for call in greedy] == [None] * len(greedy)
+        assert [call.result(timeout=raw_calls.PATIENCE_S).refusal for call in greedy] == [
+            None
+        ] * len(greedy)
 
 
 def test_a_backend_that_may_wait_holds_up_no_other_call():
-    backend = Gated(least_work=0, may_wait=True)
+    backend = servers.Gated(least_work=0, may_wait=True)
     backend.gate.clear()
     with (
         served(backend=backend, compute_threads=3) as (_, client),
         ManyCall(client) as many,
         ThreadPoolExecutor(2) as pool,
     ):
-        many.send(raw_calls.named(published_request(), "one"))
+        many.send(named(published_request(), "one"))
         calls = [pool.submit(client.ask, published_request(), how) for how in raw_calls.BOTH_WAYS]
         for _ in range(3):
-            assert backend.at_work.acquire(timeout=PATIENCE_S)
+            assert backend.at_work.acquire(timeout=raw_calls.PATIENCE_S)
         question = v1.ListOperatorsRequest()
-        assert client.stub.ListOperators(question, timeout=PATIENCE_S).operators
+        assert client.stub.ListOperators(question, timeout=raw_calls.PATIENCE_S).operators
         backend.gate.set()
-        results = {call.result(timeout=PATIENCE_S).data for call in calls}
+        results = {call.result(timeout=raw_calls.PATIENCE_S).data for call in calls}
         assert results | {many.receive().result.data} == {raw_calls.PUBLISHED_RESULT}
+
+
+STALL_S = 0.4
+
+
+@pytest.fixture(scope="module")
+def server():
+    """Run a server that soon ends callers that stop."""
+    with serving(stall_timeout_s=STALL_S, compute_threads=1) as server:
+        yield server
+
+
+client = pytest.fixture(servers.lasting_client)
+# Open and the data.
+WHOLE = raw_calls.as_stream(published_request())
+
+
+@pytest.mark.parametrize("messages", [[], WHOLE[:1], raw_calls.unfinished(), WHOLE], ids=len)
+def test_silent_writers_end(client, messages):
+    with raw_calls.silence(messages) as silent:
+        refusal = raw_calls.ended(client.stream(silent()), "STALLED", timeout_s=STALL_S)
+    assert str(STALL_S) in refusal.message
+
+
+def test_a_caller_of_many_that_falls_silent_is_ended(client):
+    for answered in (0, 3):
+        with ManyCall(client) as call:
+            for number in range(answered):
+                call.send(named(published_request(), str(number)))
+                call.receive()
+            raw_calls.ended(call.refusal(), "STALLED", timeout_s=STALL_S)
+
+
+def test_each_message_renews_the_stall_timeout():
+    data = bytes(64 << 10)
+
+    def messages():
+        yield raw_calls.opening(raw_calls.identity_request(4, 4 << 10))
+        for each in raw_calls.chunks(data, 16 << 10):
+            time.sleep(0.4)
+            yield each
+
+    with served(stall_timeout_s=1.2) as (_, client):
+        assert client.stream(messages()).data == data
+
+
+def test_readers_that_stop_are_ended(server, client):
+    admission = server.server.service.admission
+    before = admission.entered
+    calls = [client.start(raw_calls.as_stream(raw_calls.copies(1 << 15))) for _ in range(4)]
+    first = [next(calls[0]) for _ in range(3)]
+    wait_until(lambda: admission.entered >= before + len(calls))
+    wait_idle(server)
+    for came, call in zip((first, [], [], []), calls, strict=True):
+        # Chunks in transit still arrive, and then the error.
+        answer = raw_calls.read_all(call, itertools.chain(came, call))
+        refused(answer, "STALLED")
+        assert len(answer.data) < 64 * MIB
+
+
+def test_a_caller_of_many_that_does_not_read_ends(server, client):
+    admission = server.server.service.admission
+    before = admission.entered
+    with ManyCall(client) as call:
+        # Answers of 1 MiB: far more of them than any buffers on the way could hold.
+        call.send(*(named(raw_calls.copies(512), str(number)) for number in range(500)))
+        # It may have been ended before anybody looks.
+        wait_until(lambda: admission.entered > before)
+        wait_idle(server)
+        refused(call.refusal(), "STALLED", timeout_s=STALL_S)
+        assert call.answered < 100
+
+
+@pytest.mark.parametrize(("size", "fits"), [(32 << 10, True), (256 << 20, False)])
+def test_writing_all_before_reading_is_served_where_flow_control_lets_it_through(
+    server, client, size, fits
+):
+    written, pattern = [], bytes(range(256))
+
+    def messages():
+        yield raw_calls.opening(raw_calls.identity_request(size >> 14, 1 << 12))
+        for each in raw_calls.chunks(pattern * (size // 256), 256 << 10):
+            yield each
+            written.append(len(each.chunk.data))
+
+    call = client.start(messages())
+    if fits:
+        wait_until(lambda: sum(written) == size)
+        assert raw_calls.read_all(call).data == pattern * (size // 256)
+        return
+    # On a busy machine it may have come and gone before anybody looks.
+    wait_until(lambda: server.server.service.admission.streams or not call.is_active())
+    held = 0
+    # Once the stream has ended grpc takes the rest of the messages and drops them.
+    while server.server.service.admission.streams:
+        held = sum(written)
+        time.sleep(0.001)
+    wait_idle(server)
+    # No more was written than the buffers in transit hold.
+    assert held < 64 * MIB
+    refused(raw_calls.read_all(call), "STALLED")
+
+
+@pytest.mark.parametrize("how", [*raw_calls.BOTH_WAYS, "EvaluateMany", "cancelled"])
+def test_work_stops_with_its_call(server, client, how):
+    late = grpc.StatusCode.DEADLINE_EXCEEDED
+    if how == "cancelled":
+        call = client.stub.Evaluate.future(raw_calls.summed(1 << 18), timeout=raw_calls.PATIENCE_S)
+        wait_until(lambda: server.server.service.admission.memory_bytes)
+        call.cancel()
+    elif how == "EvaluateMany":
+        with ManyCall(client, timeout_s=0.3) as many:
+            many.send(*(named(raw_calls.summed(1 << 18), str(number)) for number in range(8)))
+            assert many.refusal().code is late
+    else:
+        assert client.ask(raw_calls.summed(1 << 18), how, timeout_s=0.3).code is late
+    wait_idle(server)
+    # Threads are free: this is too long for the event loop.
+    assert client.evaluate(laborious()).refusal is None
+
+
+def test_a_computation_longer_than_the_stall_timeout_is_no_stall():
+    with (
+        gated(stall_timeout_s=0.6) as (server, gate),
+        RawClient(server.address) as client,
+        ManyCall(client) as many,
+    ):
+        call = client.start(raw_calls.as_stream(laborious()))
+        wait_for(server, computing=1, waiting=0)
+        many.send(named(laborious(), "one"))
+        time.sleep(0.9)  # nothing moves but the computing thread
+        gate.set()
+        data = raw_calls.read_all(call).data
+        assert len(data) == 16
+        assert many.receive().result.data == data
+
+
+def test_a_broken_connection_is_no_fault_of_the_server(caplog):
+    # A write reports a broken connection sometimes before and sometimes after the call has ended.
+    times = 30
+    with caplog.at_level(logging.INFO), serving(compute_threads=1) as server:
+        in_phase = server.server.service.active.in_phase
+        for _ in range(times):
+            with relaying(server.address) as relay, RawClient(relay.address) as client:
+                # More results than any buffers on the way hold, and none is read.
+                many = ManyCall(client)
+                stream = client.start(raw_calls.as_stream(raw_calls.copies(1 << 12)))
+                many.send(*(named(raw_calls.copies(512), str(number)) for number in range(40)))
+                wait_until(lambda: in_phase["send"] >= 2)
+                time.sleep(0.05)  # until all buffers are full and writes wait for them
+                relay.close()
+                del many, stream
+                wait_idle(server)
+    calls = [vars(each)["facts"] for each in caplog.records if each.getMessage() == "call"]
+    assert [each["status"] for each in calls] == ["CANCELLED"] * 2 * times
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
+ROWS = 1024
+DATA = bytes(ROWS * 4096)
+# Kernels that are loaded later would count as memory of calls.
+BACKEND = ("--backend", "auto", "--wait-for-kernels")
+
+
+def doubling(*data):
+    """Ask for twice the rows of a 4 MiB input."""
+    request = raw_calls.identity_request(ROWS, 1024)
+    request.output.sizes[0] = 2 * ROWS
+    return [raw_calls.opening(request), *data]
+
+
+def complete(client):
+    answer = client.stream(doubling(*raw_calls.chunks(DATA, MIB)))
+    assert answer.refusal is None
+    assert len(answer.data) == 2 * len(DATA)
+
+
+def fail(client):
+    messages = doubling(*raw_calls.chunks(DATA[: 3 * MIB], MIB), raw_calls.chunk(3, b"\0"))
+    assert client.stream(messages).code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def cancel(client):
+    with raw_calls.silence(doubling(*raw_calls.chunks(DATA[: 3 * MIB], MIB))) as silent:
+        call = client.start(silent())
+        for _ in range(2):
+            next(call)
+        call.cancel()
+
+
+def complete_many(client):
+    with ManyCall(client) as many:
+        many.send(named(published_request(), "one"))
+        assert list(many.answers()) == ["one"]
+
+
+def fail_many(client):
+    with ManyCall(client) as many:
+        many.send(named(published_request(), "one"), v1.EvaluateManyRequest())
+        assert many.refusal().code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def burst(client, end=complete):
+    """Run eight streams, four at once."""
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(end, [client] * 8))
+
+
+def test_no_task_is_left_however_streams_end():
+    with served() as (server, client):
+        client.check_alive()
+
+        def tasks():
+            return len(asyncio.all_tasks(server.loop))
+
+        wait_idle(server)
+        before = tasks()
+        for end in (complete, fail, cancel, complete_many, fail_many):
+            for _ in range(3):
+                end(client)
+            wait_until(lambda: tasks() <= before)
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory):
+    """Run a server that has loaded what calls use."""
+    log = tmp_path_factory.mktemp("memory") / "log"
+    with running_command(*BACKEND, log=log, env=EAGER) as command:
+        with RawClient(command.address) as client:
+            complete(client)
+        yield command
+
+
+@pytest.mark.slow
+def test_memory_returns_to_its_level_however_streams_end(command):
+    with RawClient(command.address) as client:
+        burst(client)
+        level = memory_kib(command.pid, "RssAnon")
+        for end in (complete, fail, cancel) * 3:
+            burst(client, end)
+            client.check_alive()
+            # A few MiB for each stream that ended would be more.
+            assert memory_kib(command.pid, "RssAnon") < level + 24 * 1024
+
+
+GIANTS = {
+    "256 GiB": (raw_calls.float32(1 << 18, 1 << 18), raw_calls.float32(1 << 18, 1 << 18)),
+    "long rows": (raw_calls.float32(2, 1 << 23), raw_calls.float32(2, 1 << 23)),
+    "held whole": (raw_calls.float32(4096, 4096), raw_calls.float32(4096, 4096, strides=(1, 4096))),
+}
+
+
+@pytest.mark.parametrize(("source", "result"), GIANTS.values(), ids=list(GIANTS))
+def test_nothing_is_allocated_before_bytes_arrive(command, source, result):
+    request = raw_calls.identity_request(1)
+    request.input.CopyFrom(source)
+    request.output.CopyFrom(result)
+    with (
+        RawClient(command.address) as client,
+        raw_calls.silence([raw_calls.opening(request)]) as silent,
+    ):
+        client.check_alive()
+        resident, mapped = (memory_kib(command.pid, name) for name in ("RssAnon", "VmSize"))
+        calls = [client.start(silent()) for _ in range(3)]
+        for call in calls:
+            assert next(call).WhichOneof("message") == "opened"
+        assert memory_kib(command.pid, "RssAnon") < resident + 8 * 1024
+        assert memory_kib(command.pid, "VmSize") < mapped + 32 * 1024
+        for call in calls:
+            call.cancel()
+        client.check_alive()
+
+
+@pytest.mark.slow
+def test_a_stream_needs_memory_for_what_overlaps_and_not_for_the_tensor(tmp_path):
+    # A server of its own: another stream's high water would hide this one's.
+    with servers.commanded(*BACKEND, log=tmp_path / "log", env=EAGER) as (command, client):
+        burst(client)
+        level = memory_kib(command.pid, "VmHWM")
+        opened = raw_calls.opening(raw_calls.identity_request(1 << 14, 1024))
+        data = (raw_calls.chunk(number * MIB, bytes(MIB)) for number in range(64))
+        received = client.start(itertools.chain([opened], data))
+        assert sum(len(each.chunk.data) for each in received) == 64 * MIB
+        assert memory_kib(command.pid, "VmHWM") < level + 48 * 1024
+
+
+@pytest.mark.slow
+def test_a_server_out_of_memory_says_so_and_stays_up(tmp_path):
+    flags = ("--max-request-memory-bytes", str(64 << 30), "--max-memory-bytes", str(64 << 30))
+    with servers.commanded(*BACKEND, *flags, log=tmp_path / "log", env=EAGER) as (command, client):
+        burst(client)
+        mapped = memory_kib(command.pid, "VmSize") * 1024
+        _, hard = resource.prlimit(command.pid, resource.RLIMIT_AS)
+        resource.prlimit(command.pid, resource.RLIMIT_AS, (mapped + 512 * MIB, hard))
+        # Held whole: 4 GiB are needed as soon as the first byte is there.
+        request = raw_calls.identity_request(1 << 15, 1 << 15)
+        request.output.strides[:] = [1, 1 << 15]
+        raw_calls.ended(
+            client.stream([raw_calls.opening(request), raw_calls.chunk(0, bytes(MIB))]),
+            "OUT_OF_MEMORY",
+        )
+        client.check_alive()
+        assert "Traceback" not in command.log
+
+
+@pytest.mark.slow
+def test_memory_returns_when_callers_that_never_read_are_gone(tmp_path):
+    flags = (*BACKEND, "--stall-timeout-s", "0.2", "--max-streams", "11")
+    with servers.commanded(*flags, log=tmp_path / "log", env=EAGER) as (command, client):
+        client.check_alive()
+        idle = memory_kib(command.pid, "RssAnon")
+        for number in range(1, 4):
+            messages = raw_calls.as_stream(raw_calls.copies(1 << 15))
+            calls = [client.start(messages, timeout_s=None) for _ in range(8)]
+            command.wait_for_log("STALLED", times=8 * number)
+            for call in calls:
+                call.cancel()
+            client.check_alive()
+        # A few MiB for each of them would be more.
+        assert memory_kib(command.pid, "RssAnon") < idle + 24 * 1024

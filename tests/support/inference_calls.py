@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire_server.rpc.open_inference.descriptors import NAME, SERVICE, message
-from support.raw_calls import CHANNEL_OPTIONS, PATIENCE_S
-from support.refusals import refusal_of
+from support.raw_calls import CHANNEL_OPTIONS, PATIENCE_S, refusal_of
 
 MODEL = (
     'up=torch_upsample_backward:{"mode":"bilinear","dims":[1,3,64,64],"output_shape":[1,3,32,32]}'

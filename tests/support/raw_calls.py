@@ -1,24 +1,24 @@
-"""Calls through the generated stub alone, as clients in other languages make them."""
+"""Calls through the generated stub alone, as clients in other languages make them, and refusals."""
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import grpc
 import numpy as np
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from gradwire import v1
-from support.refusals import Refusal, check_in_band, check_refusal, refusal_of, trailers_of
 
 REQUEST_ID = "a request of the tests"
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -105,6 +105,63 @@ def chunks(data: bytes, size: int, *, start: int = 0) -> Iterator[v1.EvaluateStr
 
 def as_stream(request: v1.EvaluateRequest) -> list[v1.EvaluateStreamRequest]:
     return [opening(request), *chunks(request.data, max(1, len(request.data)))]
+
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A status that is not OK.
+
+    trailers  trailing metadata of text
+    details   the metadata `grpc-status-details-bin`; empty where none came
+    in_band   the error that a stream ended with
+    """
+
+    code: grpc.StatusCode
+    message: str
+    trailers: Mapping[str, str]
+    details: bytes
+    in_band: v1.Error | None = None
+
+    @property
+    def status(self) -> status_pb2.Status:
+        return status_pb2.Status.FromString(self.details)
+
+    @property
+    def info(self) -> error_details_pb2.ErrorInfo:
+        return self._detail(error_details_pb2.ErrorInfo())
+
+    @property
+    def violations(self) -> list[tuple[str, str]]:
+        request = self._detail(error_details_pb2.BadRequest())
+        return [(each.field, each.description) for each in request.field_violations]
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Seconds of RetryInfo; None where there is none."""
+        retry = self._detail(error_details_pb2.RetryInfo())
+        given = retry.HasField("retry_delay")
+        return retry.retry_delay.ToNanoseconds() / 1e9 if given else None
+
+    def _detail(self, kind: M) -> M:
+        for detail in self.status.details:
+            if detail.Unpack(kind):
+                break
+        return kind
+
+
+def refusal_of(error: object, in_band: v1.Error | None = None) -> Refusal:
+    call: Any = error
+    metadata: Any = call.trailing_metadata() or ()
+    details = next((value for key, value in metadata if key == "grpc-status-details-bin"), b"")
+    return Refusal(call.code(), call.details() or "", trailers_of(call), details, in_band)
+
+
+def trailers_of(call: Any) -> dict[str, str]:
+    pairs = call.trailing_metadata() or ()
+    return {key: value for key, value in pairs if isinstance(value, str)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +408,6 @@ UNKNOWN = f"{SERVICE}/Unheard"
 # Answers only callers who have registered memory.
 SHARED = f"{SERVICE}/EvaluateShared"
 
-_many = v1.EvaluateManyRequest(evaluation=published_request())
 # Messages of a call of each method; those that a scope opens, by its name.
 REQUESTS: Mapping[str, Mapping[str, tuple[bytes, ...]]] = {
     "evaluate": {
@@ -359,7 +415,7 @@ REQUESTS: Mapping[str, Mapping[str, tuple[bytes, ...]]] = {
         f"{SERVICE}/EvaluateStream": tuple(
             each.SerializeToString() for each in as_stream(published_request())
         ),
-        f"{SERVICE}/EvaluateMany": (_many.SerializeToString(),),
+        f"{SERVICE}/EvaluateMany": (named(published_request(), REQUEST_ID).SerializeToString(),),
         f"{SERVICE}/ListOperators": (b"",),
     },
     "inspect": {
@@ -393,21 +449,6 @@ def bearer(token: str) -> tuple[str, str]:
     return "authorization", f"Bearer {token}"
 
 
-def own_address() -> str | None:
-    """Return an address of this machine that is not loopback; None where it has none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        probe.connect(("192.0.2.1", 9))  # which sends nothing
-        return str(probe.getsockname()[0])
-    return None
-
-
-def methods_of_the_schema() -> set[str]:
-    described = FileDescriptorProto()
-    v1.EvaluateRequest.DESCRIPTOR.file.CopyToProto(described)
-    (service,) = described.service
-    return {f"/{described.package}.{service.name}/{method.name}" for method in service.method}
-
-
 BOTH_WAYS = ["Evaluate", "EvaluateStream"]
 
 # The reasons of each status, as their comments in error_reason.proto promise.
@@ -427,6 +468,20 @@ CODES = {
 }
 
 
+def check_in_band(refusal: Refusal) -> None:
+    """Assert that a stream said in its last message just what its status says."""
+    error = refusal.in_band
+    assert error is not None, "no error came in-band"
+    assert error.code == refusal.code.value[0]
+    assert v1.ErrorReason.Name(error.reason) == f"ERROR_REASON_{refusal.info.reason}"
+    assert error.message == refusal.message
+    assert dict(error.metadata) == dict(refusal.info.metadata)
+    fields = [(each.field, each.description) for each in error.field_violations]
+    assert fields == refusal.violations
+    retry = error.retry_after.ToNanoseconds() / 1e9 if error.HasField("retry_after") else None
+    assert retry == refusal.retry_after_s
+
+
 def refused(
     answer: Answer | Refusal | None,
     reason: str,
@@ -435,17 +490,32 @@ def refused(
     in_band: bool = False,
     **metadata: object,
 ) -> Refusal:
-    """Assert that a call was refused for a reason, with its status and these metadata.
+    """Assert that a call was refused for a reason, and in every point as any refusal must be.
 
     in_band  whether the last message of a stream must say the same
     """
     refusal = answer.refusal if isinstance(answer, Answer) else answer
-    checked = check_refusal(refusal, CODES[reason], reason, field=field)
+    assert refusal is not None, "the call was answered"
+    code, info, status = CODES[reason], refusal.info, refusal.status
+    said = (refusal.code, info.reason, refusal.message)
+    assert said[:2] == (code, reason), said
+    assert info.domain == "gradwire.v1"
+    assert refusal.message
+    assert refusal.message.isprintable()
+    assert (status.code, status.message) == (code.value[0], refusal.message)
+    assert [path for path, _ in refusal.violations] == ([] if field is None else [field]), said
+    assert field is None or refusal.message.startswith(f"{field}: ")
+    later = reason in {"OVERLOADED", "STARTING", "DEVICE_LOST"}
+    assert (refusal.retry_after_s is not None) == later
+    for key, trailer in (("request_id", "gradwire-request-id"), ("traceparent", "traceparent")):
+        assert info.metadata[key] == refusal.trailers[trailer] != ""
+    # As they travel: a message is percent-encoded.
+    assert len(urllib.parse.quote(refusal.message)) + len(refusal.details) < 4096
     for name, told in metadata.items():
-        assert checked.info.metadata[name] == str(told), checked
+        assert info.metadata[name] == str(told), refusal
     if in_band:
-        check_in_band(checked)
-    return checked
+        check_in_band(refusal)
+    return refusal
 
 
 ended = partial(refused, in_band=True)

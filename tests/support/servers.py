@@ -124,12 +124,6 @@ class ServerProcess:
         with self.process:
             self.process.kill()
 
-    def terminate(self) -> int:
-        """Ask it to stop and return its exit status."""
-        with self.process:
-            self.process.terminate()
-            return self.process.wait(timeout=60)
-
 
 @contextmanager
 def serving_process(*flags: str) -> Generator[ServerProcess]:
@@ -141,17 +135,15 @@ def serving_process(*flags: str) -> Generator[ServerProcess]:
             server.kill()
 
 
-# Too much to be computed on the event loop.
-LABORIOUS = 1 << 17
-
-
 class Gated(NumpyCpu):
     """Computes as NumPy does, plans with much work once `gate` is open.
+
+    That is too much for the event loop.
 
     at_work  released by each that has come to the gate
     """
 
-    def __init__(self, *, least_work: int = LABORIOUS, may_wait: bool = False) -> None:
+    def __init__(self, *, least_work: int = 1 << 17, may_wait: bool = False) -> None:
         self.may_wait = may_wait
         self.gate = threading.Event()
         self.gate.set()
