@@ -543,3 +543,17 @@ def test_memory_returns_when_callers_that_never_read_are_gone(tmp_path):
             client.check_alive()
         # A few MiB for each of them would be more.
         assert memory_kib(command.pid, "RssAnon") < idle + 24 * 1024
+
+
+def test_memory_goes_back_to_the_system_once_calls_are_over(tmp_path):
+    request = raw_calls.identity_request(896, 1024, data=bytes(896 * 4096))
+    with (
+        servers.commanded(log=tmp_path / "log") as (command, client),
+        ThreadPoolExecutor(8) as pool,
+    ):
+        # The first call loads what all later ones use.
+        client.evaluate(request)
+        client.check_alive()
+        idle = memory_kib(command.pid, "RssAnon")
+        list(pool.map(client.evaluate, [request] * 64))
+        wait_until(lambda: memory_kib(command.pid, "RssAnon") < 1.2 * idle)

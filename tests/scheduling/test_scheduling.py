@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,7 @@ from gradwire_server.backends import NumpyCpu
 from gradwire_server.errors import RETRY_AFTER_S, ServerFullError
 from gradwire_server.plans import Plan
 from gradwire_server.scheduling.admission import Admission, InlineWork
-from gradwire_server.scheduling.estimator import WorkPace
+from gradwire_server.scheduling.estimator import Appointments, Drain, QueueLimit, WorkPace
 from gradwire_server.scheduling.scheduler import Claim, FairQueue
 from support.evaluation_cases import Case
 
@@ -396,3 +396,64 @@ async def test_short_evaluations_are_computed_on_the_event_loop_a_millisecond_in
     for _ in range(50):
         one.measured.note(5.0)
     assert not inline.most(one)
+
+
+async def test_who_is_in_a_hurry_goes_first_but_passes_nobody_for_long():
+    hall, first = await full()
+    patient = await hall.queue()
+    await hall.queue(work=0, deadline=hall.now + 0.5)
+    hall.now += 2.0
+    hurried = await hall.queue(work=0, deadline=hall.now + 0.5)
+    first.free()
+    await patient
+    assert not hurried.done()
+
+
+def test_what_is_dropped_costs_its_flow_nothing():
+    late = [Piece("a", 1.0, due=number) for number in range(40)]
+    queue = filled([*late, Piece("a", 1.0), *(Piece("b", 1.0) for _ in range(50))])
+    served = []
+    while len(served) < 2:
+        entry = queue.pop()
+        if entry not in late:
+            queue.charge(entry)
+            served.append(entry.flow)
+    assert "a" in served
+
+
+@given(st.floats(0.001, 10.0), st.floats(1.0, 1e9), st.integers(1, 20))
+def test_a_steady_drain_is_told_as_it_is(each_s, amount, times):
+    drain = Drain()
+    assert drain.seconds_for(amount) is None
+    now = 0.0
+    drain.enter(now)
+    for _ in range(times):
+        now += each_s
+        drain.leave(now, amount=amount, empty=False)
+    assert drain.seconds_for(amount) == pytest.approx(each_s)
+    assert drain.seconds_for(3 * amount) == pytest.approx(3 * each_s)
+
+
+@given(st.lists(st.floats(0, 0.05), min_size=2, max_size=20), st.floats(0.001, 0.1))
+def test_those_who_are_refused_come_back_one_after_the_other(gaps, spacing_s):
+    appointments = Appointments()
+    now, times = 0.0, []
+    for gap in gaps:
+        now += gap
+        after_s = appointments.give_s(now, wait_s=0.25, spacing_s=spacing_s)
+        # Rounded up, but for the last microsecond.
+        assert after_s >= 0.25 + spacing_s - 2e-6
+        times.append(now + after_s)
+    # In whole milliseconds.
+    assert all(later - sooner > spacing_s - 0.002 for sooner, later in pairwise(times))
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=20))
+def test_who_waits_in_a_burst_is_done_a_while_after_it_began_and_then_the_queue_is_short(gaps):
+    burst_s, standing_s = 2.0, 0.25
+    queue = QueueLimit(max_queue_s=burst_s, standing_s=standing_s)
+    began = now = 100.0
+    assert queue.allowed_s(now) == burst_s
+    for gap in gaps:
+        now += gap
+        assert queue.allowed_s(now) == max(standing_s, began + burst_s - now)

@@ -30,7 +30,7 @@ from support.certificates import Pair, Papers, pair, trusting
 from support.load import repeated
 from support.processes import running_command
 from support.raw_calls import EVERY, SERVICE, SHARED, RawClient, bearer, call, refused, wait_until
-from support.scraping import get
+from support.scraping import get, scrape
 from support.servers import ServerThread, served, serving, wait_idle
 
 YESTERDAY = datetime.now(UTC).date() - timedelta(days=2)
@@ -447,3 +447,20 @@ def test_tls_is_1_2_or_newer_on_both_ports(papers):
             versions = ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
             assert [shakes_hands(place, each) for each in versions] == [False, True, True]
         assert get(server.http_address, "/")[0] == 400
+
+
+def test_the_http_port_shows_a_replaced_certificate_and_tells_when_it_expires(papers):
+    def shown():
+        told = scrape(server.http_address, tls=papers.context())
+        ends_s = told.value("gradwire_certificate_expiration_timestamp_seconds")
+        return ssl.get_server_certificate(split(server.http_address)), ends_s
+
+    ends = [datetime(2100 + years, 1, 2, 3, 4, 5, tzinfo=UTC) for years in (0, 1)]
+    papers.write(not_after=ends[0])
+    with serving(**papers.settings, http_port="0") as server:
+        first, expires_s = shown()
+        assert expires_s == ends[0].timestamp()
+        papers.write(not_after=ends[1])
+        wait_until(lambda: shown()[0] != first and shown()[1] == ends[1].timestamp())
+        papers.put("chain.pem", b"nothing")
+        assert get(server.http_address, "/", tls=papers.context())[0] == 200
