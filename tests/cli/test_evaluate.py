@@ -70,7 +70,8 @@ def test_several_servers_share_a_tensor_larger_than_a_chunk_in_any_order(
     options = (*DOUBLE, "sizes=200000", "--output-shape", "3,5,200000")
     with serving() as other:
         for several, more in ((target, ()), (f"{target},{other.address}", ("--split",))):
-            assert evaluated(tmp_path, several, x, *options, *more).code == 0
+            done = evaluated(tmp_path, several, x, *options, *more, "--json")
+            assert json.loads(done.stdout)["dtype"] == "float32"
             np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), x.repeat(2, axis=2))
 
 

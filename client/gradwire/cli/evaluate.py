@@ -114,7 +114,7 @@ def evaluate(
         seconds = time.monotonic() - start
     facts = {
         "operator": operator.name,
-        "dtype": str(array.dtype),
+        "dtype": array.dtype.name,
         "input_shape": array.shape,
         "output_shape": done.shape,
         "bytes_up": array.nbytes,
