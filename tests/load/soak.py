@@ -1,6 +1,6 @@
 """A server under mixed load for long: what it keeps of memory, threads, files, processes.
 
-    PYTHONPATH=tests python -m load.soak [--duration 1200] [--warm-up 60] [--json FILE]
+    PYTHONPATH=tests python -m load.soak [--duration 1200] [--warm-up 60]
 
 A server with two workers serves every kind of call at once: tiny and medium ones, streams, many in
 one stream, calls and streams that their callers cancel or give too little time. What its
@@ -15,9 +15,11 @@ processes hold is counted when they rest: after the warm-up, and after the load.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -33,7 +35,6 @@ from gradwire.loadtest.generator import LoadSettings
 from gradwire.loadtest.result import ScenarioResult
 from gradwire.loadtest.runner import Runner, Usage
 from gradwire.loadtest.scenarios import Flow, Scenario
-from load.loading import reported
 from support.load import Callers
 from support.processes import Command, running_command
 
@@ -54,10 +55,6 @@ MIXED = Scenario(
 )
 
 _FLAGS: Final = ("--workers", "2", "--http-port", "127.0.0.1:0")
-_REST_S: Final = 60.0
-_MIB: Final = 1 << 20
-# In the first minutes pools fill; of shorter runs only what they leave at rest tells.
-_LEAST_FIT_S: Final = 300.0
 _POOLS_MIB: Final = 64.0
 _SHARED = r"^(\w+)-(\w+) ...s .*(?:/dev/shm|/memfd:|/dev/zero)"  # in /proc/PID/maps
 
@@ -129,15 +126,15 @@ def _load(
     command: Command, duration_s: float, warm_up_s: float
 ) -> tuple[ScenarioResult, dict[str, Any]]:
     """Put the server under load; return the result, and what evaluate_many saw beside it."""
-    connect, show = partial(AsyncClient, command.address), lambda _: None
 
     def probe() -> Usage:
         """Look at memory that is no file of a disk; processor time has no part in it."""
         return Usage(0.0, anonymous(family(command.pid)), 1)
 
+    connect = partial(AsyncClient, command.address)
     with (
         Callers(command.address, "many") as many,
-        Runner(connect, show=show, probe=probe) as runner,
+        Runner(connect, show=lambda _: None, probe=probe) as runner,
     ):
         result = runner.run(MIXED, LoadSettings(duration_s, warm_up_s, timeout_s=30.0))
     return result, many.seen
@@ -152,17 +149,18 @@ def run(folder: Path, *, duration_s: float, warm_up_s: float) -> dict[str, Any]:
         pids = family(command.pid)
         before, memory = held(pids), anonymous(pids)
         result, many = _load(command, duration_s, min(10.0, duration_s / 6))
-        until = time.monotonic() + _REST_S
+        until = time.monotonic() + 60.0
         time.sleep(2)
         while (after := held(family(command.pid))) - before and time.monotonic() < until:
             time.sleep(1)
-        left = (anonymous(family(command.pid)) - memory) / _MIB
+        left = (anonymous(family(command.pid)) - memory) / (1 << 20)
     failed = [f"{count} more of {name}" for name, count in (after - before).items()]
     if many["wrong"] or any(not text.startswith("OverloadedError") for text in many["lost"]):
         failed.append(f"many in one stream: {many}")
     used = [one.rss_mib for one in result.server]
     grown = noise = 0.0
-    if duration_s >= _LEAST_FIT_S:
+    # In the first minutes pools fill; of shorter runs only what they leave at rest tells.
+    if duration_s >= 300.0:
         grown, noise = growth([one.second for one in result.server], used)
     if grown > noise:
         failed.append(f"memory grew by {grown:.1f} MiB; {noise:.1f} would be noise")
@@ -171,13 +169,12 @@ def run(folder: Path, *, duration_s: float, warm_up_s: float) -> dict[str, Any]:
     ends = [(flow.name, one) for flow in result.flows for one in flow.outcomes if not one.expected]
     if ends:
         failed.append(f"calls failed, or were wrong: {ends}")
+    calls = {flow.name: flow.sent for flow in result.flows} | {"many": many["calls"]}
+    memory_mib = {"grown": round(grown, 2), "noise": round(noise, 2), "left": round(left, 2)}
     return {
         "duration_s": duration_s,
-        "calls": {flow.name: flow.sent for flow in result.flows} | {"many": many["calls"]},
-        "memory_mib": used,
-        "grown_mib": round(grown, 2),
-        "noise_mib": round(noise, 2),
-        "left_mib": round(left, 2),
+        "calls": calls,
+        "memory_mib": memory_mib,
         "before": before,
         "after": after,
         "failed": failed,
@@ -185,7 +182,11 @@ def run(folder: Path, *, duration_s: float, warm_up_s: float) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    REPORT = reported(__doc__, run, duration_s=1200.0, warm_up_s=60.0)
-    del REPORT["memory_mib"]
-    sys.stdout.write(json.dumps(REPORT, indent=1) + "\n")
-    sys.exit(bool(REPORT["failed"]))
+    PARSER = argparse.ArgumentParser()
+    PARSER.add_argument("--duration", type=float, default=1200.0)
+    PARSER.add_argument("--warm-up", type=float, default=60.0)
+    OPTIONS = PARSER.parse_args()
+    with tempfile.TemporaryDirectory() as FOLDER:
+        REPORT = run(Path(FOLDER), duration_s=OPTIONS.duration, warm_up_s=OPTIONS.warm_up)
+    sys.stdout.write(json.dumps(REPORT, indent=2) + "\n")
+    sys.exit("\n".join(REPORT["failed"]) or 0)
