@@ -2,21 +2,27 @@
 
 import json
 import os
+import random
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from chaos.checksums import run
 from chaos.link import may_link
-from gradwire import Client, DeadlineExceededError, UnavailableError
+from gradwire import Client, DeadlineExceededError, GradwireError, Item, UnavailableError
+from gradwire_server import LocalClient
 from gradwire_server.backends.numpy_cpu import NumpyCpu
-from support.clients import CALLS, ONCE
+from support.clients import AWAITED, BILINEAR, CALLS, ONCE, PROMPT, half, halved
 from support.load import PATIENT, Callers
 from support.processes import EAGER, environment, memory_kib, run_command, running_command
 from support.raw_calls import PATIENCE_S, identity_request, wait_until
@@ -121,12 +127,9 @@ def test_a_call_ends_at_both_ends_where_the_line_between_is_dead(call):
         wait_idle(server)
 
 
-TESTS = Path(__file__).parents[1]
-
-
 def play(*words, before=()):
     """Run a program of this folder; return what it prints as JSON."""
-    paths = os.pathsep.join([str(TESTS), *filter(None, sys.path)])
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
     done = subprocess.run(  # noqa: S603 - our own program
         ["/usr/bin/env", *before, sys.executable, "-m", *words],
         env=environment({"PYTHONPATH": paths}),
@@ -196,11 +199,70 @@ def test_a_clock_that_is_set_costs_no_call(tmp_path):
         assert "hangs" not in server.log
 
 
+def damage(seed, counts):
+    """Return what changes, drops, swaps or repeats bytes of some blocks, and counts these."""
+    draw, lock = random.Random(seed), threading.Lock()  # noqa: S311 - repeatable
+
+    def damaged(block):
+        with lock:
+            # Most blocks of few bytes are frames of HTTP/2 that end the connection when damaged.
+            if not block or draw.randrange(12 if len(block) > 1 << 10 else 192):
+                return block
+            counts["damaged"] += 1
+            # A length that changes shifts the frames of HTTP/2 that follow, and mostly ends or
+            # blocks the connection: those are fewer.
+            way = draw.choice(["flip"] * 3 + ["swap"] * 3 + ["repeat"] * 2 + ["insert", "drop"])
+            at, size = draw.randrange(len(block)), draw.choice((1, 4, 16, 1 << 10))
+            before, piece, behind = block[:at], block[at : at + size], block[at + size :]
+            end = {
+                "flip": bytes([piece[0] ^ 1 << draw.randrange(8)]) + piece[1:] + behind,
+                "swap": behind[:size] + piece + behind[size:],
+                "repeat": piece + piece + behind[size:],  # as a buffer that is sent twice
+                "insert": piece + piece + behind,
+                "drop": behind,
+            }
+            return before + end[way]
+
+    return damaged
+
+
 @pytest.mark.parametrize(
     "calls", [60, pytest.param(600, marks=[pytest.mark.slow, pytest.mark.heavy])]
 )
 def test_no_damaged_result_is_taken(calls):
-    counts = run(calls)
+    options = {"timeout_s": 2.0, "retry": PROMPT, "chunk_bytes": 64 << 10, "checksums": True}
+    counts = Counter()
+    with (
+        serving() as server,
+        relaying(server.address) as relay,
+        LocalClient() as local,
+        Client(relay.address, **options) as client,
+        AWAITED(relay.address, **options) as other,
+        ThreadPoolExecutor(8) as at_once,
+    ):
+        relay.alter, relay.alter_up = damage(calls, counts), damage(calls + 1, counts)
+        # Of one request, and of one with several items.
+        shapes = ((1, 2, 32, 32), (1, 4, 256, 384), (8, 1, 2, 32, 32))
+        ways = list(product(shapes, (client, other)))
+
+        def outcome(number):
+            shape, caller = ways[number % len(ways)]
+            array = np.random.default_rng((calls, number)).normal(size=shape).astype(np.float32)
+            items = [Item(BILINEAR, x, half(x)) for x in array.reshape(-1, *shape[-4:])]
+            try:
+                if len(items) > 1:
+                    found = list(caller.evaluate_many(items))
+                else:
+                    found = [halved(caller, array)]
+            except GradwireError:
+                return "failed"
+            expected = list(local.evaluate_many(items))
+            same = [x.tobytes() for x in found] == [x.tobytes() for x in expected]
+            return "right" if same else "wrong"
+
+        for future in [at_once.submit(outcome, number) for number in range(calls)]:
+            # With its retries a call that takes longer hangs.
+            counts[future.result(60.0)] += 1
     assert counts.keys() <= {"right", "failed", "damaged"}, counts
     assert min(counts["right"], counts["damaged"]) > 0
 
