@@ -1,5 +1,7 @@
-"""Runs the tests of mutants in copies of the repository.
+"""The recorded mutants, and how their tests are run in copies of the repository.
 
+A place is a function and some of its lines as text, so that it is found again after the function
+has moved within its file. A mutant whose text is gone has to be expressed again from its behavior.
 A mutant is caught if one of its tests fails, exceeds the limit of a single test, or its process
 dies with the mutant, and the same test then passes in the same copy without it. A mutant whose
 tests merely exceed their common limit is not caught. A test that has moved is run where it is now,
@@ -8,7 +10,7 @@ and where it is gone, all of its module.
 
 from __future__ import annotations
 
-import contextlib
+import ast
 import os
 import re
 import shutil
@@ -16,15 +18,17 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent, indent
 from typing import IO
 
 from mutants.progress import FILE
-from mutants.table import Mutant
 
 # Limits of all tests of a mutant together, and of a single test, which takes much less unmutated.
 LIMIT_S = 60.0
@@ -35,6 +39,71 @@ _PYTEST = ("-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", 
 _PLUGINS = ("-p", "mutants.progress", "--hypothesis-seed=0", "--tb=short")
 
 
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One fault.
+
+    behavior  the wrong one, in words, which remain valid when the code changes
+    function  qualified name: "Class.method"
+    before    whole lines that occur once in the function, at any indentation
+    after     the lines that replace them
+    outcome   "caught" if a test fails, "equivalent" if none can
+    reason    why it is equivalent
+    tests     tests that execute the lines, in the order in which they are tried
+    """
+
+    number: int
+    area: str
+    behavior: str
+    file: str
+    function: str
+    before: str
+    after: str
+    outcome: str
+    reason: str = ""
+    tests: tuple[str, ...] = ()
+
+    def applied(self, source: str) -> str:
+        """Return a source with the fault. Raises LookupError if its lines are gone."""
+        lines = source.splitlines(keepends=True)
+        wanted = self.before.splitlines(keepends=True)
+        count = len(wanted)
+        places = [
+            first
+            for name, node in _functions(ast.parse(source))
+            if name == self.function
+            for first in range(node.lineno - 1, (node.end_lineno or 0) - count + 1)
+            if dedent("".join(lines[first : first + count])) == dedent(self.before)
+        ]
+        if len(places) != 1:
+            raise LookupError(
+                f"mutant {self.number}: its lines are {len(places)} times in {self.function} of "
+                f"{self.file}; express again: {self.behavior}"
+            )
+        (first,) = places
+        further = " " * (len(lines[first]) - len(wanted[0]))
+        lines[first : first + count] = [indent(self.after, further)]
+        return "".join(lines)
+
+
+def _functions(
+    tree: ast.AST, prefix: str = ""
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Yield every function with its qualified name, outer ones first."""
+    for node in ast.iter_child_nodes(tree):
+        inside = prefix
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inside = f"{prefix}{node.name}."
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield f"{prefix}{node.name}", node
+        yield from _functions(node, inside)
+
+
+def read(path: Path) -> list[Mutant]:
+    entries = tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]
+    return [Mutant(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries]
+
+
 class Copy:
     """A copy of the repository in which mutants are run one after another.
 
@@ -42,8 +111,7 @@ class Copy:
     """
 
     def __init__(self, root: Path, folder: Path) -> None:
-        self._root = root
-        self.folder = folder
+        self._root, self.folder = root, folder
         self._progress, self._log, self._arguments = (
             Path(f"{folder}-{name}") for name in ("progress", "log", "args")
         )
@@ -140,7 +208,7 @@ class Copy:
                     now = time.monotonic()
             finally:
                 # Includes servers that tests left behind.
-                with contextlib.suppress(ProcessLookupError):
+                with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         return process.returncode

@@ -5,9 +5,8 @@ import subprocess
 
 import pytest
 
-from mutants import running, table
 from mutants.__main__ import ROOT, TABLE
-from mutants.table import Mutant
+from mutants.running import Copy, Mutant, read
 
 _SOURCE = """\
 class Counter:
@@ -32,7 +31,7 @@ _MUTANT = Mutant(
 
 
 def test_every_recorded_mutant_is_described_and_judged_and_its_lines_are_in_the_code():
-    mutants = table.read(TABLE)
+    mutants = read(TABLE)
     assert [mutant.number for mutant in mutants] == list(range(1, len(mutants) + 1))
     assert len({mutant.behavior for mutant in mutants}) == len(mutants) == 120
     for mutant in mutants:
@@ -71,7 +70,7 @@ def test_a_mutant_is_caught_by_a_test_that_fails_with_it_alone(tmp_path, changes
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     subprocess.run(["git", "init", "--quiet", root], check=True)  # noqa: S603, S607 - git, by its name
-    copy = running.Copy(root, tmp_path / "copy")
+    copy = Copy(root, tmp_path / "copy")
     copy.refresh()
     mutant = dataclasses.replace(_MUTANT, **changes)
     assert copy.judge(mutant) == ("test_counter.py::test_it_counts" if caught else None)

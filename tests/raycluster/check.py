@@ -1,6 +1,6 @@
 """Scales replicas on a real Ray cluster under load, and kills parts of it; prints what callers saw.
 
-    PYTHONPATH=tests python -m raycluster.check [--cut] [--json FILE]
+    PYTHONPATH=tests python -m raycluster.check [--cut]
 
 Three nodes, a head and two with room for four replicas each, are network namespaces of this
 machine; a fourth one calls: small calls, evaluate_many and streams, blocking and by asyncio.
@@ -20,7 +20,6 @@ calls runs this module too, as `watch TARGET` and as `call TARGET KIND...`.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -203,16 +202,9 @@ def check_headless(cluster: Nodes) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--cut", action="store_true", help="cut a node off instead of killing it")
-    parser.add_argument("--json", type=Path, help="file for the report")
-    arguments = parser.parse_args()
     with ray_cluster(nodes=2, cpus=4) as cluster:
-        report = run(cluster, cut=arguments.cut)
-    text = json.dumps(report, indent=2)
-    sys.stdout.write(text + "\n")
-    if arguments.json:
-        arguments.json.write_text(text + "\n")
+        report = run(cluster, cut="--cut" in sys.argv)
+    _say(json.dumps(report, indent=2))
     if any(seen["wrong"] or seen["lost"] for seen in report.values()):
         sys.exit("calls were lost, or brought other bits")
 
