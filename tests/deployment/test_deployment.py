@@ -1,4 +1,4 @@
-"""The files of deploy/, the image and pages fit the server, and a pod starts one that serves."""
+"""The manifests of deploy/ and pages fit the server, and a pod starts one that serves."""
 
 import json
 import os
@@ -7,12 +7,9 @@ import shutil
 import signal
 import ssl
 import subprocess
-import sys
+import time
 import tomllib
-from contextlib import contextmanager
 from functools import cache, cached_property, partial
-from importlib.metadata import distributions
-from itertools import count
 from pathlib import Path
 
 import grpc
@@ -34,7 +31,7 @@ from support.raw_calls import wait_until
 from support.scraping import get
 
 ROOT = Path(__file__).parents[2]
-KUBERNETES, COMPOSE = ROOT / "deploy/kubernetes", ROOT / "deploy/compose"
+KUBERNETES = ROOT / "deploy/kubernetes"
 ALERTS = (ROOT / "deploy/monitoring/alerts.yml").read_text()
 DOCKERFILE = (ROOT / "docker/Dockerfile").read_text()
 ADAPTER = yaml.safe_load((KUBERNETES / "adapter-rules.yaml").read_text())["rules"]
@@ -242,117 +239,86 @@ def test_prometheus_finds_the_pods_under_the_name_of_the_alert_rules():
     assert JOB["tls_config"]["server_name"] == named
 
 
-NAME = "gradwire.gradwire.svc.cluster.local"
-
-
-class Volume:
-    """A folder in which a Secret is mounted, as the kubelet does it.
+def mount(folder, files):
+    """Mount a Secret, or change it, as the kubelet does.
 
     The files are in a folder of their own, and links lead there. A change is a new folder, to which
     one link is turned; the old folder is removed.
     """
-
-    def __init__(self, folder, files):
-        self._folder, self._numbers = folder, count()
-        folder.mkdir()
-        self.swap(files)
-        for name in files:
+    data, link = folder / "..data", folder / "..data_tmp"
+    old, new = data.resolve(), folder / f"..{time.monotonic_ns()}"
+    new.mkdir(parents=True)
+    for name, content in files.items():
+        (new / name).write_bytes(content)
+        if not data.exists():
             (folder / name).symlink_to(f"..data/{name}")
-
-    def swap(self, files):
-        data, link = self._folder / "..data", self._folder / "..data_tmp"
-        old, new = data.resolve(), self._folder / f"..2026_{next(self._numbers)}"
-        new.mkdir()
-        for name, content in files.items():
-            (new / name).write_bytes(content)
-        link.symlink_to(new.name)
-        link.replace(data)
-        shutil.rmtree(old, ignore_errors=old == data)
+    link.symlink_to(new.name)
+    link.replace(data)
+    shutil.rmtree(old, ignore_errors=old == data)
 
 
-class Pod:
-    """A server with a manifest's settings, on free ports, with NumPy; its Secrets are volumes."""
+def test_a_pod_follows_new_secrets_answers_probes_and_drains(tmp_path):
+    manifests = rendered(KUBERNETES / "overlays/cpu")
 
-    def __init__(self, folder):
-        manifests = rendered(KUBERNETES / "overlays/cpu")
-        self._folder, self.container = folder, manifests.container
-        self.authority = trustme.CA()
-        self._tls = Volume(folder / "tls", self._papers())
-        self._tokens = Volume(folder / "tokens", {"tokens": self._line("trainer")})
-        self._environment = {
-            name: text.replace("/etc/gradwire", str(folder)).replace("numba_cpu", "numpy_cpu")
-            for name, text in manifests.environment.items()
-            if name not in {"GRADWIRE_ADDRESS", "GRADWIRE_HTTP_PORT"}
-        }
+    def change(name):
+        """Mount a token, and a certificate of a new authority, whose own is returned."""
+        authority, line = trustme.CA(), tmp_path / f"{name}.line"
+        issued = authority.issue_cert("gradwire.gradwire.svc.cluster.local", "127.0.0.1")
+        chain, key = issued.cert_chain_pems[0].bytes(), issued.private_key_pem.bytes()
+        (tmp_path / name).write_text(add_token(line, name=name, scopes=[*Scope]))
+        mount(tmp_path / "tls", {"tls.crt": chain, "tls.key": key})
+        mount(tmp_path / "tokens", {"tokens": line.read_bytes()})
+        return authority.cert_pem.bytes()
 
-    def change(self, name):
-        """Give the server a certificate of another authority, and a token of another name."""
-        self.authority = trustme.CA()
-        self._tls.swap(self._papers())
-        self._tokens.swap({"tokens": self._line(name)})
-
-    @contextmanager
-    def running(self):
-        flags, log = ("--http-port", "127.0.0.1:0"), self._folder / "log"
-        with running_command(*flags, log=log, env=self._environment) as command:
-            lines = [json.loads(line) for line in command.log.splitlines()]
-            (self._http,) = [line["address"] for line in lines if line["event"] == "http"]
-            self._address = command.address
-            yield command
-
-    def is_served(self, name, authority):
+    def is_served(name, roots):
         """Call with a token, on a connection of its own that trusts an authority."""
-        trusted = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
-        options = {"credentials": trusted, "token_file": self._folder / name}
-        with Client(self._address, **options, retry=ONCE, timeout_s=20) as client:
+        options = {
+            "credentials": grpc.ssl_channel_credentials(roots),
+            "token_file": tmp_path / name,
+        }
+        with Client(command.address, **options, retry=ONCE, timeout_s=20) as client:
             try:
                 copied(client, SMALL)
             except (AuthenticationError, UnavailableError):
                 return False
         return True
 
-    def _papers(self):
-        issued = self.authority.issue_cert(NAME, "127.0.0.1")
-        chain, key = issued.cert_chain_pems[0], issued.private_key_pem
-        return {"tls.crt": chain.bytes(), "tls.key": key.bytes()}
-
-    def _line(self, name):
-        made = self._folder / f"{name}.line"
-        (self._folder / name).write_text(add_token(made, name=name, scopes=[*Scope]))
-        return made.read_bytes()
-
-    def status(self, path, *, kubelet=False, name=None):
-        """Return the status of an HTTP answer; the kubelet takes any certificate."""
-        context = ssl.create_default_context(cadata=self.authority.cert_pem.bytes().decode())
-        if kubelet:
+    def status(path, roots=None, **shown):
+        """Return the status of an HTTP answer; the kubelet trusts anyone."""
+        context = ssl.create_default_context(cadata=(roots or old).decode())
+        if roots is None:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        shown = {}
-        if name is not None:
-            shown["Authorization"] = f"Bearer {(self._folder / name).read_text()}"
-        return get(self._http, path, tls=context, **shown)[0]
+        return get(command.http, path, tls=context, **shown)[0]
 
+    def metrics(name, roots):
+        return status("/metrics", roots, Authorization=f"Bearer {(tmp_path / name).read_text()}")
 
-def test_a_pod_follows_new_secrets_answers_probes_and_drains(tmp_path):
-    pod = Pod(tmp_path)
-    with pod.running() as command:
+    old = change("trainer")
+    environment = {
+        name: text.replace("/etc/gradwire", str(tmp_path)).replace("numba_cpu", "numpy_cpu")
+        for name, text in manifests.environment.items()
+        if name not in {"GRADWIRE_ADDRESS", "GRADWIRE_HTTP_PORT"}
+    }
+    flags, log = ("--http-port", "127.0.0.1:0"), tmp_path / "log"
+    with running_command(*flags, log=log, env=environment) as command:
+        lines = [json.loads(line) for line in command.log.splitlines()]
+        (command.http,) = [line["address"] for line in lines if line["event"] == "http"]
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            path = pod.container[probe]["httpGet"]["path"]
-            assert pod.status(path, kubelet=True) == 200
-        assert pod.status("/metrics") == 401
-        assert pod.status("/metrics", name="trainer") == 200
-        old = pod.authority
-        assert pod.is_served("trainer", old)
+            assert status(manifests.container[probe]["httpGet"]["path"]) == 200
+        assert status("/metrics", old) == 401
+        assert metrics("trainer", old) == 200
+        assert is_served("trainer", old)
         for name in ("trainer-2", "trainer-3"):
-            pod.change(name)
-            wait_until(partial(pod.is_served, name, pod.authority))
-            assert not pod.is_served(name, old)
-            wait_until(lambda: not pod.is_served("trainer", pod.authority))
-        wait_until(lambda: pod.status("/metrics", name="trainer-3") == 200)
+            roots = change(name)
+            wait_until(partial(is_served, name, roots))
+            assert not is_served(name, old)
+            wait_until(lambda: not is_served("trainer", roots))
+        wait_until(lambda: metrics("trainer-3", roots) == 200)
         # Told to stop, it is not ready, but alive, and still serves.
         command.signal(signal.SIGTERM)
-        wait_until(lambda: pod.status("/readyz", kubelet=True) == 503)
-        assert pod.status("/healthz", kubelet=True) == 200
-        assert pod.is_served("trainer-3", pod.authority)
+        wait_until(lambda: status("/readyz") == 503)
+        assert status("/healthz") == 200
+        assert is_served("trainer-3", roots)
 
 
 SIZING = (ROOT / "docs/sizing.md").read_text()
@@ -411,55 +377,3 @@ def test_the_unit_starts_a_server_and_lets_it_stop():
     assert int(stop_s) > settings.drain_delay_s + settings.grace_s + STOP_S
     assert settings.workers > 1, "SIGUSR2 renews several workers"
     assert int(most) << 20 >= settings.max_memory_bytes + own_memory(settings)
-
-
-def test_files_of_compose_fit_each_other():
-    compose, nginx, prometheus, boards = (
-        (COMPOSE / name).read_text(encoding="utf-8")
-        for name in ("compose.yaml", "nginx.conf", "prometheus.yml", "grafana/dashboards.yaml")
-    )
-    # Files here by their place in a container.
-    pairs = re.findall(r"^ +- (\.[^:]*):([^:]*):ro$", compose, re.MULTILINE)
-    mounted = {there: here for here, there in pairs}
-    assert "/etc/prometheus/alerts.yml" in mounted
-    assert [here for here in mounted.values() if not (COMPOSE / here).is_file()] == []
-    # Balancer, Prometheus and certificate know the servers by their names.
-    servers = set(re.findall(r"^  (server-\d+):$", compose, re.MULTILINE))
-    assert set() < servers == set(re.findall(r"server (server-\d+):50051", nginx))
-    assert servers == set(re.findall(r"(server-\d+):9464", prometheus))
-    assert re.findall(r"GRADWIRE_HTTP_HOSTS: (\S+)", compose) == [",".join(sorted(servers))]
-    assert "job_name: gradwire" in prometheus
-    # Grafana finds the dashboard.
-    (folder,) = re.findall(r"path: ([^}]*)}", boards)
-    (board,) = (there for there in mounted if Path(there).parent == Path(folder))
-    assert mounted[board] == "../monitoring/dashboard.json"
-    assert f"DASHBOARD_PATH: {board}" in compose
-
-
-DPKG = """\
-Package: libc++1
-Status: install ok installed
-Architecture: amd64
-Version: 1:14.0-2
-Description: a library
- in several lines
-
-Package: gone
-Status: deinstall ok config-files
-Architecture: amd64
-Version: 1
-"""
-
-
-def test_every_distribution_and_package_of_the_system_is_in_the_bill_of_materials(tmp_path):
-    dpkg = tmp_path / "status"
-    dpkg.write_text(DPKG, encoding="utf-8")
-    command = [sys.executable, str(ROOT / "docker/sbom.py"), "--dpkg", str(dpkg)]
-    bill = json.loads(subprocess.check_output(command))  # noqa: S603 - ours
-    every = [bill["metadata"]["component"], *bill["components"]]
-    versions = {(one["name"], one["version"]) for one in every}
-    assert {(one.name, one.version) for one in distributions()} <= versions
-    found = {one["name"]: one["purl"] for one in every}
-    # https://github.com/package-url/purl-spec: percent-encoded but for colons
-    assert found["libc++1"] == "pkg:deb/debian/libc%2B%2B1@1:14.0-2?arch=amd64"
-    assert "gone" not in found
