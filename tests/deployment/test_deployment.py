@@ -272,11 +272,9 @@ def test_a_pod_follows_new_secrets_answers_probes_and_drains(tmp_path):
 
     def is_served(name, roots):
         """Call with a token, on a connection of its own that trusts an authority."""
-        options = {
-            "credentials": grpc.ssl_channel_credentials(roots),
-            "token_file": tmp_path / name,
-        }
-        with Client(command.address, **options, retry=ONCE, timeout_s=20) as client:
+        trusted, token = grpc.ssl_channel_credentials(roots), tmp_path / name
+        options = {"credentials": trusted, "token_file": token, "retry": ONCE, "timeout_s": 20}
+        with Client(command.address, **options) as client:
             try:
                 copied(client, SMALL)
             except (AuthenticationError, UnavailableError):
@@ -312,7 +310,7 @@ def test_a_pod_follows_new_secrets_answers_probes_and_drains(tmp_path):
             roots = change(name)
             wait_until(partial(is_served, name, roots))
             assert not is_served(name, old)
-            wait_until(lambda: not is_served("trainer", roots))
+            wait_until(lambda roots=roots: not is_served("trainer", roots))
         wait_until(lambda: metrics("trainer-3", roots) == 200)
         # Told to stop, it is not ready, but alive, and still serves.
         command.signal(signal.SIGTERM)
@@ -326,18 +324,14 @@ ROWS = re.findall(r"^\| ([\d.]+) MiB[^|]*\| ([\d.]+) MiB \| (\d+) \|$", SIZING, 
 SHAPES = [(1, 3, 64, 64), (1, 3, 256, 256), (8, 64, 112, 112), (1, 1, 16384, 32768)]
 
 
-def prepared(shape):
-    batch, channels, height, width = shape
-    operator = ops.InterpolateBackward(mode="bilinear", data_format="NCX", sizes=(height, width))
-    given = TensorSpec.packed(np.dtype(np.float32), shape)
-    result = TensorSpec.packed(np.dtype(np.float32), (batch, channels, height // 2, width // 2))
-    preparer = Preparer(Limits(), most_kept=1 << 22)
-    return preparer.prepare(EvaluationRequest(operator.name, operator, given, result))
-
-
 @pytest.mark.parametrize(("row", "shape"), [*zip(ROWS, SHAPES, strict=True)], ids=str)
 def test_the_table_tells_what_calls_are_charged(row, shape):
-    settings, evaluation = Settings(), prepared(shape)
+    settings, (*images, height, width) = Settings(), shape
+    operator = ops.InterpolateBackward(mode="bilinear", data_format="NCX", sizes=(height, width))
+    shapes = (shape, (*images, height // 2, width // 2))
+    tensors = [TensorSpec.packed(np.dtype(np.float32), each) for each in shapes]
+    request = EvaluationRequest(operator.name, operator, *tensors)
+    evaluation = Preparer(Limits(), most_kept=1 << 22).prepare(request)
     ways = (evaluation.input.wire_bytes, evaluation.output.wire_bytes)
     if max(ways) <= settings.max_unary_bytes:
         held = evaluation.message_bytes
