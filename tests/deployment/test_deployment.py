@@ -214,19 +214,6 @@ def test_the_autoscaler_reads_what_the_adapter_tells(manifests):
     assert busy & {*asked, *(each["resource"]["name"] for each in metrics if "resource" in each)}
 
 
-@pytest.mark.parametrize("rule", ADAPTER, ids=lambda rule: rule["name"]["as"])
-def test_the_adapter_asks_for_what_servers_tell(rule):
-    labels = {metric.name: metric.label_names for metric in METRICS}
-    series, asked = re.match(r"(\w+)\{(.*)\}", rule["seriesQuery"]).groups()
-    assert rule["name"]["matches"] == series
-    for name in {series, *re.findall(r"gradwire_\w+", rule["metricsQuery"])}:
-        assert name in labels
-    own = {label for known in labels.values() for label in known}
-    assert set(re.findall(r'(\w+)=~?"', rule["metricsQuery"])) <= own
-    given = {each["target_label"] for each in JOB["relabel_configs"] if "target_label" in each}
-    assert set(re.findall(r'(\w+)!=""', asked)) == rule["resources"]["overrides"].keys() <= given
-
-
 def test_prometheus_finds_the_pods_under_the_name_of_the_alert_rules():
     cpu = rendered(KUBERNETES / "overlays/cpu")
     assert set(re.findall(r'job="(\w+)"', ALERTS)) == {JOB["job_name"]}

@@ -22,11 +22,11 @@ from gradwire import AsyncClient
 from gradwire.loadtest import result as record
 from gradwire.loadtest.generator import LoadSettings, Phase, dues, percentile
 from gradwire.loadtest.report import to_html
-from gradwire.loadtest.result import ScenarioResult, ServerSecond, corrected, failures, nines
-from gradwire.loadtest.runner import Runner, read_usage, warnings
+from gradwire.loadtest.result import ServerSecond, corrected, failures, nines
+from gradwire.loadtest.runner import Runner, read_usage
 from gradwire.loadtest.scenarios import PROBLEMS, SCENARIOS, Flow, Judge, Scenario, changed
 from gradwire_server import LocalClient
-from load.soak import anonymous, family, growth, held
+from load.soak import anonymous, family
 from support.processes import running_command
 from support.servers import serving, serving_process
 
@@ -101,36 +101,24 @@ def test_processes_together_make_the_calls_of_one_rate():
         np.testing.assert_allclose(times, [time for time in expected if time < 102])
 
 
-def document(*scenarios, text=""):
-    """Tell of these scenarios, with a text wherever there is room for one."""
-    return record.Document(
-        format=record.FORMAT,
-        when="2026-11-22T10:00:00+00:00",
-        command=f"gradwire bench {text}",
-        interrupted=False,
-        machine=record.Machine(f"cpu {text}", 2, 1024, text, "3", {"gradwire": text}, load=0.5),
-        server=record.ServerFacts(text, own=False, version=text, backend=text, backend_reason=text),
-        settings=LoadSettings(duration_s=1.0, warm_up_s=0.0, timeout_s=10.0),
-        scenarios=list(scenarios),
-    )
-
-
-@pytest.fixture(scope="module")
-def results():
-    """Run one scenario in either loop; the server's figures are as if they had been looked at."""
+def test_the_page_tells_all_and_needs_nothing_from_elsewhere(monkeypatch):
+    """Of one scenario in either loop; the server's figures are as if they had been looked at."""
     scenarios = (SCENARIOS["cancellations"], changed(SCENARIOS["mixed"], rate=50))
     # Calls have a deadline, and a compiler takes its time where nothing is kept.
     with serving(warm_up=True) as server, loading(server.address, processes=2) as run:
-        found = [run(one, 0.5) for one in scenarios]
+        results = [run(one, 0.5) for one in scenarios]
     seconds = [ServerSecond(second=0.4, cpu_cores=0.5, rss_mib=100.0, processes=1)]
-    return [replace(one, server=seconds, warnings=[MARKUP]) for one in found]
-
-
-def test_the_page_tells_all_and_needs_nothing_from_elsewhere(results, monkeypatch):
-    nothing = record.Tally(Phase(SCENARIOS["mixed"].flows, LoadSettings(1.0, 0.0, 1.0)))
-    empty = ScenarioResult("mixed", "", 1.0, None, nothing.results(), [], nothing.generators, [])
-    ET.fromstring(to_html(document(empty)).removeprefix("<!DOCTYPE html>"))  # noqa: S314 - our own
-    page = to_html(document(*results, text=MARKUP))
+    document = record.Document(
+        format=record.FORMAT,
+        when="2026-11-22T10:00:00+00:00",
+        command=f"gradwire bench {MARKUP}",
+        interrupted=False,
+        machine=record.Machine(MARKUP, 2, 1024, MARKUP, "3", {"gradwire": MARKUP}, load=0.5),
+        server=record.ServerFacts(MARKUP, own=False, version=MARKUP, backend=MARKUP),
+        settings=LoadSettings(duration_s=1.0, warm_up_s=0.0, timeout_s=10.0),
+        scenarios=[replace(one, server=seconds, warnings=[MARKUP]) for one in results],
+    )
+    page = to_html(document)
     root = ET.fromstring(page.removeprefix("<!DOCTYPE html>"))  # noqa: S314 - our own
     names = {element.tag for element in root.iter()}
     assert {"table", "svg", "path"} <= names
@@ -143,27 +131,10 @@ def test_the_page_tells_all_and_needs_nothing_from_elsewhere(results, monkeypatc
         assert f">{flow.name}, corrected</text>" in page
         assert f"<td>{f'{flow.corrected.p99_ms:,.2f}' if flow.ok else '-'}</td>" in page
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    page = to_html(document(*results))
+    page = to_html(document)
     assert "<figure>" not in page
     assert "pip install &#34;gradwire[plot]&#34;" in page
     assert f"<td>{results[1].flows[0].corrected.p99_ms:,.2f}</td>" in page
-
-
-def test_a_generator_that_is_the_bottleneck_is_told_of(results):
-    result = results[1]
-    enough = [replace(flow, ok=1000) for flow in result.flows]
-    taking = [ServerSecond(second=1.0, cpu_cores=1.8, rss_mib=1.0, processes=1)]
-    cases = [
-        (0.1, 0.0, [], ""),
-        (0.95, 0.0, [], "0.95 of one core"),
-        (0.1, 1e6, [], "after they were due"),
-        (0.1, 0.0, taking, "of the 2 cores"),
-    ]
-    for cores, late, seconds, words in cases:
-        busy = [replace(one, cpu_cores=cores, late_p99_ms=late) for one in result.generators]
-        told = warnings(enough, busy, seconds, cores=2)
-        assert len(told) == (words != "")
-        assert words in "".join(told)
 
 
 def test_a_metrics_endpoint_tells_the_same_as_the_system(tmp_path):
@@ -176,18 +147,6 @@ def test_a_metrics_endpoint_tells_the_same_as_the_system(tmp_path):
         assert told.processes == len(seen) == 3
         assert anonymous(seen) / 2 < told.rss_bytes < 4 * anonymous(seen)
         assert told.cpu_s > 0
-
-
-def test_what_a_process_holds_more_and_memory_that_grows_beyond_noise_are_told():
-    before = held(family(os.getpid()))
-    ends = os.pipe()
-    assert (held(family(os.getpid())) - before)["pipe"] == 2
-    for end in ends:
-        os.close(end)
-    noise = 240 + np.random.default_rng(0).normal(0, 6, 600)
-    for leak in (0, 80):
-        grown, bound = growth(range(1, 601), (noise + np.linspace(0, leak, 600)).tolist())
-        assert (grown > bound) is (leak > 0)
 
 
 HOUR_US = 3_600_000_000
