@@ -39,8 +39,6 @@ from support.raw_calls import wait_until
 
 _KINDS = ("unary", "async unary", "many", "copy", "async stream", *["stream"] * 6)
 _MOST = 4
-_PATIENCE_S = 240.0
-_HEADLESS_S = 10.0
 
 
 def _say(text: str) -> None:
@@ -72,10 +70,7 @@ def call(target: str, *kinds: str) -> None:
 
 
 class Watch:
-    """Follows a target's list of replicas, from the machine that calls.
-
-    serving  those on it, by their addresses
-    """
+    """Follows a target's list of addresses, from the machine that calls."""
 
     def __init__(self, cluster: Nodes, target: str) -> None:
         words = (sys.executable, "-m", "raycluster.check", "watch", target)
@@ -86,7 +81,7 @@ class Watch:
     def wait_for(self, wanted: Callable[[frozenset[str]], bool]) -> float:
         """Wait until the list is as wanted; return the seconds that took."""
         began = time.monotonic()
-        wait_until(lambda: wanted(self.serving), patience_s=_PATIENCE_S)
+        wait_until(lambda: wanted(self.serving), patience_s=240.0)
         return round(time.monotonic() - began, 1)
 
     def close(self) -> None:
@@ -122,11 +117,9 @@ def calling(cluster: Nodes, target: str, *kinds: str) -> Generator[dict[str, Any
 def wait_for_others(cluster: Nodes, watch: Watch) -> float:
     """Wait until as many replicas as there may be serve, none of them on the last node."""
     there = cluster.machines.address(cluster.caller - 1) + ":"
-
-    def moved(seen: frozenset[str]) -> bool:
-        return len(seen) == _MOST and not any(one.startswith(there) for one in seen)
-
-    return watch.wait_for(moved)
+    return watch.wait_for(
+        lambda seen: len(seen) == _MOST and not any(one.startswith(there) for one in seen)
+    )
 
 
 def kill_server(cluster: Nodes, watch: Watch) -> float:
@@ -154,10 +147,15 @@ def kill_controller(cluster: Nodes, watch: Watch) -> float:
     return round(time.monotonic() - began, 1)
 
 
+def up(cluster: Nodes, text: str) -> str:
+    """Run gradwire-ray up with further words; return the target."""
+    return cluster.command("up", "--address", cluster.head, *text.split()).strip()
+
+
 def check_refusal(cluster: Nodes) -> None:
     """Fail unless servers that cannot start end the command, which says why and leaves nothing."""
     try:
-        cluster.command("up", "--address", cluster.head, "--", "--insecure", "--tokens", "/nowhere")
+        up(cluster, "-- --insecure --tokens /nowhere")
     except RuntimeError as error:
         if "0 of 1 replicas serve: " in str(error) and "ended with status 1" in str(error):
             return
@@ -168,11 +166,8 @@ def check_refusal(cluster: Nodes) -> None:
 def run(cluster: Nodes, *, cut: bool) -> dict[str, Any]:
     """Go through all phases; return what callers saw, and how long each took."""
     check_refusal(cluster)
-    target = cluster.command(
-        *("up", "--address", cluster.head, "--min", "1", "--max", str(_MOST)),
-        *("--target-queue", "0.4", "--down-after-s", "4"),
-        *("--", "--insecure", "--backend", "numpy_cpu"),
-    ).strip()
+    scaling = f"--min 1 --max {_MOST} --target-queue 0.4 --down-after-s 4"
+    target = up(cluster, f"{scaling} -- --insecure --backend numpy_cpu")
     watch = Watch(cluster, target)
     machines, last = cluster.machines, cluster.caller - 1
     with calling(cluster, target, *_KINDS) as load:
@@ -190,23 +185,12 @@ def run(cluster: Nodes, *, cut: bool) -> dict[str, Any]:
 
 def check_headless(cluster: Nodes) -> dict[str, Any]:
     """Kill the head under load; return what callers saw for a while."""
-    target = cluster.command(
-        *("up", "--address", cluster.head, "--min", "2"),
-        *("--", "--insecure", "--backend", "numpy_cpu"),
-    ).strip()
+    target = up(cluster, "--min 2 -- --insecure --backend numpy_cpu")
     with calling(cluster, target, "unary", "async unary", "stream") as headless:
         cluster.machines.kill(1)
         # Longer than a list counts as new; nodes do without a head for a minute.
-        time.sleep(_HEADLESS_S)
+        time.sleep(10.0)
     return headless
-
-
-def main() -> None:
-    with ray_cluster(nodes=2, cpus=4) as cluster:
-        report = run(cluster, cut="--cut" in sys.argv)
-    _say(json.dumps(report, indent=2))
-    if any(seen["wrong"] or seen["lost"] for seen in report.values()):
-        sys.exit("calls were lost, or brought other bits")
 
 
 if __name__ == "__main__":
@@ -215,4 +199,8 @@ if __name__ == "__main__":
     elif sys.argv[1:2] == ["call"]:
         call(*sys.argv[2:])
     else:
-        main()
+        with ray_cluster(nodes=2, cpus=4) as CLUSTER:
+            REPORT = run(CLUSTER, cut="--cut" in sys.argv)
+        _say(json.dumps(REPORT, indent=2))
+        if any(seen["wrong"] or seen["lost"] for seen in REPORT.values()):
+            sys.exit("calls were lost, or brought other bits")
