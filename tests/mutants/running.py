@@ -28,15 +28,14 @@ from pathlib import Path
 from textwrap import dedent, indent
 from typing import IO
 
-from mutants.progress import FILE
+import pytest
 
 # Limits of all tests of a mutant together, and of a single test, which takes much less unmutated.
-LIMIT_S = 60.0
-TEST_LIMIT_S = 25.0
+_LIMIT_S, _TEST_LIMIT_S = 60.0, 25.0
 
 _PYTEST = ("-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist")
 # A fixed seed: otherwise hypothesis tries other examples in each run.
-_PLUGINS = ("-p", "mutants.progress", "--hypothesis-seed=0", "--tb=short")
+_PLUGINS = ("-p", "mutants.running", "--hypothesis-seed=0", "--tb=short")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +104,12 @@ def read(path: Path) -> list[Mutant]:
 
 
 class Copy:
-    """A copy of the repository in which mutants are run one after another.
-
-    It is reused by later runs, together with its cache of compiled kernels.
-    """
+    """A copy of the repository, reused by later runs with its cache of compiled kernels."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self._root, self.folder = root, folder
-        self._progress, self._log, self._arguments = (
-            Path(f"{folder}-{name}") for name in ("progress", "log", "args")
-        )
+        names = ("progress", "log", "args")
+        self._progress, self._log, self._arguments = (Path(f"{folder}-{name}") for name in names)
         self._homes = defaultdict[str, list[str]](list)
 
     def refresh(self) -> None:
@@ -144,7 +139,7 @@ class Copy:
     def judge(self, mutant: Mutant) -> str | None:
         """Return the test that catches a mutant; None if none does. Raises LookupError."""
         tests = [one for test in mutant.tests for one in self._located(test)]
-        until = time.monotonic() + LIMIT_S
+        until = time.monotonic() + _LIMIT_S
         while tests:
             with self._mutated(mutant):
                 self._run(tests, until=until)
@@ -161,7 +156,7 @@ class Copy:
             elif not suspect or time.monotonic() >= until:
                 return None
             # A failure counts only if the test passes without the mutant.
-            elif self._run([suspect], until=time.monotonic() + LIMIT_S) == 0:
+            elif self._run([suspect], until=time.monotonic() + _LIMIT_S) == 0:
                 return suspect
             else:
                 tests = tests[tests.index(suspect) + 1 :] if suspect in tests else []
@@ -199,7 +194,7 @@ class Copy:
             try:
                 seen, since = 0, (now := time.monotonic())
                 while process.poll() is None and time.monotonic() < min(
-                    until, since + TEST_LIMIT_S
+                    until, since + _TEST_LIMIT_S
                 ):
                     changed = self._progress.stat().st_mtime_ns
                     if changed != seen:
@@ -216,7 +211,7 @@ class Copy:
     def _start(self, words: Iterable[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
         folders = (str(self.folder / name) for name in ("server", "client", "tests"))
         variables = {
-            FILE: str(self._progress),
+            _FILE: str(self._progress),
             "PYTHONPATH": os.pathsep.join(folders),
             "PYTHONHASHSEED": "0",
             "HYPOTHESIS_PROFILE": "thorough",
@@ -231,6 +226,33 @@ class Copy:
             stderr=log,
             start_new_session=True,
         )
+
+
+# The processes that run tests have this module as a plugin, which keeps in a file the test that
+# runs, and then the one that failed.
+_FILE = "MUTANTS_PROGRESS"
+_failed: list[str] = []
+
+
+def _keep(test: str) -> None:
+    Path(os.environ[_FILE]).write_text(_failed[0] if _failed else test, encoding="utf-8")
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    _keep(nodeid)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.failed:
+        _failed.append(report.nodeid)
+        _keep(report.nodeid)
+
+
+def pytest_runtest_logfinish() -> None:
+    _keep("")
+
+
+pytest_collectreport = pytest_runtest_logreport
 
 
 def judge_all(mutants: Sequence[Mutant], copies: Sequence[Copy], *, until: float) -> dict[int, str]:

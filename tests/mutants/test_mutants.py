@@ -63,7 +63,7 @@ _DIES = "    total += number\n__import__('os')._exit(0)\n"
 def test_a_mutant_is_caught_by_a_test_that_fails_with_it_alone(tmp_path, changes, test, caught):
     root = tmp_path / "repository"
     for name, text in {
-        "tests/mutants/progress.py": (ROOT / "tests/mutants/progress.py").read_text(),
+        "tests/mutants/running.py": (ROOT / "tests/mutants/running.py").read_text(),
         "server/counter.py": "import math\n\n\n" + _SOURCE,
         "test_counter.py": test,
     }.items():
