@@ -26,14 +26,13 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
-from gradwire import Client, GradwireError, RetryPolicy
+from gradwire import Client, GradwireError
 from support.clients import ITEM, LARGE, ONCE, SMALL, copied
-from support.load import Callers
+from support.load import PATIENT, Callers
 
 # linux/if_tun.h
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
-_CALLERS, _SERVER = "10.77.0.1", "10.77.0.2"
-ADDRESS = f"{_SERVER}:50051"
+ADDRESS = "10.77.0.2:50051"
 
 
 def device(name: str, address: str) -> int:
@@ -46,7 +45,7 @@ def device(name: str, address: str) -> int:
 
 
 def may_link() -> bool:
-    """Whether a process may have networks of its own, joined by devices that it speaks for."""
+    """Whether a process may have networks and devices of its own."""
     words = "ip link set lo up && ip tuntap add dev t0 mode tun && ip addr add 10.0.0.1 dev t0"
     command = ["/usr/bin/env", "unshare", "-rn", "sh", "-c", words]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0  # noqa: S603
@@ -88,7 +87,7 @@ class Line:
 def serve_beyond(descriptor: int) -> None:
     """Make the far end in a network of its own, hand it over, and become a server there."""
     with socket.socket(fileno=descriptor) as back:
-        socket.send_fds(back, [b"."], [device("far", _SERVER)])
+        socket.send_fds(back, [b"."], [device("far", "10.77.0.2")])
     words = f"--address {ADDRESS} --insecure --backend numpy_cpu --stall-timeout-s 5"
     command = [sys.executable, "-m", "gradwire_server", *words.split()]
     os.execv(sys.executable, command)  # noqa: S606 - our own server
@@ -97,7 +96,7 @@ def serve_beyond(descriptor: int) -> None:
 @contextmanager
 def joined() -> Generator[Line]:
     """Run a server beyond a line."""
-    near = device("near", _CALLERS)
+    near = device("near", "10.77.0.1")
     ours, theirs = socket.socketpair()
     own = [sys.executable, "-m", "chaos.link", str(theirs.fileno())]
     with subprocess.Popen(  # noqa: S603 - this very module
@@ -147,8 +146,7 @@ def report(line: Line) -> dict[str, Any]:
     with Client(ADDRESS) as client:
         back, _ = called(client, 30.0)
     line.lossy = True
-    patient = RetryPolicy(max_attempts=100, max_backoff_s=0.5)
-    with Callers(ADDRESS, "unary", "async unary", "many", "small stream", retry=patient) as callers:
+    with Callers(ADDRESS, "unary", "async unary", "many", "small stream", retry=PATIENT) as callers:
         for _ in range(2):
             callers.wait_for_more()
             line.up = False

@@ -45,10 +45,10 @@ def client(address: str, seed: int) -> None:
 
 def held(pid: int) -> Counter[str]:
     """Count the shared mappings and the open descriptors of a process, and names of memory."""
-    mappings = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").count("/memfd:gradwire")
-    descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    names = map(str, Path("/dev/shm").iterdir())  # noqa: S108 - nothing is written there
-    return Counter({"mappings": mappings, "descriptors": descriptors, **dict.fromkeys(names, 1)})
+    found = Counter(map(str, Path("/dev/shm").iterdir()))  # noqa: S108 - nothing is written there
+    found["mappings"] = Path(f"/proc/{pid}/maps").read_text().count("/memfd:gradwire")
+    found["descriptors"] = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    return found
 
 
 def run(clients: int, servers: int) -> dict[str, object]:

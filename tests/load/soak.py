@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -39,9 +39,8 @@ from support.load import Callers
 from support.processes import Command, running_command
 
 # A server that shares its cores with others is full at times, and says so: nothing leaks by that.
-_FULL: Final = ("RESOURCE_EXHAUSTED",)
+_FULL = ("RESOURCE_EXHAUSTED",)
 _CANCELLED, _LATE = ("CANCELLED", *_FULL), ("DEADLINE_EXCEEDED", *_FULL)
-
 MIXED = Scenario(
     name="soak",
     summary="every kind of call at once",
@@ -54,8 +53,7 @@ MIXED = Scenario(
     ),
 )
 
-_FLAGS: Final = ("--workers", "2", "--http-port", "127.0.0.1:0")
-_POOLS_MIB: Final = 64.0
+_POOLS_MIB = 64.0
 _SHARED = r"^(\w+)-(\w+) ...s .*(?:/dev/shm|/memfd:|/dev/zero)"  # in /proc/PID/maps
 
 
@@ -107,42 +105,35 @@ def family(root: int) -> set[int]:
 def growth(seconds: Sequence[float], memory: Sequence[float]) -> tuple[float, float]:
     """Return by how much memory grew over the run, and by how much it may seem to.
 
-    The growth is that of the line fitted by least squares to the means of twenty parts of the run.
-    Memory goes up and down with the streams under way, so that the line has a slope by chance:
+    The growth is that of the line fitted by least squares to the means of twenty parts of the run;
     three standard errors of it are noise. Where that is little, some MiB are let pass: grpc starts
-    threads amid the run, and for each the C library keeps memory that was freed. A kilobyte lost
-    with every call of 20 minutes would be more than twenty times as much.
+    threads amid the run, and for each the C library keeps memory that was freed.
     """
     time_s, size = (
-        [float(part.mean()) for part in np.array_split(np.array(each), 20)]
-        for each in (seconds, memory)
+        [part.mean() for part in np.array_split(each, 20)] for each in (seconds, memory)
     )
     (slope, _), covariance = np.polyfit(time_s, size, 1, cov=True)
     span, error = seconds[-1] - seconds[0], float(np.sqrt(covariance[0, 0]))
     return float(slope) * span, max(3 * error * span, _POOLS_MIB)
 
 
-def _load(
-    command: Command, duration_s: float, warm_up_s: float
-) -> tuple[ScenarioResult, dict[str, Any]]:
+def _load(command: Command, duration_s: float, warm_up_s: float) -> tuple[ScenarioResult, Any]:
     """Put the server under load; return the result, and what evaluate_many saw beside it."""
-
-    def probe() -> Usage:
-        """Look at memory that is no file of a disk; processor time has no part in it."""
-        return Usage(0.0, anonymous(family(command.pid)), 1)
-
+    options: dict[str, Any] = {
+        "show": lambda _: None,
+        # Memory that is no file of a disk; processor time has no part in it.
+        "probe": lambda: Usage(0.0, anonymous(family(command.pid)), 1),
+    }
     connect = partial(AsyncClient, command.address)
-    with (
-        Callers(command.address, "many") as many,
-        Runner(connect, show=lambda _: None, probe=probe) as runner,
-    ):
+    with Callers(command.address, "many") as many, Runner(connect, **options) as runner:
         result = runner.run(MIXED, LoadSettings(duration_s, warm_up_s, timeout_s=30.0))
     return result, many.seen
 
 
 def run(folder: Path, *, duration_s: float, warm_up_s: float) -> dict[str, Any]:
     """Run it all; return the facts, `failed` among them."""
-    with running_command(*_FLAGS, log=folder / "log") as command:
+    flags = ("--workers", "2", "--http-port", "127.0.0.1:0")
+    with running_command(*flags, log=folder / "log") as command:
         command.wait_for_log(" worker serves ", times=2)
         _load(command, warm_up_s, 0.0)
         time.sleep(2)
