@@ -8,7 +8,6 @@ import signal
 import ssl
 import subprocess
 import time
-import tomllib
 from functools import cache, cached_property, partial
 from pathlib import Path
 
@@ -316,8 +315,8 @@ def test_the_table_tells_what_calls_are_charged(row, shape):
     settings, (*images, height, width) = Settings(), shape
     operator = ops.InterpolateBackward(mode="bilinear", data_format="NCX", sizes=(height, width))
     shapes = (shape, (*images, height // 2, width // 2))
-    tensors = [TensorSpec.packed(np.dtype(np.float32), each) for each in shapes]
-    request = EvaluationRequest(operator.name, operator, *tensors)
+    specs = [TensorSpec.packed(np.dtype(np.float32), each) for each in shapes]
+    request = EvaluationRequest(operator.name, operator, *specs)
     evaluation = Preparer(Limits(), most_kept=1 << 22).prepare(request)
     ways = (evaluation.input.wire_bytes, evaluation.output.wire_bytes)
     if max(ways) <= settings.max_unary_bytes:
@@ -329,17 +328,6 @@ def test_the_table_tells_what_calls_are_charged(row, shape):
     assert sum(ways) / 2**20 == pytest.approx(tensors, rel=0.05)
     assert held / 2**20 == pytest.approx(charged, rel=0.05)
     assert settings.max_memory_bytes // held == at_once
-
-
-def test_pages_name_the_version_of_the_package():
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    for path, pattern in (
-        ("CITATION.cff", r"^version: (.*)$"),
-        ("CHANGELOG.md", r"^## \[([\d.]+)\]"),
-        ("docs/kubernetes.md", r"newTag: ([\d.]+)-"),
-    ):
-        named = re.findall(pattern, (ROOT / path).read_text(), re.MULTILINE)
-        assert named[:1] == [version], path
 
 
 def test_every_alert_has_its_section_which_speaks_of_metrics_that_there_are():

@@ -49,13 +49,6 @@ def test_a_deployment_that_cannot_run_is_refused(values, words):
         replace(Deployment(flags=CLEAR), **values)
 
 
-def test_threads_are_whole_cpus_and_calls_have_the_servers_delays_to_finish():
-    threads = [Deployment(num_cpus=cpus, flags=CLEAR).threads for cpus in (0.0, 0.5, 1.9, 4.0)]
-    assert threads == [1, 1, 1, 4]
-    flags = (*CLEAR, "--drain-delay-s", "2", "--grace-s", "7")
-    assert Deployment(flags=flags).drain_s == 9
-
-
 def test_the_state_of_a_replica_is_that_of_its_last_report():
     serving, leaving = Report(address="127.0.0.1:1"), Report(address="127.0.0.1:1", stopping=True)
     assert Member().state == "starting"
