@@ -96,15 +96,15 @@ load: $(VENV)/.installed  ## Put a server under every load of docs/load-testing.
 
 soak: $(VENV)/.installed  ## Load a server for 20 minutes; fails if it keeps memory, threads, files or processes (ARGS="--duration 60")
 	mkdir -p out
-	PYTHONPATH=tests $(BIN)/python -m load.soak --json out/soak.json $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m load.soak $(ARGS) >out/soak.json
 
 load-kills: $(VENV)/.installed  ## Kill, renew and stop workers, and cut connections, under load; fails if a call is lost or wrong
 	mkdir -p out
-	PYTHONPATH=tests $(BIN)/python -m load.kills --json out/kills.json
+	PYTHONPATH=tests $(BIN)/python -m load.kills >out/kills.json
 
 chaos: $(VENV)/.installed  ## 100 cuts, and workers stopped and killed, under load; then the tests of faults that take long
 	mkdir -p out
-	PYTHONPATH=tests $(BIN)/python -m load.kills --json out/kills.json
+	PYTHONPATH=tests $(BIN)/python -m load.kills >out/kills.json
 	$(BIN)/python -m pytest -m slow tests/chaos $(ARGS)
 
 fuzz: $(VENV)/.fuzz  ## Look for bytes that break a law of reading; SECONDS=600

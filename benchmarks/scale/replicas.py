@@ -25,7 +25,7 @@ from benchmarks import machine
 from benchmarks.rounds import Pace, samples
 from benchmarks.servers import Server
 from gradwire import Client, Item, ops
-from raycluster.nodes import ray_cluster
+from raycluster.check import ray_cluster
 
 _FLAGS = ("--insecure", "--backend", "numpy_cpu", "--compute-threads", "1", "--log-level", "error")
 _NODE, _PORT = 2, 50051

@@ -26,16 +26,13 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
-import numpy as np
-
-from gradwire import Client, GradwireError, Item, RetryPolicy
-from support.clients import COPY, ONCE, copied
-from support.load import Callers
+from gradwire import Client, GradwireError
+from support.clients import ITEM, LARGE, ONCE, SMALL, copied
+from support.load import PATIENT, Callers
 
 # linux/if_tun.h
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
-_CALLERS, _SERVER, _PORT = "10.77.0.1", "10.77.0.2", 50051
-ADDRESS = f"{_SERVER}:{_PORT}"
+ADDRESS = "10.77.0.2:50051"
 
 
 def device(name: str, address: str) -> int:
@@ -48,7 +45,7 @@ def device(name: str, address: str) -> int:
 
 
 def may_link() -> bool:
-    """Whether a process may have networks of its own, joined by devices that it speaks for."""
+    """Whether a process may have networks and devices of its own."""
     words = "ip link set lo up && ip tuntap add dev t0 mode tun && ip addr add 10.0.0.1 dev t0"
     command = ["/usr/bin/env", "unshare", "-rn", "sh", "-c", words]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0  # noqa: S603
@@ -90,16 +87,16 @@ class Line:
 def serve_beyond(descriptor: int) -> None:
     """Make the far end in a network of its own, hand it over, and become a server there."""
     with socket.socket(fileno=descriptor) as back:
-        socket.send_fds(back, [b"."], [device("far", _SERVER)])
-    words = f"-m gradwire_server --address {ADDRESS} --insecure --backend numpy_cpu"
-    command = [sys.executable, *words.split(), "--stall-timeout-s", "5"]
+        socket.send_fds(back, [b"."], [device("far", "10.77.0.2")])
+    words = f"--address {ADDRESS} --insecure --backend numpy_cpu --stall-timeout-s 5"
+    command = [sys.executable, "-m", "gradwire_server", *words.split()]
     os.execv(sys.executable, command)  # noqa: S606 - our own server
 
 
 @contextmanager
 def joined() -> Generator[Line]:
     """Run a server beyond a line."""
-    near = device("near", _CALLERS)
+    near = device("near", "10.77.0.1")
     ours, theirs = socket.socketpair()
     own = [sys.executable, "-m", "chaos.link", str(theirs.fileno())]
     with subprocess.Popen(  # noqa: S603 - this very module
@@ -121,14 +118,14 @@ def joined() -> Generator[Line]:
 def called(client: Client, timeout_s: float) -> tuple[set[str], float]:
     """Make a call of each kind; return how they ended, and the seconds of the slowest."""
     ends, slowest_s = set[str](), 0.0
-    for kind, size in (("unary", 4), ("many", 4), ("stream", 512)):
-        array, began = np.ones((size, size), np.float32), time.monotonic()
+    for call in (
+        lambda: copied(client, SMALL, timeout_s=timeout_s),
+        lambda: copied(client, LARGE, timeout_s=timeout_s),
+        lambda: next(client.evaluate_many([ITEM], timeout_s=timeout_s)),
+    ):
+        began = time.monotonic()
         try:
-            if kind == "many":
-                item = Item(COPY, array, array.shape)
-                next(client.evaluate_many([item], timeout_s=timeout_s))
-            else:
-                copied(client, array, timeout_s=timeout_s)
+            call()
             ends.add("a result")
         except GradwireError as error:
             ends.add(type(error).__name__)
@@ -141,16 +138,15 @@ def report(line: Line) -> dict[str, Any]:
 
     Then the line is also down for a second now and then.
     """
-    with Client(ADDRESS, retry=ONCE, stream_threshold_bytes=1 << 12) as client:
+    with Client(ADDRESS, retry=ONCE) as client:
         first, _ = called(client, 30.0)
         line.up = False
         gone, slowest_s = called(client, 2.0)
         line.up = True
-    with Client(ADDRESS, stream_threshold_bytes=1 << 12) as client:
+    with Client(ADDRESS) as client:
         back, _ = called(client, 30.0)
     line.lossy = True
-    patient = RetryPolicy(max_attempts=100, max_backoff_s=0.5)
-    with Callers(ADDRESS, "unary", "async unary", "many", "small stream", retry=patient) as callers:
+    with Callers(ADDRESS, "unary", "async unary", "many", "small stream", retry=PATIENT) as callers:
         for _ in range(2):
             callers.wait_for_more()
             line.up = False
@@ -158,7 +154,7 @@ def report(line: Line) -> dict[str, Any]:
             line.up = True
         callers.wait_for_more()
     told = {"gone": sorted(gone), "slowest_gone_s": slowest_s, "there": sorted(first | back)}
-    return {**told, **callers.seen, "packets_lost": line.lost}
+    return told | callers.seen | {"packets_lost": line.lost}
 
 
 if __name__ == "__main__":

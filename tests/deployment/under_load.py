@@ -16,28 +16,22 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from gradwire import Client, ops
+from gradwire import Client
+from support.clients import copied
 from support.load import PAUSE_S, Callers
-
-_KINDS = ("unary", "async unary", "many", "stream", "copy", "async stream")
-_LARGE = (32, 1024, 1024)
 
 
 def check_full_duplex(target: str, credentials: grpc.ChannelCredentials | None) -> None:
     """Fail unless a large stream brings the right results while it is sent."""
-    array = np.random.default_rng(0).normal(size=_LARGE).astype(np.float32)
+    array = np.random.default_rng(0).normal(size=(32, 1024, 1024)).astype(np.float32)
     seen: list[tuple[int, int]] = []
-    copy = ops.DmlResample(interpolation_mode="linear")
     with Client(target, credentials=credentials) as client:
-        result = client.evaluate(
-            copy, array, output_shape=_LARGE, on_progress=lambda *progress: seen.append(progress)
-        )
+        result = copied(client, array, on_progress=lambda *progress: seen.append(progress))
     np.testing.assert_array_equal(result, array)
     assert any(received and sent < array.nbytes for sent, received in seen), seen
 
 
 def main() -> None:
-    """Call, run the command, call on, and judge."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target")
     parser.add_argument("--ca", type=Path)
@@ -46,13 +40,13 @@ def main() -> None:
     arguments = parser.parse_args()
     ca = arguments.ca.read_bytes() if arguments.ca else None
     credentials = grpc.ssl_channel_credentials(ca) if ca else None
-    kinds = (*_KINDS, *(("large", "async large") if arguments.large else ()))
+    kinds = ["unary", "async unary", "many", "stream", "copy", "async stream"]
     if arguments.large:
         check_full_duplex(arguments.target, credentials)
+        kinds += ["large", "async large"]
     with Callers(arguments.target, *kinds, pause_s=PAUSE_S, credentials=credentials) as callers:
         callers.wait_for_more()
         subprocess.run(arguments.command, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - ours
-        callers.wait_for_more()
         callers.wait_for_more()
     seen = callers.seen
     sys.stdout.write(

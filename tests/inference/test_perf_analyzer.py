@@ -30,7 +30,5 @@ def test_perf_analyzer_reports(memory, calls):
             limited, capture_output=True, text=True, timeout=120, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        rate = re.search(r"Concurrency: 1, throughput: ([\d.]+) infer/sec", done.stdout)
-        assert rate is not None, done.stdout
-        assert float(rate[1]) > 0
+        assert re.search(r"Concurrency: 1, throughput: [\d.]*[1-9]", done.stdout), done.stdout
         assert re.search(r"Inference count: [1-9]", done.stdout)

@@ -29,9 +29,8 @@ def server():
 
 @pytest.fixture
 def client(server):
-    client = triton.InferenceServerClient(server.address)
-    yield client
-    client.close()
+    with triton.InferenceServerClient(server.address) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +50,10 @@ def tensor(x, datatype="FP32"):
 def test_infer(client, result, datatype):
     x = gradient().astype(DTYPES[datatype])
     given = {"mode": "bilinear", "output_shape": "[1, 3, 32, 32]", "antialias": False}
-    reply = client.infer(
-        "torch_upsample_backward", [tensor(x, datatype)], parameters=given, request_id="a"
-    )
-    assert reply.as_numpy("y").dtype == x.dtype
-    assert reply.as_numpy("y").shape == RESULT_SHAPE
+    options = {"parameters": given, "request_id": "a"}
+    reply = client.infer("torch_upsample_backward", [tensor(x, datatype)], **options)
+    y = reply.as_numpy("y")
+    assert (y.dtype, y.shape) == (x.dtype, RESULT_SHAPE)
     assert reply.get_response().id == "a"
     wanted = [triton.InferRequestedOutput("y")]
     for options in ({"client_timeout": 10.0}, {"compression_algorithm": "gzip"}, {"priority": 1}):
@@ -76,8 +74,8 @@ def test_callbacks_and_streams(client, result):
         assert error is None, str(error)
         assert reply.as_numpy("y").tobytes() == result
     client.start_stream(callback=note)
-    for number, model in enumerate(("up", "nope", "up")):
-        client.async_stream_infer(model, [tensor(gradient())], request_id=str(number))
+    for model in ("up", "nope", "up"):
+        client.async_stream_infer(model, [tensor(gradient())])
     replies = [ended.get(timeout=30) for _ in range(3)]
     client.stop_stream()
     assert [reply.as_numpy("y").tobytes() for reply, _ in replies[::2]] == [result, result]
@@ -87,14 +85,12 @@ def test_callbacks_and_streams(client, result):
 def test_system_shared_memory(client, result):
     x, names = gradient(), [PATTERN.replace("*", end) for end in ("in", "out")]
     sizes = (x.nbytes, len(result))
-    regions = [
-        shared_memory.create_shared_memory_region(name, f"/{name}", size)
-        for name, size in zip(names, sizes, strict=True)
-    ]
+    regions = []
     try:
-        shared_memory.set_shared_memory_region(regions[0], [x])
         for name, size in zip(names, sizes, strict=True):
+            regions.append(shared_memory.create_shared_memory_region(name, f"/{name}", size))
             client.register_system_shared_memory(name, f"/{name}", size)
+        shared_memory.set_shared_memory_region(regions[0], [x])
         source = triton.InferInput("x", list(SHAPE), "FP32")
         wanted = triton.InferRequestedOutput("y")
         source.set_shared_memory(names[0], sizes[0])
@@ -111,10 +107,8 @@ def test_system_shared_memory(client, result):
 
 def messages(every, prefix=""):
     for each in every:
-        yield (
-            prefix + each.name,
-            {one.name: (one.number, one.type, one.label, one.type_name) for one in each.field},
-        )
+        fields = [(one.name, one.number, one.type, one.label, one.type_name) for one in each.field]
+        yield prefix + each.name, set(fields)
         yield from messages(each.nested_type, f"{prefix}{each.name}.")
 
 
@@ -132,7 +126,7 @@ def test_descriptors_are_those_of_the_client():
     message("ModelConfig").DESCRIPTOR.file.CopyToProto(ours)
     every = dict(messages(theirs.message_type))
     for name, fields in messages(ours.message_type):
-        assert fields.items() <= every[name].items()
+        assert fields <= every[name]
     assert list(ours.enum_type) == list(theirs.enum_type)
 
 

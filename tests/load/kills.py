@@ -1,18 +1,18 @@
 """Kills, renews and stops workers and cuts connections under load; prints what callers saw as JSON.
 
-    PYTHONPATH=tests python -m load.kills [--kills 20] [--cuts 100] [--json FILE]
+    PYTHONPATH=tests python -m load.kills
 
 A server with two workers is called without a pause: small calls, evaluate_many and streams,
 blocking and by asyncio, through one client with its defaults each. Meanwhile
 
-- kills: one worker after the other, at random, is killed as soon as both serve
+- 20 kills: one worker after the other, at random, is killed as soon as both serve
 - both at once: so that nobody serves for a while
 - rolling restart: on SIGUSR2, twice
 - connection age: connections last 0.5 s
 - stopped workers: one that is stopped, and so neither ends nor answers, three times; the server is
   told to replace it after 3 s
-- cuts: every connection is cut at some byte of either direction, until so many were; an eighth
-  of them within their first 64 KiB, the others within 64 MiB
+- 100 cuts: every connection is cut at some byte of either direction, an eighth of them within
+  their first 64 KiB, the others within 64 MiB
 - stop: on SIGTERM the server ends, and another one is started on its port
 
 Ends with status 1 if a call was lost or brought other bits than NumPy computes.
@@ -25,13 +25,13 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
-from load.loading import reported
 from support.load import Callers
 from support.processes import Command, running_command
 from support.raw_calls import wait_until
@@ -50,28 +50,25 @@ def end(command: Command, *numbers: int, by: int = signal.SIGKILL) -> None:
     command.wait_for_log(text, times=seen + len(numbers))
 
 
-def many_kills(command: Command, kills: int) -> None:
-    """Kill one worker after the other."""
+def many_kills(command: Command) -> None:
     chance = random.Random(0)  # noqa: S311 - nothing secret
-    for _ in range(kills):
+    for _ in range(20):
         time.sleep(chance.uniform(0.1, 0.5))
         end(command, chance.randrange(2))
 
 
 def stop_workers(command: Command) -> None:
-    """Stop three workers, each once another serves in place of the one before."""
     for number in (0, 1, 0):
         end(command, number, by=signal.SIGSTOP)
 
 
 def renew(command: Command) -> None:
-    """Restart one worker after the other, twice."""
     for times in (1, 2):
         command.signal(signal.SIGUSR2)
         command.wait_for_log(" rolling restart done", times=times)
 
 
-def run(folder: Path, *, kills: int, cuts: int) -> dict[str, Any]:
+def run(folder: Path) -> dict[str, Any]:
     """Go through all phases; return what callers saw in each."""
     report: dict[str, Any] = {}
 
@@ -89,7 +86,7 @@ def run(folder: Path, *, kills: int, cuts: int) -> dict[str, Any]:
         return running_command(*FLAGS, *flags, log=folder / str(len(report)))
 
     with server() as command:
-        phase(f"{kills} kills", command.address, lambda: many_kills(command, kills))
+        phase("20 kills", command.address, lambda: many_kills(command))
     with server() as command:
         phase("both at once", command.address, lambda: end(command, 0, 1))
         phase("rolling restart", command.address, lambda: renew(command))
@@ -103,10 +100,10 @@ def run(folder: Path, *, kills: int, cuts: int) -> dict[str, Any]:
     with server() as command, relaying(command.address, cuts=down, cuts_up=up) as relay:
 
         def cut() -> None:
-            wait_until(lambda: relay.cut >= cuts, patience_s=600.0)
+            wait_until(lambda: relay.cut >= 100, patience_s=600.0)
             relay.spare()
 
-        phase(f"{cuts} cuts", relay.address, cut)
+        phase("100 cuts", relay.address, cut)
     with server() as command, ExitStack() as stack:
 
         def stop() -> None:
@@ -119,6 +116,7 @@ def run(folder: Path, *, kills: int, cuts: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    REPORT = reported(__doc__, run, kills=20, cuts=100)
+    with tempfile.TemporaryDirectory() as FOLDER:
+        REPORT = run(Path(FOLDER))
     sys.stdout.write(json.dumps(REPORT, indent=2) + "\n")
     sys.exit(any(seen["wrong"] or seen["lost"] or not seen["calls"] for seen in REPORT.values()))

@@ -1,6 +1,6 @@
 """A server under mixed load for long: what it keeps of memory, threads, files, processes.
 
-    PYTHONPATH=tests python -m load.soak [--duration 1200] [--warm-up 60] [--json FILE]
+    PYTHONPATH=tests python -m load.soak [--duration 1200] [--warm-up 60]
 
 A server with two workers serves every kind of call at once: tiny and medium ones, streams, many in
 one stream, calls and streams that their callers cancel or give too little time. What its
@@ -15,16 +15,18 @@ processes hold is counted when they rest: after the warm-up, and after the load.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -33,14 +35,12 @@ from gradwire.loadtest.generator import LoadSettings
 from gradwire.loadtest.result import ScenarioResult
 from gradwire.loadtest.runner import Runner, Usage
 from gradwire.loadtest.scenarios import Flow, Scenario
-from load.loading import reported
 from support.load import Callers
 from support.processes import Command, running_command
 
 # A server that shares its cores with others is full at times, and says so: nothing leaks by that.
-_FULL: Final = ("RESOURCE_EXHAUSTED",)
+_FULL = ("RESOURCE_EXHAUSTED",)
 _CANCELLED, _LATE = ("CANCELLED", *_FULL), ("DEADLINE_EXCEEDED", *_FULL)
-
 MIXED = Scenario(
     name="soak",
     summary="every kind of call at once",
@@ -53,12 +53,7 @@ MIXED = Scenario(
     ),
 )
 
-_FLAGS: Final = ("--workers", "2", "--http-port", "127.0.0.1:0")
-_REST_S: Final = 60.0
-_MIB: Final = 1 << 20
-# In the first minutes pools fill; of shorter runs only what they leave at rest tells.
-_LEAST_FIT_S: Final = 300.0
-_POOLS_MIB: Final = 64.0
+_POOLS_MIB = 64.0
 _SHARED = r"^(\w+)-(\w+) ...s .*(?:/dev/shm|/memfd:|/dev/zero)"  # in /proc/PID/maps
 
 
@@ -110,59 +105,53 @@ def family(root: int) -> set[int]:
 def growth(seconds: Sequence[float], memory: Sequence[float]) -> tuple[float, float]:
     """Return by how much memory grew over the run, and by how much it may seem to.
 
-    The growth is that of the line fitted by least squares to the means of twenty parts of the run.
-    Memory goes up and down with the streams under way, so that the line has a slope by chance:
+    The growth is that of the line fitted by least squares to the means of twenty parts of the run;
     three standard errors of it are noise. Where that is little, some MiB are let pass: grpc starts
-    threads amid the run, and for each the C library keeps memory that was freed. A kilobyte lost
-    with every call of 20 minutes would be more than twenty times as much.
+    threads amid the run, and for each the C library keeps memory that was freed.
     """
     time_s, size = (
-        [float(part.mean()) for part in np.array_split(np.array(each), 20)]
-        for each in (seconds, memory)
+        [part.mean() for part in np.array_split(each, 20)] for each in (seconds, memory)
     )
     (slope, _), covariance = np.polyfit(time_s, size, 1, cov=True)
     span, error = seconds[-1] - seconds[0], float(np.sqrt(covariance[0, 0]))
     return float(slope) * span, max(3 * error * span, _POOLS_MIB)
 
 
-def _load(
-    command: Command, duration_s: float, warm_up_s: float
-) -> tuple[ScenarioResult, dict[str, Any]]:
+def _load(command: Command, duration_s: float, warm_up_s: float) -> tuple[ScenarioResult, Any]:
     """Put the server under load; return the result, and what evaluate_many saw beside it."""
-    connect, show = partial(AsyncClient, command.address), lambda _: None
-
-    def probe() -> Usage:
-        """Look at memory that is no file of a disk; processor time has no part in it."""
-        return Usage(0.0, anonymous(family(command.pid)), 1)
-
-    with (
-        Callers(command.address, "many") as many,
-        Runner(connect, show=show, probe=probe) as runner,
-    ):
+    options: dict[str, Any] = {
+        "show": lambda _: None,
+        # Memory that is no file of a disk; processor time has no part in it.
+        "probe": lambda: Usage(0.0, anonymous(family(command.pid)), 1),
+    }
+    connect = partial(AsyncClient, command.address)
+    with Callers(command.address, "many") as many, Runner(connect, **options) as runner:
         result = runner.run(MIXED, LoadSettings(duration_s, warm_up_s, timeout_s=30.0))
     return result, many.seen
 
 
 def run(folder: Path, *, duration_s: float, warm_up_s: float) -> dict[str, Any]:
     """Run it all; return the facts, `failed` among them."""
-    with running_command(*_FLAGS, log=folder / "log") as command:
+    flags = ("--workers", "2", "--http-port", "127.0.0.1:0")
+    with running_command(*flags, log=folder / "log") as command:
         command.wait_for_log(" worker serves ", times=2)
         _load(command, warm_up_s, 0.0)
         time.sleep(2)
         pids = family(command.pid)
         before, memory = held(pids), anonymous(pids)
         result, many = _load(command, duration_s, min(10.0, duration_s / 6))
-        until = time.monotonic() + _REST_S
+        until = time.monotonic() + 60.0
         time.sleep(2)
         while (after := held(family(command.pid))) - before and time.monotonic() < until:
             time.sleep(1)
-        left = (anonymous(family(command.pid)) - memory) / _MIB
+        left = (anonymous(family(command.pid)) - memory) / (1 << 20)
     failed = [f"{count} more of {name}" for name, count in (after - before).items()]
     if many["wrong"] or any(not text.startswith("OverloadedError") for text in many["lost"]):
         failed.append(f"many in one stream: {many}")
     used = [one.rss_mib for one in result.server]
     grown = noise = 0.0
-    if duration_s >= _LEAST_FIT_S:
+    # In the first minutes pools fill; of shorter runs only what they leave at rest tells.
+    if duration_s >= 300.0:
         grown, noise = growth([one.second for one in result.server], used)
     if grown > noise:
         failed.append(f"memory grew by {grown:.1f} MiB; {noise:.1f} would be noise")
@@ -171,13 +160,12 @@ def run(folder: Path, *, duration_s: float, warm_up_s: float) -> dict[str, Any]:
     ends = [(flow.name, one) for flow in result.flows for one in flow.outcomes if not one.expected]
     if ends:
         failed.append(f"calls failed, or were wrong: {ends}")
+    calls = {flow.name: flow.sent for flow in result.flows} | {"many": many["calls"]}
+    memory_mib = {"grown": round(grown, 2), "noise": round(noise, 2), "left": round(left, 2)}
     return {
         "duration_s": duration_s,
-        "calls": {flow.name: flow.sent for flow in result.flows} | {"many": many["calls"]},
-        "memory_mib": used,
-        "grown_mib": round(grown, 2),
-        "noise_mib": round(noise, 2),
-        "left_mib": round(left, 2),
+        "calls": calls,
+        "memory_mib": memory_mib,
         "before": before,
         "after": after,
         "failed": failed,
@@ -185,7 +173,11 @@ def run(folder: Path, *, duration_s: float, warm_up_s: float) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    REPORT = reported(__doc__, run, duration_s=1200.0, warm_up_s=60.0)
-    del REPORT["memory_mib"]
-    sys.stdout.write(json.dumps(REPORT, indent=1) + "\n")
-    sys.exit(bool(REPORT["failed"]))
+    PARSER = argparse.ArgumentParser()
+    PARSER.add_argument("--duration", type=float, default=1200.0)
+    PARSER.add_argument("--warm-up", type=float, default=60.0)
+    OPTIONS = PARSER.parse_args()
+    with tempfile.TemporaryDirectory() as FOLDER:
+        REPORT = run(Path(FOLDER), duration_s=OPTIONS.duration, warm_up_s=OPTIONS.warm_up)
+    sys.stdout.write(json.dumps(REPORT, indent=2) + "\n")
+    sys.exit("\n".join(REPORT["failed"]) or 0)

@@ -1,4 +1,4 @@
-"""Load tests of a real server: counts that add up, bits judged, lost time found, all of it told."""
+"""Load tests of a real server: bits judged, lost time found and corrected, all of it told."""
 
 import os
 import re
@@ -6,7 +6,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,25 +15,25 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gradwire import AsyncClient
 from gradwire.loadtest import result as record
-from gradwire.loadtest.generator import LoadSettings, Phase, dues
+from gradwire.loadtest.generator import LoadSettings, Phase, dues, percentile
 from gradwire.loadtest.report import to_html
-from gradwire.loadtest.result import ScenarioResult, ServerSecond, comparison, failures
-from gradwire.loadtest.runner import Runner, warnings
+from gradwire.loadtest.result import ServerSecond, corrected, failures, nines
+from gradwire.loadtest.runner import Runner, read_usage
 from gradwire.loadtest.scenarios import PROBLEMS, SCENARIOS, Flow, Judge, Scenario, changed
 from gradwire_server import LocalClient
+from load.soak import anonymous, family
+from support.processes import running_command
 from support.servers import serving, serving_process
 
 MARKUP = "<script>alert(1)</script> & \"quotes\" 'too'"
 # The server is stopped so long, in the midst of a load of four times that.
 STALL_S = 0.5
 LOAD_S = 4 * STALL_S
-
-
-# Runs a scenario for so many seconds.
-Run = Callable[[Scenario, float], ScenarioResult]
 
 
 @contextmanager
@@ -47,13 +46,6 @@ def loading(target, *, processes=1, show=lambda _: None):
             return runner.run(scenario, settings)
 
         yield run
-
-
-@pytest.fixture(scope="module")
-def run():
-    # Calls have a deadline, and a compiler takes its time where nothing is kept.
-    with serving(warm_up=True) as server, loading(server.address, processes=2) as running:
-        yield running
 
 
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=lambda problem: problem.name)
@@ -109,45 +101,24 @@ def test_processes_together_make_the_calls_of_one_rate():
         np.testing.assert_allclose(times, [time for time in expected if time < 102])
 
 
-def test_a_rate_and_callers_are_divided_as_the_scenario_does():
-    mixed = SCENARIOS["mixed"]
-    rates = [flow.rate for flow in changed(mixed, rate=70).flows]
-    np.testing.assert_allclose(rates, (40, 20, 10))
-    assert [flow.callers for flow in changed(mixed, callers=14).flows] == [8, 4, 2]
-    slow = SCENARIOS["slow-readers"]
-    assert changed(slow, rate=5).flows[1] == slow.flows[1]
-    assert changed(SCENARIOS["overload"], rate=5).of_peak == 0
-
-
-def document(*scenarios, text=""):
-    """Tell of these scenarios, with a text wherever there is room for one."""
-    return record.Document(
+def test_the_page_tells_all_and_needs_nothing_from_elsewhere(monkeypatch):
+    """Of one scenario in either loop; the server's figures are as if they had been looked at."""
+    scenarios = (SCENARIOS["cancellations"], changed(SCENARIOS["mixed"], rate=50))
+    # Calls have a deadline, and a compiler takes its time where nothing is kept.
+    with serving(warm_up=True) as server, loading(server.address, processes=2) as run:
+        results = [run(one, 0.5) for one in scenarios]
+    seconds = [ServerSecond(second=0.4, cpu_cores=0.5, rss_mib=100.0, processes=1)]
+    document = record.Document(
         format=record.FORMAT,
         when="2026-11-22T10:00:00+00:00",
-        command=f"gradwire bench {text}",
+        command=f"gradwire bench {MARKUP}",
         interrupted=False,
-        machine=record.Machine(f"cpu {text}", 2, 1024, text, "3", {"gradwire": text}, load=0.5),
-        server=record.ServerFacts(text, own=False, version=text, backend=text, backend_reason=text),
+        machine=record.Machine(MARKUP, 2, 1024, MARKUP, "3", {"gradwire": MARKUP}, load=0.5),
+        server=record.ServerFacts(MARKUP, own=False, version=MARKUP, backend=MARKUP),
         settings=LoadSettings(duration_s=1.0, warm_up_s=0.0, timeout_s=10.0),
-        scenarios=list(scenarios),
+        scenarios=[replace(one, server=seconds, warnings=[MARKUP]) for one in results],
     )
-
-
-@pytest.fixture(scope="module")
-def results(run):
-    """Run one scenario in either loop; the server's figures are as if they had been looked at."""
-    found = [
-        run(one, 0.5) for one in (SCENARIOS["cancellations"], changed(SCENARIOS["mixed"], rate=50))
-    ]
-    seconds = [ServerSecond(second=0.4, cpu_cores=0.5, rss_mib=100.0, processes=1)]
-    return [replace(one, server=seconds, warnings=[MARKUP]) for one in found]
-
-
-def test_the_page_tells_all_and_needs_nothing_from_elsewhere(results, monkeypatch):
-    nothing = record.Tally(Phase(SCENARIOS["mixed"].flows, LoadSettings(1.0, 0.0, 1.0)))
-    empty = ScenarioResult("mixed", "", 1.0, None, nothing.results(), [], nothing.generators, [])
-    ET.fromstring(to_html(document(empty)).removeprefix("<!DOCTYPE html>"))  # noqa: S314 - our own
-    page = to_html(document(*results, text=MARKUP))
+    page = to_html(document)
     root = ET.fromstring(page.removeprefix("<!DOCTYPE html>"))  # noqa: S314 - our own
     names = {element.tag for element in root.iter()}
     assert {"table", "svg", "path"} <= names
@@ -160,50 +131,51 @@ def test_the_page_tells_all_and_needs_nothing_from_elsewhere(results, monkeypatc
         assert f">{flow.name}, corrected</text>" in page
         assert f"<td>{f'{flow.corrected.p99_ms:,.2f}' if flow.ok else '-'}</td>" in page
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    page = to_html(document(*results))
+    page = to_html(document)
     assert "<figure>" not in page
     assert "pip install &#34;gradwire[plot]&#34;" in page
     assert f"<td>{results[1].flows[0].corrected.p99_ms:,.2f}</td>" in page
 
 
-def test_a_comparison_tells_ratios_and_what_is_not_alike(results):
-    first = document(*results)
-    rows, notes = comparison(first, first)
-    assert rows
-    assert all(set(row[2:6]) <= {"1.00", "-"} for row in rows)
-    assert len(notes) == 1
-    flow = results[1].flows[0]
-    latencies = replace(flow.corrected, p99_ms=flow.corrected.p99_ms * 3)
-    slower = replace(flow, calls_per_s=flow.calls_per_s / 2, corrected=latencies)
-    other = replace(
-        first,
-        scenarios=[replace(results[1], flows=[slower])],
-        server=replace(first.server, backend="numpy_cpu"),
-        settings=replace(first.settings, duration_s=5.0),
-    )
-    rows, notes = comparison(first, other)
-    assert [row[:2] for row in rows] == [("mixed", "tiny")]
-    assert (rows[0][2], rows[0][4]) == ("0.50", "3.00")
-    for words in (
-        "server.backend differs:  and numpy_cpu",
-        "settings.duration_s differs: 1.0 and 5.0",
-        "mixed, large is in A only",
-    ):
-        assert words in "\n".join(notes)
+def test_a_metrics_endpoint_tells_the_same_as_the_system(tmp_path):
+    flags = ("--http-port", "127.0.0.1:0", "--workers", "2", "--backend", "numpy_cpu")
+    with running_command(*flags, log=tmp_path / "log") as command:
+        command.wait_for_log(" worker serves ", times=2)
+        told = read_usage(f"http://{command.http_address}/metrics", {}, None)
+        seen = family(command.pid)
+        # The supervisor and both workers; they live on between the two looks.
+        assert told.processes == len(seen) == 3
+        assert anonymous(seen) / 2 < told.rss_bytes < 4 * anonymous(seen)
+        assert told.cpu_s > 0
 
 
-def test_a_generator_that_is_the_bottleneck_is_told_of(results):
-    result = results[1]
-    enough = [replace(flow, ok=1000) for flow in result.flows]
-    taking = [ServerSecond(second=1.0, cpu_cores=1.8, rss_mib=1.0, processes=1)]
-    cases = [
-        (0.1, 0.0, [], ""),
-        (0.95, 0.0, [], "0.95 of one core"),
-        (0.1, 1e6, [], "after they were due"),
-        (0.1, 0.0, taking, "of the 2 cores"),
+HOUR_US = 3_600_000_000
+# By steps larger than the millionth of an interval that the correction lets pass.
+TIMES = st.lists(st.integers(1, HOUR_US // 10).map(lambda tens: tens * 10), min_size=1, max_size=60)
+
+
+def seconds(times_us):
+    return np.array(times_us) / 1e6
+
+
+def test_the_correction_adds_what_stalled_callers_did_not_see():
+    # The example of HdrHistogram's own tests: calls of 1 ms every 10 ms, then one of 100 s.
+    raw = seconds([1000] * 10_000 + [100_000_000])
+    made = corrected(raw, 0.01)
+    assert (len(raw), len(made)) == (10_001, 20_000)
+    assert percentile(raw, 99) == pytest.approx(0.001)
+    for percent, expected in ((30, 1e-3), (50, 1e-3), (75, 50), (90, 80), (99, 98), (100, 100)):
+        assert percentile(made, percent) == pytest.approx(expected, rel=1e-3)
+    empty = np.empty(0)
+    assert (percentile(empty, 99), len(corrected(empty, 0.01)), nines(0)) == (0.0, 0, 1)
+    assert corrected(seconds([1, 2]), 0.0).tolist() == [1e-6, 2e-6]
+
+
+@given(TIMES, st.integers(1, 1000))
+def test_the_correction_is_that_of_a_loop_over_all_times(times, interval):
+    interval_us = interval * 1000 + HOUR_US // 1000
+    added = [
+        late for time in times for late in range(time - interval_us, interval_us - 1, -interval_us)
     ]
-    for cores, late, seconds, words in cases:
-        busy = [replace(one, cpu_cores=cores, late_p99_ms=late) for one in result.generators]
-        told = warnings(enough, busy, seconds, cores=2)
-        assert len(told) == (words != "")
-        assert words in "".join(told)
+    made = corrected(seconds(times), interval_us / 1e6)
+    np.testing.assert_allclose(np.sort(made), np.sort(seconds([*times, *added])), rtol=0, atol=1e-6)

@@ -15,17 +15,12 @@ import sys
 import time
 from pathlib import Path
 
-from mutants import table
-from mutants.running import Copy, judge_all
+from mutants.running import Copy, judge_all, read
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_name("mutants.toml")
 
 _FOLDER = ROOT / "build" / "mutants"
-# Tests wait for servers half of their time.
-_COPIES = 2
-# Time limit of the whole run.
-_LIMIT_S = 3600.0
 
 
 def main() -> None:
@@ -35,10 +30,11 @@ def main() -> None:
     parser.add_argument("verb", nargs="?", choices=("run",), default="run")
     parser.add_argument("numbers", nargs="*", type=int, metavar="NUMBER")
     numbers = parser.parse_args().numbers
-    until = time.monotonic() + _LIMIT_S
-    caught = [each for each in table.read(TABLE) if each.outcome == "caught"]
+    until = time.monotonic() + 3600.0
+    caught = [each for each in read(TABLE) if each.outcome == "caught"]
     wanted = [each for each in caught if not numbers or each.number in numbers]
-    copies = [Copy(ROOT, _FOLDER / str(number)) for number in range(min(_COPIES, len(wanted) or 1))]
+    # Two at once: tests wait for servers half of their time.
+    copies = [Copy(ROOT, _FOLDER / str(number)) for number in range(min(2, len(wanted) or 1))]
     _FOLDER.mkdir(parents=True, exist_ok=True)
     with (_FOLDER / "lock").open("w") as file:
         # Other runs use the same copies.

@@ -1,5 +1,7 @@
-"""Runs the tests of mutants in copies of the repository.
+"""The recorded mutants, and how their tests are run in copies of the repository.
 
+A place is a function and some of its lines as text, so that it is found again after the function
+has moved within its file. A mutant whose text is gone has to be expressed again from its behavior.
 A mutant is caught if one of its tests fails, exceeds the limit of a single test, or its process
 dies with the mutant, and the same test then passes in the same copy without it. A mutant whose
 tests merely exceed their common limit is not caught. A test that has moved is run where it is now,
@@ -8,7 +10,7 @@ and where it is gone, all of its module.
 
 from __future__ import annotations
 
-import contextlib
+import ast
 import os
 import re
 import shutil
@@ -16,37 +18,98 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent, indent
 from typing import IO
 
-from mutants.progress import FILE
-from mutants.table import Mutant
+import pytest
 
 # Limits of all tests of a mutant together, and of a single test, which takes much less unmutated.
-LIMIT_S = 60.0
-TEST_LIMIT_S = 25.0
+_LIMIT_S, _TEST_LIMIT_S = 60.0, 25.0
 
 _PYTEST = ("-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist")
 # A fixed seed: otherwise hypothesis tries other examples in each run.
-_PLUGINS = ("-p", "mutants.progress", "--hypothesis-seed=0", "--tb=short")
+_PLUGINS = ("-p", "mutants.running", "--hypothesis-seed=0", "--tb=short")
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One fault.
+
+    behavior  the wrong one, in words, which remain valid when the code changes
+    function  qualified name: "Class.method"
+    before    whole lines that occur once in the function, at any indentation
+    after     the lines that replace them
+    outcome   "caught" if a test fails, "equivalent" if none can
+    reason    why it is equivalent
+    tests     tests that execute the lines, in the order in which they are tried
+    """
+
+    number: int
+    area: str
+    behavior: str
+    file: str
+    function: str
+    before: str
+    after: str
+    outcome: str
+    reason: str = ""
+    tests: tuple[str, ...] = ()
+
+    def applied(self, source: str) -> str:
+        """Return a source with the fault. Raises LookupError if its lines are gone."""
+        lines = source.splitlines(keepends=True)
+        wanted = self.before.splitlines(keepends=True)
+        count = len(wanted)
+        places = [
+            first
+            for name, node in _functions(ast.parse(source))
+            if name == self.function
+            for first in range(node.lineno - 1, (node.end_lineno or 0) - count + 1)
+            if dedent("".join(lines[first : first + count])) == dedent(self.before)
+        ]
+        if len(places) != 1:
+            raise LookupError(
+                f"mutant {self.number}: its lines are {len(places)} times in {self.function} of "
+                f"{self.file}; express again: {self.behavior}"
+            )
+        (first,) = places
+        further = " " * (len(lines[first]) - len(wanted[0]))
+        lines[first : first + count] = [indent(self.after, further)]
+        return "".join(lines)
+
+
+def _functions(
+    tree: ast.AST, prefix: str = ""
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Yield every function with its qualified name, outer ones first."""
+    for node in ast.iter_child_nodes(tree):
+        inside = prefix
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inside = f"{prefix}{node.name}."
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield f"{prefix}{node.name}", node
+        yield from _functions(node, inside)
+
+
+def read(path: Path) -> list[Mutant]:
+    entries = tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]
+    return [Mutant(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries]
 
 
 class Copy:
-    """A copy of the repository in which mutants are run one after another.
-
-    It is reused by later runs, together with its cache of compiled kernels.
-    """
+    """A copy of the repository, reused by later runs with its cache of compiled kernels."""
 
     def __init__(self, root: Path, folder: Path) -> None:
-        self._root = root
-        self.folder = folder
-        self._progress, self._log, self._arguments = (
-            Path(f"{folder}-{name}") for name in ("progress", "log", "args")
-        )
+        self._root, self.folder = root, folder
+        names = ("progress", "log", "args")
+        self._progress, self._log, self._arguments = (Path(f"{folder}-{name}") for name in names)
         self._homes = defaultdict[str, list[str]](list)
 
     def refresh(self) -> None:
@@ -76,7 +139,7 @@ class Copy:
     def judge(self, mutant: Mutant) -> str | None:
         """Return the test that catches a mutant; None if none does. Raises LookupError."""
         tests = [one for test in mutant.tests for one in self._located(test)]
-        until = time.monotonic() + LIMIT_S
+        until = time.monotonic() + _LIMIT_S
         while tests:
             with self._mutated(mutant):
                 self._run(tests, until=until)
@@ -93,7 +156,7 @@ class Copy:
             elif not suspect or time.monotonic() >= until:
                 return None
             # A failure counts only if the test passes without the mutant.
-            elif self._run([suspect], until=time.monotonic() + LIMIT_S) == 0:
+            elif self._run([suspect], until=time.monotonic() + _LIMIT_S) == 0:
                 return suspect
             else:
                 tests = tests[tests.index(suspect) + 1 :] if suspect in tests else []
@@ -131,7 +194,7 @@ class Copy:
             try:
                 seen, since = 0, (now := time.monotonic())
                 while process.poll() is None and time.monotonic() < min(
-                    until, since + TEST_LIMIT_S
+                    until, since + _TEST_LIMIT_S
                 ):
                     changed = self._progress.stat().st_mtime_ns
                     if changed != seen:
@@ -140,7 +203,7 @@ class Copy:
                     now = time.monotonic()
             finally:
                 # Includes servers that tests left behind.
-                with contextlib.suppress(ProcessLookupError):
+                with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         return process.returncode
@@ -148,7 +211,7 @@ class Copy:
     def _start(self, words: Iterable[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
         folders = (str(self.folder / name) for name in ("server", "client", "tests"))
         variables = {
-            FILE: str(self._progress),
+            _FILE: str(self._progress),
             "PYTHONPATH": os.pathsep.join(folders),
             "PYTHONHASHSEED": "0",
             "HYPOTHESIS_PROFILE": "thorough",
@@ -163,6 +226,33 @@ class Copy:
             stderr=log,
             start_new_session=True,
         )
+
+
+# The processes that run tests have this module as a plugin, which keeps in a file the test that
+# runs, and then the one that failed.
+_FILE = "MUTANTS_PROGRESS"
+_failed: list[str] = []
+
+
+def _keep(test: str) -> None:
+    Path(os.environ[_FILE]).write_text(_failed[0] if _failed else test, encoding="utf-8")
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    _keep(nodeid)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.failed:
+        _failed.append(report.nodeid)
+        _keep(report.nodeid)
+
+
+def pytest_runtest_logfinish() -> None:
+    _keep("")
+
+
+pytest_collectreport = pytest_runtest_logreport
 
 
 def judge_all(mutants: Sequence[Mutant], copies: Sequence[Copy], *, until: float) -> dict[int, str]:

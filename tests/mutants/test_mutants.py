@@ -5,9 +5,8 @@ import subprocess
 
 import pytest
 
-from mutants import running, table
 from mutants.__main__ import ROOT, TABLE
-from mutants.table import Mutant
+from mutants.running import Copy, Mutant, read
 
 _SOURCE = """\
 class Counter:
@@ -32,7 +31,7 @@ _MUTANT = Mutant(
 
 
 def test_every_recorded_mutant_is_described_and_judged_and_its_lines_are_in_the_code():
-    mutants = table.read(TABLE)
+    mutants = read(TABLE)
     assert [mutant.number for mutant in mutants] == list(range(1, len(mutants) + 1))
     assert len({mutant.behavior for mutant in mutants}) == len(mutants) == 120
     for mutant in mutants:
@@ -64,14 +63,14 @@ _DIES = "    total += number\n__import__('os')._exit(0)\n"
 def test_a_mutant_is_caught_by_a_test_that_fails_with_it_alone(tmp_path, changes, test, caught):
     root = tmp_path / "repository"
     for name, text in {
-        "tests/mutants/progress.py": (ROOT / "tests/mutants/progress.py").read_text(),
+        "tests/mutants/running.py": (ROOT / "tests/mutants/running.py").read_text(),
         "server/counter.py": "import math\n\n\n" + _SOURCE,
         "test_counter.py": test,
     }.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     subprocess.run(["git", "init", "--quiet", root], check=True)  # noqa: S603, S607 - git, by its name
-    copy = running.Copy(root, tmp_path / "copy")
+    copy = Copy(root, tmp_path / "copy")
     copy.refresh()
     mutant = dataclasses.replace(_MUTANT, **changes)
     assert copy.judge(mutant) == ("test_counter.py::test_it_counts" if caught else None)

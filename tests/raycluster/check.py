@@ -1,6 +1,6 @@
 """Scales replicas on a real Ray cluster under load, and kills parts of it; prints what callers saw.
 
-    PYTHONPATH=tests python -m raycluster.check [--cut] [--json FILE]
+    PYTHONPATH=tests python -m raycluster.check [--cut]
 
 Three nodes, a head and two with room for four replicas each, are network namespaces of this
 machine; a fourth one calls: small calls, evaluate_many and streams, blocking and by asyncio.
@@ -20,28 +20,166 @@ calls runs this module too, as `watch TARGET` and as `call TARGET KIND...`.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from gradwire import UnavailableError
 from gradwire._transport.replicas import resolve
-from raycluster.nodes import Nodes, ray_cluster
 from support.load import PAUSE_S, Callers
 from support.raw_calls import wait_until
 
+_SUBNET = "10.77.41"
+
+
+class Networks:
+    """So many machines, numbered from 1, joined by a switch.
+
+    Needs root, and ip of iproute2. Raises CalledProcessError where the kernel lacks something.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._prefix, self._made = f"gwray{os.getpid()}", 0
+        with ExitStack() as stack:
+            stack.callback(self.close)
+            self._build(count)
+            stack.pop_all()
+
+    def address(self, number: int) -> str:
+        return f"{_SUBNET}.{number}"
+
+    def within(self, number: int, command: Sequence[str]) -> list[str]:
+        """Return the command that runs another one on a machine."""
+        return ["ip", "netns", "exec", self._name(number), *command]
+
+    def pids(self, number: int) -> list[int]:
+        return [int(pid) for pid in _ip(f"netns pids {self._name(number)}").split()]
+
+    def kill(self, number: int) -> None:
+        """End all processes of a machine at once, as if it had lost its power."""
+        # Some start others while they are killed.
+        while pids := self.pids(number):
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def cut(self, number: int) -> None:
+        """Let nothing reach a machine any more, or leave it."""
+        _ip(f"-n {self._prefix}-0 link set port{number} down")
+
+    def close(self) -> None:
+        """End what runs there, and take all down."""
+        for number in range(self._made):
+            self.kill(number)
+            command = ["ip", "netns", "del", self._name(number)]
+            subprocess.run(command, check=False)  # noqa: S603
+
+    def _name(self, number: int) -> str:
+        return f"{self._prefix}-{number}"
+
+    def _add(self, number: int) -> str:
+        name = self._name(number)
+        _ip(f"netns add {name}")
+        self._made += 1
+        _ip(f"-n {name} link set lo up")
+        return name
+
+    def _build(self, count: int) -> None:
+        switch = self._add(0)
+        _ip(f"-n {switch} link add switch type bridge")
+        _ip(f"-n {switch} link set switch up")
+        for number in range(1, count + 1):
+            name, port = self._add(number), f"port{number}"
+            _ip(f"-n {name} link add eth0 type veth peer {port} netns {switch}")
+            _ip(f"-n {switch} link set {port} master switch up")
+            _ip(f"-n {name} addr add {self.address(number)}/24 dev eth0")
+            _ip(f"-n {name} link set eth0 up")
+
+
+def _ip(words: str) -> str:
+    command = ["ip", *words.split()]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603
+
+
+# Ray ends workers where the machine is short of memory, whoever uses it.
+_VARIABLES = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Otherwise replicas yield to every other process of the machine.
+    "RAY_worker_niceness": "0",
+}
+
+
+class Nodes:
+    """A head, number 1, on which no replica has room, and nodes from 2 on; one more calls."""
+
+    def __init__(self, machines: Networks, folder: Path, *, nodes: int, cpus: int) -> None:
+        self.machines = machines
+        self.caller = nodes + 2
+        self._environment = {**os.environ, **_VARIABLES}
+        self.head = f"{machines.address(1)}:6379"
+        head = ("--head", "--port=6379", "--include-dashboard=false", "--disable-usage-stats")
+        self._start(1, *head, "--num-cpus=0", f"--temp-dir={folder / '1'}")
+        for number in range(2, nodes + 2):
+            self._start(number, f"--address={self.head}", f"--num-cpus={cpus}")
+
+    def command(self, *words: str) -> str:
+        """Run gradwire-ray on the head; return what it prints."""
+        return self.run(1, str(Path(sys.executable).with_name("gradwire-ray")), *words)
+
+    def run(self, number: int, *words: str) -> str:
+        """Run a program on a machine; return what it prints. RuntimeError where it fails."""
+        command = self.machines.within(number, words)
+        done = subprocess.run(  # noqa: S603 - our own programs
+            command, env=self._environment, capture_output=True, text=True, check=False, timeout=300
+        )
+        if done.returncode:
+            raise RuntimeError(f"{words} ended with {done.returncode}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def start(self, number: int, *words: str) -> subprocess.Popen[str]:
+        """Start a program on a machine, with pipes to and from it."""
+        return subprocess.Popen(  # noqa: S603 - our own programs
+            self.machines.within(number, words),
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            # As replicas have: the kernel may share out the processor by sessions.
+            start_new_session=True,
+        )
+
+    def _start(self, number: int, *flags: str) -> None:
+        own = f"--node-ip-address={self.machines.address(number)}"
+        # A node that joins a head which is gone waits for it without end.
+        ray = str(Path(sys.executable).with_name("ray"))
+        words = ("timeout", "60", ray, "start", own, "--num-gpus=0", *flags)
+        self.run(number, *words, "--object-store-memory=80000000")
+
+
+@contextmanager
+def ray_cluster(*, nodes: int, cpus: int) -> Generator[Nodes]:
+    """Run a cluster for the length of a block, of a head and so many nodes beside it."""
+    # Paths of Ray's sockets are long, and may have 107 characters.
+    with (
+        tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as folder,
+        closing(Networks(nodes + 2)) as machines,
+    ):
+        yield Nodes(machines, Path(folder), nodes=nodes, cpus=cpus)
+
+
 _KINDS = ("unary", "async unary", "many", "copy", "async stream", *["stream"] * 6)
 _MOST = 4
-_PATIENCE_S = 240.0
-_HEADLESS_S = 10.0
 
 
 def _say(text: str) -> None:
@@ -54,7 +192,7 @@ def watch(target: str) -> None:
     told: tuple[str, ...] | None = None
     while True:
         seen: tuple[str, ...] = ()
-        with contextlib.suppress(UnavailableError):
+        with suppress(UnavailableError):
             seen = resolve(target)
         if seen != told:
             _say(json.dumps(seen))
@@ -73,10 +211,7 @@ def call(target: str, *kinds: str) -> None:
 
 
 class Watch:
-    """Follows a target's list of replicas, from the machine that calls.
-
-    serving  those on it, by their addresses
-    """
+    """Follows a target's list of addresses, from the machine that calls."""
 
     def __init__(self, cluster: Nodes, target: str) -> None:
         words = (sys.executable, "-m", "raycluster.check", "watch", target)
@@ -87,7 +222,7 @@ class Watch:
     def wait_for(self, wanted: Callable[[frozenset[str]], bool]) -> float:
         """Wait until the list is as wanted; return the seconds that took."""
         began = time.monotonic()
-        wait_until(lambda: wanted(self.serving), patience_s=_PATIENCE_S)
+        wait_until(lambda: wanted(self.serving), patience_s=240.0)
         return round(time.monotonic() - began, 1)
 
     def close(self) -> None:
@@ -101,7 +236,7 @@ class Watch:
             sys.stderr.write(f"{time.strftime('%X')} serving: {sorted(self.serving)}\n")
 
 
-@contextlib.contextmanager
+@contextmanager
 def calling(cluster: Nodes, target: str, *kinds: str) -> Generator[dict[str, Any]]:
     """Have callers call during a block; what they saw is in the dictionary after it."""
     words = (sys.executable, "-m", "raycluster.check", "call", target, *kinds)
@@ -123,11 +258,9 @@ def calling(cluster: Nodes, target: str, *kinds: str) -> Generator[dict[str, Any
 def wait_for_others(cluster: Nodes, watch: Watch) -> float:
     """Wait until as many replicas as there may be serve, none of them on the last node."""
     there = cluster.machines.address(cluster.caller - 1) + ":"
-
-    def moved(seen: frozenset[str]) -> bool:
-        return len(seen) == _MOST and not any(one.startswith(there) for one in seen)
-
-    return watch.wait_for(moved)
+    return watch.wait_for(
+        lambda seen: len(seen) == _MOST and not any(one.startswith(there) for one in seen)
+    )
 
 
 def kill_server(cluster: Nodes, watch: Watch) -> float:
@@ -155,10 +288,15 @@ def kill_controller(cluster: Nodes, watch: Watch) -> float:
     return round(time.monotonic() - began, 1)
 
 
+def up(cluster: Nodes, text: str) -> str:
+    """Run gradwire-ray up with further words; return the target."""
+    return cluster.command("up", "--address", cluster.head, *text.split()).strip()
+
+
 def check_refusal(cluster: Nodes) -> None:
     """Fail unless servers that cannot start end the command, which says why and leaves nothing."""
     try:
-        cluster.command("up", "--address", cluster.head, "--", "--insecure", "--tokens", "/nowhere")
+        up(cluster, "-- --insecure --tokens /nowhere")
     except RuntimeError as error:
         if "0 of 1 replicas serve: " in str(error) and "ended with status 1" in str(error):
             return
@@ -169,11 +307,8 @@ def check_refusal(cluster: Nodes) -> None:
 def run(cluster: Nodes, *, cut: bool) -> dict[str, Any]:
     """Go through all phases; return what callers saw, and how long each took."""
     check_refusal(cluster)
-    target = cluster.command(
-        *("up", "--address", cluster.head, "--min", "1", "--max", str(_MOST)),
-        *("--target-queue", "0.4", "--down-after-s", "4"),
-        *("--", "--insecure", "--backend", "numpy_cpu"),
-    ).strip()
+    scaling = f"--min 1 --max {_MOST} --target-queue 0.4 --down-after-s 4"
+    target = up(cluster, f"{scaling} -- --insecure --backend numpy_cpu")
     watch = Watch(cluster, target)
     machines, last = cluster.machines, cluster.caller - 1
     with calling(cluster, target, *_KINDS) as load:
@@ -191,30 +326,12 @@ def run(cluster: Nodes, *, cut: bool) -> dict[str, Any]:
 
 def check_headless(cluster: Nodes) -> dict[str, Any]:
     """Kill the head under load; return what callers saw for a while."""
-    target = cluster.command(
-        *("up", "--address", cluster.head, "--min", "2"),
-        *("--", "--insecure", "--backend", "numpy_cpu"),
-    ).strip()
+    target = up(cluster, "--min 2 -- --insecure --backend numpy_cpu")
     with calling(cluster, target, "unary", "async unary", "stream") as headless:
         cluster.machines.kill(1)
         # Longer than a list counts as new; nodes do without a head for a minute.
-        time.sleep(_HEADLESS_S)
+        time.sleep(10.0)
     return headless
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--cut", action="store_true", help="cut a node off instead of killing it")
-    parser.add_argument("--json", type=Path, help="file for the report")
-    arguments = parser.parse_args()
-    with ray_cluster(nodes=2, cpus=4) as cluster:
-        report = run(cluster, cut=arguments.cut)
-    text = json.dumps(report, indent=2)
-    sys.stdout.write(text + "\n")
-    if arguments.json:
-        arguments.json.write_text(text + "\n")
-    if any(seen["wrong"] or seen["lost"] for seen in report.values()):
-        sys.exit("calls were lost, or brought other bits")
 
 
 if __name__ == "__main__":
@@ -223,4 +340,8 @@ if __name__ == "__main__":
     elif sys.argv[1:2] == ["call"]:
         call(*sys.argv[2:])
     else:
-        main()
+        with ray_cluster(nodes=2, cpus=4) as CLUSTER:
+            REPORT = run(CLUSTER, cut="--cut" in sys.argv)
+        _say(json.dumps(REPORT, indent=2))
+        if any(seen["wrong"] or seen["lost"] for seen in REPORT.values()):
+            sys.exit("calls were lost, or brought other bits")

@@ -17,20 +17,14 @@ _YESTERDAY = datetime.now(UTC) - timedelta(days=1)
 
 
 class Papers:
-    """The files of one server, which can be written anew.
-
-    settings   of a server with a certificate
-    mutual     the same, and of one that lets in clients of its authority only
-    """
+    """The files of one server, which can be written anew; mutual: clients show certificates."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.authority = trustme.CA()
-        self.settings: dict[str, Any] = {
-            "tls_certificate": str(folder / "chain.pem"),
-            "tls_key": str(folder / "key.pem"),
-        }
-        self.mutual: dict[str, Any] = {**self.settings, "tls_client_ca": str(folder / "ca.pem")}
+        chain, key, roots = (str(folder / f"{name}.pem") for name in ("chain", "key", "ca"))
+        self.settings: dict[str, Any] = {"tls_certificate": chain, "tls_key": key}
+        self.mutual: dict[str, Any] = {**self.settings, "tls_client_ca": roots}
         self.write()
         self.write_authorities(self.authority)
 

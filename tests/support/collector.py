@@ -8,14 +8,13 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, NamedTuple
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """A span, what it tells, and what its process tells of itself."""
 
     span: Span
@@ -25,10 +24,7 @@ class Seen:
 
 @dataclass
 class Collector:
-    """What came; resources as OTLP's resource attributes.
-
-    url  for OTEL_EXPORTER_OTLP_ENDPOINT
-    """
+    """What came to a URL for OTEL_EXPORTER_OTLP_ENDPOINT."""
 
     url: str
     spans: list[Seen] = field(default_factory=list[Seen])

@@ -25,10 +25,9 @@ def infer_request(
     if x is not None:
         request.inputs.add(name="x", datatype=datatype, shape=x.shape)
         request.raw_input_contents.append(x.tobytes())
+    choices = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
     for name, value in parameters.items():
-        choices = {"bool": "bool_param", "int": "int64_param", "float": "double_param"}
-        choice = choices.get(type(value).__name__, "string_param")
-        setattr(request.parameters[name], choice, value)
+        setattr(request.parameters[name], choices[type(value)], value)
     return request
 
 
@@ -40,7 +39,7 @@ class InferenceClient:
     """The methods of the service, by name, on a channel of their own."""
 
     def __init__(self, address: str) -> None:
-        self.channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self.channel: Any = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
 
     def call(self, method: str, request: Any = None, **fields: Any) -> Any:
         """Call a unary method with a message, bytes, or the fields of its request."""
@@ -48,15 +47,13 @@ class InferenceClient:
         if request is None:
             request = message(types.input_type.name)(**fields)
         data = request if isinstance(request, bytes) else request.SerializeToString()
-        untyped: Any = self.channel
-        reply = untyped.unary_unary(f"/{NAME}/{method}")(data, timeout=PATIENCE_S)
+        reply = self.channel.unary_unary(f"/{NAME}/{method}")(data, timeout=PATIENCE_S)
         return message(types.output_type.name).FromString(reply)
 
     def stream(self, requests: list[Any]) -> list[Any]:
-        untyped: Any = self.channel
-        replies = untyped.stream_stream(f"/{NAME}/ModelStreamInfer")(
-            iter([each.SerializeToString() for each in requests]), timeout=PATIENCE_S
-        )
+        sent = iter([each.SerializeToString() for each in requests])
+        call = self.channel.stream_stream(f"/{NAME}/ModelStreamInfer")
+        replies = call(sent, timeout=PATIENCE_S)
         return [message("ModelStreamInferResponse").FromString(each) for each in replies]
 
     def refused(self, method: str, request: Any = None, **fields: Any) -> tuple[str, str]:

@@ -12,8 +12,7 @@ from gradwire._wire.framing import varint
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RESET, SETTINGS, PING, WINDOW, CONTINUATION = 0, 1, 3, 4, 6, 8, 9
-END_STREAM = ACK = 1
-END_HEADERS = 4
+END_STREAM, END_HEADERS = 1, 4
 TABLE_SIZE, INITIAL_WINDOW = 1, 4  # settings
 CANCEL = 8  # the error code
 EVALUATE = "/gradwire.v1.GradientService/Evaluate"
@@ -31,14 +30,12 @@ def settings(**numbers: int) -> bytes:
 
 def literal(name: bytes, value: bytes) -> bytes:
     """Encode a header that no table knows, nor is to keep."""
-    return b"\0" + _length(len(name)) + name + _length(len(value)) + value
-
-
-def _length(number: int) -> bytes:
-    """Encode a length as HPACK does, RFC 7541 section 5.1, with a prefix of seven bits."""
-    if number < 0x7F:
-        return bytes((number,))
-    return b"\x7f" + varint(number - 0x7F)
+    encoded = b"\0"
+    for text in (name, value):
+        # A length with a prefix of seven bits, RFC 7541 section 5.1.
+        size = len(text)
+        encoded += (bytes((size,)) if size < 0x7F else b"\x7f" + varint(size - 0x7F)) + text
+    return encoded
 
 
 def call_headers(*more: tuple[bytes, bytes], method: str = EVALUATE) -> bytes:
@@ -76,10 +73,8 @@ class RawConnection:
             (host, int(port)), timeout=30, source_address=(source, 0) if source else None
         )
         if greet:
-            numbers = {f"s{TABLE_SIZE}": 0}
-            if window is not None:
-                numbers[f"s{INITIAL_WINDOW}"] = window
-            self.send(PREFACE, settings(**numbers))
+            numbers = {} if window is None else {f"s{INITIAL_WINDOW}": window}
+            self.send(PREFACE, settings(**{f"s{TABLE_SIZE}": 0}, **numbers))
 
     def send(self, *parts: bytes) -> bool:
         """Send; return whether the other end still takes it."""
