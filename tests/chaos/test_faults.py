@@ -252,10 +252,14 @@ def damage(seed, counts):
 
 
 @pytest.mark.parametrize(
-    "calls", [60, pytest.param(600, marks=[pytest.mark.slow, pytest.mark.heavy])]
+    ("calls", "checksums"),
+    [
+        *((60, True), (60, False)),
+        pytest.param(600, True, marks=[pytest.mark.slow, pytest.mark.heavy]),
+    ],
 )
-def test_no_damaged_result_is_taken(calls):
-    options = {"timeout_s": 2.0, "retry": PROMPT, "chunk_bytes": 64 << 10, "checksums": True}
+def test_damaged_results_are_taken_only_without_checksums(calls, checksums):
+    options = {"timeout_s": 2.0, "retry": PROMPT, "chunk_bytes": 64 << 10, "checksums": checksums}
     counts = Counter()
     with (
         serving() as server,
@@ -288,8 +292,9 @@ def test_no_damaged_result_is_taken(calls):
         for future in [at_once.submit(outcome, number) for number in range(calls)]:
             # With its retries a call that takes longer hangs.
             counts[future.result(60.0)] += 1
-    assert counts.keys() <= {"right", "failed", "damaged"}, counts
+    assert counts.keys() <= {"right", "wrong", "failed", "damaged"}, counts
     assert min(counts["right"], counts["damaged"]) > 0
+    assert (counts["wrong"] == 0) == checksums, counts
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files are Linux's")
