@@ -6,24 +6,17 @@ import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import repeat
 
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import strategies as st
 
 from gradwire import AsyncClient, Client, Item, errors, ops
 from gradwire._transport.batch import BatchStream
-from gradwire._transport.channels import Pool, start_thread
-from gradwire._transport.tracing import CallSpan
 from gradwire_server.errors import RETRY_AFTER_S
-from sdk.strided_arrays import arrays
 from support import clients
 from support.clients import AWAITED, BILINEAR, COPY, ITEM, either_way
-from support.examples import examples
 from support.oracles import oracles
 from support.raw_calls import PATIENCE_S, named, summed, wait_until
 from support.relay import nothing, relaying
@@ -85,14 +78,6 @@ def test_results_equal_evaluate(plain, collect, ordered, most):
     outcomes = collect(iter(items), ordered=ordered, max_in_flight=most)
     check_places(outcomes, len(items), ordered=ordered)
     check_results(plain, items, outcomes)
-
-
-@examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(sources=st.lists(arrays(), min_size=1, max_size=6))
-def test_arrays_of_any_layout_come_back_as_they_went(plain, sources):
-    results = plain.evaluate_many((COPY, array, array.shape) for array in sources)
-    for array, result in zip(sources, results, strict=True):
-        oracles.same_bits(result, array.astype(array.dtype.newbyteorder("=")))
 
 
 @either_way
@@ -234,14 +219,6 @@ def test_a_stream_that_is_cut_anywhere_goes_on_where_it_stopped(address, collect
     with relaying(address, cuts=cuts) as relay:
         check(collect(numbered(600), at=relay.address, options=options), 600)
         assert relay.connections == len(cuts) + 1
-
-
-def test_another_server_is_sent_what_a_lost_one_has_not_answered(server):
-    with serving() as other, relaying(server.address, cuts=(5_000,)) as relay:
-        relay.on_cut = lambda: relay.lead_to(other.address)
-        check(clients.outcomes_of(Client, numbered(300), at=relay.address), 300)
-        assert relay.connections > 1
-        assert other.server.service.admission.entered
 
 
 @pytest.mark.slow
@@ -396,8 +373,7 @@ def test_closing_a_client_ends_who_waits_for_a_slow_source(address, taken):
         await asyncio.Event().wait()
 
     with AWAITED(address) as client, ThreadPoolExecutor(1) as pool:
-        evaluate_many = client.evaluate_many
-        waiting = pool.submit(told, evaluate_many(items()))
+        waiting = pool.submit(told, client.evaluate_many(items()))
         assert silent.wait(PATIENCE_S)
         client.close()
         check_cancelled(waiting.result(PATIENCE_S), begin=0)
@@ -414,19 +390,16 @@ async def failing_in_loop(error):
         yield item
 
 
+ENDS = GeneratorExit, asyncio.CancelledError
+FAILING = [
+    *((Client, failing, error) for error in (ZeroDivisionError, KeyboardInterrupt, *ENDS)),
+    *((AWAITED, failing, error) for error in ENDS),
+    *((AWAITED, failing_in_loop, error) for error in (ZeroDivisionError, *ENDS)),
+]
+
+
 @either_way
-@pytest.mark.parametrize(
-    ("face", "source", "error"),
-    [
-        *((Client, failing, error) for error in (ZeroDivisionError, KeyboardInterrupt)),
-        *(
-            (face, source, error)
-            for face, source in ((Client, failing), (AWAITED, failing), (AWAITED, failing_in_loop))
-            for error in (GeneratorExit, asyncio.CancelledError)
-        ),
-        (AWAITED, failing_in_loop, ZeroDivisionError),
-    ],
-)
+@pytest.mark.parametrize(("face", "source", "error"), FAILING)
 def test_what_a_source_raises_is_raised_once_and_loses_no_result(
     faced, face, source, error, ordered
 ):
@@ -436,19 +409,6 @@ def test_what_a_source_raises_is_raised_once_and_loses_no_result(
     assert [type(each) for each in failed] == [error]
     # A generator that ends so ends an asynchronous client's results at once.
     assert outcomes.count(None) == 100 or (face is AWAITED and error is GeneratorExit)
-
-
-class Interrupting:
-    """An array that Ctrl-C finds being read."""
-
-    def __array__(self, *_):
-        raise KeyboardInterrupt
-
-
-def test_an_interrupt_as_an_item_is_taken_is_raised_once_and_loses_no_result(plain):
-    items = [ITEM, ITEM._replace(array=Interrupting()), ITEM]
-    kinds = [type(each) for each in told(plain.evaluate_many(items))]
-    assert kinds == [KeyboardInterrupt, type(None), errors.CallCancelledError, type(None)]
 
 
 def test_results_are_refused_to_a_second_thread_and_to_their_own_items(plain):
@@ -487,30 +447,6 @@ def test_results_closed_or_dropped_end_their_stream(server, faced):
     wait_until(lambda: "gradwire-receiver" not in {each.name for each in threading.enumerate()})
 
 
-def test_results_dropped_after_a_fault_take_no_more_items(address, monkeypatch):
-    def start(name, *arguments):
-        if name == "receiver":
-            raise RuntimeError("can't start new thread")
-        return start_thread(name, *arguments)
-
-    async def drop():
-        before = asyncio.all_tasks()
-        async with AsyncClient(address) as client:
-            results = client.evaluate_many(repeat(ITEM))
-            with pytest.raises(RuntimeError, match="new thread"):
-                await anext(results)
-            taking = asyncio.all_tasks() - before
-            assert taking
-            del results
-            async with asyncio.timeout(PATIENCE_S):
-                while not all(each.done() for each in taking):
-                    gc.collect()  # the error's traceback refers to the results
-                    await asyncio.sleep(0.01)
-
-    monkeypatch.setattr("gradwire._transport.batch.start_thread", start)
-    asyncio.run(drop())
-
-
 def test_results_are_closed_by_no_thread_that_drops_them(server, monkeypatch):
     cancel, threads = BatchStream.cancel, []
 
@@ -529,30 +465,3 @@ def test_results_are_closed_by_no_thread_that_drops_them(server, monkeypatch):
     # It may hold a lock that closing takes.
     assert threads
     assert threading.current_thread() not in threads
-
-
-def test_a_stream_that_two_threads_cancel_ends_once(plain, monkeypatch):
-    cancel, give_back = BatchStream.cancel, Pool.give_back
-    streams, ended = [], []
-
-    def note(self):
-        streams.append(self)
-        cancel(self)
-
-    @contextmanager
-    def span(*_):
-        yield CallSpan(None)
-        ended.append(threading.current_thread())
-
-    def cancel_again(self, taken, *, failed):
-        give_back(self, taken, failed=failed)
-        with ThreadPoolExecutor(1) as other:
-            other.submit(cancel, streams.pop()).result(PATIENCE_S)
-
-    monkeypatch.setattr(BatchStream, "cancel", note)
-    monkeypatch.setattr("gradwire._transport.batch.call_span", span)
-    monkeypatch.setattr(Pool, "give_back", cancel_again)
-    with plain.evaluate_many(repeat(ITEM)) as results:
-        next(results)
-    assert ended == [threading.current_thread()]
-    assert not streams
