@@ -11,6 +11,7 @@ import pytest
 import trustme
 
 from gradwire import AsyncClient, Client
+from gradwire._wire.files import Reloaded
 from gradwire._wire.statuses import no_server
 from gradwire.errors import AuthenticationError, InvalidRequestError, UnavailableError
 from gradwire_server.config.tokens import Scope, add_token, revoke_token
@@ -186,6 +187,16 @@ def test_a_file_is_read_anew_and_a_broken_one_is_not(guarded, path, file):
             wait_until(lambda: is_served(client))
         file.unlink()
         assert is_served(client)
+
+
+def test_a_file_is_not_read_for_every_call(file, monkeypatch):
+    monkeypatch.setattr("gradwire._wire.files.LOOK_EVERY_S", 3600)
+    file.write_bytes(b"before")
+    read = Reloaded((str(file),), lambda held: held[0], on_error=pytest.fail)
+    file.write_bytes(b"after")
+    assert read.get() == b"before"
+    assert read.look()
+    assert read.get() == b"after"
 
 
 def test_no_proxy_sees_calls_to_this_machine(address, monkeypatch):
