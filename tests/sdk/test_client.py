@@ -385,20 +385,21 @@ async def test_streams_beyond_the_bound_wait_without_a_thread(relay):
             assert receivers() <= BOUND
 
 
-async def test_waiting_for_another_stream_does_not_count_as_a_stall():
+async def test_calls_of_more_parts_than_streams_take_turns_and_do_not_stall():
     channels = AsyncClientChannels(vars(Client("127.0.0.1:1", timeout_s=0.2))["_options"])
     asked = {"op": COPY, "array": STREAMED, "output_shape": None, "out": None}
-    first, second = (channels.blocking.evaluation(**asked, timeout_s=60) for _ in range(2))
-    vars(first.shares)["count"] = BOUND
+    first, *others = (channels.blocking.evaluation(**asked, timeout_s=60) for _ in range(3))
+    for each in (first, *others):
+        vars(each.shares)["count"] = 1000
 
-    async def take():
-        async with channels.admitted(second):
-            return second.still_s
+    async def take(evaluation):
+        async with channels.admitted(evaluation):
+            return evaluation.still_s
 
     async with channels.admitted(first):
-        waiting = asyncio.create_task(take())
+        waiting = [asyncio.create_task(take(each)) for each in others]
         await asyncio.sleep(0.3)
-    assert await waiting > 0
+    assert min(await asyncio.gather(*waiting)) > 0
     await channels.close()
 
 
