@@ -1,11 +1,13 @@
 """evaluate() gives the right bits whatever the array, the result's place and the way it travels.
 
 It reports where its time went, its progress, and its span in a trace. AsyncClient has a bounded
-number of streams at once; further ones wait without a thread.
+number of streams at once; further ones wait without a thread. Checksums are sent where plain text
+leaves the machine, and only what matches them is taken.
 """
 
 import asyncio
 import json
+import logging
 import subprocess
 import sys
 import threading
@@ -13,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from itertools import pairwise
 
+import grpc
 import ml_dtypes
 import numpy as np
 import pytest
@@ -20,7 +23,7 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire import AsyncClient, Client, errors, health, ops, v1
+from gradwire import AsyncClient, Client, Item, errors, health, ops, v1
 from gradwire._transport.aio import AsyncClientChannels
 from gradwire._wire.requests import Progress
 from support.clients import (
@@ -33,6 +36,7 @@ from support.clients import (
     SMALL,
     copied,
     either_size,
+    half,
     halved,
 )
 from support.oracles.oracles import same_bits
@@ -419,3 +423,80 @@ async def test_cancelling_at_any_moment_of_the_start_and_closing_end_calls(relay
     await client.close()
     for error in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(error, errors.CallCancelledError)
+
+
+def test_checksums_are_on_where_plain_text_leaves_the_machine(monkeypatch):
+    def are_on(target, **options):
+        return vars(Client(target, **options))["_options"].sends_checksums
+
+    there = ["10.0.0.1:1"], ["dns:///name:1"], ["127.0.0.1:1", "name:1"]
+    for target in (["127.0.0.1:1"], ["localhost:1"], ["unix:/tmp/name"], *there):
+        assert are_on(target) is (target in there)
+        assert not are_on(target, credentials=grpc.ssl_channel_credentials())
+        assert are_on(target, checksums=True)
+        assert not are_on(target, checksums=False)
+    monkeypatch.setenv("GRADWIRE_CHECKSUMS", "true")
+    assert are_on("127.0.0.1:1")
+    assert not are_on("127.0.0.1:1", checksums=False)
+
+
+SENT = np.arange(2048, dtype=np.float32).reshape(1, 2, 32, 32)
+SENT_IN_CHUNKS = np.arange(1 << 19, dtype=np.float32).reshape(1, 2, 512, 512)
+MANY = [Item(BILINEAR, SENT + each, half(SENT)) for each in range(40)]
+ASKS = {
+    "small": lambda client: [halved(client, SENT)],
+    "large": lambda client: [halved(client, SENT_IN_CHUNKS)],
+    "many": lambda client: list(client.evaluate_many(MANY)),
+}
+
+
+# Whichever RPC it is that learns it.
+@pytest.mark.parametrize("first", ASKS)
+def test_results_are_the_same_also_of_a_server_that_knows_no_checksums(
+    server, face, monkeypatch, caplog, first
+):
+    order = sorted(ASKS, key=lambda name: name != first)
+
+    def results(client):
+        return [each.tobytes() for name in order for each in ASKS[name](client)]
+
+    with face(server.address, checksums=False) as without:
+        expected = results(without)
+    with face(server.address, checksums=True) as client:
+        assert results(client) == expected
+    with face(server.address, checksums=True) as client, caplog.at_level(logging.WARNING):
+        client.wait_ready()
+        monkeypatch.setattr("gradwire_server.rpc.codec.checksums.AVAILABLE", False)
+        assert results(client) == results(client) == expected
+    own = [each.message for each in caplog.records if each.name == "gradwire"]
+    assert own == ["no checksums: a server does not know them"]
+
+
+@pytest.mark.parametrize("up", [True, False], ids=["request", "result"])
+@pytest.mark.parametrize("array", [SENT, SENT_IN_CHUNKS], ids=["small", "large"])
+def test_a_changed_byte_of_data_is_an_error_that_is_retried(address, plain, array, up):
+    # Powers of two survive the halving: the mark is found on its way in both directions.
+    marked = np.full_like(array, 2.0**-77)
+    pattern = np.float32(2.0**-77 * (1 if up else 4)).tobytes() * 8
+    left = []
+
+    def change(block):
+        if left and pattern in block:
+            left.pop()
+            at = block.index(pattern)
+            return block[: at + 1] + b"\x55" + block[at + 2 :]
+        return block
+
+    with relaying(address) as relay:
+        setattr(relay, "alter_up" if up else "alter", change)
+        left.append(1)
+        with Client(relay.address, checksums=True, retry=ONCE) as client:
+            with pytest.raises(errors.DataLossError) as caught:
+                halved(client, marked)
+            assert caught.value.reason == "CHECKSUM_MISMATCH"
+            assert isinstance(caught.value, errors.GradwireError)
+        left += [1, 2]
+        with Client(relay.address, checksums=True, retry=PROMPT) as client:
+            result = halved(client, marked)
+        assert not left
+    assert result.tobytes() == halved(plain, marked).tobytes()

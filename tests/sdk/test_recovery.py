@@ -14,7 +14,7 @@ from gradwire import AsyncClient, Client, RetryPolicy, errors, ops
 from gradwire_server.engine import prepared as server_prepared
 from gradwire_server.errors import RETRY_AFTER_S
 from support import clients
-from support.clients import AWAITED, CALLS, COPY, LARGE, SMALL, copied, halved
+from support.clients import AWAITED, CALLS, LARGE, SMALL, copied, halved
 from support.raw_calls import wait_until
 from support.relay import relaying
 from support.servers import ServerThread, serving, serving_process
@@ -186,12 +186,6 @@ def test_a_deadline_is_kept(relay, face, array, stall_s, timeout_s):
     assert caught.value.request_id
 
 
-@clients.either_size
-def test_no_retry_reaches_past_the_deadline(nobody, array):
-    with Client(nobody) as client, pytest.raises(errors.UnavailableError):
-        copied(client, array, timeout_s=1.0)
-
-
 @pytest.mark.parametrize("error", [ZeroDivisionError(), errors.UnavailableError("another server")])
 def test_an_error_of_on_progress_ends_the_call(address, face, error):
     def tear(_sent, _received):
@@ -283,19 +277,3 @@ def test_a_call_ends_that_no_server_answers_any_more(monkeypatch, relay, face, n
         relay.swallow()
         with pytest.raises(errors.UnavailableError):
             CALLS[name](client)
-
-
-def test_refused_data_is_sent_again_only_where_chunks_were_too_large(plain):
-    channels = vars(plain)["_calls"].get().channels
-    evaluation = channels.evaluation(
-        op=COPY, array=LARGE, output_shape=None, out=None, timeout_s=None
-    )
-    transfer, refused = evaluation.shares.whole, errors.InvalidRequestError("refused")
-    refused.reason = "INVALID_DATA"
-    with pytest.raises(errors.InvalidRequestError):
-        evaluation.recover(refused)
-    transfer.too_large = True
-    assert evaluation.recover(refused) == 0.0
-    transfer.begin()
-    with pytest.raises(errors.InvalidRequestError):
-        evaluation.recover(refused)
