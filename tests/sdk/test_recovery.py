@@ -14,7 +14,7 @@ from gradwire import AsyncClient, Client, RetryPolicy, errors, ops
 from gradwire_server.engine import prepared as server_prepared
 from gradwire_server.errors import RETRY_AFTER_S
 from support import clients
-from support.clients import AWAITED, CALLS, LARGE, SMALL, copied, halved
+from support.clients import CALLS, LARGE, SMALL, copied, halved
 from support.raw_calls import wait_until
 from support.relay import relaying
 from support.servers import ServerThread, serving, serving_process
@@ -258,22 +258,3 @@ async def test_another_event_loop_is_refused(address):
     async with AsyncClient(address) as client:
         await copied(client, SMALL)
         await asyncio.to_thread(asyncio.run, use_elsewhere())
-
-
-@pytest.mark.parametrize(
-    ("face", "name"),
-    [
-        *((Client, name) for name in ("Evaluate", "EvaluateStream", "EvaluateMany")),
-        *((AWAITED, name) for name in ("Evaluate", "EvaluateStream")),
-    ],
-)
-def test_a_call_ends_that_no_server_answers_any_more(monkeypatch, relay, face, name):
-    # Takes 40 s by default.
-    monkeypatch.setattr("gradwire._transport.channels._KEEPALIVE_MS", 1000)
-    monkeypatch.setattr("gradwire._transport.channels._KEEPALIVE_TIMEOUT_MS", 500)
-    # Without keepalive calls would end with another error, after the timeout.
-    with face(relay.address, retry=clients.ONCE, timeout_s=60) as client:
-        CALLS[name](client)
-        relay.swallow()
-        with pytest.raises(errors.UnavailableError):
-            CALLS[name](client)

@@ -1,6 +1,5 @@
 """A client calls one server or several, wherever their addresses come from."""
 
-import re
 import socket
 import ssl
 import threading
@@ -21,7 +20,6 @@ from gradwire.errors import InvalidRequestError, UnavailableError
 from support.certificates import Papers, trusting
 from support.clients import CALLS, LARGE, ONCE, PROMPT, SMALL, copied
 from support.load import Callers
-from support.processes import running_command
 from support.raw_calls import wait_until
 from support.relay import relaying
 from support.servers import List, serving
@@ -81,26 +79,6 @@ def test_an_address_without_a_server_delays_and_fails_no_call(address, nobody, f
         started = time.monotonic()
         assert health.health(target) == "SERVING"
         assert time.monotonic() < started + 3
-
-
-def test_streams_and_small_calls_have_connections_of_their_own(relay):
-    for connections, expected in ((1, 1), (2, 1 + 2)):
-        with Client(relay.address, connections=connections) as client:
-            for array in (SMALL, LARGE, SMALL, LARGE):
-                copied(client, array)
-        assert relay.connections == expected
-
-
-def test_the_connections_of_a_client_reach_all_workers(tmp_path):
-    flags = ("--workers", "2", "--backend", "numpy_cpu", "--access-log")
-    with running_command(*flags, log=tmp_path / "log") as command:
-        seen = set()
-        # Which worker has a connection is chance: five to one are all with the same, rarely.
-        while seen != {"0", "1"}:
-            with Callers(command.address, *["unary"] * 6, connections=6) as callers:
-                callers.wait_for_more()
-            callers.check()
-            seen = set(re.findall(r" call worker=(\d) .*method=Evaluate ", command.log))
 
 
 def listing(*replicas, **settings):

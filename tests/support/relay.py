@@ -160,18 +160,11 @@ def relaying(server: str, **options: Any) -> contextlib.closing[Relay]:
 Change = Callable[[str, bytes], bytes]
 # Field 110, which no message has: a text.
 _UNKNOWN = b"\xf2\x06\x05newer"
-_ANSWERS: dict[str, type[Message]] = {
-    "Evaluate": v1.EvaluateResponse,
-    "EvaluateStream": v1.EvaluateStreamResponse,
-    "EvaluateMany": v1.EvaluateManyResponse,
-    "ListOperators": v1.ListOperatorsResponse,
-    "GetServerInfo": v1.GetServerInfoResponse,
-}
 
 
 def newer(method: str, answer: bytes) -> bytes:
     """Add a field that this release does not know to every message of an answer."""
-    message = _ANSWERS[method].FromString(answer)
+    message: Message = getattr(v1, f"{method}Response").FromString(answer)
     _grow(message)
     return message.SerializeToString()
 
