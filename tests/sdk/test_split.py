@@ -23,9 +23,8 @@ from support.clients import BILINEAR, PROMPT, Counting, halved
 from support.examples import examples
 from support.oracles.dialect_tables import TABLES
 from support.relay import relaying
-from support.servers import ServerThread, same_bits, serving, wait_idle
+from support.servers import same_bits, serving, wait_idle
 
-Fleet = list[ServerThread]
 CASES = st.one_of([table.cases for table in TABLES.values()])
 SHAPE = (1, 3, 128, 128)
 DIFF_DST = np.random.default_rng(0).normal(size=(1, 3, 256, 256)).astype(np.float32)

@@ -104,19 +104,6 @@ def test_every_kind_of_call_finds_the_replicas(address, other, face):
         assert health.health(listed.url) == "SERVING"
 
 
-def test_calls_go_to_replicas_that_come_and_not_to_those_that_went(server, other):
-    before = calls_of(server), calls_of(other)
-    with listing(server.address) as listed, Client(listed.url) as client:
-        copied(client, SMALL)
-        assert (calls_of(server), calls_of(other)) == (before[0] + 1, before[1])
-        listed.replicas = [other.address]
-        wait_until(lambda: copied(client, SMALL).any() and calls_of(other) > before[1])
-        gone = calls_of(server)
-        for _ in range(10):
-            copied(client, SMALL)
-        assert calls_of(server) == gone
-
-
 def test_replicas_stay_known_while_nobody_tells_of_them():
     listed = List("127.0.0.1:1", "[::1]:2", "name:3")
     known = ("127.0.0.1:1", "[::1]:2", "dns:///name:3")
@@ -133,7 +120,9 @@ def test_replicas_stay_known_while_nobody_tells_of_them():
     assert "no replicas are known" in str(replicas.failure)
 
 
-def test_a_replica_that_goes_ends_its_calls_first_and_one_that_vanishes_loses_none(server, other):
+def test_a_replica_that_goes_ends_its_calls_and_takes_no_more_and_one_that_vanishes_loses_none(
+    server, other
+):
     with (
         relaying(server.address) as slow,
         listing(slow.address) as listed,
@@ -148,6 +137,10 @@ def test_a_replica_that_goes_ends_its_calls_first_and_one_that_vanishes_loses_no
         wait_until(lambda: copied(client, SMALL).any() and calls_of(other) > before)
         slow.delay_s = 0.0
         np.testing.assert_array_equal(call.result(), LARGE)
+        gone = calls_of(server)
+        for _ in range(10):
+            copied(client, SMALL)
+        assert calls_of(server) == gone
     with (
         relaying(server.address) as doomed,
         listing(doomed.address, server.address) as listed,
