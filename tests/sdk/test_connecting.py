@@ -90,22 +90,14 @@ def test_anothers_certificate_is_refused_and_an_expired_one_waited_for(tmp_path)
         assert answer.result()
 
 
-def test_what_waiting_does_not_mend_is_tried_twice_and_not_waited_for(
-    private, server, papers, face
-):
-    counting = Counting(initial_backoff_s=0.01, max_backoff_s=0.05)
+def test_what_waiting_does_not_mend_is_not_waited_for(private, server, papers, face):
     known, strange = trusting(papers.roots), trusting(STRANGER.cert_pem.bytes())
     for address, credentials in ((private, strange), (server.address, known)):
-        with face(address, credentials=credentials, retry=counting) as client:
-            for call in CALLS.values():
-                counting.failed.clear()
+        with face(address, credentials=credentials, retry=clients.BRISK) as client:
+            for call in (*CALLS.values(), methodcaller("wait_ready", 100_000)):
                 with pytest.raises(UnavailableError) as refused:
                     call(client)
                 assert refused.value.lasting
-                assert counting.failed == [1, 2]
-            with pytest.raises(UnavailableError) as refused:
-                client.wait_ready(100_000)
-            assert refused.value.lasting
     # Another server may still do.
     with face([server.address, private], credentials=known, retry=clients.PROMPT) as client:
         client.wait_ready()

@@ -235,7 +235,7 @@ async def test_cancelling_a_task_ends_its_call_at_once(relay, array):
 
 
 @clients.either_size
-def test_closing_ends_calls_of_others(relay, face, array):
+def test_closing_ends_calls_of_others_and_refuses_more(relay, face, array):
     with face(relay.address) as client, ThreadPoolExecutor(1) as pool:
         copied(client, array)
         relay.swallow()
@@ -246,17 +246,10 @@ def test_closing_ends_calls_of_others(relay, face, array):
         client.close()
         with pytest.raises(errors.CallCancelledError, match=r"^the client was closed"):
             call.result(30)
-
-
-def test_a_closed_client_says_so(address, face):
-    client = face(address)
-    client.server_info()
-    client.close()
-    client.close()
-    calls = [*CALLS.values(), methodcaller("wait_ready")]
-    for call in calls:
-        with pytest.raises(RuntimeError, match="closed"):
-            call(client)
+        client.close()
+        for refused in (*CALLS.values(), methodcaller("wait_ready")):
+            with pytest.raises(RuntimeError, match="closed"):
+                refused(client)
 
 
 async def test_another_event_loop_is_refused(address):
@@ -388,17 +381,14 @@ def test_a_pickled_client_has_its_arguments_and_connections_of_its_own(address):
     np.testing.assert_array_equal(result, LARGE)
     assert pickle.dumps(pickle.loads(dumped)) == dumped  # noqa: S301 - our own bytes
 
-    async def dump():
-        async with AsyncClient(address, chunk_bytes=5000) as client:
-            await client.server_info()
+    async def use(client):
+        # It belongs to the event loop in which it is used first.
+        async with client:
+            np.testing.assert_array_equal(await copied(client, SMALL), SMALL)
             return pickle.dumps(client)
 
-    async def load(dumped):
-        # It belongs to the event loop it wakes up in.
-        async with pickle.loads(dumped) as client:  # noqa: S301 - our own bytes
-            np.testing.assert_array_equal(await copied(client, SMALL), SMALL)
-
-    asyncio.run(load(asyncio.run(dump())))
+    dumped = asyncio.run(use(AsyncClient(address, chunk_bytes=5000)))
+    asyncio.run(use(pickle.loads(dumped)))  # noqa: S301 - our own bytes
     for kind in (Client, AsyncClient):
         with pytest.raises(TypeError, match="credentials"):
             pickle.dumps(kind("127.0.0.1:1", credentials=grpc.ssl_channel_credentials()))
