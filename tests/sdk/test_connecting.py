@@ -147,17 +147,6 @@ def test_every_call_shows_the_token_wherever_it_is_from(guarded, token, file, fa
     do_all(face(guarded, token_file=str(file)))
 
 
-def test_without_a_valid_token_no_call_works(guarded, face):
-    for shown in (None, "another"):
-        with face(guarded, token=shown) as client:
-            for call in CALLS.values():
-                with pytest.raises(AuthenticationError) as caught:
-                    call(client)
-                assert (caught.value.reason, caught.value.status) == ("UNAUTHENTICATED",) * 2
-                assert caught.value.request_id
-            client.wait_ready(10)
-
-
 def test_a_file_is_read_anew_and_a_broken_one_is_not(guarded, path, file):
     def is_served(client):
         try:

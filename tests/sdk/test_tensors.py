@@ -109,11 +109,8 @@ def test_a_result_nests_as_its_source_does(array, data):
 
 
 WINDOWS = sliding_window_view(np.arange(6, dtype=np.float32), 3)
-NHWC = np.zeros((2, 5, 7, 3), np.float32).transpose(0, 3, 1, 2)
 # Arrays with the strides of their descriptor, and the array whose bytes travel.
 EXAMPLES = {
-    "row-major": (np.zeros((2, 1, 3), np.float16), [], np.zeros((2, 3), np.float16)),
-    "channels last": (NHWC, [105, 1, 21, 3], NHWC.transpose(0, 2, 3, 1)),
     "one element for all": (np.broadcast_to(np.float32(1), (8, 64)), [0, 0], np.ones(1, "f4")),
     # Axes that overlap travel row-major.
     "sliding window": (WINDOWS, [], WINDOWS),

@@ -21,10 +21,6 @@ from google.protobuf.message import Message
 from gradwire import v1
 
 
-def nothing(*_: object) -> None:
-    """Stand for what a test leaves out."""
-
-
 class Relay:
     """Relays every connection to a server, at an address of its own.
 
@@ -44,7 +40,7 @@ class Relay:
         *,
         cuts: Iterable[int | None] = (),
         cuts_up: Iterable[int | None] = (),
-        on_cut: Callable[[], object] = nothing,
+        on_cut: Callable[[], object] = bool,
     ) -> None:
         self._server = _host_and_port(server)
         self._cuts, self._cuts_up = iter(cuts), iter(cuts_up)
