@@ -16,7 +16,7 @@ from gradwire import AsyncClient, Client, Item, errors, ops
 from gradwire._transport.batch import BatchStream
 from gradwire_server.errors import RETRY_AFTER_S
 from support import clients
-from support.clients import AWAITED, BILINEAR, COPY, ITEM, either_way
+from support.clients import AWAITED, BILINEAR, COPY, ITEM
 from support.oracles import oracles
 from support.raw_calls import PATIENCE_S, named, summed, wait_until
 from support.relay import relaying
@@ -26,6 +26,34 @@ from support.servers import ServerThread, served_many, serving, wait_idle
 PATIENT = {"connections": 1, "retry": clients.PROMPT}
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
+either_way = pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "as they come"])
+
+
+@pytest.fixture
+def collect(face, address):
+    """Return what gives place and outcome of every item of evaluate_many, errors too."""
+
+    def outcomes_of(items, *, at=address, on_outcome=id, options=None, **many):
+        with face(at, **(options or {})) as client:
+            results = client.evaluate_many(items, **many)
+            if face is AWAITED:
+                # The next item is taken in the event loop as soon as a result is handed over.
+                results.on_outcome, on_outcome = on_outcome, id
+            while True:
+                try:
+                    outcome = next(results)
+                except StopIteration:
+                    return
+                except Exception as error:  # noqa: BLE001 - an outcome too
+                    outcome = error
+                index = results.index
+                on_outcome(index)
+                if not many.get("ordered", True) and not isinstance(outcome, Exception):
+                    assert outcome[0] == index
+                    outcome = outcome[1]
+                yield index, outcome
+
+    return lambda *arguments, **named: list(outcomes_of(*arguments, **named))
 
 
 def numbered(count):
@@ -124,6 +152,20 @@ def test_items_are_taken_as_there_is_room(collect, ordered, most):
     collect(items(), on_outcome=open_now.remove, ordered=ordered, max_in_flight=most)
     assert max(seen) == most
     assert not open_now
+
+
+@either_way
+def test_results_do_not_wait_for_many_slow_items(collect, ordered):
+    done, done_before = [], []
+
+    def items():
+        for item in numbered(7):
+            time.sleep(0.06)
+            done_before.append(len(done))
+            yield item
+
+    assert len(collect(items(), ordered=ordered, on_outcome=done.append)) == 7
+    assert done_before[-1] > 0
 
 
 def test_an_array_may_be_used_anew_at_once_and_out_takes_its_result(collect):
@@ -249,12 +291,8 @@ def test_silence_ends_items_in_flight_and_the_next_go_on(relay, collect):
             assert (np.asarray(outcome) == index).all()
 
 
-@pytest.mark.parametrize(("slow", "most"), [("items", 64), ("results", 2)])
-def test_results_wait_for_no_slow_items_and_a_stream_that_the_server_ends_is_opened_again(
-    collect, slow, most
-):
-    done, done_before = [], []
-
+@pytest.mark.parametrize("slow", ["items", "results"])
+def test_a_stream_that_the_server_ends_is_opened_again(collect, slow):
     def wait(what):
         if what == slow:
             time.sleep(0.25)
@@ -262,16 +300,11 @@ def test_results_wait_for_no_slow_items_and_a_stream_that_the_server_ends_is_ope
     def items():
         for item in numbered(4):
             wait("items")
-            done_before.append(len(done))
             yield item
 
-    def note(index):
-        done.append(index)
-        wait("results")
-
     with serving(stall_timeout_s=0.1) as server:
-        check(collect(items(), at=server.address, on_outcome=note, max_in_flight=most), 4)
-    assert done_before[-1] > 0
+        options = {"on_outcome": lambda _: wait("results"), "max_in_flight": 2}
+        check(collect(items(), at=server.address, **options), 4)
 
 
 def test_a_full_server_is_asked_again_or_every_item_is_told(nobody, collect):
