@@ -10,7 +10,6 @@ import pytest
 
 import gradwire
 from gradwire import AsyncClient, Client, Item, RetryPolicy, errors, ops
-from gradwire.health import health
 from support.clients import COPY, SMALL, copied, halved
 
 NAMES = """
@@ -138,13 +137,6 @@ def refused(call):
 def test_a_client_cannot_be_made_of_nonsense(face, given, message):
     field = None if (given, message) in PLAIN else next(iter(given))
     assert refused(lambda: face(**{"target": "127.0.0.1:1", **given})) == (field, message)
-
-
-def test_nonsense_in_the_environment_is_named(face, monkeypatch):
-    monkeypatch.setenv("GRADWIRE_TARGET", "a:1,")
-    assert refused(face) == ("target", f"GRADWIRE_TARGET is 'a:1,'; {ADDRESS}")
-    asked = refused(lambda: health("127.0.0.1:1", credentials="roots.pem"))
-    assert asked == ("credentials", f"credentials: {CREDENTIALS}")
 
 
 IMAGE, PLACE = np.ones((1, 1, 4, 4), np.float32), (1, 1, 2, 2)

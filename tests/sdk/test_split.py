@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire import AsyncClient, Client, RetryPolicy, errors
-from gradwire._core.evaluation import Shares, in_order
+from gradwire._core.evaluation import Shares, in_order, share_count
 from gradwire._wire.requests import prepare
 from gradwire_server import LocalClient
 from gradwire_server.config.tokens import Scope, add_token
@@ -130,6 +130,14 @@ def test_any_strides_of_input_and_out_have_the_bits_of_one_server(targets, local
         assert spread.evaluate(BILINEAR, array, out=out) is out
     expected = local.evaluate(BILINEAR, array, output_shape=out.shape)
     np.testing.assert_array_equal(out, expected)
+
+
+def test_a_part_has_half_the_threshold_or_more():
+    for bulk, servers, threshold, count in (
+        *((100, 4, 100, 1), (101, 4, 100, 2), (200, 4, 100, 2), (201, 4, 100, 3)),
+        *((1000, 4, 100, 4), (1000, 1, 100, 1), (5, 3, 0, 3), (4, 4, 1, 4), (0, 3, 0, 1)),
+    ):
+        assert share_count(bulk, servers=servers, threshold_bytes=threshold) == count
 
 
 def test_a_part_asks_for_no_more_than_it_needs():
