@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 
 from gradwire import Client
-from support.clients import FACES, Collect, Face, outcomes_of
+from support.clients import FACES, Face
 from support.raw_calls import wait_until
 from support.relay import Relay, relaying
 from support.servers import ServerThread, serving, wait_idle
@@ -45,12 +44,6 @@ def faced(face: Face, address: str) -> Iterator[Client]:
     """Run the test with a client of either kind."""
     with face(address) as client:
         yield client
-
-
-@pytest.fixture
-def collect(face: Face, address: str) -> Collect:
-    """Return what gives place and outcome of every item of evaluate_many."""
-    return partial(outcomes_of, face, at=address)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 
 import ml_dtypes
 import numpy as np
@@ -22,11 +22,9 @@ from support.certificates import Papers, trusting
 from support.clients import BILINEAR, PROMPT, Counting, halved
 from support.examples import examples
 from support.oracles.dialect_tables import TABLES
-from support.raw_calls import wait_until
 from support.relay import relaying
-from support.servers import List, ServerThread, same_bits, serving, wait_idle
+from support.servers import same_bits, serving, wait_idle
 
-Fleet = list[ServerThread]
 CASES = st.one_of([table.cases for table in TABLES.values()])
 SHAPE = (1, 3, 128, 128)
 DIFF_DST = np.random.default_rng(0).normal(size=(1, 3, 256, 256)).astype(np.float32)
@@ -154,17 +152,6 @@ def test_a_part_asks_for_no_more_than_it_needs():
     assert in_order(job).template.input_bytes == job.template.input_bytes < small.nbytes
 
 
-@pytest.mark.slow
-def test_only_what_is_above_the_threshold_is_shared(targets, expected):
-    asked = []
-    size = DIFF_DST.nbytes
-    for threshold in (size, size - 1, size // 3, 0, None):
-        chosen = {"split": False} if threshold is None else {"split_threshold_bytes": threshold}
-        with Client(targets, **{**ALWAYS, **chosen}) as client:
-            same_bits(halved(client, DIFF_DST, on_timing=asked.append), expected)
-    assert [timing.tries for timing in asked] == [1, 2, 3, 3, 1]
-
-
 def test_each_server_reads_its_part_and_little_more(targets, expected):
     with ExitStack() as stack:
         relays = [stack.enter_context(relaying(target)) for target in targets]
@@ -173,20 +160,6 @@ def test_each_server_reads_its_part_and_little_more(targets, expected):
         sent = [relay.carried_bytes for relay in relays]
     share = DIFF_DST.nbytes / len(relays)
     assert all(0.95 * share < each < 1.1 * share for each in sent), sent
-
-
-def test_all_replicas_of_a_list_share_and_those_that_come_join_them(targets, expected):
-    listing = List(targets[0])
-    timings = []
-
-    def tries():
-        same_bits(halved(client, DIFF_DST, on_timing=timings.append), expected)
-        return timings[-1].tries
-
-    with closing(listing), Client(listing.url, **ALWAYS) as client:
-        assert tries() == 1
-        listing.replicas += targets[1:]
-        wait_until(lambda: tries() == len(targets))
 
 
 def test_progress_and_calls_at_once_see_one_call(targets, face, expected):

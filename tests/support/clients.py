@@ -7,7 +7,7 @@ import concurrent.futures
 import inspect
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from functools import cache
 from types import FrameType
@@ -21,8 +21,6 @@ from gradwire import AsyncClient, Client, Item, RetryPolicy, ops
 
 Face = type[Client]
 Array = NDArray[Any]
-Outcome = Array | Exception
-Collect = Callable[..., list[tuple[int, Outcome]]]
 
 COPY = ops.DmlResample(interpolation_mode="linear")
 BILINEAR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
@@ -166,37 +164,6 @@ AWAITED = cast("Face", Driver)
 FACES: dict[str, Face] = {"blocking": Client, "awaited": AWAITED}
 
 
-def outcomes_of(
-    face: Face,
-    items: Iterable[Any],
-    *,
-    at: str,
-    on_outcome: Callable[[int], object] = id,
-    options: dict[str, Any] | None = None,
-    **many: Any,
-) -> list[tuple[int, Outcome]]:
-    """Return place and outcome of every item of evaluate_many at an address, errors too."""
-    outcomes: list[tuple[int, Outcome]] = []
-    with face(at, **(options or {})) as client:
-        results: Any = client.evaluate_many(items, **many)
-        if face is AWAITED:
-            # The next item is taken in the event loop as soon as a result is handed over.
-            results.on_outcome, on_outcome = on_outcome, id
-        while True:
-            try:
-                outcome: Any = next(results)
-            except StopIteration:
-                return outcomes
-            except Exception as error:  # noqa: BLE001 - an outcome too
-                outcome = error
-            index: int = results.index
-            on_outcome(index)
-            if not many.get("ordered", True) and not isinstance(outcome, Exception):
-                assert outcome[0] == index
-                outcome = outcome[1]
-            outcomes.append((index, outcome))
-
-
 @contextmanager
 def interrupted(*, after_s: float) -> Generator[None]:
     """Have Ctrl-C meet the block, this once."""
@@ -212,5 +179,4 @@ def interrupted(*, after_s: float) -> Generator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-either_way = pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "as they come"])
 either_size = pytest.mark.parametrize("array", [SMALL, LARGE], ids=["unary", "stream"])
