@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import repeat
 
 import ml_dtypes
@@ -14,6 +15,8 @@ import pytest
 
 from gradwire import AsyncClient, Client, Item, errors, ops
 from gradwire._transport.batch import BatchStream
+from gradwire._transport.channels import Pool
+from gradwire._transport.tracing import CallSpan
 from gradwire_server.errors import RETRY_AFTER_S
 from support import clients
 from support.clients import AWAITED, BILINEAR, COPY, ITEM
@@ -493,3 +496,43 @@ def test_results_are_closed_by_no_thread_that_drops_them(server, monkeypatch):
     # It may hold a lock that closing takes.
     assert threads
     assert threading.current_thread() not in threads
+
+
+def test_a_stream_that_two_threads_cancel_ends_once(plain, monkeypatch):
+    cancel, give_back = BatchStream.cancel, Pool.give_back
+    streams, ended = [], []
+
+    def note(self):
+        streams.append(self)
+        cancel(self)
+
+    @contextmanager
+    def span(*_):
+        yield CallSpan(None)
+        ended.append(threading.current_thread())
+
+    def cancel_again(self, taken, *, failed):
+        give_back(self, taken, failed=failed)
+        with ThreadPoolExecutor(1) as other:
+            other.submit(cancel, streams.pop()).result(PATIENCE_S)
+
+    monkeypatch.setattr(BatchStream, "cancel", note)
+    monkeypatch.setattr("gradwire._transport.batch.call_span", span)
+    monkeypatch.setattr(Pool, "give_back", cancel_again)
+    with plain.evaluate_many(repeat(ITEM)) as results:
+        next(results)
+    assert ended == [threading.current_thread()]
+    assert not streams
+
+
+class Interrupting:
+    """An array that Ctrl-C finds being read."""
+
+    def __array__(self, *_):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_as_an_item_is_taken_is_raised_once_and_loses_no_result(plain):
+    items = [ITEM, ITEM._replace(array=Interrupting()), ITEM]
+    kinds = [type(each) for each in told(plain.evaluate_many(items))]
+    assert kinds == [KeyboardInterrupt, type(None), errors.CallCancelledError, type(None)]

@@ -2,6 +2,9 @@
 
 import inspect
 import math
+import os
+import subprocess
+import sys
 from functools import partial
 from importlib.metadata import version
 
@@ -211,3 +214,22 @@ ORDERED = "0 < initial_backoff_s <= max_backoff_s is needed"
 )
 def test_a_policy_out_of_range_is_refused(given, message):
     assert refused(lambda: RetryPolicy(**given)) == (None, message)
+
+
+# Imports the package anew for each module.
+IMPORTING = """
+import os, sys, gradwire
+assert "grpc" not in sys.modules
+assert not [name for name in os.environ if "GRPC" in name]
+for name in ("health", "ops", "tensors", "v1"):
+    for loaded in [each for each in sys.modules if each.split(".")[0] == "gradwire"]:
+        del sys.modules[loaded]
+    import gradwire
+    assert set(vars(gradwire)).isdisjoint({"health", "ops", "tensors", "v1"})
+    assert getattr(gradwire, name).__name__ == f"gradwire.{name}"
+"""
+
+
+def test_importing_leaves_grpc_and_the_environment_alone_and_brings_modules():
+    clean = {name: text for name, text in os.environ.items() if "GRPC" not in name}
+    subprocess.run([sys.executable, "-c", IMPORTING], check=True, env=clean)  # noqa: S603

@@ -392,3 +392,19 @@ def test_a_pickled_client_has_its_arguments_and_connections_of_its_own(address):
     for kind in (Client, AsyncClient):
         with pytest.raises(TypeError, match="credentials"):
             pickle.dumps(kind("127.0.0.1:1", credentials=grpc.ssl_channel_credentials()))
+
+
+def test_refused_data_is_sent_again_only_where_chunks_were_too_large(plain):
+    channels = vars(plain)["_calls"].get().channels
+    evaluation = channels.evaluation(
+        op=clients.COPY, array=LARGE, output_shape=None, out=None, timeout_s=None
+    )
+    transfer, refused = evaluation.shares.whole, errors.InvalidRequestError("refused")
+    refused.reason = "INVALID_DATA"
+    with pytest.raises(errors.InvalidRequestError):
+        evaluation.recover(refused)
+    transfer.too_large = True
+    assert evaluation.recover(refused) == 0.0
+    transfer.begin()
+    with pytest.raises(errors.InvalidRequestError):
+        evaluation.recover(refused)

@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import ml_dtypes
 import numpy as np
@@ -22,8 +22,9 @@ from support.certificates import Papers, trusting
 from support.clients import BILINEAR, PROMPT, Counting, halved
 from support.examples import examples
 from support.oracles.dialect_tables import TABLES
+from support.raw_calls import wait_until
 from support.relay import relaying
-from support.servers import same_bits, serving, wait_idle
+from support.servers import List, same_bits, serving, wait_idle
 
 CASES = st.one_of([table.cases for table in TABLES.values()])
 SHAPE = (1, 3, 128, 128)
@@ -298,3 +299,28 @@ async def test_a_cancelled_task_ends_every_part(fleet):
         with pytest.raises(asyncio.CancelledError):
             await task
     await client.close()
+
+
+def test_all_replicas_of_a_list_share_and_those_that_come_join_them(targets, expected):
+    listing = List(targets[0])
+    timings = []
+
+    def tries():
+        same_bits(halved(client, DIFF_DST, on_timing=timings.append), expected)
+        return timings[-1].tries
+
+    with closing(listing), Client(listing.url, **ALWAYS) as client:
+        assert tries() == 1
+        listing.replicas += targets[1:]
+        wait_until(lambda: tries() == len(targets))
+
+
+@pytest.mark.slow
+def test_only_what_is_above_the_threshold_is_shared(targets, expected):
+    asked = []
+    size = DIFF_DST.nbytes
+    for threshold in (size, size - 1, size // 3, 0, None):
+        chosen = {"split": False} if threshold is None else {"split_threshold_bytes": threshold}
+        with Client(targets, **{**ALWAYS, **chosen}) as client:
+            same_bits(halved(client, DIFF_DST, on_timing=asked.append), expected)
+    assert [timing.tries for timing in asked] == [1, 2, 3, 3, 1]

@@ -1,5 +1,6 @@
 """A client calls one server or several, wherever their addresses come from."""
 
+import re
 import socket
 import ssl
 import threading
@@ -20,6 +21,7 @@ from gradwire.errors import InvalidRequestError, UnavailableError
 from support.certificates import Papers, trusting
 from support.clients import CALLS, LARGE, ONCE, PROMPT, SMALL, copied
 from support.load import Callers
+from support.processes import running_command
 from support.raw_calls import wait_until
 from support.relay import relaying
 from support.servers import List, serving
@@ -222,3 +224,15 @@ def test_a_finalizer_may_end_a_call_while_a_connection_is_taken():
     taking.join(10)
     assert not taking.is_alive()
     assert not dropped
+
+
+def test_the_connections_of_a_client_reach_all_workers(tmp_path):
+    flags = ("--workers", "2", "--backend", "numpy_cpu", "--access-log")
+    with running_command(*flags, log=tmp_path / "log") as command:
+        seen = set()
+        # Which worker has a connection is chance: five to one are all with the same, rarely.
+        while seen != {"0", "1"}:
+            with Callers(command.address, *["unary"] * 6, connections=6) as callers:
+                callers.wait_for_more()
+            callers.check()
+            seen = set(re.findall(r" call worker=(\d) .*method=Evaluate ", command.log))
