@@ -530,7 +530,7 @@ def test_a_server_out_of_memory_says_so_and_stays_up(tmp_path):
 
 @pytest.mark.slow
 def test_memory_returns_when_callers_that_never_read_are_gone(tmp_path):
-    flags = (*BACKEND, "--stall-timeout-s", "0.2", "--max-streams", "11")
+    flags = (*BACKEND, "--stall-timeout-s", "1", "--max-streams", "11")
     with servers.commanded(*flags, log=tmp_path / "log", env=EAGER) as (command, client):
         client.check_alive()
         idle = memory_kib(command.pid, "RssAnon")
