@@ -5,8 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from conformance.rows import UP_TO_64, Section, Tally
-from support.oracles import axis_tables
-from support.oracles.dialect_oracles import DML_RULES, axis_table, dml_axis, dml_operators
+from support.oracles.dialect_oracles import (
+    DML_RULES,
+    axis_table,
+    dml_axis,
+    dml_operators,
+    draw_sizes,
+)
 
 _FORMULA = "DirectML: the documented formula"
 
@@ -30,7 +35,7 @@ def _compare(tally: Tally) -> None:
     """Take lengths, scales that are often not their ratio, and offsets."""
     generator = np.random.default_rng(9)
     for number in range(1000):
-        inputs, outputs = axis_tables.sizes(generator, largest=300)
+        inputs, outputs = draw_sizes(generator, largest=300)
         ratio = generator.choice([outputs / inputs, np.exp(generator.uniform(-3, 3))])
         offsets = generator.choice([0.0, 0.5, -0.5, generator.uniform(-4, 4)], 2)
         values = np.array([ratio, *offsets], np.float32).tolist()

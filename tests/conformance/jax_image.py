@@ -12,9 +12,14 @@ import numpy.typing as npt
 
 from conformance.rows import UP_TO_64, Section, Tally
 from gradwire import ops
-from support.oracles import axis_tables
-from support.oracles.axis_tables import AxisCase
-from support.oracles.dialect_oracles import Matrix
+from support.oracles.dialect_oracles import (
+    AxisCase,
+    Matrix,
+    axis_matrix,
+    draw_sizes,
+    elements_read,
+    save_tables,
+)
 
 STORED = "jax_tables.npz"
 METHODS = ("nearest", "linear", "cubic", "lanczos3", "lanczos5")
@@ -62,15 +67,14 @@ def allowed(case: AxisCase, dtype: npt.DTypeLike = np.float32) -> float:
 
 def table_here(case: AxisCase, dtype: npt.DTypeLike = np.float32) -> Matrix:
     operator = ops.JaxResize(**case.attributes)
-    return axis_tables.axis_matrix(operator, case, rank=2, axis=1, dtype=dtype)
+    return axis_matrix(operator, case, rank=2, axis=1, dtype=dtype)
 
 
 def _add_weights(tally: Tally, jax: Any, count: int, dtype: Any) -> None:
     """Compare tables and transposed tables, nine cases in a program."""
     generator, kinds = np.random.default_rng(9), len(_ATTRIBUTES)
     cases = [
-        AxisCase(_ATTRIBUTES[i % kinds], *axis_tables.sizes(generator, largest=150))
-        for i in range(count)
+        AxisCase(_ATTRIBUTES[i % kinds], *draw_sizes(generator, largest=150)) for i in range(count)
     ]
     for few in (cases[first : first + 9] for first in range(0, count, 9)):
         for case, theirs in zip(few, _tables(jax, few, dtype), strict=True):
@@ -96,7 +100,7 @@ def _compare(tally: Tally) -> None:
         for outputs, theirs in zip(lengths, read, strict=True):
             case = AxisCase({"method": "nearest"}, inputs, outputs)
             key = ("jax: elements read", "jax_resize", f"nearest, {UP_TO_64}", "float32")
-            ours = axis_tables.elements_read(ops.JaxResize(method="nearest"), case)
+            ours = elements_read(ops.JaxResize(method="nearest"), case)
             tally.add(key, ours, np.asarray(theirs).astype(np.int64))
     with jax.enable_x64(True):  # noqa: FBT003 - as JAX takes it
         _add_weights(tally, jax, 18 if tally.brief else 180, np.float64)
@@ -117,4 +121,4 @@ if __name__ == "__main__":
     installed: Any = importlib.import_module("jax")
     every = [AxisCase(each, *sizes) for each in _ATTRIBUTES for sizes in _SIZES]
     stored = [(case, _tables(installed, [case], np.float32)[0][0]) for case in every]
-    axis_tables.save(STORED, {"jax": installed.__version__}, stored)
+    save_tables(STORED, {"jax": installed.__version__}, stored)

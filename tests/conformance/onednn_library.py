@@ -18,9 +18,14 @@ import numpy as np
 from conformance.rows import UP_TO_64, Section, Tally
 from dialects import test_onednn as library
 from gradwire import ops
-from support.oracles import axis_tables
-from support.oracles.axis_tables import AxisCase
-from support.oracles.dialect_oracles import DTYPES, Matrix, Tensor
+from support.oracles.dialect_oracles import (
+    DTYPES,
+    AxisCase,
+    Matrix,
+    Tensor,
+    axis_matrix,
+    draw_sizes,
+)
 
 # Values of dnnl_types.h.
 _TYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
@@ -128,7 +133,7 @@ def _add(tally: Tally, case: AxisCase, words: str = "") -> None:
     """Compare the tables of a case, and those of its gradient, in each type."""
     mode, data_format = case.attributes["mode"], case.attributes["data_format"]
     operator = ops.Interpolate(sizes=(case.outputs,), mode=mode, data_format="NCX")
-    ours = axis_tables.axis_matrix(operator, case, rank=3, axis=2, dtype=np.float32)
+    ours = axis_matrix(operator, case, rank=3, axis=2, dtype=np.float32)
     for dtype in ("float32", "bfloat16") if has_avx512() else ("float32",):
         for backward, name in enumerate(("interpolate", "interpolate_backward")):
             theirs = _table(case, dtype, backward=bool(backward))
@@ -147,7 +152,7 @@ def _compare(tally: Tally) -> None:
         for mode, data_format in itertools.product(("nearest", "linear"), ("NCX", "NXC"))
     ]
     for i in range(1200):
-        _add(tally, AxisCase(kinds[i % 4], *axis_tables.sizes(generator, largest=300)))
+        _add(tally, AxisCase(kinds[i % 4], *draw_sizes(generator, largest=300)))
     for attributes in kinds[:2]:
         for lengths in tally.lengths():
             _add(tally, AxisCase(attributes, *lengths), f", {UP_TO_64}")

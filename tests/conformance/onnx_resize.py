@@ -24,14 +24,19 @@ from conformance.rows import UP_TO_64, Numbers, Section, Tally
 from gradwire import ops
 from gradwire.ops.onnx import CoordinateTransformationMode, Mode, NearestMode
 from gradwire_server import dialects
-from support.oracles import axis_tables
-from support.oracles.axis_tables import AxisCase
-from support.oracles.dialect_oracles import Tensor, evaluate
-from support.oracles.onnx_oracles import Axis, coordinate
+from support.oracles.dialect_oracles import (
+    DATA,
+    AxisCase,
+    OnnxAxis,
+    Tensor,
+    elements_read,
+    evaluate,
+    onnx_coordinate,
+)
 
 Attributes = dict[str, Any]
 
-STORED = axis_tables.DATA / "onnx_resize.npz"
+STORED = DATA / "onnx_resize.npz"
 _TRANSFORMATIONS = get_args(CoordinateTransformationMode)
 # That of opset 10, "simple", is in none since.
 _NEAREST_MODES = tuple(mode for mode in get_args(NearestMode) if mode != "simple")
@@ -225,9 +230,9 @@ def _explained(attributes: Attributes, length: int, difference: Numbers) -> bool
     rule = attributes["coordinate_transformation_mode"]
     scale = np.float64(attributes["scales"][-1] if "scales" in attributes else outputs / length)
     start, end = attributes.get("roi", (0, 1))
-    axis = Axis(length, outputs, scale, scale * length, (start, end))
+    axis = OnnxAxis(length, outputs, scale, scale * length, (start, end))
     differ = np.flatnonzero(difference > 1e-11).tolist()
-    twice = [2 * float(coordinate(axis, rule, index)) for index in differ]
+    twice = [2 * float(onnx_coordinate(axis, rule, index)) for index in differ]
     single = rule == "pytorch_half_pixel" and outputs == 1
     return single or all(abs(each - round(each)) < _NEAR for each in twice)
 
@@ -268,9 +273,9 @@ def _add_nearest(tally: Tally, attributes: Attributes) -> None:
         case = AxisCase(given, inputs, outputs)
         key = ("onnxruntime: elements read", "onnx_resize, FLOAT32", words, "float32")
         operator = ops.OnnxResize(**given, arithmetic="float32")
-        tally.add(key, axis_tables.elements_read(operator, case), read(inputs, outputs))
+        tally.add(key, elements_read(operator, case), read(inputs, outputs))
         if rule in _BY_REFERENCE:
-            ours = axis_tables.elements_read(ops.OnnxResize(**given), case)
+            ours = elements_read(ops.OnnxResize(**given), case)
             theirs = reference(given, np.arange(inputs, dtype=np.float64))
             key = ("onnx: elements the reference reads", "onnx_resize", words, "float64")
             deviates = partial(_explained, given, inputs, np.abs(ours - theirs))

@@ -13,9 +13,14 @@ import numpy as np
 from conformance.rows import UP_TO_64, Section, Tally
 from gradwire import ops
 from gradwire.ops import openvino
-from support.oracles import axis_tables
-from support.oracles.axis_tables import AxisCase
-from support.oracles.dialect_oracles import Matrix
+from support.oracles.dialect_oracles import (
+    AxisCase,
+    Matrix,
+    axis_matrix,
+    draw_sizes,
+    elements_read,
+    save_tables,
+)
 
 STORED = "openvino_tables.npz"
 MODES = get_args(openvino.Mode)
@@ -53,7 +58,7 @@ def _case(generator: np.random.Generator, mode: str) -> AxisCase:
     }
     begin, end = generator.integers(0, 4, 2).tolist() if generator.random() < 0.3 else (0, 0)
     attributes |= {"pads_begin": [0, 0, begin], "pads_end": [0, 0, end]}
-    inputs, outputs = axis_tables.sizes(generator, largest=60)
+    inputs, outputs = draw_sizes(generator, largest=60)
     length, others = inputs + begin + end, [1] * (mode in _TWO_AXES)
     if generator.integers(2):
         return AxisCase({**attributes, "sizes": [outputs, *others]}, inputs, outputs)
@@ -105,7 +110,7 @@ def _table(implementation: Any, case: AxisCase) -> Matrix:
 
 def table_here(case: AxisCase) -> Matrix:
     operator = ops.OpenvinoInterpolate(**case.attributes)
-    ours = axis_tables.axis_matrix(operator, case, rank=4, axis=2, dtype=np.float32)
+    ours = axis_matrix(operator, case, rank=4, axis=2, dtype=np.float32)
     return ours.astype(np.float32).astype(np.float64)
 
 
@@ -133,7 +138,7 @@ def _compare(tally: Tally) -> None:
             operator = ops.OpenvinoInterpolate(mode="nearest", sizes=(outputs,), **attributes)
             read = reference(operator, np.arange(inputs, dtype=np.float32))
             case = AxisCase(attributes, inputs, outputs)
-            tally.add(key, axis_tables.elements_read(operator, case), read)
+            tally.add(key, elements_read(operator, case), read)
     for case in _cases(300):
         theirs = _table(plugin, case)
         key = ("openvino: weights of the CPU plugin", _OPERATOR, case.attributes["mode"], "float32")
@@ -156,4 +161,4 @@ SECTION = Section(
 if __name__ == "__main__":
     stored = [(case, _table(reference, case)) for case in _cases(90, seed=1)]
     release = importlib.import_module("openvino").__version__
-    axis_tables.save(STORED, {"openvino": release}, stored)
+    save_tables(STORED, {"openvino": release}, stored)

@@ -20,8 +20,7 @@ import numpy as np
 
 from conformance.rows import UP_TO_64, Section, Tally, version
 from gradwire import ops
-from support.oracles.axis_tables import DATA
-from support.oracles.dialect_oracles import DTYPES, Tensor, axis_table, evaluate, lowered, ulp
+from support.oracles.dialect_oracles import DATA, DTYPES, Tensor, axis_table, evaluate, lowered, ulp
 from support.oracles.oracles import dense_apply
 
 STORED = DATA / "torch_axes.npz"

@@ -10,9 +10,7 @@ import numpy as np
 
 from conformance.rows import UP_TO_64, Section, Tally
 from gradwire import ops
-from support.oracles import axis_tables
-from support.oracles.axis_tables import AxisCase
-from support.oracles.dialect_oracles import Matrix
+from support.oracles.dialect_oracles import AxisCase, Matrix, axis_matrix, draw_sizes, save_tables
 
 STORED = "tensorflow_tables.npz"
 KINDS = {
@@ -45,7 +43,7 @@ def gradient(tf: Any, kind: str, grads: Any, shape: tuple[int, ...], **flags: bo
 
 def table_here(case: AxisCase) -> Matrix:
     operator = ops.TfResize(**case.attributes)
-    return axis_tables.axis_matrix(operator, case, rank=4, axis=1, dtype=np.float32)
+    return axis_matrix(operator, case, rank=4, axis=1, dtype=np.float32)
 
 
 def _compare(tally: Tally) -> None:
@@ -53,7 +51,7 @@ def _compare(tally: Tally) -> None:
     generator = np.random.default_rng(9)
     for i in range(1000):
         attributes = _ATTRIBUTES[i % len(_ATTRIBUTES)]
-        case = AxisCase(attributes, *axis_tables.sizes(generator, largest=300))
+        case = AxisCase(attributes, *draw_sizes(generator, largest=300))
         matrix, words = table_here(case), ", ".join((attributes["kind"], *list(attributes)[1:]))
         theirs = _forward(tf, case, np.eye(case.inputs)).T
         tally.add(("tensorflow: weights", "tf_resize", words, "float32"), matrix, theirs)
@@ -83,4 +81,4 @@ if __name__ == "__main__":
     installed: Any = importlib.import_module("tensorflow")
     every = [AxisCase(each, *sizes) for each in _ATTRIBUTES for sizes in _SIZES]
     stored = [(case, _forward(installed, case, np.eye(case.inputs)).T) for case in every]
-    axis_tables.save(STORED, {"tensorflow": installed.__version__}, stored)
+    save_tables(STORED, {"tensorflow": installed.__version__}, stored)

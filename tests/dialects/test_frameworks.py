@@ -9,14 +9,12 @@ from conformance import jax_image, openvino_node, tensorflow_ops
 from gradwire import ops
 from gradwire.errors import InvalidRequestError
 from gradwire_server import dialects
-from support.oracles import axis_tables
-from support.oracles.axis_tables import AxisCase
-from support.oracles.dialect_oracles import evaluate, lowered
+from support.oracles.dialect_oracles import AxisCase, axis_matrix, evaluate, load_tables, lowered
 
 STORED = {
     f"{module.SECTION.title}-{number}-{case.attributes.get('mode', case)}": (module, case, table)
     for module in (tensorflow_ops, jax_image, openvino_node)
-    for number, (case, table) in enumerate(axis_tables.load(module.STORED))
+    for number, (case, table) in enumerate(load_tables(module.STORED))
 }
 
 
@@ -59,7 +57,7 @@ def test_bicubic_tells_1024_positions_apart():
 def test_weights_of_tensorflow_are_float32_for_float64_tensors_too():
     case = AxisCase({"kind": "bilinear", "half_pixel_centers": True}, 5, 7)
     operator = ops.TfResize(**case.attributes)
-    wide = axis_tables.axis_matrix(operator, case, rank=4, axis=2, dtype=np.float64)
+    wide = axis_matrix(operator, case, rank=4, axis=2, dtype=np.float64)
     np.testing.assert_array_equal(wide, tensorflow_ops.table_here(case))
 
 

@@ -16,8 +16,7 @@ from gradwire.ops import onnx
 from gradwire_server import dialects
 from gradwire_server.errors import RequestLimitError
 from support.examples import examples
-from support.oracles.dialect_oracles import axis_table, evaluate, lowered
-from support.oracles.onnx_oracles import Axis, matrix
+from support.oracles.dialect_oracles import OnnxAxis, axis_table, evaluate, lowered, onnx_axis
 
 ARITHMETIC = pytest.mark.parametrize("arithmetic", ["spec_float64", "float32"])
 CROP = {"coordinate_transformation_mode": "tf_crop_and_resize"}
@@ -153,7 +152,7 @@ def check(axis, transformation, arithmetic, sizing):
     ):
         words = dict(extra)
         a = float(np.float32(words.pop("cubic_coeff_a", -0.75)))
-        expected = matrix(axis, transformation, words.pop("mode"), a=a, **words)
+        expected = onnx_axis(axis, transformation, words.pop("mode"), a=a, **words)
         if left_alone:
             expected = np.eye(axis.inputs)
         operator = ops.OnnxResize(**common, **dict(extra))
@@ -180,10 +179,10 @@ def test_tables_by_size_and_by_scale_follow_the_formula(
         scale = kind(outputs) / kind(inputs)
         # An axis that is given its size; by the specification that is its width.
         width = scale * kind(inputs) if kind is np.float32 else kind(outputs)
-        axis = Axis(inputs, outputs, scale, width, roi)
+        axis = OnnxAxis(inputs, outputs, scale, width, roi)
         check(axis, transformation, arithmetic, {"sizes": (outputs,)})
         width = kind(given) * kind(inputs)
-        axis = Axis(inputs, math.floor(width), kind(given), width, roi)
+        axis = OnnxAxis(inputs, math.floor(width), kind(given), width, roi)
         check(axis, transformation, arithmetic, {"scales": (given,)})
 
 

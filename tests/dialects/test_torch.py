@@ -102,12 +102,11 @@ def check_corners(mode, dtype, output_gradient, expected):
     )
     given = output_gradient.astype(kind)
     result = evaluate(operator, given, expected.shape).astype(np.float64)
-    terms = reach = np.abs(output_gradient).astype(np.float64)
+    terms = reach = np.abs(output_gradient)
     for axis in range(2, terms.ndim):
         src, dst = expected.shape[axis], given.shape[axis]
         taps = ExactTaps.of(src, dst, align_corners=True, nearest=False)
-        reach = taps.reach(reach, axis, weight_error=4 * 2.0**-24 * src)
-        terms = taps.transpose_apply(terms, axis)
+        reach, terms = taps.scatter(reach, axis, 4 * 2.0**-24 * src), taps.scatter(terms, axis)
     allowed = (reach - terms) + 2.0**-21 * terms + ulp(expected, kind)
     assert np.all(np.abs(result - expected) <= allowed)
 
