@@ -22,7 +22,6 @@ from gradwire_server.errors import ChecksumError, InvalidDataError, UnknownField
 from gradwire_server.rpc import codec
 from gradwire_server.rpc.status_map import failure
 from support.examples import examples
-from support.oracles.golden_bytes import of_hex
 from support.raw_calls import chunk, named, opening, published_request
 from support.servers import serving
 
@@ -302,7 +301,7 @@ def test_an_evaluation_is_the_message_of_the_schema_and_its_response_continues_i
     message = v1.EvaluateRequest.FromString(frame)
     assert message.checksum == checksum == crc32c(bare(message))
     written = checksum.to_bytes(4, "little").hex()
-    expected = of_hex(f"0a 01 61 | 12 00 | 75 {written} | 7a 03 01 02 03")
+    expected = bytes.fromhex(f"0a 01 61 12 00 75 {written} 7a 03 01 02 03")
     assert frame == message.SerializeToString() == expected
     assert framing.read_evaluation(frame, 0) == ((b"a", NO_OPERATOR, memoryview(THREE)), checksum)
     answer, _ = framing.evaluation_frame(b"a", NO_OPERATOR, THREE, checksum)
