@@ -15,15 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from conformance import (
-    directml,
-    jax_image,
-    onednn_library,
-    onnx_resize,
-    openvino_node,
-    pytorch,
-    tensorflow_ops,
-)
+from conformance import onednn_library, onnx_resize, pytorch
+from conformance.one_axis import DIRECTML, JAX, OPENVINO, TENSORFLOW
 from conformance.rows import Row, Section, Tally, version
 
 _HERE = Path(__file__).parent
@@ -101,8 +94,8 @@ LISTED = [
     Deviation(**entry)
     for entry in tomllib.loads((_HERE / "deviations.toml").read_text())["deviation"]
 ]
-MODULES = directml, onednn_library, pytorch, onnx_resize, tensorflow_ops, jax_image, openvino_node
-SECTIONS = [module.SECTION for module in MODULES]
+LIBRARIES = [module.SECTION for module in (onednn_library, pytorch, onnx_resize)]
+SECTIONS = [DIRECTML, *LIBRARIES, TENSORFLOW, JAX, OPENVINO]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +175,7 @@ def run_all(jobs: int) -> list[Found]:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
         # JAX compiles each case and takes longest: it begins first.
-        ordered = sorted(SECTIONS, key=lambda section: section is not jax_image.SECTION)
+        ordered = sorted(SECTIONS, key=lambda section: section is not JAX)
         running = {section.title: pool.submit(run, section) for section in ordered}
         for each in as_completed(running.values()):
             found = each.result()

@@ -3,23 +3,31 @@
 import numpy as np
 import pytest
 
-from conformance import jax_image, openvino_node, tensorflow_ops
+from conformance.one_axis import (
+    OPENVINO_MODES,
+    TABLES,
+    jax_allowed,
+    jax_table,
+    openvino_reference,
+    stored,
+    tf_table,
+)
 from gradwire import ops
 from gradwire.errors import InvalidRequestError
 from gradwire_server import dialects
 from support.oracles.dialect_oracles import AxisCase, axis_matrix, evaluate, load_tables, lowered
 
 STORED = {
-    f"{module.SECTION.title}-{number}-{case.attributes.get('mode', case)}": (module, case, table)
-    for module in (tensorflow_ops, jax_image, openvino_node)
-    for number, (case, table) in enumerate(load_tables(module.STORED))
+    f"{title}-{number}-{case.attributes.get('mode', case)}": (title, case, table)
+    for title in TABLES
+    for number, (case, table) in enumerate(load_tables(stored(title)))
 }
 
 
-@pytest.mark.parametrize(("module", "case", "table"), STORED.values(), ids=list(STORED))
-def test_stored_tables_hold(module, case, table):
-    allowed = jax_image.allowed(case) if module is jax_image else 0
-    np.testing.assert_allclose(table, module.table_here(case), rtol=0, atol=allowed)
+@pytest.mark.parametrize(("title", "case", "table"), STORED.values(), ids=list(STORED))
+def test_stored_tables_hold(title, case, table):
+    allowed = jax_allowed(case) if title == "JAX" else 0
+    np.testing.assert_allclose(table, TABLES[title](case), rtol=0, atol=allowed)
 
 
 def normal(*shape):
@@ -28,7 +36,7 @@ def normal(*shape):
 
 def test_bicubic_tells_1024_positions_apart():
     # 1/3 is taken for 341/1024: Keys' kernel with -0.75 there, rounded to float32.
-    table = tensorflow_ops.table_here(AxisCase({"kind": "bicubic"}, 4, 12))
+    table = tf_table(AxisCase({"kind": "bicubic"}, 4, 12))
     t = 341 / 1024
     exact = [
         ((-0.75 * (1 + t) + 3.75) * (1 + t) - 6) * (1 + t) + 3,
@@ -43,7 +51,7 @@ def test_weights_of_tensorflow_are_float32_for_float64_tensors_too():
     case = AxisCase({"kind": "bilinear", "half_pixel_centers": True}, 5, 7)
     operator = ops.TfResize(**case.attributes)
     wide = axis_matrix(operator, case, rank=4, axis=2, dtype=np.float64)
-    np.testing.assert_array_equal(wide, tensorflow_ops.table_here(case))
+    np.testing.assert_array_equal(wide, tf_table(case))
 
 
 @pytest.mark.parametrize(
@@ -60,11 +68,11 @@ def test_what_the_ops_of_tensorflow_refuse_is_refused(attributes):
 def test_nearest_of_jax_is_not_the_formula_from_left_to_right(inputs, outputs):
     x = np.arange(outputs).astype(np.float32) + np.float32(0.5)
     written = np.floor(x * np.float32(inputs) / np.float32(outputs)).astype(int)
-    read = jax_image.table_here(AxisCase({"method": "nearest"}, inputs, outputs)).argmax(axis=1)
+    read = jax_table(AxisCase({"method": "nearest"}, inputs, outputs)).argmax(axis=1)
     assert set(np.abs(read - written).tolist()) == {0, 1}
 
 
-@pytest.mark.parametrize("mode", openvino_node.MODES)
+@pytest.mark.parametrize("mode", OPENVINO_MODES)
 @pytest.mark.parametrize(
     "told", [{"sizes": (9, 4)}, {"shape_calculation_mode": "scales", "scales": (1.7, 0.4)}], ids=str
 )
@@ -78,7 +86,7 @@ def test_whole_images_are_those_of_openvino_s_reference(mode, told):
         pads = {}
     operator = ops.OpenvinoInterpolate(mode=mode, axes=axes, antialias=True, **told, **pads)
     image = normal(2, 3, 8, 5)
-    expected = openvino_node.reference(operator, image)
+    expected = openvino_reference(operator, image)
     result = evaluate(operator, image, expected.shape)
     np.testing.assert_allclose(result, expected, rtol=0, atol=2.0**-20)
 
