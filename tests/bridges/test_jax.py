@@ -1,6 +1,5 @@
 """JAX arrays through a real server: gradients of any order, traced, compiled and batched."""
 
-import inspect
 from functools import partial
 
 import numpy as np
@@ -109,19 +108,6 @@ def test_resize_has_the_values_and_gradients_of_jax(client, method, antialias):
         mine, jaxs = (jax.vjp(resize, image)[1](weights)[0] for resize in (ours, theirs))
         # Sums of nearest's gradient may be taken in another order.
         np.testing.assert_allclose(mine, jaxs, rtol=0, atol=far or 1e-6)
-
-
-def test_resize_takes_what_jax_takes(client):
-    image = jnp.arange(12).reshape(3, 4)
-    names = list(inspect.signature(jax.image.resize).parameters)
-    assert list(inspect.signature(bridge.resize).parameters)[: len(names)] == names
-    linear = jax.image.ResizeMethod.LINEAR
-    given = (image, (np.int64(3), 8), linear, False, jax.lax.Precision.DEFAULT)
-    ours = bridge.resize(*given, client=client)
-    assert ours.dtype == jnp.float32
-    np.testing.assert_allclose(ours, jax.image.resize(*given), rtol=1e-6)
-    for empty in (bridge.resize(image, (0, 8), "cubic"), jax.image.resize(image, (0, 8), "cubic")):
-        assert (empty.shape, empty.dtype) == ((0, 8), jnp.float32)
 
 
 @pytest.mark.parametrize(

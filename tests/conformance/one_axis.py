@@ -114,10 +114,10 @@ def _compare_tf(tally: Tally) -> None:
             tally.add(key, tf_table(case).argmax(axis=1), read)
 
 
-JAX_METHODS = ("nearest", "linear", "cubic", "lanczos3", "lanczos5")
+_JAX_METHODS = ("nearest", "linear", "cubic", "lanczos3", "lanczos5")
 _JAX_ATTRIBUTES: list[dict[str, Any]] = [{"method": "nearest"}] + [
     {"method": method, "antialias": antialias}
-    for method, antialias in itertools.product(JAX_METHODS[1:], (True, False))
+    for method, antialias in itertools.product(_JAX_METHODS[1:], (True, False))
 ]
 _JAX_SIZES = ((1, 4), (4, 1), (3, 9), (10, 4), (5, 14), (29, 18), (20, 22))
 
@@ -198,7 +198,7 @@ def _compare_jax(tally: Tally) -> None:
         _add_jax(tally, jax, 18 if tally.brief else 180, np.float64)
 
 
-OPENVINO_MODES = get_args(openvino.Mode)
+_OPENVINO_MODES = get_args(openvino.Mode)
 _TRANSFORMATIONS = get_args(openvino.CoordinateTransformationMode)
 _ROUNDINGS = get_args(openvino.NearestMode)
 _NAMES = (
@@ -220,7 +220,7 @@ def _openvino_cases(count: int, *, seed: int = 9) -> Iterator[AxisCase]:
     """Draw cases of every mode; lengths are up to 60, and padding up to 3."""
     generator = np.random.default_rng(seed)
     for i in range(count):
-        mode = OPENVINO_MODES[i % len(OPENVINO_MODES)]
+        mode = _OPENVINO_MODES[i % len(_OPENVINO_MODES)]
         attributes: dict[str, Any] = {
             "mode": mode,
             "axes": [2, 3] if mode in _TWO_AXES else [2],
@@ -257,7 +257,7 @@ def _openvino_node(operator: ops.OpenvinoInterpolate, shape: tuple[int, ...]) ->
     return image, node, (told, axes)
 
 
-def openvino_reference(operator: ops.OpenvinoInterpolate, x: Any) -> Any:
+def _openvino_reference(operator: ops.OpenvinoInterpolate, x: Any) -> Any:
     runtime = importlib.import_module("openvino")
     _, node, others = _openvino_node(operator, x.shape)
     result = runtime.Tensor(runtime.Type.f32, node.get_output_shape(0))
@@ -303,14 +303,14 @@ def _compare_openvino(tally: Tally) -> None:
         if not words.endswith("pillow"):
             words += f", {case.attributes['coordinate_transformation_mode']}"
         key = ("openvino: weights of the reference", _OPERATOR, words, "float32")
-        tally.add(key, openvino_table(case), _openvino_table(openvino_reference, case))
+        tally.add(key, openvino_table(case), _openvino_table(_openvino_reference, case))
     for rule, rounding in itertools.product(_TRANSFORMATIONS, _ROUNDINGS):
         attributes = {"coordinate_transformation_mode": rule, "nearest_mode": rounding}
         words = f"nearest, {rule}, {rounding}, {UP_TO_64}"
         key = ("openvino: elements the reference reads", _OPERATOR, words, "float32")
         for inputs, outputs in tally.lengths():
             operator = ops.OpenvinoInterpolate(mode="nearest", sizes=(outputs,), **attributes)
-            read = openvino_reference(operator, np.arange(inputs, dtype=np.float32))
+            read = _openvino_reference(operator, np.arange(inputs, dtype=np.float32))
             case = AxisCase(attributes, inputs, outputs)
             tally.add(key, oracles.elements_read(operator, case), read)
     for case in _openvino_cases(300):
@@ -320,45 +320,10 @@ def _compare_openvino(tally: Tally) -> None:
         tally.add(key, openvino_table(case), theirs, allowed=_PLUGIN, deviates=deviates)
 
 
-DIRECTML = Section(
-    "DirectML",
-    (),
-    "dialects/directml.md",
-    "Nothing of DirectML ran: it is closed and runs on Windows only. Weights are compared with the"
-    " formula it documents, evaluated one float32 scalar at a time; their bits must be equal, and"
-    " below *exact* means equal to the formula. Its published examples and results of real devices"
-    " are tests: [test_dml.py](../tests/dialects/test_dml.py).",
-    _compare_dml,
-)
-TENSORFLOW = Section(
-    "TensorFlow",
-    ("tensorflow",),
-    "dialects/tensorflow.md",
-    "Weights of the raw ops and of their gradients are read off one-hot tensors of up to 300"
-    " elements; their bits must be equal.",
-    _compare_tf,
-)
-JAX = Section(
-    "JAX",
-    ("jax",),
-    "dialects/jax.md",
-    "Weights of `jax.image.resize` and of its transpose are read off one-hot tensors of up to 150"
-    " elements. Those of `nearest` must be equal; XLA fuses the arithmetic of the others, which"
-    " may differ by 150 * 2**-23, in float64 by 2**-43. What `nearest` reads must be equal at all"
-    " pairs of lengths up to 64.",
-    _compare_jax,
-)
-OPENVINO = Section(
-    "OpenVINO",
-    ("openvino",),
-    "dialects/openvino.md",
-    "Weights are read off one-hot images of up to 60 elements with padding up to 3. Those of the"
-    " reference implementation must have equal bits, those of the CPU plugin be within 2**-15."
-    " What `nearest` reads in the reference must be equal at all pairs of lengths up to 64 by each"
-    " of the five coordinates and five roundings."
-    " OpenVINO has no gradients: `openvino_interpolate_grad` is the transpose of these tables.",
-    _compare_openvino,
-)
+DIRECTML = Section.of("DirectML", _compare_dml)
+TENSORFLOW = Section.of("TensorFlow", _compare_tf)
+JAX = Section.of("JAX", _compare_jax)
+OPENVINO = Section.of("OpenVINO", _compare_openvino)
 # What makes the table of a case here, by the section whose tables are stored.
 TABLES = {"TensorFlow": tf_table, "JAX": jax_table, "OpenVINO": openvino_table}
 
@@ -377,7 +342,7 @@ def _main(title: str) -> None:
     theirs: dict[str, Callable[[AxisCase], Matrix]] = {
         "TensorFlow": lambda case: _tf_forward(package, case, np.eye(case.inputs)).T,
         "JAX": lambda case: _jax_tables(package, [case], np.float32)[0][0],
-        "OpenVINO": partial(_openvino_table, openvino_reference),
+        "OpenVINO": partial(_openvino_table, _openvino_reference),
     }
     about = {title.lower(): str(version(title.lower()))}
     oracles.save_tables(

@@ -163,13 +163,4 @@ def _compare(tally: Tally) -> None:
         tally.add(key, result, expected, allowed=library.allowed(case, diff_dst, expected))
 
 
-SECTION = Section(
-    "oneDNN",
-    ("onednn",),
-    "dialects/onednn.md",
-    "Weights of the resampling primitives, which the graph's operations run, are read off one-hot"
-    " channels of up to 300 elements in both layouts; their bits must be equal, in bfloat16 after"
-    " the one rounding. Stored are whole gradients of the library's own benchmark cases, 1 to 3"
-    " spatial axes: they must agree within the roundings of sums.",
-    _compare,
-)
+SECTION = Section.of("oneDNN", _compare)

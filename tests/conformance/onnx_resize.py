@@ -130,12 +130,12 @@ def _gradients() -> Iterator[tuple[NodeCase, Tensor, Tensor]]:
         yield case, g, _gradient(case, g)
 
 
-def runtime(attributes: Attributes, x: Tensor, *, opset: int = 19) -> Tensor:
-    """Evaluate a model of one Resize; opset 10 has its scales as the second input."""
+def _runtime(attributes: Attributes, x: Tensor) -> Tensor:
+    """Evaluate a model of one Resize."""
     onnx = importlib.import_module("onnx")
     helper, kind = onnx.helper, onnx.helper.np_dtype_to_tensor_dtype(x.dtype)
     constants = {name: attributes[name] for name in _INPUTS if name in attributes}
-    names = ["scales"] if opset == 10 else [n if n in constants else "" for n in _INPUTS]
+    names = [name if name in constants else "" for name in _INPUTS]
     while not names[-1]:
         names.pop()
     others = {k: int(v) if k in _FLAGS else v for k, v in attributes.items() if k not in constants}
@@ -146,7 +146,7 @@ def runtime(attributes: Attributes, x: Tensor, *, opset: int = 19) -> Tensor:
         [helper.make_tensor_value_info("y", kind, None)],
         [onnx.numpy_helper.from_array(np.array(v, _INPUTS[n]), n) for n, v in constants.items()],
     )
-    opsets = [helper.make_opsetid("", opset)]
+    opsets = [helper.make_opsetid("", 19)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     return np.asarray(_session(model).run(None, {"x": x})[0])
 
@@ -247,7 +247,7 @@ def _add_random(tally: Tally, seed: int) -> None:
     x = _impulses(length, np.float32, rows=rows)
     result, expected = (
         each[:, :, rows // 2]
-        for each in (evaluated(x, attributes, "float32"), runtime(attributes, x))
+        for each in (evaluated(x, attributes, "float32"), _runtime(attributes, x))
     )
     tally.add(("onnxruntime: weights", "onnx_resize, FLOAT32", words, "float32"), result, expected)
     if attributes["coordinate_transformation_mode"] == "tf_half_pixel_for_nn":
@@ -300,18 +300,7 @@ def _compare(tally: Tally) -> None:
         _add_nearest(tally, {"coordinate_transformation_mode": rule, "nearest_mode": rounding})
 
 
-SECTION = Section(
-    "ONNX",
-    ("onnx", "onnxruntime"),
-    "dialects/onnx.md",
-    "Weights are read off one-hot tensors of up to 25 elements in random calls, with antialias,"
-    " exclude_outside, roi, policies, sizes and scales among them. Those of ONNX Runtime must have"
-    " equal bits, those of the reference implementation be within 1e-11, save beside whole and half"
-    " coordinates, where float64 rounds them in the reference. Published results are float32. What"
-    " `nearest` reads at all pairs of lengths up to 64 must be equal in ONNX Runtime by each of the"
-    " seven coordinates and four roundings, and in the reference, which is slow, by two.",
-    _compare,
-)
+SECTION = Section.of("ONNX", _compare)
 
 
 def _main() -> None:

@@ -322,16 +322,7 @@ def _compare(tally: Tally) -> None:
     _add_tensors(tally)
 
 
-SECTION = Section(
-    "PyTorch",
-    ("torch", "expecttest"),
-    "dialects/torch.md",
-    "Weights are read off one-hot tensors and one-hot gradients, with lengths up to 300, sizes and"
-    " scale factors; their bits must be equal, save for sines in float64 (2**-51). Samples and"
-    " whole tensors may differ by the roundings of sums, whose order is PyTorch's own. Whole"
-    " tensors include second gradients.",
-    _compare,
-)
+SECTION = Section.of("PyTorch", _compare)
 
 
 def _save(path: Any, cases: list[dict[str, Any]], arrays: dict[str, Tensor]) -> None:

@@ -8,7 +8,6 @@ import os
 import platform
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from conformance import onednn_library, onnx_resize, pytorch
 from conformance.one_axis import DIRECTML, JAX, OPENVINO, TENSORFLOW
-from conformance.rows import Row, Section, Tally, version
+from conformance.rows import TOLD, Row, Section, Tally, version
 
 _HERE = Path(__file__).parent
 _HEAD = """# Conformance
@@ -90,10 +89,7 @@ def printed(framework: str) -> dict[Deviation, str]:
     return dict(zip(listed, json.loads(child.stdout), strict=True))
 
 
-LISTED = [
-    Deviation(**entry)
-    for entry in tomllib.loads((_HERE / "deviations.toml").read_text())["deviation"]
-]
+LISTED = [Deviation(**entry) for entry in TOLD["deviation"]]
 LIBRARIES = [module.SECTION for module in (onednn_library, pytorch, onnx_resize)]
 SECTIONS = [DIRECTML, *LIBRARIES, TENSORFLOW, JAX, OPENVINO]
 

@@ -3,15 +3,7 @@
 import numpy as np
 import pytest
 
-from conformance.one_axis import (
-    OPENVINO_MODES,
-    TABLES,
-    jax_allowed,
-    jax_table,
-    openvino_reference,
-    stored,
-    tf_table,
-)
+from conformance.one_axis import TABLES, jax_allowed, jax_table, stored, tf_table
 from gradwire import ops
 from gradwire.errors import InvalidRequestError
 from gradwire_server import dialects
@@ -70,25 +62,6 @@ def test_nearest_of_jax_is_not_the_formula_from_left_to_right(inputs, outputs):
     written = np.floor(x * np.float32(inputs) / np.float32(outputs)).astype(int)
     read = jax_table(AxisCase({"method": "nearest"}, inputs, outputs)).argmax(axis=1)
     assert set(np.abs(read - written).tolist()) == {0, 1}
-
-
-@pytest.mark.parametrize("mode", OPENVINO_MODES)
-@pytest.mark.parametrize(
-    "told", [{"sizes": (9, 4)}, {"shape_calculation_mode": "scales", "scales": (1.7, 0.4)}], ids=str
-)
-def test_whole_images_are_those_of_openvino_s_reference(mode, told):
-    # One axis grows while the other shrinks, width comes before height where the reference can do
-    # that, and other axes are padded where the mode allows.
-    pytest.importorskip("openvino", reason="compares with OpenVINO where it is installed")
-    axes = (3, 2) if mode in {"nearest", "linear", "cubic"} else (2, 3)
-    pads = {"pads_begin": (1, 0, 2), "pads_end": (0, 1, 0, 1)}
-    if mode == "linear_onnx":
-        pads = {}
-    operator = ops.OpenvinoInterpolate(mode=mode, axes=axes, antialias=True, **told, **pads)
-    image = normal(2, 3, 8, 5)
-    expected = openvino_reference(operator, image)
-    result = evaluate(operator, image, expected.shape)
-    np.testing.assert_allclose(result, expected, rtol=0, atol=2.0**-20)
 
 
 @pytest.mark.parametrize("mode", ["bilinear_pillow", "bicubic_pillow"])
