@@ -1,16 +1,12 @@
 """ONNX's Resize: published node tests, the reference implementation, ONNX Runtime.
 
-PYTHONPATH=tests python -m conformance.onnx_resize
-
-writes data/onnx_resize.npz where onnx 1.23.2 is installed: the node tests, with gradients of the
-reference. Attributes are keyword arguments of ops.OnnxResize.
+Attributes are keyword arguments of ops.OnnxResize.
 """
 
 from __future__ import annotations
 
 import importlib
 import itertools
-import json
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,7 +21,6 @@ from gradwire import ops
 from gradwire.ops.onnx import CoordinateTransformationMode, Mode, NearestMode
 from gradwire_server import dialects
 from support.oracles.dialect_oracles import (
-    DATA,
     AxisCase,
     OnnxAxis,
     Tensor,
@@ -36,7 +31,6 @@ from support.oracles.dialect_oracles import (
 
 Attributes = dict[str, Any]
 
-STORED = DATA / "onnx_resize.npz"
 _TRANSFORMATIONS = get_args(CoordinateTransformationMode)
 # That of opset 10, "simple", is in none since.
 _NEAREST_MODES = tuple(mode for mode in get_args(NearestMode) if mode != "simple")
@@ -301,19 +295,3 @@ def _compare(tally: Tally) -> None:
 
 
 SECTION = Section.of("ONNX", _compare)
-
-
-def _main() -> None:
-    arrays: dict[str, Tensor] = {}
-    names: list[dict[str, Any]] = []
-    for number, (case, g, gradient) in enumerate(_gradients()):
-        arrays[f"x_{number}"], arrays[f"y_{number}"] = case.x, case.y
-        arrays[f"output_gradient_{number}"] = g.astype(np.float32)
-        arrays[f"input_gradient_{number}"] = gradient
-        names.append({"name": case.name, "attributes": case.attributes})
-    about = json.dumps({"onnx": importlib.import_module("onnx").__version__, "cases": names})
-    np.savez_compressed(STORED, allow_pickle=False, about=np.array(about), **arrays)
-
-
-if __name__ == "__main__":
-    _main()

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from conformance import onnx_resize
 from conformance.onnx_resize import NodeCase, evaluated
 from gradwire import ops
 from gradwire.ops import onnx
 from gradwire_server import dialects
 from gradwire_server.errors import RequestLimitError
 from support.examples import examples
-from support.oracles.dialect_oracles import OnnxAxis, axis_table, evaluate, lowered, onnx_axis
+from support.oracles.dialect_oracles import DATA, OnnxAxis, axis_table, evaluate, lowered, onnx_axis
 
 ARITHMETIC = pytest.mark.parametrize("arithmetic", ["spec_float64", "float32"])
 CROP = {"coordinate_transformation_mode": "tf_crop_and_resize"}
@@ -214,7 +213,7 @@ def test_antialias_weighs_a_stretched_filter(mode, inputs, outputs, exclude_outs
         np.testing.assert_allclose(ours, expected, rtol=0, atol=far)
 
 
-with np.load(onnx_resize.STORED) as stored:
+with np.load(DATA / "onnx_resize.npz") as stored:
     # Each node test with a gradient of y and that of x.
     NODES = [
         (

@@ -6,9 +6,8 @@ evaluate() is the other side of every comparison: ours.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -370,23 +369,6 @@ def elements_read(operator: ops.Operator, case: AxisCase) -> npt.NDArray[np.int6
     assert set(counts.tolist()) <= {0, 1}
     assert np.all(found.weight == 1)
     return np.where(counts == 1, found.start, -1)
-
-
-def save_tables(name: str, about: dict[str, str], tables: Any) -> None:
-    """Write tests/data/NAME: versions, and pairs of cases and matrices, in float32."""
-    cases = [[case.attributes, case.inputs, case.outputs] for case, _ in tables]
-    flat = np.concatenate([matrix.astype(np.float32).ravel() for _, matrix in tables])
-    text = json.dumps({**about, "cases": cases})
-    np.savez_compressed(DATA / name, allow_pickle=False, about=np.array(text), flat=flat)
-
-
-def load_tables(name: str) -> Iterator[tuple[AxisCase, Matrix]]:
-    with np.load(DATA / name) as stored:
-        flat, cases = stored["flat"].astype(np.float64), json.loads(str(stored["about"]))["cases"]
-    for attributes, inputs, outputs in cases:
-        table, flat = np.split(flat, [inputs * outputs])
-        yield AxisCase(attributes, inputs, outputs), table.reshape(outputs, inputs)
-    assert not len(flat)
 
 
 def draw_sizes(generator: np.random.Generator, *, largest: int) -> tuple[int, int]:
