@@ -124,15 +124,11 @@ def markdown(date: str, found: list[Found]) -> str:
     machine = f"{platform.system()} {platform.machine()}"
     text = _HEAD.format(date=date, machine=machine, python=platform.python_version())
     for each in found:
-        cells = [
-            str(sum(getattr(row, name) for row in each.rows))
-            for name in ("cases", "exact", "agree", "deviating")
-        ]
-        if not each.section.packages:
-            # Nothing of the framework ran: its formula's figures are in the section alone.
-            cells = ["formula only", "", "", ""]
-        elif each.missing:
-            cells = ["not run", "", "", ""]
+        counts = ("cases", "exact", "agree", "deviating")
+        cells = [str(sum(getattr(row, name) for row in each.rows)) for name in counts]
+        if each.missing or not each.section.packages:
+            # Where nothing of the framework ran, its formula's figures are in the section alone.
+            cells = ["not run" if each.missing else "formula only", "", "", ""]
         cells = [each.section.title, each.versions, *cells, str(len(each.deviations))]
         text += "| " + " | ".join(cells) + " |\n"
     return text + "".join(_section(each) for each in found)
@@ -140,12 +136,10 @@ def markdown(date: str, found: list[Found]) -> str:
 
 def _section(found: Found) -> str:
     section = found.section
-    text = f"\n## {section.title}\n\n"
+    told = f"{section.about} The dialect: [{section.page}]({section.page})."
     if found.missing:
-        text += f"Not run: {', '.join(found.missing)} not installed.\n"
-    else:
-        text += f"{section.about} The dialect: [{section.page}]({section.page}).\n"
-    peer = ""
+        told = f"Not run: {', '.join(found.missing)} not installed."
+    text, peer = f"\n## {section.title}\n\n{told}\n", ""
     for row in found.rows:
         if row.peer != peer:
             peer = row.peer
@@ -157,12 +151,11 @@ def _section(found: Found) -> str:
         text += f"\n### Where {section.title} deviates\n"
     for deviation, printed in found.deviations:
         path, name = deviation.test.split("::")
-        text += f"\n**{deviation.title}.** {deviation.instead}\n"
-        text += f"\n```python\n{deviation.code}```\n"
-        said = "It prints" if printed is not None else "Not run now; it is known to print"
-        shown = printed if printed is not None else deviation.prints
-        text += f"\n{said}\n\n```text\n{shown}```\n"
-        text += f"\nTest: [{path}](../{path}), `{name}`\n"
+        said, shown = "It prints", printed
+        if printed is None:
+            said, shown = "Not run now; it is known to print", deviation.prints
+        text += f"\n**{deviation.title}.** {deviation.instead}\n\n```python\n{deviation.code}```\n"
+        text += f"\n{said}\n\n```text\n{shown}```\n\nTest: [{path}](../{path}), `{name}`\n"
     return text
 
 
