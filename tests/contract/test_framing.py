@@ -297,7 +297,6 @@ def bare(message):
 
 def test_an_evaluation_is_the_message_of_the_schema_and_its_response_continues_it():
     frame, checksum = framing.evaluation_frame(b"a", NO_OPERATOR, THREE, 0)
-    assert checksum is not None
     message = v1.EvaluateRequest.FromString(frame)
     assert message.checksum == checksum == crc32c(bare(message))
     written = checksum.to_bytes(4, "little").hex()
@@ -326,10 +325,9 @@ def test_open_and_chunks_are_messages_of_the_schema():
     assert message.SerializeToString() == frame
     assert message.chunk.checksum == crc32c(bare(request.open) + bare(message.chunk))
     assert framing.read_chunk(frame, checksum) == (300, memoryview(THREE))
-    with pytest.raises(DataLossError):
-        framing.read_chunk(frame, checksum + 1)
-    with pytest.raises(DataLossError):
-        framing.read_chunk(framing.chunk_frame(300, THREE), checksum)
+    for wrong, after in ((frame, checksum + 1), (framing.chunk_frame(300, THREE), checksum)):
+        with pytest.raises(DataLossError):
+            read_chunk(wrong, after)
 
 
 def test_requests_and_results_among_many_are_messages_of_the_schema():
@@ -341,35 +339,31 @@ def test_requests_and_results_among_many_are_messages_of_the_schema():
     assert checksum == crc32c(bare(request.evaluation))
     parts = b"a", NO_OPERATOR, memoryview(THREE)
     assert framing.read_many_request(frame, 0) == (parts, checksum)
-    found = framing.read_many_result(answer, {b"a": checksum}.get)
-    assert found is not None
-    assert found[0] == parts
+    assert framing.read_many_result(answer, {b"a": checksum}.get)[0] == parts
 
 
-@pytest.mark.parametrize("kind", ["evaluation", "result among many", "chunk"])
-def test_no_message_is_taken_with_a_changed_byte(kind):
-    frames = {
-        "evaluation": framing.evaluation_frame(b"a", NO_OPERATOR, THREE, 7)[0],
-        "result among many": framing.many_result_frame(b"a", NO_OPERATOR, THREE, 7),
-        "chunk": framing.chunk_frame(300, THREE, 7),
-    }
+FRAMES = {
+    "evaluation": (
+        framing.evaluation_frame(b"a", NO_OPERATOR, THREE, 7)[0],
+        lambda message: read_evaluation(message, 7),
+    ),
+    "result among many": (
+        framing.many_result_frame(b"a", NO_OPERATOR, THREE, 7),
+        lambda message: framing.read_many_result(message, {b"a": 7}.get),
+    ),
+    "chunk": (framing.chunk_frame(300, THREE, 7), lambda message: read_chunk(message, 7)),
+}
 
-    def read(message):
-        """Return what was read with a checksum; what came without one is refused."""
-        if kind == "chunk":
-            return framing.read_chunk(message, 7)
-        if kind == "evaluation":
-            found = framing.read_evaluation(message, 7)
-        else:
-            found = framing.read_many_result(message, {b"a": 7}.get)
-        return None if found is None or found[1] is None else found
 
-    frame = frames[kind]
-    assert read(frame) is not None
+@pytest.mark.parametrize(("frame", "read"), FRAMES.values(), ids=list(FRAMES))
+def test_no_message_is_taken_with_a_changed_byte(frame, read):
+    assert read(frame)[1] is not None
     for at in range(len(frame)):
         for value in {*range(256)} - {frame[at]}:
             with suppress(DataLossError):
-                assert read(frame[:at] + bytes((value,)) + frame[at + 1 :]) is None
+                found = read(frame[:at] + bytes((value,)) + frame[at + 1 :])
+                # Without a checksum it is refused later; a chunk has data there.
+                assert found is None or found[1] is None
 
 
 @pytest.mark.parametrize("available", [True, False])

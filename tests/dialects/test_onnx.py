@@ -79,8 +79,10 @@ def test_antialias_over_a_long_axis_takes_little_time_and_its_weights_sum_to_1()
 
 MIDDLE_HALF = {**CROP, "sizes": (1, 5), "roi": (0, 0.25, 1, 0.75)}
 NEARLY_HALF = {**CROP, "sizes": (1, 2), "roi": (0, 0, 1, np.nextafter(np.float32(0.75), 1))}
-SINGLE = {"coordinate_transformation_mode": "pytorch_half_pixel", "sizes": (1,)}
-CORNERS = {"coordinate_transformation_mode": "align_corners", "scales": (1, 0.5)}
+LINEAR = {"mode": "linear"}
+SINGLE = {"coordinate_transformation_mode": "pytorch_half_pixel", "sizes": (1,), **LINEAR}
+CORNERS = {"coordinate_transformation_mode": "align_corners", "scales": (1, 0.5), **LINEAR}
+EXCLUDING = {"exclude_outside": True, "antialias": True}
 STEEP = {"mode": "cubic", "cubic_coeff_a": -0.6}
 ROW = np.arange(11.0)[np.newaxis]
 STRIPES = np.array([[1e6], [0], [1e6]]).repeat(16, axis=1)
@@ -89,20 +91,11 @@ ROUNDED_UP = np.clip((np.arange(14) + 0.5) * 10 / 14 - 0.5, 0, 9)
 # Attributes, input, results in float32 and by the specification, which frameworks depart from as
 # conformance/deviations.toml shows. FLOAT32 follows ONNX Runtime, save in the last row.
 DEVIATIONS = {
-    "a whole coordinate that float64 rounds": (
-        *({"mode": "linear", "sizes": (14,)}, np.arange(10.0), None, ROUNDED_UP),
-    ),
-    "one output": (
-        {"mode": "linear", "exclude_outside": True, "antialias": True, **SINGLE},
-        *([1.0, 2, 4], None, [(3 + 2 * 2 + 4) / 6]),
-    ),
-    "one output, a scale that float64 rounds": (
-        *({"mode": "linear", **SINGLE}, np.arange(49.0), None, [0]),
-    ),
+    "a whole coordinate": ({"sizes": (14,), **LINEAR}, np.arange(10.0), None, ROUNDED_UP),
+    "one output": ({**EXCLUDING, **SINGLE}, [1.0, 2, 4], None, [(3 + 2 * 2 + 4) / 6]),
+    "one output, a scale that float64 rounds": (SINGLE, np.arange(49.0), None, [0]),
     "cubic weights of float64": ({**STEEP, "sizes": (7,)}, np.ones(4), None, np.ones(7)),
-    "a length that float32 rounds up": (
-        *({"scales": (1, 0.7)}, np.zeros((1, 10)), np.zeros((1, 7)), np.zeros((1, 6))),
-    ),
+    "a length rounded up": ({"scales": (1, 0.7)}, ROW[:, :10] * 0, [[0] * 7], [[0] * 6]),
     **{
         f"a roi, {mode}": ({"mode": mode, **MIDDLE_HALF}, ROW[:, :5], ROW[:, :5], [double])
         for mode, double in (
@@ -111,9 +104,7 @@ DEVIATIONS = {
             ("cubic", [1, 1.5, 2, 2.5, 3]),
         )
     },
-    "a length that is cut": (
-        *({"mode": "linear", **CORNERS}, ROW[:, :7], [[0, 3, 6]], [[0, 2.4, 4.8]]),
-    ),
+    "a length that is cut": (CORNERS, ROW[:, :7], [[0, 3, 6]], [[0, 2.4, 4.8]]),
     "nearly half": (NEARLY_HALF, ROW, [[0, 7]], [[0, 8]]),
     "rows of scale 1": ({**STEEP, "scales": (1, 2)}, STRIPES[:, :8], STRIPES, STRIPES),
 }
