@@ -20,7 +20,7 @@ from gradwire import ops
 from gradwire_server import dialects
 from gradwire_server.backends import compute_dtype
 from gradwire_server.backends.numpy_cpu import NumpyCpu
-from gradwire_server.plans import BandedMap, Plan
+from gradwire_server.plans import Plan
 from support.kernels.backend_calls import applied
 
 Matrix = npt.NDArray[np.float64]
@@ -95,19 +95,6 @@ def lowered(
     ).plan()
 
 
-def axis_map(
-    operator: ops.Operator,
-    source: Shape,
-    result: Shape,
-    axis: int = 0,
-    dtype: npt.DTypeLike = np.float32,
-) -> BandedMap | None:
-    """Return what an operator does along one axis, None where it leaves that alone."""
-    plan = lowered(operator, source, result, dtype)
-    assert (plan.input_shape, plan.output_shape) == (source, result)
-    return next((each.map for each in plan.passes if each.axis == axis), None)
-
-
 def axis_table(
     operator: ops.Operator,
     source: Shape,
@@ -115,8 +102,10 @@ def axis_table(
     axis: int = 0,
     dtype: npt.DTypeLike = np.float32,
 ) -> Matrix:
-    found = axis_map(operator, source, result, axis, dtype)
-    return np.eye(source[axis]) if found is None else found.dense()
+    plan = lowered(operator, source, result, dtype)
+    assert (plan.input_shape, plan.output_shape) == (source, result)
+    found = [each.map.dense() for each in plan.passes if each.axis == axis]
+    return found[0] if found else np.eye(source[axis])
 
 
 def evaluate(operator: ops.Operator, x: Tensor, output_shape: Shape) -> Tensor:
@@ -362,9 +351,10 @@ def elements_read(operator: ops.Operator, case: AxisCase) -> npt.NDArray[np.int6
 
     Raises AssertionError where an output reads several, or another weight.
     """
-    found = axis_map(operator, (case.inputs,), (case.outputs,))
-    if found is None:
+    plan = lowered(operator, (case.inputs,), (case.outputs,))
+    if not plan.passes:
         return np.arange(case.outputs)
+    found = plan.passes[0].map
     counts = np.diff(found.offset)
     assert set(counts.tolist()) <= {0, 1}
     assert np.all(found.weight == 1)
