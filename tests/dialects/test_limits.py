@@ -29,11 +29,8 @@ Openvino = ops.OpenvinoInterpolate
 def test_a_table_too_large_names_the_setting_and_entries_of_all_axes_count_together():
     shapes, operator = ((40, 40), (30, 30)), ops.DmlResample(interpolation_mode="linear")
     lowered(operator, *shapes, max_table_entries=260)
-    with pytest.raises(TableTooLargeError) as refused:
+    with pytest.raises(TableTooLargeError, match="--max-table-entries") as refused:
         lowered(operator, *shapes, max_table_entries=259)
-    message = refused.value.message
-    assert "would need 260 entries; 259 are allowed" in message
-    assert "GRADWIRE_MAX_TABLE_ENTRIES (gradwire-server --max-table-entries)" in message
     facts = {"entries": "260", "limit": "max_table_entries", "allowed": "259"}
     assert refused.value.facts == facts
 
@@ -45,10 +42,8 @@ def test_a_table_too_large_names_the_setting_and_entries_of_all_axes_count_toget
 )
 def test_a_float32_axis_too_long_names_the_axis_and_the_setting(given, wanted, field):
     lowered(BACKWARD, given, wanted, max_float32_axis=11)
-    with pytest.raises(RequestLimitError) as refused:
+    with pytest.raises(RequestLimitError, match="--max-float32-axis") as refused:
         lowered(BACKWARD, given, wanted, max_float32_axis=10)
-    assert refused.value.message.startswith(f"{field} is 11;")
-    assert "GRADWIRE_MAX_FLOAT32_AXIS (gradwire-server --max-float32-axis)" in refused.value.message
     facts = {"field": field, "size": "11", "limit": "max_float32_axis", "allowed": "10"}
     assert refused.value.facts == facts
 
@@ -212,12 +207,8 @@ def numbers_of(chance, forward, words, pads):
         return {"scales": scales, "input_pixel_offsets": (chance.uniform(-9, 9),)}
     if forward == "openvino_interpolate":
         axes = (0, 1) if words["mode"].endswith(("_pillow", "_onnx")) else (0,)
-        padded = {
-            side: (length,)
-            for side, length in zip(("pads_begin", "pads_end"), pads, strict=True)
-            if chance.random() < 1 / 2
-        }
-        return {"axes": axes, **padded}
+        begin, end = ((length,) if chance.random() < 1 / 2 else () for length in pads)
+        return {"axes": axes, "pads_begin": begin, "pads_end": end}
     crops = words.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     return {"roi": (chance.uniform(-9, 9), chance.uniform(-9, 9))} if crops else {}
 
