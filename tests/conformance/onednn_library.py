@@ -108,13 +108,11 @@ def resample(mode: str, src: Tensor, dst: Tensor, *, backward: bool) -> None:
 
 def _table(case: AxisCase, dtype: str, *, backward: bool) -> Matrix:
     channels = case.outputs if backward else case.inputs
-    if case.attributes["data_format"] == "NCX":
-        src, dst = (np.zeros((1, channels, x), DTYPES[dtype]) for x in (case.inputs, case.outputs))
-    else:
-        src, dst = (
-            np.zeros((1, x, channels), DTYPES[dtype]).transpose(0, 2, 1)
-            for x in (case.inputs, case.outputs)
-        )
+    order = (0, 1, 2) if case.attributes["data_format"] == "NCX" else (0, 2, 1)
+    src, dst = (
+        np.zeros((1, channels, x), DTYPES[dtype]).transpose(order).copy().transpose(order)
+        for x in (case.inputs, case.outputs)
+    )
     (dst if backward else src)[0] = np.eye(channels)
     resample(case.attributes["mode"], src, dst, backward=backward)
     return np.array(src[0] if backward else dst[0].T, np.float64)
