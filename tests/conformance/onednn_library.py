@@ -18,9 +18,14 @@ import numpy as np
 from conformance.rows import UP_TO_64, Section, Tally
 from dialects import test_onednn as library
 from gradwire import ops
-from support.oracles import axis_tables
-from support.oracles.axis_tables import AxisCase
-from support.oracles.dialect_oracles import DTYPES, Matrix, Tensor
+from support.oracles.dialect_oracles import (
+    DTYPES,
+    AxisCase,
+    Matrix,
+    Tensor,
+    axis_matrix,
+    draw_sizes,
+)
 
 # Values of dnnl_types.h.
 _TYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
@@ -103,13 +108,11 @@ def resample(mode: str, src: Tensor, dst: Tensor, *, backward: bool) -> None:
 
 def _table(case: AxisCase, dtype: str, *, backward: bool) -> Matrix:
     channels = case.outputs if backward else case.inputs
-    if case.attributes["data_format"] == "NCX":
-        src, dst = (np.zeros((1, channels, x), DTYPES[dtype]) for x in (case.inputs, case.outputs))
-    else:
-        src, dst = (
-            np.zeros((1, x, channels), DTYPES[dtype]).transpose(0, 2, 1)
-            for x in (case.inputs, case.outputs)
-        )
+    order = (0, 1, 2) if case.attributes["data_format"] == "NCX" else (0, 2, 1)
+    src, dst = (
+        np.zeros((1, channels, x), DTYPES[dtype]).transpose(order).copy().transpose(order)
+        for x in (case.inputs, case.outputs)
+    )
     (dst if backward else src)[0] = np.eye(channels)
     resample(case.attributes["mode"], src, dst, backward=backward)
     return np.array(src[0] if backward else dst[0].T, np.float64)
@@ -128,7 +131,7 @@ def _add(tally: Tally, case: AxisCase, words: str = "") -> None:
     """Compare the tables of a case, and those of its gradient, in each type."""
     mode, data_format = case.attributes["mode"], case.attributes["data_format"]
     operator = ops.Interpolate(sizes=(case.outputs,), mode=mode, data_format="NCX")
-    ours = axis_tables.axis_matrix(operator, case, rank=3, axis=2, dtype=np.float32)
+    ours = axis_matrix(operator, case, rank=3, axis=2, dtype=np.float32)
     for dtype in ("float32", "bfloat16") if has_avx512() else ("float32",):
         for backward, name in enumerate(("interpolate", "interpolate_backward")):
             theirs = _table(case, dtype, backward=bool(backward))
@@ -147,7 +150,7 @@ def _compare(tally: Tally) -> None:
         for mode, data_format in itertools.product(("nearest", "linear"), ("NCX", "NXC"))
     ]
     for i in range(1200):
-        _add(tally, AxisCase(kinds[i % 4], *axis_tables.sizes(generator, largest=300)))
+        _add(tally, AxisCase(kinds[i % 4], *draw_sizes(generator, largest=300)))
     for attributes in kinds[:2]:
         for lengths in tally.lengths():
             _add(tally, AxisCase(attributes, *lengths), f", {UP_TO_64}")
@@ -158,13 +161,4 @@ def _compare(tally: Tally) -> None:
         tally.add(key, result, expected, allowed=library.allowed(case, diff_dst, expected))
 
 
-SECTION = Section(
-    "oneDNN",
-    ("onednn",),
-    "dialects/onednn.md",
-    "Weights of the resampling primitives, which the graph's operations run, are read off one-hot"
-    " channels of up to 300 elements in both layouts; their bits must be equal, in bfloat16 after"
-    " the one rounding. Stored are whole gradients of the library's own benchmark cases, 1 to 3"
-    " spatial axes: they must agree within the roundings of sums.",
-    _compare,
-)
+SECTION = Section.of("oneDNN", _compare)

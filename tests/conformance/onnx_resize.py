@@ -1,16 +1,12 @@
 """ONNX's Resize: published node tests, the reference implementation, ONNX Runtime.
 
-PYTHONPATH=tests python -m conformance.onnx_resize
-
-writes data/onnx_resize.npz where onnx 1.23.2 is installed: the node tests, with gradients of the
-reference. Attributes are keyword arguments of ops.OnnxResize.
+Attributes are keyword arguments of ops.OnnxResize.
 """
 
 from __future__ import annotations
 
 import importlib
 import itertools
-import json
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,14 +20,17 @@ from conformance.rows import UP_TO_64, Numbers, Section, Tally
 from gradwire import ops
 from gradwire.ops.onnx import CoordinateTransformationMode, Mode, NearestMode
 from gradwire_server import dialects
-from support.oracles import axis_tables
-from support.oracles.axis_tables import AxisCase
-from support.oracles.dialect_oracles import Tensor, evaluate
-from support.oracles.onnx_oracles import Axis, coordinate
+from support.oracles.dialect_oracles import (
+    AxisCase,
+    OnnxAxis,
+    Tensor,
+    elements_read,
+    evaluate,
+    onnx_coordinate,
+)
 
 Attributes = dict[str, Any]
 
-STORED = axis_tables.DATA / "onnx_resize.npz"
 _TRANSFORMATIONS = get_args(CoordinateTransformationMode)
 # That of opset 10, "simple", is in none since.
 _NEAREST_MODES = tuple(mode for mode in get_args(NearestMode) if mode != "simple")
@@ -125,12 +124,12 @@ def _gradients() -> Iterator[tuple[NodeCase, Tensor, Tensor]]:
         yield case, g, _gradient(case, g)
 
 
-def runtime(attributes: Attributes, x: Tensor, *, opset: int = 19) -> Tensor:
-    """Evaluate a model of one Resize; opset 10 has its scales as the second input."""
+def _runtime(attributes: Attributes, x: Tensor) -> Tensor:
+    """Evaluate a model of one Resize."""
     onnx = importlib.import_module("onnx")
     helper, kind = onnx.helper, onnx.helper.np_dtype_to_tensor_dtype(x.dtype)
     constants = {name: attributes[name] for name in _INPUTS if name in attributes}
-    names = ["scales"] if opset == 10 else [n if n in constants else "" for n in _INPUTS]
+    names = [name if name in constants else "" for name in _INPUTS]
     while not names[-1]:
         names.pop()
     others = {k: int(v) if k in _FLAGS else v for k, v in attributes.items() if k not in constants}
@@ -141,7 +140,7 @@ def runtime(attributes: Attributes, x: Tensor, *, opset: int = 19) -> Tensor:
         [helper.make_tensor_value_info("y", kind, None)],
         [onnx.numpy_helper.from_array(np.array(v, _INPUTS[n]), n) for n, v in constants.items()],
     )
-    opsets = [helper.make_opsetid("", opset)]
+    opsets = [helper.make_opsetid("", 19)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     return np.asarray(_session(model).run(None, {"x": x})[0])
 
@@ -225,9 +224,9 @@ def _explained(attributes: Attributes, length: int, difference: Numbers) -> bool
     rule = attributes["coordinate_transformation_mode"]
     scale = np.float64(attributes["scales"][-1] if "scales" in attributes else outputs / length)
     start, end = attributes.get("roi", (0, 1))
-    axis = Axis(length, outputs, scale, scale * length, (start, end))
+    axis = OnnxAxis(length, outputs, scale, scale * length, (start, end))
     differ = np.flatnonzero(difference > 1e-11).tolist()
-    twice = [2 * float(coordinate(axis, rule, index)) for index in differ]
+    twice = [2 * float(onnx_coordinate(axis, rule, index)) for index in differ]
     single = rule == "pytorch_half_pixel" and outputs == 1
     return single or all(abs(each - round(each)) < _NEAR for each in twice)
 
@@ -242,7 +241,7 @@ def _add_random(tally: Tally, seed: int) -> None:
     x = _impulses(length, np.float32, rows=rows)
     result, expected = (
         each[:, :, rows // 2]
-        for each in (evaluated(x, attributes, "float32"), runtime(attributes, x))
+        for each in (evaluated(x, attributes, "float32"), _runtime(attributes, x))
     )
     tally.add(("onnxruntime: weights", "onnx_resize, FLOAT32", words, "float32"), result, expected)
     if attributes["coordinate_transformation_mode"] == "tf_half_pixel_for_nn":
@@ -268,9 +267,9 @@ def _add_nearest(tally: Tally, attributes: Attributes) -> None:
         case = AxisCase(given, inputs, outputs)
         key = ("onnxruntime: elements read", "onnx_resize, FLOAT32", words, "float32")
         operator = ops.OnnxResize(**given, arithmetic="float32")
-        tally.add(key, axis_tables.elements_read(operator, case), read(inputs, outputs))
+        tally.add(key, elements_read(operator, case), read(inputs, outputs))
         if rule in _BY_REFERENCE:
-            ours = axis_tables.elements_read(ops.OnnxResize(**given), case)
+            ours = elements_read(ops.OnnxResize(**given), case)
             theirs = reference(given, np.arange(inputs, dtype=np.float64))
             key = ("onnx: elements the reference reads", "onnx_resize", words, "float64")
             deviates = partial(_explained, given, inputs, np.abs(ours - theirs))
@@ -295,31 +294,4 @@ def _compare(tally: Tally) -> None:
         _add_nearest(tally, {"coordinate_transformation_mode": rule, "nearest_mode": rounding})
 
 
-SECTION = Section(
-    "ONNX",
-    ("onnx", "onnxruntime"),
-    "dialects/onnx.md",
-    "Weights are read off one-hot tensors of up to 25 elements in random calls, with antialias,"
-    " exclude_outside, roi, policies, sizes and scales among them. Those of ONNX Runtime must have"
-    " equal bits, those of the reference implementation be within 1e-11, save beside whole and half"
-    " coordinates, where float64 rounds them in the reference. Published results are float32. What"
-    " `nearest` reads at all pairs of lengths up to 64 must be equal in ONNX Runtime by each of the"
-    " seven coordinates and four roundings, and in the reference, which is slow, by two.",
-    _compare,
-)
-
-
-def _main() -> None:
-    arrays: dict[str, Tensor] = {}
-    names: list[dict[str, Any]] = []
-    for number, (case, g, gradient) in enumerate(_gradients()):
-        arrays[f"x_{number}"], arrays[f"y_{number}"] = case.x, case.y
-        arrays[f"output_gradient_{number}"] = g.astype(np.float32)
-        arrays[f"input_gradient_{number}"] = gradient
-        names.append({"name": case.name, "attributes": case.attributes})
-    about = json.dumps({"onnx": importlib.import_module("onnx").__version__, "cases": names})
-    np.savez_compressed(STORED, allow_pickle=False, about=np.array(about), **arrays)
-
-
-if __name__ == "__main__":
-    _main()
+SECTION = Section.of("ONNX", _compare)

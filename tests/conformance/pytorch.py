@@ -1,31 +1,21 @@
-"""PyTorch on a CPU: weights of one axis by unit vectors, whole tensors, and its own samples.
-
-PYTHONPATH=tests python -m conformance.pytorch
-
-writes data/torch_axes.npz and data/torch_align_corners.npz, where torch 2.13.0 (CPU) is installed.
-"""
+"""PyTorch on a CPU: weights of one axis by unit vectors, whole tensors, and its own samples."""
 
 from __future__ import annotations
 
 import importlib
 import itertools
-import json
 import random
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from conformance.rows import UP_TO_64, Section, Tally, version
 from gradwire import ops
-from support.oracles.axis_tables import DATA
 from support.oracles.dialect_oracles import DTYPES, Tensor, axis_table, evaluate, lowered, ulp
 from support.oracles.oracles import dense_apply
-
-STORED = DATA / "torch_axes.npz"
-STORED_CORNERS = DATA / "torch_align_corners.npz"
 
 RANKS = {
     "nearest": (3, 4, 5),
@@ -134,55 +124,6 @@ def _random_case(rng: random.Random, mode: str) -> AxisCase:
     if rng.random() < 0.3:
         attributes["recompute_scale_factor"] = True
     return AxisCase(mode, rank, dtype, inputs, int(inputs * scale), scale, attributes)
-
-
-# PyTorch's two tables differ in these; see docs/dialects/torch.md.
-NOT_ADJOINT = [
-    AxisCase("nearest", 3, "float64", 2, 82, None, {}),
-    AxisCase("nearest", 3, "float32", 29, 58, 2.01, {}),
-    AxisCase("nearest-exact", 3, "float32", 4, 418, None, {}),
-    AxisCase("nearest-exact", 3, "float64", 2, 41, None, {}),
-    AxisCase("bicubic", 4, "float32", 9, 9, 1.1, {"align_corners": False}),
-    AxisCase("bicubic", 4, "float32", 9, 13, None, {"align_corners": False}),
-    AxisCase("bilinear", 4, "float32", 9, 9, 1.1, {"antialias": True}),
-    AxisCase("bicubic", 4, "float64", 9, 9, 1.1, {"antialias": True}),
-    AxisCase("lanczos", 4, "float32", 9, 9, 1.1, {"antialias": True}),
-]
-# A nearest index that float32 moves, and one below and one above the size where kernels change.
-_ODD = [
-    AxisCase("nearest", 4, "float32", 2, 94, None, {}),
-    AxisCase("nearest", 4, "float64", 2, 110, None, {}),
-    AxisCase("nearest", 4, "float64", 61, 127, 2.0833, {}),
-    AxisCase("nearest", 4, "float64", 61, 128, 2.0998, {}),
-    AxisCase("nearest-exact", 4, "float64", 2, 55, None, {}),
-    AxisCase("area", 3, "float32", 1, 7, None, {}),
-    AxisCase("lanczos", 4, "float64", 40, 3, None, {"antialias": True}),
-]
-
-
-def stored() -> Iterator[tuple[AxisCase, Tensor, Tensor]]:
-    with np.load(STORED) as file:
-        for i, about in enumerate(json.loads(str(file["about"]))["cases"]):
-            yield AxisCase(**about), file[f"forward_{i}"], file[f"backward_{i}"]
-
-
-def stored_corners() -> Iterator[tuple[str, str, Tensor, Tensor]]:
-    """Return mode, dtype, and two gradients of calls with align_corners, in dtype's values."""
-    with np.load(STORED_CORNERS) as file:
-        for i, case in enumerate(json.loads(str(file["about"]))["cases"]):
-            gradients = file[f"output_gradient_{i}"], file[f"input_gradient_{i}"]
-            yield case["mode"], case["dtype"], *gradients
-
-
-def corners() -> Iterator[tuple[str, str, Tensor, Tensor]]:
-    """Return the same of the installed PyTorch."""
-    torch = _torch()
-    for mode, dtype, g, expected in stored_corners():
-        kind = getattr(torch, dtype)
-        x = torch.zeros(expected.shape, dtype=kind, requires_grad=True)
-        y = _interpolate(x, size=g.shape[2:], mode=mode, align_corners=True)
-        y.backward(torch.from_numpy(g).to(kind))
-        yield mode, dtype, g, x.grad.double().numpy()
 
 
 # Of the sum of all terms' magnitudes: roundings of products, sums and, for area, quotients.
@@ -323,39 +264,4 @@ def _compare(tally: Tally) -> None:
     _add_tensors(tally)
 
 
-SECTION = Section(
-    "PyTorch",
-    ("torch", "expecttest"),
-    "dialects/torch.md",
-    "Weights are read off one-hot tensors and one-hot gradients, with lengths up to 300, sizes and"
-    " scale factors; their bits must be equal, save for sines in float64 (2**-51). Samples and"
-    " whole tensors may differ by the roundings of sums, whose order is PyTorch's own. Whole"
-    " tensors include second gradients.",
-    _compare,
-)
-
-
-def _save(path: Any, cases: list[dict[str, Any]], arrays: dict[str, Tensor]) -> None:
-    about = json.dumps({"torch": _torch().__version__, "cases": cases})
-    np.savez_compressed(path, allow_pickle=False, about=np.array(about), **arrays)
-
-
-def _main() -> None:
-    rng = random.Random(20261122)  # noqa: S311 - a choice of cases
-    drawn = [_random_case(rng, mode) for mode in RANKS for _ in range(60)]
-    cases = [*NOT_ADJOINT, *_ODD, *(each for each in drawn if each.inputs * each.outputs <= 500)]
-    arrays: dict[str, Tensor] = {}
-    for i, case in enumerate(cases):
-        arrays[f"forward_{i}"], arrays[f"backward_{i}"] = case.theirs()
-    _save(STORED, [asdict(case) for case in cases], arrays)
-
-    # Of the output's gradients, drawn once, those of the input are made anew.
-    arrays, kinds = {}, list[dict[str, Any]]()
-    for i, (mode, dtype, g, gradient) in enumerate(corners()):
-        arrays |= {f"output_gradient_{i}": g, f"input_gradient_{i}": gradient.astype(g.dtype)}
-        kinds.append({"mode": mode, "dtype": dtype})
-    _save(STORED_CORNERS, kinds, arrays)
-
-
-if __name__ == "__main__":
-    _main()
+SECTION = Section.of("PyTorch", _compare)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
+import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,9 +82,12 @@ class Tally:
         return sorted(self._rows.values(), key=lambda row: (row.peer, row.operator))
 
 
+TOLD = tomllib.loads(Path(__file__).with_name("deviations.toml").read_text())
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A framework's part of the report.
+    """A framework's part of the report, with words of deviations.toml.
 
     packages  what must be installed, by the names of `version`; its deviations have these. None
               where nothing of the framework can run, and a formula of its documents stands for it
@@ -90,10 +95,14 @@ class Section:
     """
 
     title: str
-    packages: tuple[str, ...]
+    compare: Callable[[Tally], None]
+    packages: list[str]
     page: str
     about: str
-    compare: Callable[[Tally], None] = field(repr=False)
+
+    @classmethod
+    def of(cls, title: str, compare: Callable[[Tally], None]) -> Section:
+        return cls(title, compare, **TOLD["section"][title])
 
 
 # Names of releases where they are not the framework's own.

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance import directml, onednn_library, report
+from conformance import onednn_library, report
+from conformance.one_axis import DIRECTML
 from conformance.report import LISTED
 from conformance.rows import version
 
@@ -31,7 +32,7 @@ def test_a_section_says_what_was_compared_and_has_no_figures_where_nothing_ran(s
 
 @pytest.mark.heavy
 def test_the_section_of_a_formula_is_made_again_to_the_byte():
-    made = report.markdown("DATE", [report.run(directml.SECTION)])
+    made = report.markdown("DATE", [report.run(DIRECTML)])
     row, section = made[made.index("| DirectML |") :].split("\n", 1)
     assert f"\n{row}\n" in PAGE
     assert section in PAGE

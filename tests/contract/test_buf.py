@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,15 +24,16 @@ IMAGES = sorted(
 )
 
 
+run = partial(subprocess.run, capture_output=True, text=True, check=False, timeout=60)
+
+
 def breaking(buf, proto, *more):
     """Run the comparison of `make schema` on another schema."""
     make = shutil.which("make")
     if make is None:
         pytest.skip("make is not on PATH")
     words = [make, "breaking", f"BIN={Path(buf).parent}", f"PROTO={proto}", *more]
-    return subprocess.run(  # noqa: S603 - our own Makefile
-        words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
-    )
+    return run(words, cwd=ROOT)
 
 
 @pytest.mark.parametrize(
@@ -110,15 +112,9 @@ def encoded(data):
 def test_buf_calls_every_kind_of_method_with_json(buf, tmp_path):
     def curl(method, *messages):
         url = f"http://{server.address}/gradwire.v1.GradientService/{method}"
-        return subprocess.run(  # noqa: S603 - the tool that this environment pins
-            [buf, "curl", "--protocol", "grpc", "--http2-prior-knowledge", "--data", "@-", url],
-            input="\n".join(map(json.dumps, messages)),
-            env={**os.environ, "BUF_CACHE_DIR": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        words = [buf, "curl", "--protocol", "grpc", "--http2-prior-knowledge", "--data", "@-", url]
+        environment = {**os.environ, "BUF_CACHE_DIR": str(tmp_path)}
+        return run(words, input="\n".join(map(json.dumps, messages)), env=environment)
 
     def replies(method, *messages):
         done = curl(method, *messages)

@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import pickle
 import pydoc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -19,11 +19,8 @@ from gradwire.ops._base import Choice, Operator, attribute, is_default, operator
 from support.oracles.dialect_tables import TABLES
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-LINEAR = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_LINEAR
-NEAREST = v1.DmlInterpolationMode.DML_INTERPOLATION_MODE_NEAREST_NEIGHBOR
-FORWARD = v1.DmlOffsetConvention.DML_OFFSET_CONVENTION_FORWARD
-SWAPPED = v1.DmlOffsetConvention.DML_OFFSET_CONVENTION_SWAPPED
-
+NEAREST, LINEAR = list(v1.DmlInterpolationMode.values())[1:]
+FORWARD, SWAPPED = list(v1.DmlOffsetConvention.values())[1:]
 
 # Operators of every dialect as the laws draw them; and numbers at the ends of their types.
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -125,24 +122,12 @@ class Every(Operator):
     pads: Ints = attribute("Some.", default=(), most=3, bits=64, least=-2, default_text="none")
 
 
-Made = tuple[str, Callable[[], ops.Operator]]
-
-
-def dml(interpolation_mode="linear", **attributes):
-    make = partial(ops.DmlResampleGrad, interpolation_mode=interpolation_mode, **attributes)
-    return "dml_resample_grad", make
-
-
-def every(**attributes):
-    return "every", partial(Every, **attributes)
+def of(kind, **attributes):
+    return kind.name, partial(kind, **attributes)
 
 
 def command(assignment):
     return "every", partial(operator_from, Every, [assignment])
-
-
-def interpolate(mode="linear", **attributes):
-    return "interpolate", partial(ops.Interpolate, mode=mode, **attributes)
 
 
 def message(**member):
@@ -153,20 +138,22 @@ def resample(**attributes):
     return message(dml_resample={"interpolation_mode": LINEAR, **attributes})
 
 
-NAMED = "'nearest_neighbor' (also 'nearest') or"
+dml = partial(of, ops.DmlResampleGrad, interpolation_mode="linear")
+interpolate = partial(of, ops.Interpolate, mode="linear")
+every = partial(of, Every)
+TRANSFORMATION, MODE = "coordinate_transformation_mode", "interpolation_mode"
 # A call that makes an operator, the refused attribute, and words of the error.
 REFUSALS = [
-    (("dml_resample_grad", ops.OPERATORS["dml_resample_grad"]), "interpolation_mode", "is missing"),
+    (of(ops.DmlResampleGrad), MODE, "is missing"),
     (dml(scale=[1]), "scale", "did you mean 'scales'?"),
-    (dml("cubic"), "interpolation_mode", f"is 'cubic' ... {NAMED} 'linear'"),
+    (dml(interpolation_mode="cubic"), MODE, "'nearest_neighbor' (also 'nearest') or 'linear'"),
     (
-        interpolate(coordinate_transformation_mode="align-corner"),
-        "coordinate_transformation_mode",
+        *(interpolate(coordinate_transformation_mode="align-corner"), TRANSFORMATION),
         "is 'align-corner' ... 'half_pixel' or 'align_corners' ... did you mean 'align_corners'?",
     ),
     (interpolate(data_format="ncx"), "data_format", "did you mean 'NCX'?"),
-    (interpolate(2), "mode", "is 2 (int) ... 'bilinear'"),
-    (interpolate(None), "mode", "is None ... 'bilinear'"),
+    (interpolate(mode=2), "mode", "is 2 (int) ... 'bilinear'"),
+    (interpolate(mode=None), "mode", "is None ... 'bilinear'"),
     (dml(scales=[1, 0]), "scales[1]", "is 0 (int) ... above 0"),
     (dml(output_pixel_offsets=[0, 0, -np.inf]), "output_pixel_offsets[2]", "is -inf ... finite"),
     (dml(scales=[FLOAT32_MAX * 2]), "scales[0]", "float32"),
@@ -189,30 +176,18 @@ REFUSALS = [
     (interpolate(sizes_tensor=[2**31]), "sizes_tensor[0]", "2**31 - 1"),
     (interpolate(sizes=[2.0]), "sizes[0]", "is 2.0 (float) ... integers"),
     (
-        interpolate(sizes=[4, 5], sizes_tensor=[4, 6]),
+        interpolate(sizes=[4], sizes_tensor=[6]),
         "sizes_tensor",
-        "is (4, 6) ... sizes is (4, 5) ... one of them, or equal ones",
+        "is (6,) ... sizes is (4,)",
     ),
-    (
-        ("dml_resample2", lambda: ops.DmlResample2(interpolation_mode="nearest")),
-        "rounding_direction",
-        "is missing ... 'increasing' or 'decreasing'",
-    ),
+    (of(ops.DmlResample2, interpolation_mode="nearest"), "rounding_direction", "'increasing' or"),
     (message(), "", "is not set ... dml_resample_grad ... interpolate"),
     (message(interpolate={}), "mode", "is missing ... 'bilinear'"),
-    (resample(interpolation_mode=7), "interpolation_mode", "is 7 ... _MODE_LINEAR = 2"),
+    (resample(interpolation_mode=7), MODE, "is 7 ... _MODE_LINEAR = 2"),
     (resample(nearest_rounding=-1), "nearest_rounding", "is -1 ... _ROUNDING_HALF_UP = 2"),
     (resample(offset_convention=SWAPPED), "offset_convention", "is 'swapped' ... 'forward' only"),
-    (
-        message(dml_resample2={"interpolation_mode": LINEAR, "offset_convention": 3}),
-        "offset_convention",
-        "is 3",
-    ),
-    (
-        message(dml_resample_grad1={"interpolation_mode": NEAREST}),
-        "rounding_direction",
-        "is missing",
-    ),
+    (message(dml_resample2={MODE: LINEAR, "offset_convention": 3}), "offset_convention", "is 3"),
+    (message(dml_resample_grad1={MODE: NEAREST}), "rounding_direction", "is missing"),
     (resample(scales=[1, float("nan")]), "scales[1]", "is nan"),
     (message(interpolate={"mode": 1, "sizes": [-(2**63)]}), "sizes[0]", f"is {-(2**63)}"),
     (every(flag=None), "flag", "is None; give True or False"),
@@ -253,24 +228,15 @@ NUMBERS = [
     *([np.float64(2), np.array(3)], range(2, 4), (each for each in (2, 3))),
 ]
 KEPT = [
-    ("flag", True, True),
-    ("flag", np.bool_(True), True),  # noqa: FBT003
-    ("maybe", None, None),
-    ("maybe", False, False),
-    ("single", 0.1, TENTH),
-    ("single", np.float16(2), 2.0),
-    ("single", 3, 3.0),
-    ("double", 0.1, 0.1),
-    ("double", None, None),
-    ("doubles", 0.1, (0.1,)),
-    ("doubles", np.array([0.1, 2]), (0.1, 2.0)),
-    ("doubles", np.float64(5), (5.0,)),
+    *(("flag", given, True) for given in (True, np.array([True])[0])),
+    *(("maybe", given, given) for given in (None, False)),
+    *(("single", *each) for each in ((0.1, TENTH), (np.float16(2), 2.0), (3, 3.0))),
+    *(("double", given, given) for given in (0.1, None)),
+    *(("doubles", given, (0.1, 2.0)) for given in ((0.1, 2), np.array([0.1, 2]))),
+    *(("doubles", given, (5.0,)) for given in (5, np.float64(5))),
     *(("singles", given, (2.0, 3.0)) for given in NUMBERS),
     *(("sizes", given, (4,)) for given in ([4], (4,), np.array([4]), np.array([4], np.int8))),
-    ("pads", 0, (0,)),
-    ("pads", np.int8(-2), (-2,)),
-    ("pads", (0, 1), (0, 1)),
-    ("pads", np.array([2]), (2,)),
+    *(("pads", given, (-2,)) for given in (-2, np.int8(-2), (-2,), np.array([-2]))),
 ]
 
 

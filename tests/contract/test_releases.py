@@ -1,19 +1,26 @@
-"""Servers and SDKs of other releases: each serves or names what it does not know."""
+"""Servers and SDKs of other releases: each serves or names what it does not know.
+
+PYTHONPATH=tests python -m contract.test_releases
+
+writes a request for each operator and its answer to tests/data, for later releases.
+"""
 
 import json
 import struct
 from copy import deepcopy
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from contract.wire_exchange import EXCHANGE, requests
 from gradwire import Client, InvalidRequestError, Item, ops, v1
 from gradwire._wire.framing import varint
+from gradwire._wire.requests import prepare
 from gradwire_server.backends.numpy_cpu import NumpyCpu
 from support import raw_calls, relay
 from support.clients import ONCE
+from support.oracles.dialect_tables import EXAMPLES
 from support.raw_calls import RawClient, published_request
 from support.servers import serving
 
@@ -22,6 +29,7 @@ ARRAYS = {
     "Evaluate": np.arange(96, dtype=np.float32).reshape(1, 3, 32),
     "EvaluateStream": np.arange(1 << 18, dtype=np.float32).reshape(1, 4, 1 << 16),
 }
+EXCHANGE = Path(__file__).parents[1] / "data" / "exchange.json"
 EVALUATIONS = json.loads(EXCHANGE.read_text())["evaluations"]
 OTHERS = [
     pytest.param(relay.newer, True, id="newer"),
@@ -54,6 +62,17 @@ def test_what_an_sdk_of_a_release_before_sends_has_the_answer_it_had(client, nam
     message = v1.EvaluateManyRequest(evaluation=request)
     with raw_calls.ManyCall.of_bytes(client, message.SerializeToString()) as many:
         assert many.receive().result == result
+
+
+def requests():
+    """Return the first example of every operator, in float32, by its name."""
+    made = {}
+    for example in EXAMPLES.values():
+        job = prepare(example.operator, example.given(), output_shape=example.result, out=None)
+        request = v1.EvaluateRequest.FromString(job.unary_request()[0])
+        request.request_id = raw_calls.REQUEST_ID
+        made.setdefault(example.operator.name, request)
+    return made
 
 
 @pytest.mark.parametrize("name", EVALUATIONS)
@@ -185,3 +204,21 @@ def test_an_operator_of_a_newer_schema_and_a_newer_field_beside_one_are_refused(
 def test_questions_about_the_server_are_answered_to_a_newer_caller(client, method, told):
     question = getattr(v1, f"{method}Request").FromString(b"\x08\x01")
     assert getattr(getattr(client.stub, method)(question), told)
+
+
+def record():
+    evaluations = {}
+    with serving(backend=NumpyCpu()) as server, RawClient(server.address) as client:
+        for name, request in requests().items():
+            answer = client.stub.Evaluate(request).SerializeToString(deterministic=True)
+            evaluations[name] = {
+                "request": request.SerializeToString().hex(),
+                "answer": answer.hex(),
+            }
+        release = client.stub.GetServerInfo(v1.GetServerInfoRequest()).version
+    exchange = {"release": release, "evaluations": evaluations}
+    EXCHANGE.write_text(json.dumps(exchange, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    record()

@@ -1,51 +1,50 @@
-"""TensorFlow's, JAX's and OpenVINO's operators: stored tables, rules, and calls of several axes."""
+"""Operators of PyTorch, TensorFlow, JAX and OpenVINO: stored tables, bit for bit, and rules."""
 
-import os
+import json
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from conformance import jax_image, openvino_node, tensorflow_ops
+from conformance import pytorch
+from conformance.one_axis import TABLES, jax_allowed, jax_table, tf_table
 from gradwire import ops
 from gradwire.errors import InvalidRequestError
 from gradwire_server import dialects
-from support.oracles import axis_tables
-from support.oracles.axis_tables import AxisCase
-from support.oracles.dialect_oracles import evaluate, lowered
+from support.oracles import dialect_oracles as oracles
+from support.oracles.dialect_oracles import DATA, AxisCase, evaluate, lowered
+
+
+def load(title):
+    """Yield the cases of a framework, and their matrices."""
+    with np.load(DATA / f"{title.lower()}_tables.npz") as stored:
+        flat, cases = stored["flat"].astype(np.float64), json.loads(str(stored["about"]))["cases"]
+    for attributes, inputs, outputs in cases:
+        table, flat = np.split(flat, [inputs * outputs])
+        yield AxisCase(attributes, inputs, outputs), table.reshape(outputs, inputs)
+    assert not len(flat)
+
 
 STORED = {
-    f"{module.SECTION.title}-{number}-{case.attributes.get('mode', case)}": (module, case, table)
-    for module in (tensorflow_ops, jax_image, openvino_node)
-    for number, (case, table) in enumerate(axis_tables.load(module.STORED))
+    f"{title}-{number}-{case.attributes.get('mode', case)}": (title, case, table)
+    for title in TABLES
+    for number, (case, table) in enumerate(load(title))
 }
 
 
-@pytest.mark.parametrize(("module", "case", "table"), STORED.values(), ids=list(STORED))
-def test_stored_tables_hold(module, case, table):
-    allowed = jax_image.allowed(case) if module is jax_image else 0
-    np.testing.assert_allclose(table, module.table_here(case), rtol=0, atol=allowed)
-
-
-def installed(name):
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    return pytest.importorskip(name, reason=f"compares with {name} where it is there")
+@pytest.mark.parametrize(("title", "case", "table"), STORED.values(), ids=list(STORED))
+def test_stored_tables_hold(title, case, table):
+    allowed = jax_allowed(case) if title == "JAX" else 0
+    np.testing.assert_allclose(table, TABLES[title](case), rtol=0, atol=allowed)
 
 
 def normal(*shape):
     return np.random.default_rng(4).standard_normal(shape, np.float32)
 
 
-@pytest.mark.parametrize("kind", tensorflow_ops.KINDS)
-def test_a_gradient_of_height_and_width_is_tensorflow_s(kind):
-    tf, grads, shape = installed("tensorflow"), normal(2, 7, 9, 3), (2, 4, 13, 3)
-    expected = tensorflow_ops.gradient(tf, kind, grads, shape, half_pixel_centers=True)
-    result = evaluate(ops.TfResizeGrad(kind=kind, half_pixel_centers=True), grads, shape)
-    np.testing.assert_allclose(result, expected, atol=2.0**-20)
-
-
 def test_bicubic_tells_1024_positions_apart():
     # 1/3 is taken for 341/1024: Keys' kernel with -0.75 there, rounded to float32.
-    table = tensorflow_ops.table_here(AxisCase({"kind": "bicubic"}, 4, 12))
+    table = tf_table(AxisCase({"kind": "bicubic"}, 4, 12))
     t = 341 / 1024
     exact = [
         ((-0.75 * (1 + t) + 3.75) * (1 + t) - 6) * (1 + t) + 3,
@@ -59,8 +58,8 @@ def test_bicubic_tells_1024_positions_apart():
 def test_weights_of_tensorflow_are_float32_for_float64_tensors_too():
     case = AxisCase({"kind": "bilinear", "half_pixel_centers": True}, 5, 7)
     operator = ops.TfResize(**case.attributes)
-    wide = axis_tables.axis_matrix(operator, case, rank=4, axis=2, dtype=np.float64)
-    np.testing.assert_array_equal(wide, tensorflow_ops.table_here(case))
+    wide = oracles.axis_matrix(operator, case, rank=4, axis=2, dtype=np.float64)
+    np.testing.assert_array_equal(wide, tf_table(case))
 
 
 @pytest.mark.parametrize(
@@ -71,55 +70,14 @@ def test_what_the_ops_of_tensorflow_refuse_is_refused(attributes):
         ops.TfResizeGrad(kind="bilinear", **attributes)
 
 
-@pytest.mark.parametrize("method", jax_image.METHODS)
-def test_a_gradient_of_several_axes_is_jax_s(method):
-    jax, cotangent = installed("jax"), normal(3, 9, 4)
-
-    def resized(x):
-        return jax.image.resize(x, (3, 9, 4), method)
-
-    _, transpose = jax.vjp(resized, jax.numpy.zeros((3, 5, 13)))
-    result = evaluate(ops.JaxResizeGrad(method=method), cotangent, (3, 5, 13))
-    np.testing.assert_allclose(result, transpose(cotangent)[0], rtol=0, atol=2.0**-16)
-
-
 @pytest.mark.parametrize(
     ("inputs", "outputs"), [(2, 41), (4, 41), (10, 25), (20, 25), (34, 31), (30, 29), (64, 61)]
 )
 def test_nearest_of_jax_is_not_the_formula_from_left_to_right(inputs, outputs):
     x = np.arange(outputs).astype(np.float32) + np.float32(0.5)
     written = np.floor(x * np.float32(inputs) / np.float32(outputs)).astype(int)
-    read = jax_image.table_here(AxisCase({"method": "nearest"}, inputs, outputs)).argmax(axis=1)
+    read = jax_table(AxisCase({"method": "nearest"}, inputs, outputs)).argmax(axis=1)
     assert set(np.abs(read - written).tolist()) == {0, 1}
-
-
-@pytest.mark.parametrize("mode", openvino_node.MODES)
-@pytest.mark.parametrize(
-    "told", [{"sizes": (9, 4)}, {"shape_calculation_mode": "scales", "scales": (1.7, 0.4)}], ids=str
-)
-def test_whole_images_are_those_of_openvino_s_reference(mode, told):
-    # One axis grows while the other shrinks, width comes before height where the reference can do
-    # that, and other axes are padded where the mode allows.
-    installed("openvino")
-    axes = (3, 2) if mode in {"nearest", "linear", "cubic"} else (2, 3)
-    pads = {"pads_begin": (1, 0, 2), "pads_end": (0, 1, 0, 1)}
-    if mode == "linear_onnx":
-        pads = {}
-    operator = ops.OpenvinoInterpolate(mode=mode, axes=axes, antialias=True, **told, **pads)
-    image = normal(2, 3, 8, 5)
-    expected = openvino_node.reference(operator, image)
-    result = evaluate(operator, image, expected.shape)
-    np.testing.assert_allclose(result, expected, rtol=0, atol=2.0**-20)
-
-
-@pytest.mark.parametrize("mode", ["bilinear_pillow", "bicubic_pillow"])
-def test_descending_axes_of_pillow_are_the_cpu_plugin_s(mode):
-    installed("openvino")
-    operator = ops.OpenvinoInterpolate(mode=mode, axes=(3, 2), sizes=(9, 4), cube_coeff=-0.5)
-    image = normal(2, 3, 8, 5)
-    expected = openvino_node.plugin(operator, image)
-    result = evaluate(operator, image, (2, 3, 4, 9))
-    np.testing.assert_allclose(result, expected, rtol=0, atol=2.0**-18)
 
 
 @pytest.mark.parametrize("mode", ["bilinear_pillow", "bicubic_pillow"])
@@ -163,3 +121,113 @@ def test_a_tiny_scale_reads_the_last_element():
     )
     (only,) = lowered(operator, (2_000_000,), (2,)).passes
     assert only.map.start.tolist() == [0, 1_999_999]
+
+
+SIZES = [
+    ({"size": 5}, (2, 3, 4, 7, 1), (2, 3, 5, 5, 5)),
+    ({"size": (5, 6)}, (2, 3, 4, 7), (2, 3, 5, 6)),
+    ({"scale_factor": 1.7}, (2, 3, 4, 7), (2, 3, 6, 11)),
+    # float64, truncated: 0.29 * 100 is 28.999999999999996.
+    ({"scale_factor": 0.29}, (1, 1, 100), (1, 1, 28)),
+    ({"scale_factor": 0.29, "recompute_scale_factor": True}, (1, 1, 100), (1, 1, 28)),
+    ({"scale_factor": 0.7, "mode": "area"}, (1, 1, 10), (1, 1, 7)),
+]
+
+
+@pytest.mark.parametrize(("given", "source", "result"), SIZES, ids=str)
+def test_the_output_has_the_size_that_pytorch_gives_it(given, source, result):
+    operator = ops.TorchInterpolate(**given)
+    assert dialects.output_shape(operator.name, operator, source) == result
+    assert lowered(operator, source, result).output_shape == result
+
+
+def test_a_table_of_many_blocks_is_the_table_of_one():
+    operator = ops.TorchInterpolate(mode="bicubic", antialias=True, size=(90_000, 3))
+    bands = lowered(operator, (1, 1, 300_000, 3), (1, 1, 90_000, 3)).passes[0].map
+    # The scale is 10 / 3 exactly: every third output reads alike, ten inputs on.
+    inside = slice(300, 89_700)
+    np.testing.assert_array_equal(bands.start[inside][3:], bands.start[inside][:-3] + 10)
+    sums = np.add.reduceat(bands.weight, bands.offset[:-1])
+    assert np.abs(sums - 1).max() < 2.0**-20
+
+
+def test_the_gradient_of_area_is_added_in_float32_whatever_the_type():
+    ones = np.ones((1, 1, 96, 96), ml_dtypes.bfloat16)
+    result = evaluate(ops.TorchUpsampleBackward(mode="area"), ones, (1, 1, 2, 2))
+    assert float(result.astype(np.float64).sum()) == 96 * 96
+
+
+def stored(name, *arrays):
+    """Yield what is told of each case, and its two arrays."""
+    with np.load(DATA / name) as file:
+        for i, about in enumerate(json.loads(str(file["about"]))["cases"]):
+            yield about, *(file[f"{each}_{i}"] for each in arrays)
+
+
+TORCH_TABLES = [
+    (pytorch.AxisCase(**about), *tables)
+    for about, *tables in stored("torch_axes.npz", "forward", "backward")
+]
+TORCH_NAMES = [str(case) for case, *_ in TORCH_TABLES]
+# Mode, type, and two gradients of calls with align_corners, in the type's values.
+CORNERS = [
+    (about["mode"], about["dtype"], *gradients)
+    for about, *gradients in stored("torch_align_corners.npz", "output_gradient", "input_gradient")
+]
+
+
+@pytest.mark.parametrize(("case", "forward", "backward"), TORCH_TABLES, ids=TORCH_NAMES)
+def test_stored_weights_are_reproduced(case, forward, backward):
+    for ours, theirs in zip(case.ours(), (forward, backward), strict=True):
+        assert np.all(np.abs(ours - theirs) <= case.allowed())
+
+
+def test_the_stored_cases_are_all_tested():
+    assert (len(TORCH_TABLES), len(CORNERS)) == (284, 60)
+
+
+# The first nine of the stored cases; see docs/dialects/torch.md.
+@pytest.mark.parametrize(("case", "theirs", "backward"), TORCH_TABLES[:9], ids=TORCH_NAMES[:9])
+def test_where_pytorch_has_two_tables_there_are_two(case, theirs, backward):
+    assert not np.array_equal(theirs, backward)
+    assert not np.array_equal(*case.ours())
+
+
+def test_width_1_antialiased_is_computed_as_any_other():
+    # torch 2.13 gives every row the first row's mean; see deviations.toml.
+    x = np.arange(4, dtype=np.float32).reshape(1, 1, 4, 1)
+    narrow, wide = (
+        evaluate(
+            ops.TorchInterpolate(mode="bilinear", antialias=True, size=(2, width)),
+            x.repeat(width, axis=3),
+            (1, 1, 2, width),
+        )
+        for width in (1, 2)
+    )
+    np.testing.assert_array_equal(narrow, wide[..., :1])
+
+
+def check_corners(mode, dtype, output_gradient, expected):
+    """Compare our gradient with torch's.
+
+    torch rounds (src - 1) / (dst - 1) first, which moves a weight by up to 4 * 2**-24 * src, and
+    both sides round to the storage type.
+    """
+    kind = oracles.DTYPES[dtype]
+    operator = ops.InterpolateBackward(
+        mode=mode, coordinate_transformation_mode="align_corners", data_format="NCX"
+    )
+    given = output_gradient.astype(kind)
+    result = evaluate(operator, given, expected.shape).astype(np.float64)
+    terms = reach = np.abs(output_gradient)
+    for axis in range(2, terms.ndim):
+        src, dst = expected.shape[axis], given.shape[axis]
+        taps = oracles.ExactTaps.of(src, dst, align_corners=True, nearest=False)
+        reach, terms = taps.scatter(reach, axis, 4 * 2.0**-24 * src), taps.scatter(terms, axis)
+    allowed = (reach - terms) + 2.0**-21 * terms + oracles.ulp(expected, kind)
+    assert np.all(np.abs(result - expected) <= allowed)
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_stored_gradients_of_torch_are_reproduced(number):
+    check_corners(*CORNERS[number])

@@ -1,8 +1,7 @@
 """oneDNN's operators: arithmetic and sizes, results of the library, and the cases of its tests."""
 
 import json
-from dataclasses import dataclass, replace
-from typing import Any
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -12,10 +11,15 @@ from hypothesis import strategies as st
 
 from gradwire import ops
 from gradwire_server import dialects
-from support.oracles.axis_tables import DATA
-from support.oracles.dialect_oracles import ExactTaps, axis_table, evaluate, f32, onednn_axis, ulp
-
-Sizes = tuple[int, ...]
+from support.oracles.dialect_oracles import (
+    DATA,
+    ExactTaps,
+    axis_table,
+    evaluate,
+    f32,
+    onednn_axis,
+    ulp,
+)
 
 
 def backward(mode, **attributes):
@@ -69,24 +73,10 @@ def test_sizes_are_those_given_or_scaled(operator, source, result):
 DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(SimpleNamespace):
     """One call of InterpolateBackward; shapes are batch, channel, spatial in any format."""
 
-    source: str
-    mode: Any
-    data_format: Any
-    dtype: str
-    src_shape: Sizes
-    dst_shape: Sizes
-    sizes: Sizes = ()
-    scales: tuple[float, ...] = ()
-
-    @classmethod
-    def of(cls, fields):
-        sequences = ("src_shape", "dst_shape", "sizes", "scales")
-        values = fields | {name: tuple(fields[name]) for name in sequences if name in fields}
-        return cls(**values)
+    sizes = scales = ()
 
     def __str__(self):
         src, dst = ("x".join(map(str, shape)) for shape in (self.src_shape, self.dst_shape))
@@ -94,41 +84,36 @@ class Case:
 
     @property
     def operator(self):
-        return ops.InterpolateBackward(
-            mode=self.mode, data_format=self.data_format, sizes=self.sizes, scales=self.scales
-        )
+        attributes = {name: getattr(self, name) for name in ("mode", "data_format", "scales")}
+        return ops.InterpolateBackward(sizes=self.sizes, **attributes)
 
     def evaluate(self, diff_dst):
         if self.data_format == "NCX":
-            return evaluate(self.operator, diff_dst, self.src_shape)
+            return evaluate(self.operator, diff_dst, tuple(self.src_shape))
         n, c, *x = self.src_shape
         result = evaluate(self.operator, np.moveaxis(diff_dst, 1, -1), (n, *x, c))
         return np.moveaxis(result, -1, 1)
 
-    def taps(self):
-        """Return exact taps of the spatial axes."""
-        return [
-            ExactTaps.of(src, dst, align_corners=False, nearest=self.mode == "nearest")
-            for src, dst in zip(self.src_shape[2:], self.dst_shape[2:], strict=True)
-        ]
-
-    def exact(self, diff_dst):
-        """Scatter along the spatial axes."""
-        result = diff_dst.astype(np.float64)
-        for axis, tap in enumerate(self.taps(), start=2):
-            result = tap.transpose_apply(result, axis)
-        return result
+    def exact(self, diff_dst, coordinate_error=0):
+        """Scatter along the spatial axes, weights too large by the error of coordinates up to 1."""
+        nearest = self.mode == "nearest"
+        for axis in range(2, diff_dst.ndim):
+            src, dst = self.src_shape[axis], self.dst_shape[axis]
+            taps = ExactTaps.of(src, dst, align_corners=False, nearest=nearest)
+            error = 0 if nearest else coordinate_error * src
+            diff_dst = taps.scatter(diff_dst, axis, error)
+        return diff_dst
 
 
 # 258 results of oneDNN 3.2 on a CPU: case, diff_dst, diff_src, bfloat16 widened.
 with np.load(DATA / "onednn_backward.npz") as _stored:
     RESULTS = [
-        (Case.of(case), _stored[f"diff_dst_{i}"], _stored[f"diff_src_{i}"])
+        (Case(**case), _stored[f"diff_dst_{i}"], _stored[f"diff_src_{i}"])
         for i, case in enumerate(json.loads(str(_stored["cases"])))
     ]
 # The 709 cases of oneDNN's own tests, and one of each signature that RESULTS do not cover.
 _rows = json.loads((DATA / "onednn_cases.json").read_text())
-CASES = [Case.of(dict(zip(_rows["fields"], row, strict=True))) for row in _rows["cases"]]
+CASES = [Case(**dict(zip(_rows["fields"], row, strict=True))) for row in _rows["cases"]]
 _covered = {str(case) for case, _, _ in RESULTS}
 WITHOUT_RESULT = {str(case): case for case in CASES if str(case) not in _covered}
 # The shapes on which oneDNN's nearest gradient puts a tie on the wrong cell.
@@ -157,25 +142,23 @@ def test_results_of_the_library_are_reproduced(number):
 @pytest.mark.parametrize("case", WITHOUT_RESULT.values(), ids=str)
 def test_cases_without_a_stored_result_agree_with_exact_coordinates(case):
     # Batch and channel are not resampled: a few of each show as much as 512.
-    kept = tuple(min(size, 3) for size in case.dst_shape[:2])
-    case = replace(case, src_shape=kept + case.src_shape[2:], dst_shape=kept + case.dst_shape[2:])
+    kept = [min(size, 3) for size in case.dst_shape[:2]]
+    shapes = {name: [*kept, *getattr(case, name)[2:]] for name in ("src_shape", "dst_shape")}
+    case = Case(**vars(case) | shapes)
     dtype = DTYPES[case.dtype]
     diff_dst = np.random.default_rng(1).standard_normal(case.dst_shape).astype(dtype)
     result, expected = case.evaluate(diff_dst).astype(np.float64), case.exact(diff_dst)
 
     terms = case.exact(np.abs(diff_dst))
-    reach = np.abs(diff_dst).astype(np.float64)
-    for axis, tap in enumerate(case.taps(), start=2):
-        # How far float32 coordinates may be off: three roundings of numbers up to src.
-        error = 0 if case.mode == "nearest" else 3 * 2.0**-24 * tap.src
-        reach = tap.reach(reach, axis, weight_error=error)
+    # How far float32 coordinates may be off: three roundings of numbers up to src.
+    reach = case.exact(np.abs(diff_dst), 3 * 2.0**-24)
     rounding = (reach - terms) + 2.0**-21 * terms + ulp(expected, dtype) / 2
     assert np.all(np.abs(result - expected) <= rounding)
 
 
 def test_every_case_is_accepted_with_its_own_sizes_and_scales():
     for case in CASES:
-        src, dst = case.src_shape, case.dst_shape
+        src, dst = map(tuple, (case.src_shape, case.dst_shape))
         if case.data_format == "NXC":
             src, dst = ((n, *x, c) for n, c, *x in (src, dst))
         plan = dialects.forward("interpolate_backward", case.operator, dst, src).plan()
@@ -186,6 +169,8 @@ def test_the_library_was_seen_to_put_a_tie_one_cell_low():
     # 28 -> 2, nearest, diff_dst [1, 2]: oneDNN 3.2 and 3.14 answer cells {7, 20} in NXC but {7, 21}
     # in NCX, where their forward reads 7 and 21.
     for data_format in ("NXC", "NCX"):
-        case = Case("", "nearest", data_format, "f32", (1, 1, 28), (1, 1, 2))
+        case = Case(
+            mode="nearest", data_format=data_format, src_shape=(1, 1, 28), dst_shape=(1, 1, 2)
+        )
         result = case.evaluate(f32([[[1, 2]]]))
         assert {int(i): float(result[0, 0, i]) for i in np.flatnonzero(result)} == {7: 1, 21: 2}

@@ -39,6 +39,9 @@ from support.nobody import a_call
 
 Outcome = bytes | tuple[str, str]
 
+HALVE = ops.InterpolateBackward(mode="linear", data_format="NCX")
+SMALL = np.arange(6, dtype=np.float32).reshape(1, 1, 6)
+
 # Small, so that whatever is allowed takes no time.
 _MOST = 1 << 12
 _LIMITS: dict[str, Any] = {"max_elements": _MOST, "max_table_entries": _MOST, "max_work": 1 << 16}
@@ -261,7 +264,4 @@ def pieces(data: bytes) -> Iterator[bytes]:
 
 @cache
 def _job() -> ArrayRequest:
-    """Halve six numbers."""
-    halve = ops.InterpolateBackward(mode="linear", data_format="NCX")
-    array = np.arange(6, dtype=np.float32).reshape(1, 1, 6)
-    return prepare(halve, array, output_shape=(1, 1, 3), out=None)
+    return prepare(HALVE, SMALL, output_shape=(1, 1, 3), out=None)

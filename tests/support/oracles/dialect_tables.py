@@ -86,13 +86,16 @@ class Table:
     page      its page in docs/
     examples  calls that go every way there is, at least one of each operator
     cases     what the laws of all gradients are tested on
-    golden    messages of its own, as golden_bytes.py has them
+    golden    messages of its own, as contract/test_descriptors.py has them
     """
 
     page: str
     examples: list[Example]
     cases: st.SearchStrategy[Case]
     golden: str = ""
+
+
+TABLES: dict[str, Table] = {}
 
 
 def shapes(rank: int) -> st.SearchStrategy[Shape]:
@@ -124,7 +127,7 @@ DML_NEAREST: Any = {"interpolation_mode": "nearest_neighbor"}
 SWAPPED: Any = {"nearest_rounding": "half_up", "offset_convention": "swapped", "scales": (2, 1)}
 SHIFTED = ops.DmlResample(interpolation_mode="linear", input_pixel_offsets=(0.25, 0.5))
 FLOOR = ops.DmlResampleGrad1(rounding_direction="decreasing", **DML_NEAREST)
-DML = Table(
+TABLES["dml"] = Table(
     page="docs/dialects/directml.md",
     cases=dml_cases(),
     examples=[
@@ -152,7 +155,7 @@ def jax_cases(draw: st.DrawFn) -> Case:
     return Case(pair, source, result, nearest, 0 if nearest else 2.0**-45)
 
 
-JAX = Table(
+TABLES["jax"] = Table(
     page="docs/dialects/jax.md",
     cases=jax_cases(),
     examples=[
@@ -193,7 +196,7 @@ ONEDNN_CORNERS: Any = {"mode": "nearest", "coordinate_transformation_mode": "ali
 DOUBLED = ops.InterpolateBackward(mode="linear", scales=(2,), data_format="NCX")
 CUBES = ops.InterpolateBackward(sizes_tensor=(3, 5, 2), **ONEDNN_CORNERS)
 TRILINEAR = ops.Interpolate(mode="trilinear", sizes=(5, 2, 4))
-ONEDNN = Table(
+TABLES["onednn"] = Table(
     page="docs/dialects/onednn.md",
     cases=onednn_cases(),
     examples=[
@@ -206,6 +209,7 @@ ONEDNN = Table(
 
 Attributes = dict[str, Any]
 
+ONNX_COORDINATES = get_args(onnx.CoordinateTransformationMode)
 ONNX_ROI = st.sampled_from([0.0, 0.25, 1.0]) | st.floats(-0.5, 1.5, width=32)
 
 
@@ -215,9 +219,7 @@ def onnx_attributes(draw: st.DrawFn, *, rank: int) -> Attributes:
     drawn: Attributes = {
         "arithmetic": draw(st.sampled_from(get_args(onnx.Arithmetic))),
         "mode": draw(st.sampled_from(get_args(onnx.Mode))),
-        "coordinate_transformation_mode": draw(
-            st.sampled_from(get_args(onnx.CoordinateTransformationMode))
-        ),
+        "coordinate_transformation_mode": draw(st.sampled_from(ONNX_COORDINATES)),
     }
     arithmetic, mode, transformation = drawn.values()
     if mode == "nearest":
@@ -261,30 +263,23 @@ def onnx_cases(draw: st.DrawFn) -> Case:
 
 CROP: Attributes = {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"}
 STEEP: Attributes = {"mode": "cubic", "antialias": True, "cubic_coeff_a": -0.5}
-ONNX_SIMPLE: Attributes = {
-    "coordinate_transformation_mode": "asymmetric",
-    "nearest_mode": "simple",
-    "scales": (1, 0.6),
-}
-SYMMETRIC: Attributes = {
-    "mode": "cubic",
-    "coordinate_transformation_mode": "half_pixel_symmetric",
-    "keep_aspect_ratio_policy": "not_larger",
-}
-EXCLUDING = ops.OnnxResizeGrad(
-    exclude_outside=True, axes=(-1, 0), sizes=(3, 2), arithmetic="float32", **STEEP
-)
+ASYMMETRIC: Attributes = {"coordinate_transformation_mode": "asymmetric", "scales": (1, 0.6)}
+SYMMETRIC: Attributes = {"coordinate_transformation_mode": "half_pixel_symmetric", "mode": "cubic"}
+NOT_LARGER: Attributes = {"keep_aspect_ratio_policy": "not_larger", "axes": (2, 3)}
+EXCLUDED: Attributes = {"exclude_outside": True, "axes": (-1, 0), "sizes": (3, 2)}
+EXCLUDING = ops.OnnxResizeGrad(arithmetic="float32", **EXCLUDED, **STEEP)
 CROPPED_GRAD = ops.OnnxResizeGrad(roi=(0.5, 1.5), axes=(1,), extrapolation_value=9, **CROP)
 CROPPED = ops.OnnxResize(roi=(1, 0, 0, 2), sizes=(2, 3), extrapolation_value=-1.5, **CROP)
-LARGE = ops.OnnxResize(axes=(2, 3), sizes=(7, 8), **SYMMETRIC)
-ONNX = Table(
+LARGE = ops.OnnxResize(sizes=(7, 8), **NOT_LARGER, **SYMMETRIC)
+SIMPLE = ops.OnnxResize(nearest_mode="simple", **ASYMMETRIC)
+TABLES["onnx"] = Table(
     page="docs/dialects/onnx.md",
     cases=onnx_cases(),
     examples=[
         Example(ops.OnnxResizeGrad(mode="linear", scales=(2,)), (6,), (3,), [3.25, 7, 10.75]),
         Example(EXCLUDING, (2, 3, 3), (5, 3, 8)),
         Example(CROPPED_GRAD, (2, 4), (2, 3)),
-        Example(ops.OnnxResize(**ONNX_SIMPLE), (2, 4), (2, 2), [[1, 3], [5, 7]]),
+        Example(SIMPLE, (2, 4), (2, 2), [[1, 3], [5, 7]]),
         Example(CROPPED, (2, 2), (2, 3), [[3, 4, -1.5], [1, 2, -1.5]]),
         Example(LARGE, (1, 2, 4, 6), (1, 2, 5, 8)),
     ],
@@ -337,20 +332,14 @@ def openvino_cases(draw: st.DrawFn) -> Case:
 
 
 Openvino, OpenvinoGrad = ops.OpenvinoInterpolate, ops.OpenvinoInterpolateGrad
-PADDED = OpenvinoGrad(
-    mode="linear",
-    shape_calculation_mode="scales",
-    scales=(0.5, 1.5),
-    axes=(2, 1),
-    antialias=True,
-    pads_begin=(0, 1),
-    pads_end=(1,),
-)
+BY_SCALES: Any = {"shape_calculation_mode": "scales", "scales": (0.5, 1.5), "axes": (2, 1)}
+PADS: Any = {"pads_begin": (0, 1), "pads_end": (1,)}
+PADDED = OpenvinoGrad(mode="linear", antialias=True, **BY_SCALES, **PADS)
 OPENVINO_CORNERS: Any = {"coordinate_transformation_mode": "align_corners", "cube_coeff": -0.5}
 OPENVINO_SIMPLE = Openvino(mode="nearest", nearest_mode="simple", sizes=(4,), pads_begin=(1,))
 PILLOW = Openvino(mode="bicubic_pillow", axes=(0, 1), sizes=(3, 7))
 TWO_AXES = OpenvinoGrad(mode="linear_onnx", axes=(2, 3), sizes=(3, 5))
-OPENVINO = Table(
+TABLES["openvino"] = Table(
     page="docs/dialects/openvino.md",
     cases=openvino_cases(),
     examples=[
@@ -395,7 +384,7 @@ NEAREST_GRAD = ops.TfResizeGrad(kind="nearest_neighbor", **HALVES)
 BICUBIC_GRAD = ops.TfResizeGrad(kind="bicubic", size=(6, 3), **TENSORFLOW_CORNERS)
 TENSORFLOW_NEAREST = ops.TfResize(kind="nearest_neighbor", size=(1, 4), **TENSORFLOW_CORNERS)
 BICUBIC = ops.TfResize(kind="bicubic", size=(4, 3), **HALVES)
-TENSORFLOW = Table(
+TABLES["tensorflow"] = Table(
     page="docs/dialects/tensorflow.md",
     cases=tensorflow_cases(),
     examples=[
@@ -442,10 +431,8 @@ def torch_cases(draw: st.DrawFn) -> Case:
         attributes["recompute_scale_factor"] = draw(st.sampled_from([None, False, True]))
     else:
         attributes["size"] = spatial
-    pair = Pair(
-        ops.TorchInterpolate(**attributes),
-        ops.TorchUpsampleBackward(**attributes, follow="forward_adjoint"),
-    )
+    gradient = ops.TorchUpsampleBackward(**attributes, follow="forward_adjoint")
+    pair = Pair(ops.TorchInterpolate(**attributes), gradient)
     nearest = mode.startswith("nearest")
     return Case(pair, source, (*source[:2], *spatial), nearest, 0 if nearest else 2.0**-45)
 
@@ -455,7 +442,7 @@ ADJOINT: Any = {"mode": "bicubic", "align_corners": True, "follow": "forward_adj
 SMOOTH: Any = {"mode": "bilinear", "antialias": True, "align_corners": False}
 EXACT: Any = {"mode": "nearest-exact", "scale_factor": 1.7, "recompute_scale_factor": True}
 SCALED = TorchGrad(mode="trilinear", scale_factor=(1.5, 0.75, 1.3))
-TORCH = Table(
+TABLES["torch"] = Table(
     page="docs/dialects/torch.md",
     cases=torch_cases(),
     examples=[
@@ -475,15 +462,6 @@ TorchInterpolate := size: [4, 300] scale_factor: 1.5 mode: MODE_LANCZOS align_co
 """,
 )
 
-TABLES = {
-    "dml": DML,
-    "jax": JAX,
-    "onednn": ONEDNN,
-    "onnx": ONNX,
-    "openvino": OPENVINO,
-    "tensorflow": TENSORFLOW,
-    "torch": TORCH,
-}
 EXAMPLES: dict[str, Example] = {
     f"{name} {number} {example.operator!r}": example
     for name, table in TABLES.items()

@@ -1,23 +1,29 @@
 """Bytes that are read by hand mean what they mean to protobuf, and are refused where it refuses.
 
+Messages with checksums have the bytes of the schema's law, and are taken only as they are.
 Messages are made of fields as sloppy writers and attackers write them: in any order, repeated, with
 numbers longer than need be, of other types, cut off; and of sound messages with bytes changed.
 """
 
+from contextlib import suppress
+from copy import deepcopy
+
 import grpc
 import pytest
 from google.protobuf.message import DecodeError
+from google_crc32c.python import value as crc32c
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gradwire import DataLossError, v1
-from gradwire._wire import framing
+from gradwire import Client, DataLossError, v1
+from gradwire._wire import checksums, framing
 from gradwire._wire.framing import read_chunk, read_evaluation
 from gradwire_server.errors import ChecksumError, InvalidDataError, UnknownFieldError
 from gradwire_server.rpc import codec
 from gradwire_server.rpc.status_map import failure
 from support.examples import examples
 from support.raw_calls import chunk, named, opening, published_request
+from support.servers import serving
 
 REQUEST = published_request()
 RESPONSE = v1.EvaluateResponse(request_id="a", output=v1.TensorDescriptor(sizes=(2, 3)), data=b"12")
@@ -268,3 +274,100 @@ def test_a_frame_of_many_is_what_protobuf_writes_and_is_read_back_only_whole(nam
         # By reference.
         assert found[2].obj is frame
         assert read(frame[: draw.draw(st.integers(0, len(frame) - 1))]) is None
+
+
+THREE = b"\x01\x02\x03"
+NO_OPERATOR = b"\x12\x00"
+# CRC32C of the 9 digits, from RFC 3720's polynomial: the value that every catalogue gives.
+CHECK = 0xE3069283
+
+
+def test_the_function_is_crc32c():
+    assert checksums.crc32c(b"123456789") == CHECK == crc32c(b"123456789")
+    assert checksums.crc32c(memoryview(b"56789"), checksums.crc32c(b"1234")) == CHECK
+    assert checksums.crc32c(b"") == checksums.crc32c(memoryview(b"")) == 0
+
+
+def bare(message):
+    """Write a message without its checksum."""
+    unsealed = deepcopy(message)
+    unsealed.ClearField("checksum")
+    return unsealed.SerializeToString()
+
+
+def test_an_evaluation_is_the_message_of_the_schema_and_its_response_continues_it():
+    frame, checksum = framing.evaluation_frame(b"a", NO_OPERATOR, THREE, 0)
+    message = v1.EvaluateRequest.FromString(frame)
+    assert message.checksum == checksum == crc32c(bare(message))
+    written = checksum.to_bytes(4, "little").hex()
+    expected = bytes.fromhex(f"0a 01 61 12 00 75 {written} 7a 03 01 02 03")
+    assert frame == message.SerializeToString() == expected
+    assert framing.read_evaluation(frame, 0) == ((b"a", NO_OPERATOR, memoryview(THREE)), checksum)
+    answer, _ = framing.evaluation_frame(b"a", NO_OPERATOR, THREE, checksum)
+    response = v1.EvaluateResponse.FromString(answer)
+    assert response.checksum == crc32c(bare(message) + bare(response))
+    with pytest.raises(DataLossError):
+        framing.read_evaluation(answer, 0)
+    # Without data it may end with its checksum.
+    empty = v1.EvaluateRequest(request_id="a")
+    empty.checksum = crc32c(bare(empty))
+    found = framing.read_evaluation(empty.SerializeToString(), 0)
+    assert found == ((b"a", b"", memoryview(b"")), empty.checksum)
+
+
+def test_open_and_chunks_are_messages_of_the_schema():
+    request = v1.EvaluateStreamRequest(open=v1.Open(request_id="a", resume_from=5))
+    checksum = checksums.seal(request.open)
+    assert checksum == crc32c(bare(request.open))
+    framing.verify_sealed(request.SerializeToString(), checksum)
+    frame = framing.chunk_frame(300, THREE, checksum)
+    message = v1.EvaluateStreamRequest.FromString(frame)
+    assert message.SerializeToString() == frame
+    assert message.chunk.checksum == crc32c(bare(request.open) + bare(message.chunk))
+    assert framing.read_chunk(frame, checksum) == (300, memoryview(THREE))
+    for wrong, after in ((frame, checksum + 1), (framing.chunk_frame(300, THREE), checksum)):
+        with pytest.raises(DataLossError):
+            read_chunk(wrong, after)
+
+
+def test_requests_and_results_among_many_are_messages_of_the_schema():
+    frame, checksum = framing.many_request_frame(b"a", NO_OPERATOR, THREE, 0)
+    request = v1.EvaluateManyRequest.FromString(frame)
+    answer = framing.many_result_frame(b"a", NO_OPERATOR, THREE, checksum)
+    result = v1.EvaluateManyResponse.FromString(answer)
+    assert (request.SerializeToString(), result.SerializeToString()) == (frame, answer)
+    assert checksum == crc32c(bare(request.evaluation))
+    parts = b"a", NO_OPERATOR, memoryview(THREE)
+    assert framing.read_many_request(frame, 0) == (parts, checksum)
+    assert framing.read_many_result(answer, {b"a": checksum}.get)[0] == parts
+
+
+FRAMES = {
+    "evaluation": (
+        framing.evaluation_frame(b"a", NO_OPERATOR, THREE, 7)[0],
+        lambda message: read_evaluation(message, 7),
+    ),
+    "result among many": (
+        framing.many_result_frame(b"a", NO_OPERATOR, THREE, 7),
+        lambda message: framing.read_many_result(message, {b"a": 7}.get),
+    ),
+    "chunk": (framing.chunk_frame(300, THREE, 7), lambda message: read_chunk(message, 7)),
+}
+
+
+@pytest.mark.parametrize(("frame", "read"), FRAMES.values(), ids=list(FRAMES))
+def test_no_message_is_taken_with_a_changed_byte(frame, read):
+    assert read(frame)[1] is not None
+    for at in range(len(frame)):
+        for value in {*range(256)} - {frame[at]}:
+            with suppress(DataLossError):
+                found = read(frame[:at] + bytes((value,)) + frame[at + 1 :])
+                # Without a checksum it is refused later; a chunk has data there.
+                assert found is None or found[1] is None
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_a_server_tells_whether_it_computes_checksums(monkeypatch, available):
+    monkeypatch.setattr(checksums, "AVAILABLE", available)
+    with serving() as server, Client(server.address) as client:
+        assert client.server_info().checksums is available
