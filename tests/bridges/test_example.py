@@ -16,9 +16,14 @@ EXAMPLE = ROOT / "examples" / "unet.py"
 def test_two_runs_of_the_example_have_the_same_bits():
     pytest.importorskip("torch", reason="bridges to PyTorch where it is installed")
     with serving() as server:
-        words = [sys.executable, str(EXAMPLE), "--target", server.address, "--steps", "12"]
-        printed = subprocess.check_output(words, text=True, timeout=300)  # noqa: S603
-    first, second, last = printed.splitlines()
+        run = subprocess.run(  # noqa: S603
+            [sys.executable, str(EXAMPLE), "--target", server.address, "--steps", "12"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
+        )
+    first, second, last = run.stdout.splitlines()
     assert first == second
     assert last == "both runs have the same bits"
 

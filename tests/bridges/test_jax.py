@@ -1,5 +1,6 @@
 """JAX arrays through a real server: gradients of any order, traced, compiled and batched."""
 
+import inspect
 from functools import partial
 
 import numpy as np
@@ -110,11 +111,46 @@ def test_resize_has_the_values_and_gradients_of_jax(client, method, antialias):
         np.testing.assert_allclose(mine, jaxs, rtol=0, atol=far or 1e-6)
 
 
+def test_derivatives_of_resize_are_those_of_a_linear_function(client):
+    def curved(image):
+        return bridge.resize(image, (7, 3), "cubic", client=client) ** 3
+
+    image = jnp.asarray(np.random.default_rng(3).uniform(-1, 1, (4, 5)), np.float32)
+    jax.test_util.check_grads(curved, (image,), order=2, modes=["rev"], eps=0.01, rtol=0.02)
+
+
+def test_resize_is_batched(client):
+    def resized(image):
+        return bridge.resize(image, (2, 7), "lanczos3", client=client)
+
+    batch = jnp.asarray(np.random.default_rng(4).standard_normal((5, 3, 4), np.float32))
+    expected = np.stack([resized(one) for one in batch])
+    assert np.array_equal(jax.vmap(resized)(batch), expected)
+    assert np.array_equal(jax.jit(jax.vmap(resized, in_axes=2))(batch.transpose(1, 2, 0)), expected)
+
+
+def test_resize_takes_what_jax_takes(client):
+    image = jnp.arange(12).reshape(3, 4)
+    names = list(inspect.signature(jax.image.resize).parameters)
+    assert list(inspect.signature(bridge.resize).parameters)[: len(names)] == names
+    linear = jax.image.ResizeMethod.LINEAR
+    given = (image, (np.int64(3), 8), linear, False, jax.lax.Precision.DEFAULT)
+    ours = bridge.resize(*given, client=client)
+    assert ours.dtype == jnp.float32
+    np.testing.assert_allclose(ours, jax.image.resize(*given), rtol=1e-6)
+    for empty in (bridge.resize(image, (0, 8), "cubic"), jax.image.resize(image, (0, 8), "cubic")):
+        assert (empty.shape, empty.dtype) == ((0, 8), jnp.float32)
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
         (((3, 8), "area"), r"method: is 'area'; give 'nearest' or"),
+        (((3, 8), "cubic-pytorch"), r"method: is 'cubic-pytorch'"),
+        (((8,), "linear"), r"output_shape: has 1 axis, array\.shape has 2"),
         (((3, -8), "linear"), r"output_shape\[1\]: is -8; give an integer"),
+        (((3, 8.5), "linear"), r"output_shape\[1\]: is 8\.5; give an integer"),
+        (((3, 8), "linear", 2), r"antialias: is 2 \(int\); give True or False"),
         (((6, 4), "nearest"), r"image: is int32; nearest keeps the type"),
     ],
 )

@@ -24,12 +24,21 @@ FORWARDS = ["remote", "local"]
 # Most of them without sizes, which most of their forwards need.
 GRADIENTS = [
     ops.DmlResampleGrad(interpolation_mode="linear"),
+    ops.DmlResampleGrad1(interpolation_mode="nearest_neighbor", rounding_direction="increasing"),
+    ops.InterpolateBackward(mode="bilinear", data_format="NCX"),
     ops.InterpolateBackward(mode="nearest", scales=(2, 2), data_format="NCX"),
     ops.TorchUpsampleBackward(mode="bicubic", follow="forward_adjoint"),
+    ops.TorchUpsampleBackward(
+        mode="bilinear", recompute_scale_factor=True, antialias=True, follow="forward_adjoint"
+    ),
+    ops.OnnxResizeGrad(mode="cubic"),
     ops.OnnxResizeGrad(mode="linear", axes=(-1, 2), antialias=True, arithmetic="float32"),
     ops.TfResizeGrad(kind="bicubic", half_pixel_centers=True),
     ops.JaxResizeGrad(method="lanczos3"),
     ops.OpenvinoInterpolateGrad(mode="cubic", axes=(2, 3)),
+    ops.OpenvinoInterpolateGrad(
+        mode="linear", shape_calculation_mode="scales", scales=(2, 2), axes=(2, 3)
+    ),
 ]
 
 
@@ -103,6 +112,10 @@ def test_any_type_and_layout_gives_the_bits_of_evaluate(client, dtype):
         # The result is the caller's own.
         result += 1
         assert torch.equal(given, before)
+    for sizes in ({"size": np.int64(4)}, {"scale_factor": np.array([2.0, 0.5])}):
+        plain = {name: value.tolist() for name, value in sizes.items()}
+        own = torch.nn.functional.interpolate(whole.float(), **plain)
+        assert torch.equal(bridge.interpolate(whole.float(), **sizes, client=client), own)
 
 
 def test_the_gradient_may_be_the_one_of_pytorch_itself(client):
@@ -151,6 +164,15 @@ def test_the_second_gradient_is_without_the_constant_that_a_forward_adds(client)
         assert torch.equal(torch.signbit(beyond), torch.full((4,), bool(np.signbit(zero))))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_forward_mode_is_refused(client, x):
+    def resample(x):
+        return bridge.interpolate(x, scale_factor=2, client=client)
+
+    with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
+        torch.func.jvp(resample, (x,), (torch.ones_like(x),))
+
+
 @pytest.mark.parametrize("operator", GRADIENTS, ids=repr)
 def test_gradients_by_themselves_have_gradients_of_any_order(client, operator):
     # TensorFlow's are NHWC.
@@ -168,10 +190,14 @@ def test_gradients_by_themselves_have_gradients_of_any_order(client, operator):
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
+        ({"size": 8, "mode": "nearest", "align_corners": True}, r"align_corners: "),
+        ({}, r"size: is None"),
         ({"input": torch.ones(1, 2, 3, 4).int(), "size": 8}, "is int32"),
         ({"input": torch.ones(1, 2, 0, 4), "size": 8}, r"array\.shape\[2\]: is 0"),
         ({"size": 10**12}, r"output_shape: is \[1, 2, 10{12}, .* bytes of torch\.float64"),
+        ({"size": 2**64}, r"size: is 18446744073709551616"),
         ({"scale_factor": 1e300}, r"scale_factor\[0\]: is 1e\+300, which scales 3 elements"),
+        ({"scale_factor": (1, 0.2)}, r"scale_factor\[1\]: is 0\.2, which scales 4 elements"),
         ({"size": (4, 4, 4)}, r"output_shape: has 5 axes, array\.shape has 4"),
     ],
 )

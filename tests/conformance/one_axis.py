@@ -51,21 +51,21 @@ def _compare_dml(tally: Tally) -> None:
             _add_dml(tally, rule, (inputs, outputs), [scale, 0.5, -0.5], f", {UP_TO_64}")
 
 
-_TF_OPS = {
+TF_OPS = {
     "bilinear": "ResizeBilinear",
     "nearest_neighbor": "ResizeNearestNeighbor",
     "bicubic": "ResizeBicubic",
 }
 _TF_FLAGS: tuple[dict[str, bool], ...] = ({}, {"align_corners": True}, {"half_pixel_centers": True})
 _TF_ATTRIBUTES: list[dict[str, Any]] = [
-    {"kind": kind, **flags} for kind, flags in itertools.product(_TF_OPS, _TF_FLAGS)
+    {"kind": kind, **flags} for kind, flags in itertools.product(TF_OPS, _TF_FLAGS)
 ]
 
 
 def _tf_forward(tf: Any, case: AxisCase, rows: Any) -> Any:
     """Resize each of some rows."""
     kind, *flags = case.attributes
-    op = getattr(tf.raw_ops, _TF_OPS[case.attributes[kind]])
+    op = getattr(tf.raw_ops, TF_OPS[case.attributes[kind]])
     images = np.asarray(rows, np.float32)[:, :, np.newaxis, np.newaxis]
     given = {flag: case.attributes[flag] for flag in flags}
     return op(images=images, size=[case.outputs, 1], **given).numpy()[:, :, 0, 0]
@@ -78,7 +78,7 @@ def _tf_gradient(tf: Any, case: AxisCase) -> Any:
     told = {"size": shape[1:3]} if name == "nearest_neighbor" else source
     grads = np.eye(case.outputs, dtype=np.float32)[:, :, np.newaxis, np.newaxis]
     given = {flag: case.attributes[flag] for flag in flags}
-    op = getattr(tf.raw_ops, f"{_TF_OPS[name]}Grad")
+    op = getattr(tf.raw_ops, f"{TF_OPS[name]}Grad")
     return op(grads=grads, **told, **given).numpy()[:, :, 0, 0]
 
 
@@ -106,10 +106,10 @@ def _compare_tf(tally: Tally) -> None:
             tally.add(key, tf_table(case).argmax(axis=1), read)
 
 
-_JAX_METHODS = ("nearest", "linear", "cubic", "lanczos3", "lanczos5")
+JAX_METHODS = ("nearest", "linear", "cubic", "lanczos3", "lanczos5")
 _JAX_ATTRIBUTES: list[dict[str, Any]] = [{"method": "nearest"}] + [
     {"method": method, "antialias": antialias}
-    for method, antialias in itertools.product(_JAX_METHODS[1:], (True, False))
+    for method, antialias in itertools.product(JAX_METHODS[1:], (True, False))
 ]
 
 
@@ -189,7 +189,7 @@ def _compare_jax(tally: Tally) -> None:
         _add_jax(tally, jax, 18 if tally.brief else 180, np.float64)
 
 
-_OPENVINO_MODES = get_args(openvino.Mode)
+OPENVINO_MODES = get_args(openvino.Mode)
 _TRANSFORMATIONS = get_args(openvino.CoordinateTransformationMode)
 _ROUNDINGS = get_args(openvino.NearestMode)
 _NAMES = (
@@ -211,7 +211,7 @@ def _openvino_cases(count: int) -> Iterator[AxisCase]:
     """Draw cases of every mode; lengths are up to 60, and padding up to 3."""
     generator = np.random.default_rng(9)
     for i in range(count):
-        mode = _OPENVINO_MODES[i % len(_OPENVINO_MODES)]
+        mode = OPENVINO_MODES[i % len(OPENVINO_MODES)]
         attributes: dict[str, Any] = {
             "mode": mode,
             "axes": [2, 3] if mode in _TWO_AXES else [2],
@@ -248,7 +248,7 @@ def _openvino_node(operator: ops.OpenvinoInterpolate, shape: tuple[int, ...]) ->
     return image, node, (told, axes)
 
 
-def _openvino_reference(operator: ops.OpenvinoInterpolate, x: Any) -> Any:
+def openvino_reference(operator: ops.OpenvinoInterpolate, x: Any) -> Any:
     runtime = importlib.import_module("openvino")
     _, node, others = _openvino_node(operator, x.shape)
     result = runtime.Tensor(runtime.Type.f32, node.get_output_shape(0))
@@ -257,7 +257,7 @@ def _openvino_reference(operator: ops.OpenvinoInterpolate, x: Any) -> Any:
     return result.data.copy()
 
 
-def _openvino_plugin(operator: ops.OpenvinoInterpolate, x: Any) -> Any:
+def openvino_plugin(operator: ops.OpenvinoInterpolate, x: Any) -> Any:
     runtime = importlib.import_module("openvino")
     image, node, _ = _openvino_node(operator, x.shape)
     model = runtime.Model([node], [image])
@@ -294,18 +294,18 @@ def _compare_openvino(tally: Tally) -> None:
         if not words.endswith("pillow"):
             words += f", {case.attributes['coordinate_transformation_mode']}"
         key = ("openvino: weights of the reference", _OPERATOR, words, "float32")
-        tally.add(key, openvino_table(case), _openvino_table(_openvino_reference, case))
+        tally.add(key, openvino_table(case), _openvino_table(openvino_reference, case))
     for rule, rounding in itertools.product(_TRANSFORMATIONS, _ROUNDINGS):
         attributes = {"coordinate_transformation_mode": rule, "nearest_mode": rounding}
         words = f"nearest, {rule}, {rounding}, {UP_TO_64}"
         key = ("openvino: elements the reference reads", _OPERATOR, words, "float32")
         for inputs, outputs in tally.lengths():
             operator = ops.OpenvinoInterpolate(mode="nearest", sizes=(outputs,), **attributes)
-            read = _openvino_reference(operator, np.arange(inputs, dtype=np.float32))
+            read = openvino_reference(operator, np.arange(inputs, dtype=np.float32))
             case = AxisCase(attributes, inputs, outputs)
             tally.add(key, oracles.elements_read(operator, case), read)
     for case in _openvino_cases(300):
-        theirs = _openvino_table(_openvino_plugin, case)
+        theirs = _openvino_table(openvino_plugin, case)
         key = ("openvino: weights of the CPU plugin", _OPERATOR, case.attributes["mode"], "float32")
         deviates = partial(_openvino_deviates, case, theirs)
         tally.add(key, openvino_table(case), theirs, allowed=_PLUGIN, deviates=deviates)

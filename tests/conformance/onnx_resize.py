@@ -124,7 +124,7 @@ def _gradients() -> Iterator[tuple[NodeCase, Tensor, Tensor]]:
         yield case, g, _gradient(case, g)
 
 
-def _runtime(attributes: Attributes, x: Tensor) -> Tensor:
+def runtime(attributes: Attributes, x: Tensor) -> Tensor:
     """Evaluate a model of one Resize."""
     onnx = importlib.import_module("onnx")
     helper, kind = onnx.helper, onnx.helper.np_dtype_to_tensor_dtype(x.dtype)
@@ -142,7 +142,7 @@ def _runtime(attributes: Attributes, x: Tensor) -> Tensor:
     )
     opsets = [helper.make_opsetid("", 19)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    return np.asarray(_session(model).run(None, {"x": x})[0])
+    return np.asarray(session(model).run(None, {"x": x})[0])
 
 
 def _runtime_reads(attributes: Attributes) -> Callable[[int, int], Tensor]:
@@ -153,17 +153,17 @@ def _runtime_reads(attributes: Attributes) -> Callable[[int, int], Tensor]:
         g (float[N] x, float[2] roi, int64[1] sizes) => (float[M] y) {{
             y = Resize<mode="nearest", extrapolation_value=-1.0, {given}>(x, roi, , sizes)
         }}"""
-    session = _session(onnx.parser.parse_model(text))
+    made = session(onnx.parser.parse_model(text))
     roi = np.array([0, 1], np.float32)
 
     def read(inputs: int, outputs: int) -> Tensor:
         x, sizes = np.arange(inputs, dtype=np.float32), np.array([outputs])
-        return np.asarray(session.run(None, {"x": x, "roi": roi, "sizes": sizes})[0])
+        return np.asarray(made.run(None, {"x": x, "roi": roi, "sizes": sizes})[0])
 
     return read
 
 
-def _session(model: Any) -> Any:
+def session(model: Any) -> Any:
     onnxruntime = importlib.import_module("onnxruntime")
     onnxruntime.set_default_logger_severity(4)
     options = onnxruntime.SessionOptions()
@@ -241,7 +241,7 @@ def _add_random(tally: Tally, seed: int) -> None:
     x = _impulses(length, np.float32, rows=rows)
     result, expected = (
         each[:, :, rows // 2]
-        for each in (evaluated(x, attributes, "float32"), _runtime(attributes, x))
+        for each in (evaluated(x, attributes, "float32"), runtime(attributes, x))
     )
     tally.add(("onnxruntime: weights", "onnx_resize, FLOAT32", words, "float32"), result, expected)
     if attributes["coordinate_transformation_mode"] == "tf_half_pixel_for_nn":
