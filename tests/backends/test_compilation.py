@@ -53,12 +53,11 @@ print(*answers, "of 2 found:", found)
 """
 
 ALL = """
-from backends import assembly
-from support.kernels.numba_calls import compiled
+from support.kernels.numba_calls import compiled, compiled_functions
 from gradwire_server.backends.numba_cpu import compilation
 
 compiled(1)
-callbacks = [one for one in assembly.compiled_functions() if type(one).__name__ == "CFunc"]
+callbacks = [one for one in compiled_functions() if type(one).__name__ == "CFunc"]
 assert callbacks
 assert all(one.cache_hits for one in callbacks)
 blocks, _, threads = compilation.load("")

@@ -6,18 +6,22 @@ Arrays in guarded memory begin or end where no one may read or write: who does e
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 import mmap
+import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +40,12 @@ from support.processes import environment
 needs_numba = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
 
 _PACKAGE = "gradwire_server.backends.numba_cpu"
+# Instructions that multiply and add with one rounding: of x86-64, AArch64, POWER and RISC-V; and
+# the functions of C's library that do.
+_FUSED = re.compile(
+    r"^\s+(v?fn?m(?:add|sub|la|ls)\w*|xv?s?n?m(?:add|sub)\w*|fml[as]l?2?)\b|\b(fmaf?)\b",
+    re.MULTILINE,
+)
 _mprotect = ctypes.CDLL(None).mprotect
 
 
@@ -81,35 +91,35 @@ def run_program(
     )
 
 
-def check_ways() -> None:
-    """Assert that the listed cases take each method of this processor, in every way there is.
+def fused(code: str) -> list[str]:
+    return [one or other for one, other in _FUSED.findall(code)]
 
-    That is with a depth stage, in several tiles, with a band longer than what is held of a row, and
-    in one job to three.
+
+def compiled_functions() -> list[Any]:
+    kinds = {"CFunc", "CPUDispatcher"}
+    found = [one for one in gc.get_objects() if type(one).__name__ in kinds]
+    return [one for one in found if one.__wrapped__.__module__.startswith(f"{_PACKAGE}.")]
+
+
+@cache
+def assembly() -> dict[str, str]:
+    """Return the assembly of compiled functions by their names, such as "blocks.run".
+
+    It is made from LLVM's optimized code, which is kept with what is loaded from a cache, too;
+    numba itself does not show that.
     """
-    can_pick = import_module(f"{_PACKAGE}.instructions").CAN_PICK
-    records = vars(import_module(f"{_PACKAGE}.records"))
-    names = ("NO_WIDTH", "CHANNELS", "COLUMNS", "HALVE", "DOUBLE", *["PERMUTE"] * can_pick)
-    methods = {records[name] for name in names}
-    compile_jobs = import_module(f"{_PACKAGE}.compilation").load("").jobs
-    for compute in (np.dtype(np.float32), np.dtype(np.float64)):
-        table = partial(compile_jobs.Table.of, compute=compute)
-        staged, tiled, chunked, counts = set[int](), set[int](), set[int](), set[int]()
-        for plan in (case.plan for case in cases()):
-            sizes = plan.input_shape, plan.passes, (compute, compute)
-            jobs = compile_jobs.jobs_of(*sizes, table, streamed_bytes=1 << 60)
-            counts.add(len(jobs))
-            for record in (job.record[0] for job in jobs):
-                method = int(record["method"])
-                if record["depth"]["moves"]:
-                    staged.add(method)
-                if record["tiles"] > 1:
-                    tiled.add(method)
-                if record["chunk"] < plan.passes[-1].map.counts.max():
-                    chunked.add(method)
-        assert staged | {records["NO_WIDTH"]} == tiled == methods
-        assert chunked
-        assert {1, 2, 3} <= counts
+    compiled(1)
+    texts = defaultdict[str, str](str)
+    for one in compiled_functions():
+        name = f"{one.__wrapped__.__module__}.{one.__qualname__}".removeprefix(f"{_PACKAGE}.")
+        is_callback = type(one).__name__ == "CFunc"
+        signatures = () if is_callback else one.overloads.values()
+        # Numba has no public way to any of these.
+        libraries = [one._library] if is_callback else [each.library for each in signatures]  # noqa: SLF001
+        for library in libraries:
+            code = library._get_module_for_linking()  # noqa: SLF001
+            texts[name] += str(library.codegen._tm.emit_assembly(code))  # noqa: SLF001
+    return texts
 
 
 def check_all(backend: Backend) -> None:
