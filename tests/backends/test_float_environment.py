@@ -22,7 +22,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 DENORMALS_ARE_ZERO, FLUSH_TO_ZERO, UPWARD, TO_ZERO = 0x40, 0x8000, 0x4000, 0x6000
-
 # Where MXCSR lies in glibc's fenv_t on x86-64, whose last member it is.
 _MXCSR = 28
 
