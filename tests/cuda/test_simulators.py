@@ -1,16 +1,15 @@
 """The simulators do what a device does, from sources and PTX, and see what it would let pass."""
 
 from functools import cache
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from cudasim.module import REVERSE, SimError
-from cudasim.samples import FOLDER, NAMES, mapped, samples, show
+from cudasim.module import REVERSE, SimError, compiled
 from gradwire_server.backends.cuda import build
-from ptxsim.module import translated
-from ptxsim.parser import PtxError, entries
+from ptxsim.module import PtxError, entries, translated
 from support.kernels.cuda_backends import needs_cuda_packages, needs_simulator
 from support.kernels.kernel_table import to_be_rounded
 from support.oracles import oracles
@@ -18,6 +17,49 @@ from support.oracles import oracles
 pytestmark = needs_simulator
 
 _RAMP = np.arange(64, dtype=np.float32)
+_FOLDER = Path(__file__).parents[1] / "cudasim"
+
+# For each finding the kernel that shows it, its threads, and its arguments after x and y.
+_SHOWN = {
+    "barrier": ("reverse<true>", 64, [64]),
+    "missing barrier": ("reverse<false>", 64, [64]),
+    "shuffles": ("neighbors", 64, []),
+    "copy": ("copy", 64, [0]),
+    "reads beyond": ("copy", 64, [1]),
+    "reads before": ("copy", 64, [-1]),
+    "misaligned": ("copy_vectors", 15, [2]),
+    "writes input": ("writes_input", 64, []),
+    "leaves": ("leaves_before_barrier", 64, [63]),
+    "two barriers": ("two_barriers", 64, []),
+    "mask": ("shuffles_outside_mask", 64, []),
+    "large block": ("copy", 1025, [0]),
+}
+_WITHOUT_INPUT = {"leaves", "two barriers", "mask"}
+
+_MAPPED = [f"{way}<{kind}>" for way in ("widen", "narrow") for kind in ("__half", "__nv_bfloat16")]
+_NAMES = sorted({name for name, _, _ in _SHOWN.values()} | set(_MAPPED))
+
+
+@cache
+def samples():
+    return compiled(_FOLDER, [("samples.cu", name) for name in _NAMES])
+
+
+def show(what, order=0, *, module=None):
+    """Launch a kernel in the way that shows something; return what it wrote."""
+    module = module or samples()
+    x, y = module.holding(_RAMP, order=order), module.buffer(_RAMP.nbytes, order=order)
+    name, threads, numbers = _SHOWN[what]
+    given = [y] if what in _WITHOUT_INPUT else [x, y]
+    module.launch(name, (1,), (threads,), [*given, *map(np.int32, numbers)], order=order)
+    return y.view(np.float32, 64).copy()
+
+
+def mapped(name, x, result):
+    module = samples()
+    y = module.buffer(result.nbytes)
+    module.launch(name, (result.size // 64,), (64,), [module.holding(x), y])
+    return y.view(result.dtype, result.size).copy()
 
 
 @pytest.mark.parametrize("order", [0, REVERSE, 5, 6])
@@ -166,9 +208,9 @@ def test_functions_that_are_called_are_an_error():
 @cache
 def _by_nvrtc(architecture):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "_FOLDER", FOLDER)
+        patch.setattr(build, "__FOLDER", _FOLDER)
         patch.setattr(build, "source", "samples.cu".format)
-        made = build.compiled(NAMES, f"compute_{architecture}")
+        made = build.compiled(_NAMES, f"compute_{architecture}")
     return translated([(made.code.rstrip(b"\0").decode(), made.lowered)])
 
 

@@ -10,8 +10,7 @@ from functools import cache
 
 import pytest
 
-from cudasim.compiler import Mode, finding, watched
-from cudasim.module import FORWARD, REVERSE
+from cudasim.module import FORWARD, REVERSE, Mode, finding, watched
 from gradwire_server.backends.cuda import launches
 from gradwire_server.backends.cuda.programs import every_kernel
 from gradwire_server.errors import DeviceLostError
@@ -64,7 +63,7 @@ def test_threads_that_loop_over_several_numbers_have_the_bits_of_numpy(monkeypat
 _WATCHED = """
 import sys
 from support.kernels import cuda_device, cuda_table
-from cudasim.compiler import Mode
+from cudasim.module import Mode
 
 rows = cuda_table.watched_rows()
 kernels = frozenset(kernel for row in rows for kernel in row.kernels)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudasim.compiler import why_not
+from cudasim.module import why_not
 from gradwire_server.backends.cuda.backend import Cuda
 from gradwire_server.plans import Plan
 from support.kernels import cuda_device, kernel_table

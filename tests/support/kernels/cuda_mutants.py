@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from cudasim.compiler import Mode
+from cudasim.module import Mode
 from support.kernels import cuda_huge, cuda_table
 from support.kernels.cuda_device import SOURCES, compiled, simulated_cuda
 from support.kernels.cuda_table import Row

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cudasim.compiler import CACHE
-from cudasim.module import Module
+from cudasim.module import CACHE, Module
 from gradwire_server.backends.cuda import build
 from gradwire_server.backends.cuda.programs import every_kernel, source
 from ptxsim.module import translated
