@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire_server import backends
-from gradwire_server.backends import BindsArrays, NumpyCpu, TellsHeldBytes, compute_dtype
+from gradwire_server.backends import BindsArrays, NumpyCpu, compute_dtype
 from gradwire_server.plans import Plan
 from support.examples import examples
 from support.kernels import kernel_maps as maps
@@ -160,10 +160,8 @@ def test_a_plan_bound_to_its_arrays_reads_them_anew_with_the_bits_of_numpy():
         run = backend.bound(case.plan, x, y)
         run()
         x[...] = numbers(case, arriving, special=False)
-        expected = np.empty_like(y)
-        NumpyCpu().apply(case.plan, x, expected)
         run()
-        oracles.same_bits(y, expected)
+        oracles.same_bits(y, applied(NumpyCpu(), case.plan, x, leaving))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -179,13 +177,13 @@ def test_results_written_past_the_caches_may_stand_anywhere(before, rows, width,
     dtype = np.dtype(data.draw(st.sampled_from(oracles.STORAGE_TYPES)))
     plan = Plan.build([None, maps.linear(width, 2 * width + 1)], (rows, width))
     x = data.draw(any_tensors((rows, width), dtype))
-    expected = np.empty(plan.output_shape, dtype)
-    NumpyCpu().apply(plan, x, expected)
+    expected = applied(NumpyCpu(), plan, x, dtype)
     memory = np.full(before + expected.nbytes + 80, 0xA5, np.uint8)
     left, y, right = np.split(memory, [before, before + expected.nbytes])
+    y = y.view(dtype).reshape(expected.shape)
     with streaming(1) as backend:
-        backend.apply(plan, x, y.view(dtype).reshape(expected.shape))
-    oracles.same_bits(y.view(dtype).reshape(expected.shape), expected)
+        backend.apply(plan, x, y)
+    oracles.same_bits(y, expected)
     assert (left == 0xA5).all()
     assert (right == 0xA5).all()
 
@@ -216,8 +214,7 @@ def test_numbers_may_stand_anywhere_in_memory(dtype):
 def test_inputs_accumulated_in_any_pieces_have_the_bits_of_numpy(data, length, outer, inner, dtype):
     bands = data.draw(any_bands(length, 300).filter(lambda one: one.is_increasing))
     x = data.draw(any_tensors((outer, length, inner), dtype))
-    inside = data.draw(st.lists(st.integers(0, length), max_size=4))
-    cuts = sorted({0, length, *inside})
+    cuts = sorted({0, length, *data.draw(st.lists(st.integers(0, length), max_size=4))})
     expected = np.empty((outer, bands.outputs, inner), dtype)
     NumpyCpu().accumulate(bands, x, expected, axis=1, carried=0)
     oracles.same_bits(in_pieces(compiled(1), bands, x, cuts), expected)
@@ -233,16 +230,6 @@ def test_repeated_slices_have_the_bits_of_copies(case):
         for repeated in (some, choices[len(choices) // 2], choices[-1]):
             once = whole[tuple(slice(1) if again else slice(None) for again in repeated)]
             check(compiled(1), case.plan, np.broadcast_to(once, whole.shape), leaving)
-
-
-def test_only_a_row_is_held_of_an_input_that_repeats_it():
-    plan = Plan.build([maps.linear(2048, 64), maps.linear(1024, 32)], (2048, 1024))
-    backend, y = compiled(1), np.empty(plan.output_shape, np.float32)
-    assert isinstance(backend, TellsHeldBytes)
-    for shape, held in (((1024,), 0), ((1,), 4 << 10), ((2048, 1), 4 << 21)):
-        x = np.broadcast_to(np.zeros(shape, np.float32), plan.input_shape)
-        assert backend.held_bytes(plan, x, y) == held
-    assert not isinstance(NumpyCpu(), TellsHeldBytes)
 
 
 @pytest.mark.slow
@@ -331,12 +318,9 @@ def test_compiled_code_rounds_products_and_fences_lines_written_past_the_caches(
 @given(data=st.data(), plan=any_plans(), dtype=st.sampled_from(oracles.STORAGE_TYPES))
 @small_shares()
 def test_any_plan_has_the_bits_of_numpy_on_any_number_of_threads(data, plan, dtype):
-    arriving, leaving = (
-        data.draw(st.sampled_from([dtype, compute_dtype(dtype)]), label=label)
-        for label in ("arriving", "leaving")
-    )
-    x = data.draw(any_tensors(plan.input_shape, arriving))
-    check(compiled(data.draw(st.sampled_from([1, 2, 3]), label="threads")), plan, x, leaving)
+    types = st.sampled_from([dtype, compute_dtype(dtype)])
+    x = data.draw(any_tensors(plan.input_shape, data.draw(types)))
+    check(compiled(data.draw(st.sampled_from([1, 2, 3]))), plan, x, data.draw(types))
 
 
 @pytest.mark.parametrize("threads", [2, 3])
@@ -387,16 +371,12 @@ def test_threads_that_begin_with_the_same_plan_at_once_do_not_disturb_each_other
         sys.setswitchinterval(before)
 
 
-IMPORTS = """
+FORK = """
 import os, signal, threading
 from support.kernels.numba_calls import *
 
 plan = Plan.build([None, maps.linear(256, 512)], (512, 256))
 x = np.random.default_rng(9).standard_normal(plan.input_shape).astype(np.float32)
-"""
-
-
-FORK = """
 backend, _ = backends.choose("numba_cpu", threads=3)
 
 def go_on():
@@ -426,7 +406,7 @@ print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children
 
 
 def test_a_process_forked_off_amid_calls_computes_with_threads_of_its_own():
-    done = run_program(IMPORTS + FORK)
+    done = run_program(FORK)
     assert (done.returncode, done.stdout) == (0, "0 0 0 0 0\n"), done.stderr
 
 
@@ -460,49 +440,21 @@ def test_no_helper_touches_what_belongs_to_a_call_that_has_returned():
     assert done.returncode == 0, done.stderr
 
 
-def _helpers():
-    return {one for one in threading.enumerate() if one.name.startswith("gradwire-kernel")}
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 @small_shares()
 def test_helpers_are_one_less_than_threads_and_end_with_their_backend(threads):
     plan = Plan.build([None, maps.linear(256, 512)], (512, 256))
     gc.collect()
     files = Path("/proc/self/fd")
-    before, open_before = _helpers(), len(list(files.iterdir()))
+    before, open_before = set(threading.enumerate()), len(list(files.iterdir()))
     for _ in range(3):
         backend, _ = backends.choose("numba_cpu", threads=threads)
         check(backend, plan, np.ones(plan.input_shape, np.float32), np.float32)
-        assert len(_helpers() - before) == threads - 1
+        assert len(set(threading.enumerate()) - before) == threads - 1
         del backend
         gc.collect()
-        wait_until(lambda: not _helpers() - before)
+        wait_until(lambda: set(threading.enumerate()) <= before)
     assert len(list(files.iterdir())) == open_before
-
-
-TELL = """
-import atexit, threading, time
-
-@atexit.register  # before the backend does: it runs afterwards
-def tell():
-    print(*(one.name for one in threading.enumerate()))
-"""
-EXIT = """
-backend, _ = backends.choose("numba_cpu", threads=4)
-gone, _ = backends.choose("numba_cpu", threads=2)
-with small_shares():
-    applied(gone, plan, x, np.float32)
-    del gone
-    applied(backend, plan, x, np.float32)
-time.sleep(float(sys.argv[1]))
-"""
-
-
-@pytest.mark.parametrize("pause_s", [0.0, 0.05])
-def test_helpers_end_before_the_process_whether_they_sleep_or_not(pause_s):
-    done = run_program(TELL + IMPORTS + EXIT, pause_s)
-    assert (done.returncode, done.stdout) == (0, "MainThread\n"), done.stderr
 
 
 @small_shares()

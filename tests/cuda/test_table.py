@@ -18,7 +18,7 @@ from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cuda import launches
 from gradwire_server.backends.cuda.programs import every_kernel
 from gradwire_server.errors import DeviceLostError
-from support.kernels import cuda_device, cuda_huge, cuda_programs, cuda_table, simulated_device
+from support.kernels import cuda_device, cuda_programs, cuda_table, simulated_device
 from support.kernels.cuda_backends import needs_cuda_packages, needs_simulator
 from support.kernels.cuda_device import SOURCES, simulated_cuda
 from support.kernels.cuda_mutants import MUTANTS
@@ -127,7 +127,7 @@ def test_some_rows_have_the_bits_of_numpy_on_newer_and_older_devices(architectur
 
 
 @needs_cuda_packages
-@pytest.mark.parametrize("huge", cuda_huge.huge(), ids=lambda huge: huge.name)
+@pytest.mark.parametrize("huge", cuda_table.huge(), ids=lambda huge: huge.name)
 def test_the_end_of_a_huge_tensor_has_the_bits_of_numpy(huge, monkeypatch):
     # Then the last blocks of every kernel are those that write the end.
     monkeypatch.setattr(launches, "_MOST_LOOPED", 2**31 - 1)
@@ -137,7 +137,7 @@ def test_the_end_of_a_huge_tensor_has_the_bits_of_numpy(huge, monkeypatch):
 
 @needs_cuda_packages
 def test_the_end_of_huge_rows_has_the_bits_of_numpy():
-    cuda_huge.check_huge_rows(cuda_device.compiled())
+    cuda_table.check_huge_rows(cuda_device.compiled())
 
 
 def test_every_mutant_still_changes_one_place():

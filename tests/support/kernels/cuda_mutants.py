@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cudasim.module import Mode
-from support.kernels import cuda_huge, cuda_table
+from support.kernels import cuda_table
 from support.kernels.cuda_device import SOURCES, compiled, simulated_cuda
 from support.kernels.cuda_table import Row
 from support.oracles import oracles
@@ -129,7 +129,7 @@ _TYPES = {one.name: one for one in oracles.STORAGE_TYPES}
 class Mutant(NamedTuple):
     """A mistake: in place of `before`, which the source has once, comes `after`.
 
-    case     plan of the table that it is tried on, or of `cuda_huge`
+    case     plan of the table that it is tried on, or of `cuda_table`
     finding  what the run must say that catches it
     """
 
@@ -163,7 +163,7 @@ class Mutant(NamedTuple):
         formats = _TYPES[self.dtype], _TYPES[self.dtype]
         cases = [one for one in cuda_table.cases() if one.name == self.case]
         rows = [Row(one, formats, how) for one in cases for how in cuda_table.NUMBERS]
-        huge = [one for one in cuda_huge.huge() if not rows and one.name == self.case]
+        huge = [one for one in cuda_table.huge() if not rows and one.name == self.case]
         programs = [*(row.program for row in rows), *(one.program for one in huge)]
         assert programs, f"{self.case} is in no table"
         kernels = frozenset(launch.kernel for one in programs for launch in one.launches)

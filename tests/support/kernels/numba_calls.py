@@ -112,13 +112,13 @@ def assembly() -> dict[str, str]:
     texts = defaultdict[str, str](str)
     for one in compiled_functions():
         name = f"{one.__wrapped__.__module__}.{one.__qualname__}".removeprefix(f"{_PACKAGE}.")
-        is_callback = type(one).__name__ == "CFunc"
-        signatures = () if is_callback else one.overloads.values()
-        # Numba has no public way to any of these.
-        libraries = [one._library] if is_callback else [each.library for each in signatures]  # noqa: SLF001
+        if type(one).__name__ == "CFunc":
+            libraries = [one._library]  # noqa: SLF001 - numba has no public way
+        else:
+            libraries = [each.library for each in one.overloads.values()]
         for library in libraries:
-            code = library._get_module_for_linking()  # noqa: SLF001
-            texts[name] += str(library.codegen._tm.emit_assembly(code))  # noqa: SLF001
+            code = library._get_module_for_linking()  # noqa: SLF001 - likewise
+            texts[name] += str(library.codegen._tm.emit_assembly(code))  # noqa: SLF001 - likewise
     return texts
 
 
@@ -204,8 +204,7 @@ def check_guarded_cases(backend: Backend) -> None:
     source, target = (GuardedMemory(8 * max(map(math.prod, shapes))) for _ in "xy")
     for case, (arriving, leaving) in ((one, some) for one in cases() for some in some_formats(one)):
         ordinary = numbers(case, arriving, special=False)
-        expected = np.empty(case.plan.output_shape, leaving)
-        NumpyCpu().apply(case.plan, ordinary, expected)
+        expected = applied(NumpyCpu(), case.plan, ordinary, leaving)
         for at_end in (False, True):
             x = source.holding(ordinary, at_end=at_end)
             y = target.array(expected.shape, leaving, at_end=at_end)
