@@ -10,21 +10,9 @@ import numpy as np
 import pytest
 
 from gradwire import Client, ops
-from gradwire_server import backends
 from support.kernels.numba_calls import needs_numba
 from support.processes import run_command, running_command
 from support.raw_calls import wait_until
-
-
-@needs_numba
-def test_a_choice_comes_with_its_reason_and_auto_is_the_compiled_backend():
-    for name in ("numpy_cpu", "numba_cpu"):
-        backend, reason = backends.choose(name)
-        assert (backend.name, reason) == (name, f"{name} was asked for")
-    backend, reason = backends.choose("auto")
-    assert backend.name == "numba_cpu"
-    assert reason.startswith("numba_cpu is the fastest backend for the CPU; ")
-
 
 WITHOUT_NUMBA = """
 import sys

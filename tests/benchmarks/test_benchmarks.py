@@ -16,7 +16,7 @@ from benchmarks.compute.cases import DTYPES
 from benchmarks.gpu import report
 from benchmarks.gpu.machines import SimulatedMachine
 from benchmarks.gpu.run import GpuPace, Run
-from support.kernels.cuda_backends import needs_simulator
+from support.kernels.cuda_table import needs_simulator
 
 ROOT = Path(__file__).parents[2]
 

@@ -22,7 +22,7 @@ from gradwire_server.errors import DeviceLostError
 from gradwire_server.plans import BandedMap, Plan
 from support.kernels import cuda_device, cuda_programs
 from support.kernels import kernel_maps as maps
-from support.kernels.cuda_backends import needs_cuda_packages
+from support.kernels.cuda_table import needs_cuda_packages
 from support.oracles import oracles
 
 # What would change bits or their order: fused products, atomics, denormal numbers set to zero.

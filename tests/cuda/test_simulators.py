@@ -9,8 +9,8 @@ import pytest
 
 from cudasim.module import REVERSE, SimError, compiled
 from gradwire_server.backends.cuda import build
-from ptxsim.module import PtxError, entries, translated
-from support.kernels.cuda_backends import needs_cuda_packages, needs_simulator
+from ptxsim.module import PtxError, translated
+from support.kernels.cuda_table import needs_cuda_packages, needs_simulator
 from support.kernels.kernel_table import to_be_rounded
 from support.oracles import oracles
 
@@ -93,13 +93,6 @@ def test_guard_pages_and_the_scheduler_see(what):
         show(what, REVERSE if what == "reads before" else 0)
     assert what not in {"leaves", "two barriers"} or "samples.cu:" in str(seen.value)
     oracles.same_bits(show("copy"), _RAMP)  # which did no harm to what comes later
-
-
-def test_arguments_have_the_types_that_the_kernel_declares():
-    module = samples()
-    x = module.buffer(256)
-    with pytest.raises(SimError, match=r"takes arguments of \[8, 8, 4\] bytes; \[8, 8, 8\] came"):
-        module.launch("copy", (1,), (64,), [x, x, np.int64(0)])
 
 
 @pytest.mark.parametrize(
@@ -198,11 +191,6 @@ def test_sums_and_products_of_ptx_are_rounded_apart_and_denormals_kept():
 def test_what_is_not_known_of_ptx_is_an_error(instruction, message):
     with pytest.raises(PtxError, match=message):
         _squares(instruction)
-
-
-def test_functions_that_are_called_are_an_error():
-    with pytest.raises(PtxError, match="functions that are called"):
-        entries(".func helper() { ret; }")
 
 
 @cache

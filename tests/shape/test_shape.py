@@ -1,30 +1,12 @@
-"""Names in the source and in pages that must exist, and class names that must be unique."""
+"""Names in pages that must exist."""
 
 import ast
 import re
 import tomllib
-from collections import Counter
 
-from shape.__main__ import PRODUCT, ROOT, modules
+from shape.__main__ import ROOT
 
 TESTS, SERVER = ROOT / "tests", ROOT / "server" / "gradwire_server"
-
-
-def test_a_class_name_is_that_of_one_class():
-    found = Counter(
-        node.name
-        for folder in PRODUCT
-        for file in modules(folder)
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
-    )
-    assert "Client" in found
-    assert [name for name, count in found.items() if count > 1] == []
-
-
-def test_the_root_of_the_client_has_public_modules_alone():
-    names = {file.stem for file in (ROOT / "client/gradwire").glob("*.py")}
-    assert {name for name in names if name.startswith("_")} == {"__init__", "__main__"}
 
 
 def test_the_architecture_page_names_modules_and_layers_that_exist():

@@ -254,3 +254,7 @@ class SimulatedStream:
             self._given += 1
             if device.eager:
                 self.do(self._given)
+
+
+def simulated(**more: Any) -> SimulatedDevice:
+    return SimulatedDevice(compiled(), **more)

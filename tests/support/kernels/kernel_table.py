@@ -88,8 +88,8 @@ def some_formats(case: Case) -> list[Formats]:
 @cache
 def cases() -> list[Case]:
     """Return all of them; no tensor has more than 1.2 million numbers."""
-    axes = _single(), _wide_bands(), _steady_ends(), _rows_and_pixels(), _several_axes()
-    return list(chain(*axes, _windows(), _plain_rows(), _empty_bands(), _chains()))
+    axes = _single(), _wide_bands(), _rows_and_pixels(), _several_axes()
+    return list(chain(*axes, _windows(), _empty_bands(), _chains()))
 
 
 def _single() -> Iterator[Case]:
@@ -127,10 +127,7 @@ def _wide_bands() -> Iterator[Case]:
         yield Case.of(name, shape, moving)
     turned = maps.backwards(maps.scattered(rng, 300, 200, widest=6))
     yield Case.of("short bands, backwards", (33, 300), {1: turned})
-
-
-def _steady_ends() -> Iterator[Case]:
-    """Advance by two inputs a result or by one for two, in bands of all lengths and weights."""
+    # Advance by two inputs a result or by one for two, in bands of all lengths and weights.
     rng = np.random.default_rng(2)
     for taps in ([0], [1], [2], [3], [5], [6], [2, 3], [3, 2]):
         for shift in (-3, 0):
@@ -227,10 +224,7 @@ def _windows() -> Iterator[Case]:
         for axes, (shape, moving) in shapes.items():
             if along.inputs < 1000 or axes != "three axes":
                 yield Case.of(f"windows of {axes}, {name}", shape, moving)
-
-
-def _plain_rows() -> Iterator[Case]:
-    """Move rows whose weights are 1 together with another axis whose weights are not."""
+    # Move rows whose weights are 1 together with another axis whose weights are not.
     rows = {
         "doubled": (maps.nearest(130, 260), 1),
         "halved": (maps.nearest(130, 260).adjoint(), 1),

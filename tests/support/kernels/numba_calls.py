@@ -21,7 +21,6 @@ from importlib.util import find_spec
 from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -95,12 +94,6 @@ def fused(code: str) -> list[str]:
     return [one or other for one, other in _FUSED.findall(code)]
 
 
-def compiled_functions() -> list[Any]:
-    kinds = {"CFunc", "CPUDispatcher"}
-    found = [one for one in gc.get_objects() if type(one).__name__ in kinds]
-    return [one for one in found if one.__wrapped__.__module__.startswith(f"{_PACKAGE}.")]
-
-
 @cache
 def assembly() -> dict[str, str]:
     """Return the assembly of compiled functions by their names, such as "blocks.run".
@@ -110,8 +103,12 @@ def assembly() -> dict[str, str]:
     """
     compiled(1)
     texts = defaultdict[str, str](str)
-    for one in compiled_functions():
-        name = f"{one.__wrapped__.__module__}.{one.__qualname__}".removeprefix(f"{_PACKAGE}.")
+    kinds = {"CFunc", "CPUDispatcher"}
+    for one in (each for each in gc.get_objects() if type(each).__name__ in kinds):
+        package, _, module = one.__wrapped__.__module__.rpartition(".")
+        if package != _PACKAGE:
+            continue
+        name = f"{module}.{one.__qualname__}"
         if type(one).__name__ == "CFunc":
             libraries = [one._library]  # noqa: SLF001 - numba has no public way
         else:
