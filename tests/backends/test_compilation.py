@@ -160,8 +160,7 @@ def test_what_was_compiled_from_code_long_unused_is_removed(load, filled):
     assert load(filled) == "42 of 2 found: 2"
     left = {path.name for path in filled.iterdir()}
     assert left == {own.name, "fedcba9876543210", "0123456789abcde0", "somebody's"}
-    # What is used stays, whenever it was compiled.
-    assert own.stat().st_mtime > lately
+    assert own.stat().st_mtime > lately  # what is used stays, whenever it was compiled
 
 
 def test_processes_that_start_at_once_do_not_disturb_each_other(load, tmp_path):

@@ -49,11 +49,6 @@ def device():
     return simulated()
 
 
-@pytest.fixture
-def backend(device):
-    return Cuda(device, memory_bytes=64 * MIB)
-
-
 def sliced_plan(outer, side):
     """Return a plan that halves two axes of each slice; slices can be computed in parts."""
     up = maps.linear(side, 2 * side)
@@ -129,8 +124,8 @@ def test_a_large_call_takes_the_memory_of_a_part(device):
         gc.collect()
 
 
-def test_a_lost_device_fails_every_later_call_at_once(device, backend):
-    plan = sliced_plan(2, 20)
+def test_a_lost_device_fails_every_later_call_at_once(device):
+    backend, plan = Cuda(device, memory_bytes=64 * MIB), sliced_plan(2, 20)
     check(backend, plan)
     device.broken = ILLEGAL
     with pytest.raises(DeviceLostError, match=ILLEGAL):

@@ -47,9 +47,7 @@ pytestmark = needs_numba
 
 # Around the widths of vectors, blocks and tiles.
 LENGTHS = [1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 33, 48, 64, 65, 100, 128, 131, 200, 256, 300]
-LONG = [130, 200, 256, 300, 512, 777, 1030, 2050]
 _STILL = [1, 1, 2, 3, 4, 5, 8, 15, 16, 17, 24, 33, 40]
-_FILLS = [0.0, 0.0, -0.0, -1.5]
 _KINDS = [maps.linear, maps.cubic, maps.nearest, maps.area, maps.corners]
 _GENERATORS = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 
@@ -97,12 +95,8 @@ def any_bands(draw, inputs, most):
     if weights == "phased":
         found = maps.rephased(rng, found, period=draw(st.integers(1, 4)))
     elif weights != "own":
-        new = {
-            "ones": 1.0,
-            "alike": rng.standard_normal(),
-            "awkward": rng.choice(oracles.WEIGHTS, count),
-            "any": rng.standard_normal(count),
-        }
+        new = {"ones": 1.0, "alike": rng.standard_normal(), "any": rng.standard_normal(count)}
+        new["awkward"] = rng.choice(oracles.WEIGHTS, count)
         found = maps.reweighted(found, new[weights])
     if draw(st.integers(0, 4)) == 0:
         share = draw(st.sampled_from([0.1, 0.5, 0.95]))
@@ -125,12 +119,12 @@ def any_plans(draw):
     for axis in order:
         lengths = LENGTHS if axis in moving else _STILL
         if has_long_rows and axis == rank - 1:
-            lengths = LONG
+            lengths = [130, 200, 256, 300, 512, 777, 1030, 2050]
         length = draw(st.sampled_from([one for one in lengths if one <= left]))
         found = draw(any_bands(length, min(left, 8 * length + 8))) if axis in moving else None
         shape[axis], passes[axis] = length, found
         left //= length if found is None else max(length, found.outputs)
-    return Plan.build(passes, tuple(shape), fill=draw(st.sampled_from(_FILLS)))
+    return Plan.build(passes, tuple(shape), fill=draw(st.sampled_from([0.0, 0.0, -0.0, -1.5])))
 
 
 @st.composite
@@ -321,13 +315,6 @@ def test_any_plan_has_the_bits_of_numpy_on_any_number_of_threads(data, plan, dty
     types = st.sampled_from([dtype, compute_dtype(dtype)])
     x = data.draw(any_tensors(plan.input_shape, data.draw(types)))
     check(compiled(data.draw(st.sampled_from([1, 2, 3]))), plan, x, data.draw(types))
-
-
-@pytest.mark.parametrize("threads", [2, 3])
-@small_shares()
-def test_some_listed_cases_have_the_bits_of_numpy_on_several_threads(threads):
-    for case in cases()[::5]:
-        check_case(compiled(threads), case)
 
 
 @pytest.mark.parametrize("threads", [2, 4])

@@ -32,20 +32,16 @@ def test_every_listed_name_and_every_command_of_a_page_exists():
     assert set() < set(re.findall(r"python -m benchmarks ([a-z-]+)", text)) <= NAMES.keys()
 
 
-@pytest.mark.parametrize(
-    ("better", "ours", "worse"),
-    [
+def test_a_row_is_worse_by_a_tenth_in_nine_of_ten_pairs():
+    for better, ours, worse in (
         ("lower", [1.2] * 10, True),
         ("higher", [0.8] * 10, True),
         ("lower", [1.09] * 10, False),
         ("higher", [0.92] * 10, False),
         ("lower", [0.9] + [1.3] * 9, True),
         ("lower", [0.9] * 2 + [1.3] * 8, False),
-    ],
-    ids=str,
-)
-def test_a_row_is_worse_by_a_tenth_in_nine_of_ten_pairs(better, ours, worse):
-    assert judge(ours, [1.0] * 10, better=better).worse is worse
+    ):
+        assert judge(ours, [1.0] * 10, better=better).worse is worse, (better, ours)
 
 
 @pytest.mark.slow

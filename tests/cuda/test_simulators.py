@@ -112,10 +112,6 @@ def test_sixteen_bit_numbers_are_converted_as_numpy_does(name, dtype):
 
 # y[i] = x[i] * x[i] + 1 for i < count, of a block.
 _SQUARES = """
-.version 8.0
-.target sm_90
-.address_size 64
-
 .visible .entry squares(
 	.param .u64 .ptr .align 1 squares_param_0,
 	.param .u64 .ptr .align 1 squares_param_1,
@@ -193,19 +189,14 @@ def test_what_is_not_known_of_ptx_is_an_error(instruction, message):
         _squares(instruction)
 
 
-@cache
-def _by_nvrtc(architecture):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "__FOLDER", _FOLDER)
-        patch.setattr(build, "source", "samples.cu".format)
-        made = build.compiled(_NAMES, f"compute_{architecture}")
-    return translated([(made.code.rstrip(b"\0").decode(), made.lowered)])
-
-
 @needs_cuda_packages
 @pytest.mark.parametrize("architecture", [75, 90, 120])
 def test_what_nvrtc_makes_of_a_source_does_what_the_source_does(architecture):
-    module = _by_nvrtc(architecture)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "_FOLDER", _FOLDER)
+        patch.setattr(build, "source", "samples.cu".format)
+        made = build.compiled(_NAMES, f"compute_{architecture}")
+    module = translated([(made.code.rstrip(b"\0").decode(), made.lowered)])
     for what in ("barrier", "shuffles", "copy"):
         oracles.same_bits(show(what, module=module), show(what))
     for what, message in {**_WRONG, "misaligned": "misaligned address"}.items():

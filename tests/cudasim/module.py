@@ -20,7 +20,7 @@ from enum import Enum
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,6 @@ CACHE = _HERE.parents[1] / ".cudasim_cache"
 # No product is contracted with a sum, no operation reordered, and addresses may alias.
 _COMMON = ("-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-w")
 _FLAGS = (*_COMMON, f"-I{_HERE / 'include'}")
-_UNDEFINED = ("-fno-sanitize=vptr", "-fno-sanitize-recover=undefined", "-g1")
 
 # Findings in the words of each tool; the first match names the fault.
 _FINDINGS = re.compile(
@@ -50,31 +49,21 @@ _FINDINGS = re.compile(
 )
 
 
-class _Build(NamedTuple):
-    """How a mode compiles kernels and the runtime; what a process must load first, and options."""
-
-    kernels: tuple[str, ...] = ()
-    runtime: tuple[str, ...] = ()
-    preload: str = ""
-    options: Mapping[str, str] = MappingProxyType({})
-
-
 class Mode(Enum):
     """How closely a run is watched: by guard pages, or by sanitizers in a process of their own."""
 
-    PLAIN = _Build()
-    ADDRESS = _Build(
-        ("-fsanitize=address,undefined", *_UNDEFINED),
-        ("-DCUDASIM_ASAN",),
-        "libasan.so",
-        {"ASAN_OPTIONS": "detect_leaks=0"},
-    )
-    THREAD = _Build(
-        ("-fsanitize=thread", "-g1"),
-        ("-DCUDASIM_TSAN",),
-        "libtsan.so",
-        {"TSAN_OPTIONS": "halt_on_error=1:report_signal_unsafe=0"},
-    )
+    PLAIN = "", ""
+    ADDRESS = "asan", "detect_leaks=0"
+    THREAD = "tsan", "halt_on_error=1:report_signal_unsafe=0"
+
+
+_UNDEFINED = ("-fno-sanitize=vptr", "-fno-sanitize-recover=undefined", "-g1")
+# How each has kernels compiled.
+_INSTRUMENTED = {
+    Mode.PLAIN: (),
+    Mode.ADDRESS: ("-fsanitize=address,undefined", *_UNDEFINED),
+    Mode.THREAD: ("-fsanitize=thread", "-g1"),
+}
 
 
 def watched(program: str, *arguments: str, mode: Mode) -> tuple[str, str]:
@@ -82,7 +71,8 @@ def watched(program: str, *arguments: str, mode: Mode) -> tuple[str, str]:
 
     Return what was found wrong, in a word or two, empty where nothing was; and all it printed.
     """
-    preload = _gxx(f"-print-file-name={mode.value.preload}").strip()
+    sanitizer, options = mode.value
+    preload = _gxx(f"-print-file-name=lib{sanitizer}.so").strip()
     done = subprocess.run(  # noqa: S603 - our own program
         [sys.executable, "-c", program, *arguments],
         capture_output=True,
@@ -96,7 +86,7 @@ def watched(program: str, *arguments: str, mode: Mode) -> tuple[str, str]:
             "OMP_NUM_THREADS": "1",
             "LD_PRELOAD": preload,
             "PYTHONPATH": os.pathsep.join([str(_HERE.parent), *filter(None, sys.path)]),
-            **mode.value.options,
+            f"{sanitizer.upper()}_OPTIONS": options,
         },
     )
     text = done.stdout + done.stderr
@@ -123,13 +113,14 @@ def library(units: Sequence[str], mode: Mode, *, headers: Mapping[str, str] | No
     Raises RuntimeError with what g++ said.
     """
     runtime = {path.name: path.read_text() for path in sorted((_HERE / "runtime").iterdir())}
-    instrumented, plain = (*_FLAGS, *mode.value.kernels), (*_FLAGS, *mode.value.runtime)
+    instrumented = (*_FLAGS, *_INSTRUMENTED[mode])
+    plain = _FLAGS if mode is Mode.PLAIN else (*_FLAGS, f"-DCUDASIM_{mode.value[0].upper()}")
     jobs = [("kernels.cpp", {**(headers or {}), "kernels.cpp": one}, instrumented) for one in units]
     jobs += [(name, runtime, plain) for name in runtime if name.endswith(".cpp")]
     CACHE.mkdir(exist_ok=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = [str(one) for one in pool.map(_object, *zip(*jobs, strict=True))]
-    return _built("-shared", *mode.value.kernels, *objects, name=f"{_hash(sorted(objects))}.so")
+    return _built("-shared", *_INSTRUMENTED[mode], *objects, name=f"{_hash(sorted(objects))}.so")
 
 
 def _object(source: str, files: Mapping[str, str], flags: Sequence[str]) -> Path:

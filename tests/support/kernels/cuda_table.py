@@ -131,7 +131,7 @@ def digest(device: Backend, some: Collection[Row]) -> str:
 @cache
 def own_cases() -> list[Case]:
     """Return the plans that are there for what only CUDA kernels tell apart."""
-    return list(chain(_steps(), _ranks(), _layouts(), _small_planes(), _awkward(), _few_taps()))
+    return list(chain(_steps(), _ranks(), _layouts(), _small_planes(), _awkward()))
 
 
 def _steps() -> Iterator[Case]:
@@ -199,23 +199,6 @@ def _layouts() -> Iterator[Case]:
         yield Case.of(f"three axes, {channels} channels", (2, 3, 4, 5, channels), deep)
 
 
-def _few_taps() -> Iterator[Case]:
-    """Have at most one or two taps on rows and columns, and outputs without taps."""
-    rng = np.random.default_rng(9)
-    halved, sparse = maps.linear(40, 20).adjoint(), maps.linear(80, 20).adjoint()
-    gaps = maps.thinned(maps.linear(30, 40), rng.random(40) < 0.3)
-    for channels in (1, 3):
-        of, shape = f"of rows with gaps, {channels} channels", (3, 20, 20, channels)
-        yield Case.of(f"one tap {of}", shape, {1: sparse, 2: halved}, fill=-1.5)
-    yield Case.of("one tap of columns with gaps", (5, 20, 20), {1: halved, 2: sparse}, fill=-1.5)
-    yield Case.of("two taps of columns with gaps", (3, 30, 30), {1: gaps, 2: gaps}, fill=-1.5)
-    turned = maps.backwards(maps.linear(30, 40))
-    yield Case.of("two taps, backwards, 3 channels", (2, 30, 30, 3), {1: turned, 2: turned})
-    for name, bands in {"one": sparse, "two": gaps}.items():
-        both = {1: _with_awkward_weights(rng, bands), 2: _with_awkward_weights(rng, bands)}
-        yield Case.of(f"awkward weights, at most {name}", (2, bands.inputs, bands.inputs), both)
-
-
 def _small_planes() -> Iterator[Case]:
     """Have many planes of a few numbers, and planes narrower than a lane."""
     for side in (1, 2, 3, 7, 14):
@@ -254,6 +237,20 @@ def _awkward() -> Iterator[Case]:
         yield Case.of(f"awkward weights, {name}, two axes", (2, 90, 90), {1: one, 2: other})
         moving = {0: one, 1: other}
         yield Case.of(f"awkward weights, {name}, channels", (90, 90, 8), moving)
+    # At most one or two taps on rows and columns, and outputs without taps.
+    rng = np.random.default_rng(9)
+    halved, sparse = maps.linear(40, 20).adjoint(), maps.linear(80, 20).adjoint()
+    gaps = maps.thinned(maps.linear(30, 40), rng.random(40) < 0.3)
+    for channels in (1, 3):
+        of, shape = f"of rows with gaps, {channels} channels", (3, 20, 20, channels)
+        yield Case.of(f"one tap {of}", shape, {1: sparse, 2: halved}, fill=-1.5)
+    yield Case.of("one tap of columns with gaps", (5, 20, 20), {1: halved, 2: sparse}, fill=-1.5)
+    yield Case.of("two taps of columns with gaps", (3, 30, 30), {1: gaps, 2: gaps}, fill=-1.5)
+    turned = maps.backwards(maps.linear(30, 40))
+    yield Case.of("two taps, backwards, 3 channels", (2, 30, 30, 3), {1: turned, 2: turned})
+    for name, bands in {"one": sparse, "two": gaps}.items():
+        both = {1: _with_awkward_weights(rng, bands), 2: _with_awkward_weights(rng, bands)}
+        yield Case.of(f"awkward weights, at most {name}", (2, bands.inputs, bands.inputs), both)
 
 
 def check_rows(backend: Backend, *, columns: int, period: int = 1_000_003) -> None:

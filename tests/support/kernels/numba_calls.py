@@ -187,7 +187,6 @@ def guarded_scratch(task: int, memory: GuardedMemory, *, at_end: bool) -> Simple
     """Stand for the buffers of a thread: exactly as many bytes as a job has asked for."""
 
     def address(size: int) -> int:
-        """Return where they begin, at a multiple of a vector's bytes."""
         return memory.array([size], np.uint8, at_end=at_end).ctypes.data // 64 * 64
 
     return SimpleNamespace(task=task, address=address)
