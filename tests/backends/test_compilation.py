@@ -1,20 +1,16 @@
 """Where compiled code is kept, and that no process compiles what another has compiled before."""
 
-import json
 import os
 import pickle
 import platform
 import shutil
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from gradwire_server.backends import cache_files
-from support.kernels.numba_calls import compiled, needs_numba, run_program
-from support.processes import environment
+from support.kernels.numba_calls import needs_numba, run_program
 
 pytestmark = [needs_numba, pytest.mark.slow]
 
@@ -52,104 +48,47 @@ found = sum(blocks.multiple.stats.cache_hits.values()) + jobs.multiple.cache_hit
 print(*answers, "of 2 found:", found)
 """
 
-ALL = """
-from backends import assembly
-from support.kernels.numba_calls import compiled
-from gradwire_server.backends.numba_cpu import compilation
 
-compiled(1)
-callbacks = [one for one in assembly.compiled_functions() if type(one).__name__ == "CFunc"]
-assert callbacks
-assert all(one.cache_hits for one in callbacks)
-blocks, _, threads = compilation.load("")
-for one in (blocks.accumulate, threads.serve, threads.share, threads.end):
-    assert not one.stats.cache_misses, one
-    assert one.stats.cache_hits, one
-"""
-
-
-# Has numba imported, which takes longest, and forks processes off that load the package.
-FORKS = """
-import json, os, sys, tempfile
-from gradwire_server.backends.numba_cpu import compilation
-
-for line in sys.stdin:
-    program, out, env, *arguments = json.loads(line)
-    if not (child := os.fork()):
-        os.environ.update(env)
-        sys.argv[1:], tempfile.tempdir = arguments, None
-        for number in (1, 2):
-            os.dup2(os.open(f"{out}/{number}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
-        exec(program)
-        sys.exit()
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-class Loader:
-    """Loads the package of a folder, each time in a process of its own.
-
-    first  a folder that another process has filled
-    """
-
-    def __init__(self, packages, out):
-        self.packages, self._out, self.first = packages, out, out / "a" / "b"
-        self.process = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-c", FORKS],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment(None),
-        )
-
-    def __call__(self, folder, *, logs="", **env):
-        """Return what it says of its cache, after it logged this."""
-        given = LOAD, self._out, env, self.packages, folder
-        told = json.dumps(given, default=str)
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        print(told, file=self.process.stdin, flush=True)
-        code = self.process.stdout.readline()
-        said, errors = ((self._out / name).read_text() for name in "12")
-        assert code == "0\n", errors
-        assert errors.startswith(logs) if logs else not errors
-        return said.strip()
-
-    def alone(self, folder, *, before="", **env):
-        """Return what a process says and logs that imports everything, and does this before."""
-        done = run_program(before + LOAD, self.packages, folder, env=env)
-        return done.stdout.strip(), done.stderr
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    made = tmp_path_factory.mktemp("packages")
+    (made / "small").mkdir()
+    for name, text in PACKAGE.items():
+        (made / "small" / name).write_text(text)
+    return made
 
 
 @pytest.fixture(scope="module")
-def load(tmp_path_factory):
-    packages = tmp_path_factory.mktemp("packages")
-    (packages / "small").mkdir()
-    for name, text in PACKAGE.items():
-        (packages / "small" / name).write_text(text)
-    loader = Loader(packages, tmp_path_factory.mktemp("out"))
-    with loader.process:
-        assert loader(loader.first) == "42 of 2 found: 0"
-        yield loader
+def load(packages):
+    """Return what loads the package of a folder in a new process, and tells what that says."""
+
+    def load_it(folder, *, logs="", before="", **env):
+        done = run_program(before + LOAD, packages, folder, env=env)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.startswith(logs) if logs else not done.stderr
+        return done.stdout.strip()
+
+    return load_it
+
+
+@pytest.fixture(scope="module")
+def first(load, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("first") / "a" / "b"
+    assert load(folder) == "42 of 2 found: 0"
+    return folder
 
 
 @pytest.fixture
-def filled(load, tmp_path):
-    return shutil.copytree(load.first, tmp_path / "filled")
+def filled(first, tmp_path):
+    return shutil.copytree(first, tmp_path / "filled")
 
 
 def _files(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_kernels_themselves_are_found_by_a_second_process():
-    compiled(1)
-    done = run_program(ALL)
-    assert done.returncode == 0, done.stderr
-
-
-def test_what_was_compiled_from_other_code_is_not_used(load, filled):
-    part = load.packages / "small" / "parts.py"
+def test_what_was_compiled_from_other_code_is_not_used(load, packages, filled):
+    part = packages / "small" / "parts.py"
     # Longer: Python's own bytecode goes by size and whole seconds.
     part.write_text("FACTOR = 1 + 2\n")
     try:
@@ -160,7 +99,7 @@ def test_what_was_compiled_from_other_code_is_not_used(load, filled):
 
 
 def test_a_folder_that_cannot_be_written_to_is_used_as_it_is_and_nothing_left_elsewhere(
-    load, filled, tmp_path
+    load, packages, filled, tmp_path
 ):
     place, scratch = tmp_path / "place", tmp_path / "scratch"
     scratch.mkdir()
@@ -173,19 +112,15 @@ def test_a_folder_that_cannot_be_written_to_is_used_as_it_is_and_nothing_left_el
     assert load(place / "kept", logs=says, TMPDIR=scratch) == "42 of 2 found: 0"
     assert _files(filled) == files
     assert not list(scratch.iterdir())
-    assert not list(load.packages.rglob("*.nb?"))
-
-
-def _flipped(content, place):
-    return content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :]
+    assert not list(packages.rglob("*.nb?"))
 
 
 def test_a_damaged_file_is_replaced(load, filled):
     (path,) = _files(filled)
     whole = path.read_bytes()
-    size = len(whole)
-    places = (0, size * 3 // 5, size - 1)  # at its start, amid code, in its digest
-    damaged = [b"", whole[: size // 2], *(_flipped(whole, place) for place in places)]
+    places = (0, len(whole) * 3 // 5, len(whole) - 1)  # at its start, amid code, in its digest
+    damaged = [whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :] for at in places]
+    damaged += [b"", whole[: len(whole) // 2]]
     entries = pickle.loads(cache_files.read(path) or b"")  # noqa: S301 - our own file
     no_code = pickle.dumps(dict.fromkeys(entries, b"no code"))
     again = [no_code + cache_files.digest(no_code)]
@@ -193,23 +128,21 @@ def test_a_damaged_file_is_replaced(load, filled):
         for content in contents:
             path.write_bytes(content)
             assert load(filled, logs=logs) == "42 of 2 found: 0"
-            assert load(filled) == "42 of 2 found: 2"
+        assert load(filled) == "42 of 2 found: 2"
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the names are those of x86-64")
 def test_code_of_another_processor_is_kept_and_not_used(load, filled):
     other = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
     for found in (0, 2):
-        assert load.alone(filled, **other) == (f"42 of 2 found: {found}", "")
+        assert load(filled, **other) == f"42 of 2 found: {found}"
     assert load(filled) == "42 of 2 found: 2"
 
 
 def test_a_full_disk_costs_what_is_kept_and_nothing_else(load, tmp_path):
     full = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"
     folder = tmp_path / "kept"
-    said, logged = load.alone(folder, before=full)
-    assert said == "42 of 2 found: 0"
-    assert logged.startswith("kernels cannot be cached")
+    assert load(folder, logs="kernels cannot be cached", before=full) == "42 of 2 found: 0"
     for found in (0, 2):
         assert load(folder) == f"42 of 2 found: {found}"
 
@@ -227,12 +160,11 @@ def test_what_was_compiled_from_code_long_unused_is_removed(load, filled):
     assert load(filled) == "42 of 2 found: 2"
     left = {path.name for path in filled.iterdir()}
     assert left == {own.name, "fedcba9876543210", "0123456789abcde0", "somebody's"}
-    # What is used stays, whenever it was compiled.
-    assert own.stat().st_mtime > lately
+    assert own.stat().st_mtime > lately  # what is used stays, whenever it was compiled
 
 
 def test_processes_that_start_at_once_do_not_disturb_each_other(load, tmp_path):
     with ThreadPoolExecutor(3) as pool:
-        answers = list(pool.map(load.alone, [tmp_path / "kept"] * 3))
-    assert all(said.startswith("42 ") and not logged for said, logged in answers)
+        answers = list(pool.map(load, [tmp_path / "kept"] * 3))
+    assert {said.partition(" ")[0] for said in answers} == {"42"}
     assert load(tmp_path / "kept") == "42 of 2 found: 2"

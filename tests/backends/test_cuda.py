@@ -14,14 +14,12 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 from types import ModuleType
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire_server import backends
 from gradwire_server.backends import NumpyCpu, call_deadline
 from gradwire_server.backends.cuda import backend as backend_module
 from gradwire_server.backends.cuda import staging
@@ -30,20 +28,20 @@ from gradwire_server.backends.cuda.device import DeviceError
 from gradwire_server.backends.cuda.programs import X
 from gradwire_server.errors import DeviceLostError
 from gradwire_server.plans import Plan
-from gradwire_server.rpc.warm_up import check_backend
 from support.examples import examples
-from support.kernels import cuda_backends
 from support.kernels import kernel_maps as maps
+from support.kernels import kernel_table
 from support.kernels.backend_calls import applied
-from support.kernels.cuda_backends import MIB, check, simulated, sliced_plan
+from support.kernels.cuda_device import simulated
+from support.kernels.cuda_table import needs_simulator
 from support.oracles import oracles
 from support.raw_calls import wait_until
 
-pytestmark = cuda_backends.needs_simulator
+pytestmark = needs_simulator
 
 
 ILLEGAL = "an illegal memory access was encountered"
-_SLICES = sliced_plan(3, 9)
+MIB = 1 << 20
 
 
 @pytest.fixture
@@ -51,9 +49,18 @@ def device():
     return simulated()
 
 
-@pytest.fixture
-def backend(device):
-    return Cuda(device, memory_bytes=64 * MIB)
+def sliced_plan(outer, side):
+    """Return a plan that halves two axes of each slice; slices can be computed in parts."""
+    up = maps.linear(side, 2 * side)
+    return oracles.adjoint(Plan.build([None, up, up], (outer, side, side)))
+
+
+def check(backend, plan, seed=0):
+    x = np.random.default_rng(seed).standard_normal(plan.input_shape).astype(np.float32)
+    kernel_table.check(backend, plan, x, np.float32)
+
+
+_SLICES = sliced_plan(3, 9)
 
 
 def _whole(side):
@@ -117,28 +124,21 @@ def test_a_large_call_takes_the_memory_of_a_part(device):
         gc.collect()
 
 
-def test_a_lost_device_fails_every_later_call_at_once(device, backend):
-    plan, other = sliced_plan(2, 20), sliced_plan(2, 21)
+def test_a_lost_device_fails_every_later_call_at_once(device):
+    backend, plan = Cuda(device, memory_bytes=64 * MIB), sliced_plan(2, 20)
     check(backend, plan)
     device.broken = ILLEGAL
     with pytest.raises(DeviceLostError, match=ILLEGAL):
         check(backend, plan)
     device.broken = ""
     device.trace.clear()
-    for one in (plan, other, Plan((2,))):
+    for one in (plan, sliced_plan(2, 21), Plan((2,))):
         with pytest.raises(DeviceLostError, match=ILLEGAL):
             check(backend, one)
     ones = np.ones((1, 4), np.float32)
     with pytest.raises(DeviceLostError, match=ILLEGAL):
         backend.accumulate(maps.linear(4, 4), ones, ones.copy(), axis=1, carried=0)
     assert not device.trace
-
-
-def test_a_device_that_is_lost_while_it_gets_ready_stays_lost(device, backend, monkeypatch):
-    monkeypatch.setattr(device, "load", Mock(side_effect=[DeviceLostError(ILLEGAL), None]))
-    for _ in range(2):
-        with pytest.raises(DeviceLostError, match=ILLEGAL):
-            backend.warm_up()
 
 
 @pytest.mark.parametrize("refused", range(1, 14))
@@ -160,25 +160,6 @@ def test_a_refused_task_ends_its_call_alone_and_leaves_nothing_pending(device, r
     np.testing.assert_array_equal(y, left)
 
 
-@pytest.mark.parametrize("more", [0, 2])
-@pytest.mark.parametrize("side", [13, 320])
-def test_calls_of_few_multiplications_for_their_bytes_are_computed_by_the_cpu(device, side, more):
-    plan, by_cpu = sliced_plan(2, side), more > 0
-    nbytes = 4 * (math.prod(plan.input_shape) + math.prod(plan.output_shape))
-    most = int(plan.work / (1 + nbytes / (800 << 10)))
-    device.cpu_work = most + more
-    backend = Cuda(device, memory_bytes=64 * MIB)
-    backend.warm_up()
-    device.trace.clear()
-    check(backend, plan)
-    assert bool(device.trace) != by_cpu
-    assert backend.computed_by == {"numpy_cpu" if by_cpu else "cuda": 1}
-    sums = np.zeros((4, 12, 5), np.float32)
-    backend.accumulate(maps.linear(9, 12), np.ones((4, 9, 5), np.float32), sums, axis=1, carried=5)
-    assert sums.any()
-    assert backend.computed_by["numpy_cpu"] == by_cpu + 1
-
-
 @pytest.mark.parametrize("on_cpu", [0, 1])
 def test_a_call_bound_to_its_arrays_reads_them_anew(device, on_cpu):
     compiled = pytest.importorskip("gradwire_server.backends.numba_cpu", exc_type=ImportError)
@@ -191,38 +172,10 @@ def test_a_call_bound_to_its_arrays_reads_them_anew(device, on_cpu):
         x[...] = np.random.default_rng(number).standard_normal(x.shape)
         run()
         oracles.same_bits(y, applied(NumpyCpu(), plan, x, np.float32))
-    assert backend.computed_by == {cpu.name if on_cpu else "cuda": 2}
-
-
-def test_only_calls_that_the_cpu_computes_may_be_computed_on_an_event_loop(device):
-    """Plans without passes are among them, whatever their size."""
-    for work in (1 << 18, 1, 0):
-        device.cpu_work = work
-        backend = Cuda(device, memory_bytes=MIB)
-        assert backends.most_inline_work(backend) == work - 1
-    x = np.arange(1000, dtype=np.float32)
-    copied = applied(backend, Plan((1000,)), x, np.float16)
-    oracles.same_bits(copied, x.astype(np.float16))
-    assert not device.trace
-
-
-def test_numpy_computes_small_calls_where_the_compiled_backend_fails(device):
-    failing = Mock(NumpyCpu, warm_up=Mock(side_effect=KeyError("LOOP_VECTORIZE")))
-    plan = sliced_plan(2, 5)
-    device.cpu_work = plan.work + 1
-    backend = Cuda(device, memory_bytes=MIB, cpu=failing)
-    backend.warm_up()
-    check(backend, plan)
-    assert backend.computed_by == {"numpy_cpu": 1}
-
-
-def test_a_warm_up_compares_the_device_and_what_is_left_to_the_cpu(device):
-    device.cpu_work = 1 << 18
-    backend = Cuda(device, memory_bytes=64 * MIB)
-    check_backend(backend)
-    # The CPU is timed besides.
-    assert 0 < backend.computed_by["cuda"] <= backend.computed_by["numpy_cpu"]
-    assert backend.cpu_work == 1 << 18
+    sums = np.zeros((4, 12, 5), np.float32)
+    backend.accumulate(maps.linear(9, 12), np.ones((4, 9, 5), np.float32), sums, axis=1, carried=5)
+    assert sums.any()
+    assert backend.computed_by == {cpu.name: 3} if on_cpu else {"cuda": 2, cpu.name: 1}
 
 
 @examples(60)
@@ -235,19 +188,6 @@ def test_any_plan_in_parts_and_pieces_of_any_size_has_the_bits_of_numpy(data, pl
     expected = applied(NumpyCpu(), plan, x, dtype)
     oracles.same_bits(applied(backend, plan, x, dtype), expected)
     assert device.most_taken <= MIB
-
-
-def test_the_device_copies_and_computes_while_a_thread_fills_the_next_buffer(device):
-    """The third part waits for the first; a slice of eight pieces cannot be cut into parts."""
-    for plan, buffer, begin in (
-        (sliced_plan(16, 32), 1 << 16, "uld" * 2 + "wulwd"),
-        (sliced_plan(1, 64), 1 << 13, "uuuu" + 4 * "wu" + "l"),
-    ):
-        backend = Cuda(device, memory_bytes=64 * MIB, buffer_bytes=buffer)
-        check(backend, plan)
-        device.trace.clear()
-        check(backend, plan)
-        assert "".join(what[0] for what in device.trace).startswith(begin)
 
 
 def test_a_call_waits_for_memory_until_its_deadline_at_most(device):

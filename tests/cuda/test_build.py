@@ -1,27 +1,32 @@
-"""The CUDA kernels through NVRTC, and of a real device what can be had without one."""
+"""From plans to launches of the CUDA kernels, and those through NVRTC, without a device."""
 
 import json
+import math
 import pwd
 import re
-import struct
 from importlib import import_module
 from operator import attrgetter
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
-from gradwire_server.backends import cache_files
-from gradwire_server.backends.cuda import build, cupy_device
+from gradwire_server.backends import cache_files, compute_dtype
+from gradwire_server.backends.cuda import build, cupy_device, launches, programs
 from gradwire_server.backends.cuda.device import DeviceError
+from gradwire_server.backends.cuda.programs import Buffer, X, Y, every_kernel
 from gradwire_server.errors import DeviceLostError
-from support.kernels import cuda_programs
-from support.kernels.cuda_backends import needs_cuda_packages
+from gradwire_server.plans import BandedMap, Plan
+from support.kernels import cuda_device, cuda_programs
+from support.kernels import kernel_maps as maps
+from support.kernels.cuda_table import needs_cuda_packages
+from support.oracles import oracles
 
 # What would change bits or their order: fused products, atomics, denormal numbers set to zero.
 FORBIDDEN = re.compile(r"\b(fma|mad\.\S*f(?:16|32|64)|atom|red)\b|\.ftz\b|\.sat\b")
-
-SMALLEST = ["fill_bands<unsigned int>"]
 
 
 @needs_cuda_packages
@@ -45,68 +50,36 @@ def test_compiled_kernels_fuse_nothing_add_in_order_and_keep_denormals(architect
         assert found is None, f"{min(one.lowered)}: {found and found.group()}"
 
 
-def test_what_must_not_be_in_a_kernel_would_be_found():
-    for line in (
-        "fma.rn.f32 %f1, %f2, %f3, %f4;",
-        "mad.rn.f64 %fd1, %fd2, %fd3, %fd4;",
-        "atom.global.add.f32 %f1, [%rd1], %f2;",
-        "red.global.add.f32 [%rd1], %f1;",
-        "add.ftz.f32 %f1, %f2, %f3;",
-    ):
-        assert FORBIDDEN.search(line)
-    assert not FORBIDDEN.search("mad.lo.s32 %r1, %r2, %r3, %r4; add.rn.f32 %f1, %f2, %f3;")
-
-
 @needs_cuda_packages
 def test_what_was_compiled_is_found_again(tmp_path):
-    first = build.cubin(SMALLEST, 90, tmp_path)
+    kernels = ["fill_bands<unsigned int>"]
+    first = build.cubin(kernels, 90, tmp_path)
     folder = tmp_path / build.version()
     (kept,) = folder.iterdir()
     written = kept.stat().st_mtime_ns
-    assert build.cubin(SMALLEST, 90, tmp_path) == first
+    assert build.cubin(kernels, 90, tmp_path) == first
     assert kept.stat().st_mtime_ns == written
-    build.cubin(SMALLEST, 80, tmp_path)
+    build.cubin(kernels, 80, tmp_path)
     build.cubin(["fill_bands<unsigned short>"], 90, tmp_path)
     # Nothing else lies there: files are written aside and moved.
     assert len(list(folder.iterdir())) == 3
-    # Readers of ELF files, the driver among them, refuse a file that ends before its last table.
-    (tmp_path / "file").touch()
-    for code in (first.code, build.cubin(SMALLEST, 90, tmp_path / "file").code):
-        assert code.startswith(b"\x7fELF")
-        (table,) = struct.unpack_from("<Q", code, 32)
-        size, count = struct.unpack_from("<2H", code, 54)
-        assert table + size * count <= len(code)
-
-
-@needs_cuda_packages
-def test_what_does_not_compile_is_said_with_the_compilers_words(tmp_path):
-    with pytest.raises(build.BuildError, match="undefined_type"):
-        build.cubin(["fill_bands<undefined_type>"], 90, tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_both_releases_of_cupy_at_once_are_refused(tmp_path, monkeypatch):
-    for name in ("cupy-cuda12x", "cupy-cuda13x"):
-        folder = tmp_path / f"{name.replace('-', '_')}-14.2.0.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 14.2.0\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ImportError, match="cupy-cuda12x and cupy-cuda13x are both installed"):
-        build.check()
 
 
 CALLED = """
-    RawKernel.kernel RawModule.get_function cuda.Event.record cuda.Event.synchronize
-    cuda.MemoryPool.free_all_blocks cuda.MemoryPool.malloc cuda.MemoryPool.set_limit
-    cuda.MemoryPool.total_bytes cuda.driver.CUDADriverError cuda.pinned_memory.PinnedMemory
+    RawKernel.kernel RawModule.get_function cuda.Device.use cuda.Event.record
+    cuda.Event.synchronize cuda.Memory cuda.MemoryPool.free_all_blocks cuda.MemoryPool.malloc
+    cuda.MemoryPool.set_limit cuda.MemoryPool.total_bytes cuda.driver.CUDADriverError
+    cuda.get_elapsed_time cuda.nvrtc.getVersion cuda.pinned_memory.PinnedMemory
     cuda.pinned_memory.PinnedMemoryPointer cuda.runtime.CUDARuntimeError
-    cuda.runtime.deviceSynchronize cuda.runtime.getDevice cuda.runtime.getDeviceProperties
-    cuda.runtime.memcpyAsync cuda.runtime.memcpyDeviceToHost cuda.runtime.memcpyHostToDevice
+    cuda.runtime.deviceSynchronize cuda.runtime.driverGetVersion cuda.runtime.getDevice
+    cuda.runtime.getDeviceProperties cuda.runtime.memcpy cuda.runtime.memcpyAsync
+    cuda.runtime.memcpyDeviceToDevice cuda.runtime.memcpyDeviceToHost
+    cuda.runtime.memcpyHostToDevice cuda.runtime.runtimeGetVersion
 """
 
 
 @needs_cuda_packages
-def test_cupy_has_everything_that_is_called_on_a_device():
+def test_cupy_has_everything_that_backend_and_benchmarks_call():
     cupy = import_module("cupy")
     for path in CALLED.split():
         assert attrgetter(path)(cupy) is not None, path
@@ -143,18 +116,84 @@ def test_errors_that_last_are_told_from_those_of_one_call(fails):
                 raise error_of(named[f"cudaError{name}"])
 
 
-def test_cubins_are_kept_beside_other_compiled_code_or_nowhere(tmp_path, monkeypatch):
-    """Users whose numbers are given to containers have no home: nothing can be kept then."""
-    assert cupy_device.cubins(str(tmp_path)) == tmp_path / "cuda"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cupy_device.cubins("") == tmp_path / "gradwire" / "cuda"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cupy_device.cubins("") == tmp_path / ".cache" / "gradwire" / "cuda"
-    monkeypatch.delenv("HOME")
+def test_users_without_a_home_as_in_containers_keep_no_cubins(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(pwd, "getpwuid", Mock(side_effect=KeyError))
     folder = cupy_device.cubins("")
     assert cache_files.read(folder / "one") is None
     with pytest.raises(OSError, match="null"):
         cache_files.write(folder / "one", b"code")
     cache_files.forget_others(folder / "0123456789abcdef")
+
+
+SINGLE = np.dtype(np.float32)
+X2 = maps.linear(64, 128).adjoint()
+LENGTHS = st.integers(1, 300) | st.integers(1, 2**33)
+FORMATS = [one for dtype in oracles.STORAGE_TYPES for one in programs.formats(dtype)]
+
+
+@given(
+    plan=oracles.plans(),
+    formats=st.sampled_from(FORMATS),
+    multiprocessors=st.sampled_from([1, 132]),
+)
+def test_launches_read_what_is_there_and_write_it_all(plan, formats, multiprocessors):
+    assume(plan.passes)
+    assume(math.prod(plan.output_shape))
+    program = cuda_device.program(plan, *formats, multiprocessors=multiprocessors)
+    tables, scratch = set(program.tables), set(program.scratch)
+    written, used = {X}, set()
+    for launch in program.launches:
+        _keeps_the_limits(launch)
+        result, *others = (one for one in launch.arguments if isinstance(one, Buffer))
+        assert result != X
+        assert Y not in others
+        assert written | tables >= set(others)
+        written.add(result)
+        used |= {result, *others}
+    assert Y in written
+    assert used - {X, Y} == tables | scratch
+    assert len(scratch) <= 2
+    room = plan.largest_intermediate * compute_dtype(formats[0]).itemsize
+    assert all(0 < nbytes <= room for nbytes in program.scratch.values())
+
+
+def _keeps_the_limits(launch):
+    x, y, z = launch.grid
+    assert 1 <= x <= 2**31 - 1
+    assert (y, z) == (1, 1)
+    assert math.prod(launch.block) == launches.THREADS
+    assert launch.kernel in every_kernel()
+
+
+@pytest.mark.parametrize("rows", [2**31, 2**33])
+def test_a_tensor_of_very_many_rows_is_one_launch_or_refused(rows):
+    plan = Plan.build([None, X2, None], (rows, 128, 64))
+    try:
+        program = cuda_device.program(plan, SINGLE, SINGLE)
+    except ValueError as error:
+        assert "too many for one launch" in str(error)  # noqa: PT017 - either will do
+    else:
+        for launch in program.launches:
+            _keeps_the_limits(launch)
+
+
+def test_a_map_beyond_32_bits_is_refused():
+    huge = BandedMap(1, 2**31, np.array([2**31 - 1]), np.array([0, 1]), np.array([0.5]))
+    with pytest.raises(ValueError, match="2147483648 inputs"):
+        cuda_device.program(Plan.build([huge], (2**31,)), SINGLE, SINGLE)
+
+
+@given(jobs=LENGTHS, per_block=st.sampled_from([1, 8, 16, 256]))
+def test_a_grid_holds_every_job_and_no_idle_block(jobs, per_block):
+    try:
+        x, y, z = launches.blocks(jobs, per_block=per_block)
+    except ValueError:
+        # Threads must be able to number jobs in 32 bits, also those of the last block.
+        assert jobs > 2**32 - 256 or jobs > per_block * (2**31 - 1)
+        return
+    assert (y, z) == (1, 1)
+    assert 1 <= x <= 2**31 - 1
+    assert (x - 1) * per_block < jobs <= x * per_block
+    assert x * per_block <= 2**32

@@ -1,24 +1,28 @@
 """The CUDA kernels have NumPy's bits in every row of the table, and mistakes in them are caught.
 
 They run within the whole backend, compiled for the CPU from their sources and from the PTX that
-NVRTC makes of them.
+NVRTC makes of them. The last tests do what tests/gpu does on a GPU.
 """
 
 import math
+import os
+import subprocess
+import sys
 import zlib
 from functools import cache
 
 import pytest
 
-from cudasim.compiler import Mode, finding, watched
-from cudasim.module import FORWARD, REVERSE
+from cudasim.module import FORWARD, REVERSE, Mode, finding, watched
+from gradwire_server.backends import NumpyCpu
 from gradwire_server.backends.cuda import launches
 from gradwire_server.backends.cuda.programs import every_kernel
 from gradwire_server.errors import DeviceLostError
-from support.kernels import cuda_device, cuda_huge, cuda_programs, cuda_table
-from support.kernels.cuda_backends import needs_cuda_packages, needs_simulator
+from support.kernels import cuda_device, cuda_programs, cuda_table, simulated_device
 from support.kernels.cuda_device import SOURCES, simulated_cuda
 from support.kernels.cuda_mutants import MUTANTS
+from support.kernels.cuda_table import needs_cuda_packages, needs_simulator
+from support.processes import environment
 
 pytestmark = needs_simulator
 
@@ -64,7 +68,7 @@ def test_threads_that_loop_over_several_numbers_have_the_bits_of_numpy(monkeypat
 _WATCHED = """
 import sys
 from support.kernels import cuda_device, cuda_table
-from cudasim.compiler import Mode
+from cudasim.module import Mode
 
 rows = cuda_table.watched_rows()
 kernels = frozenset(kernel for row in rows for kernel in row.kernels)
@@ -85,45 +89,26 @@ def test_no_sanitizer_finds_anything_in_small_rows(mode):
     assert f"{len(cuda_table.watched_rows())} rows" in text
 
 
-def _first_rows():
-    """Return a row for each kernel, and every fourth of the others."""
-    seen, first = set(), []
-    for number, row in enumerate(cuda_table.rows()):
-        if not number % 4 or not seen.issuperset(row.kernels):
-            first.append(row)
-            seen.update(row.kernels)
-    return first
-
-
 @needs_cuda_packages
-@pytest.mark.parametrize(
-    "rows", [_first_rows, pytest.param(cuda_table.rows, marks=pytest.mark.heavy)]
-)
-def test_rows_have_the_bits_of_numpy_as_nvrtc_compiles_them(rows):
-    for number, row in enumerate(rows()):
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.heavy)])
+def test_rows_have_the_bits_of_numpy_as_nvrtc_compiles_them(step):
+    for number, row in enumerate([*cuda_table.few_rows(), *cuda_table.rows()[::step]]):
         row.check(_backends(cuda_programs.ptx(90))[number % 3])
 
 
-def _conversions():
-    """For 7.5 they are integer arithmetic of CUDA's own headers, which cudasim replaces."""
+@needs_cuda_packages
+def test_some_rows_have_the_bits_of_numpy_on_newer_and_older_devices():
+    """For 7.5 conversions are arithmetic of CUDA's own headers, which cudasim replaces."""
     own = [row for case in cuda_table.own_cases() for row in cuda_table.rows_of(case)]
-    rows = [row for row in own if row.formats[0] != row.formats[1]][::21]
-    assert {one.name for row in rows for one in row.formats} >= {"bfloat16", "float16"}
-    return rows
+    conversions = [row for row in own if row.formats[0] != row.formats[1]][::21]
+    for architecture, rows in ((120, cuda_table.watched_rows()), (75, conversions)):
+        backend = simulated_cuda(cuda_programs.ptx(architecture, _kernels(rows)))
+        for row in rows:
+            row.check(backend)
 
 
 @needs_cuda_packages
-@pytest.mark.parametrize(
-    ("architecture", "rows"), [(120, cuda_table.watched_rows), (75, _conversions)]
-)
-def test_some_rows_have_the_bits_of_numpy_on_newer_and_older_devices(architecture, rows):
-    backend = simulated_cuda(cuda_programs.ptx(architecture, _kernels(rows())))
-    for row in rows():
-        row.check(backend)
-
-
-@needs_cuda_packages
-@pytest.mark.parametrize("huge", cuda_huge.huge(), ids=lambda huge: huge.name)
+@pytest.mark.parametrize("huge", cuda_table.huge(), ids=lambda huge: huge.name)
 def test_the_end_of_a_huge_tensor_has_the_bits_of_numpy(huge, monkeypatch):
     # Then the last blocks of every kernel are those that write the end.
     monkeypatch.setattr(launches, "_MOST_LOOPED", 2**31 - 1)
@@ -133,16 +118,13 @@ def test_the_end_of_a_huge_tensor_has_the_bits_of_numpy(huge, monkeypatch):
 
 @needs_cuda_packages
 def test_the_end_of_huge_rows_has_the_bits_of_numpy():
-    cuda_huge.check_huge_rows(cuda_device.compiled())
+    cuda_table.check_huge_rows(cuda_device.compiled())
 
 
 def test_every_mutant_still_changes_one_place():
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) == 29
     for mutant in MUTANTS:
-        text = (SOURCES / mutant.source).read_text()
-        assert mutant.changed(text) != text
-    with pytest.raises(ValueError, match="which is there 0 times"):
-        MUTANTS[0].changed("")
+        mutant.changed((SOURCES / mutant.source).read_text())
 
 
 @needs_cuda_packages
@@ -157,3 +139,25 @@ def test_every_mutant_is_caught(mutant):
         program = f"from support.kernels.cuda_mutants import MUTANTS; MUTANTS[{place}].run()"
         found, text = watched(program, mode=mutant.mode)
     assert found == mutant.finding, text[-3000:]
+
+
+def test_the_few_rows_for_the_sanitizer_launch_every_kernel_and_print_the_hash_of_numpy():
+    rows = cuda_table.few_rows()
+    assert {kernel for row in rows for kernel in row.kernels} == set(every_kernel())
+    command = [sys.executable, cuda_table.__file__, "sim"]
+    env = environment({"PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+    told = subprocess.check_output(command, text=True, env=env)  # noqa: S603
+    assert told.split() == [cuda_table.digest(NumpyCpu(), rows)]
+
+
+def test_columns_of_long_rows_are_told_apart():
+    cuda_table.check_rows(simulated_cuda(cuda_device.compiled()), columns=2003, period=101)
+
+
+def test_a_lost_device_stays_lost_for_its_process(tmp_path):
+    simulated_device.check_loss(tmp_path, {})
+
+
+@pytest.mark.slow
+def test_a_server_replaces_a_lost_device_and_loses_no_call(tmp_path):
+    simulated_device.check_replacement(tmp_path, {})

@@ -21,7 +21,7 @@ from gradwire_server.backends import NumpyCpu
 from gradwire_server.command import gradwire_server
 from support.clients import BILINEAR, half, halved
 from support.kernels import simulated_device
-from support.kernels.cuda_backends import needs_simulator
+from support.kernels.cuda_table import needs_simulator
 from support.kernels.simulated_device import FLAGS, serving, variables
 from support.load import KINDS, PATIENT, Callers
 from support.processes import is_running

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
-from cudasim.compiler import why_not
+from cudasim.module import why_not
 from support.kernels import cuda_device
 
 _KERNELS = ("-m", "gradwire_server", "--compile-only", "--backend", "numba_cpu")

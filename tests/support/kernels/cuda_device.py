@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudasim import module
-from cudasim.compiler import Mode
-from cudasim.module import FORWARD, Module, SimError
+from cudasim.module import FORWARD, Mode, Module, SimError
 from cudasim.module import Buffer as SimulatorBuffer
 from gradwire_server.backends.cuda import dispatch, programs
 from gradwire_server.backends.cuda.backend import Cuda
@@ -255,3 +254,7 @@ class SimulatedStream:
             self._given += 1
             if device.eager:
                 self.do(self._given)
+
+
+def simulated(**more: Any) -> SimulatedDevice:
+    return SimulatedDevice(compiled(), **more)

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 
-from cudasim.compiler import CACHE
 from cudasim.module import Module
 from gradwire_server.backends.cuda import build
 from gradwire_server.backends.cuda.programs import every_kernel, source
@@ -47,19 +44,7 @@ class Built(NamedTuple):
 
 @cache
 def built(architecture: int) -> list[Built]:
-    """Compile every kernel to machine code; what NVRTC made of the same sources is kept."""
-    kernels = zlib.crc32(repr(every_kernel()).encode())
-    kept = CACHE / f"{build.version()}-{kernels:08x}-{architecture}.json"
-    if not kept.exists():
-        CACHE.mkdir(exist_ok=True)
-        with TemporaryDirectory(dir=CACHE) as folder:
-            made = Path(folder, kept.name)
-            made.write_text(json.dumps(_built(architecture)), encoding="utf-8")
-            made.replace(kept)
-    return [Built(*one) for one in json.loads(kept.read_text(encoding="utf-8"))]
-
-
-def _built(architecture: int) -> list[Built]:
+    """Compile every kernel to machine code."""
     nvrtc: Any = import_module("cupy.cuda").nvrtc
 
     def compile_(program: Any, options: list[str]) -> None:

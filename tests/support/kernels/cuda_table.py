@@ -14,17 +14,21 @@ import hashlib
 import math
 import sys
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
+from importlib.util import find_spec
 from itertools import chain, product
 from typing import Literal, NamedTuple
 
 import numpy as np
+import pytest
 
+from cudasim.module import Buffer, Module, why_not
 from gradwire_server.backends import Backend, NumpyCpu
 from gradwire_server.backends.cuda import cupy_device
 from gradwire_server.backends.cuda.backend import Cuda
-from gradwire_server.backends.cuda.programs import Program
+from gradwire_server.backends.cuda.programs import Buffer as Place
+from gradwire_server.backends.cuda.programs import Program, X, Y
 from gradwire_server.plans import BandedMap, Plan
 from support.kernels import cuda_device, kernel_table
 from support.kernels import kernel_maps as maps
@@ -32,7 +36,14 @@ from support.kernels.backend_calls import applied
 from support.kernels.kernel_table import FORMATS, Case, Formats
 from support.oracles import oracles
 
+needs_simulator = pytest.mark.skipif(bool(why_not()), reason=why_not() or "g++ is here")
+# For NVRTC, and for what takes minutes.
+needs_cuda_packages = pytest.mark.skipif(
+    find_spec("cupy") is None, reason="CuPy is not installed; .ci/cuda installs it"
+)
+
 Numbers = Literal["ordinary", "strewn", "special"]
+_HALF = np.dtype(np.float16)
 NUMBERS: list[Numbers] = ["strewn", "ordinary", "special"]
 
 
@@ -120,8 +131,7 @@ def digest(device: Backend, some: Collection[Row]) -> str:
 @cache
 def own_cases() -> list[Case]:
     """Return the plans that are there for what only CUDA kernels tell apart."""
-    shapes = _steps(), _ranks(), _layouts(), _small_planes(), _awkward(), _long_bands()
-    return list(chain(*shapes, _few_taps(), _many_slices(), _vectors()))
+    return list(chain(_steps(), _ranks(), _layouts(), _small_planes(), _awkward()))
 
 
 def _steps() -> Iterator[Case]:
@@ -146,6 +156,13 @@ def _steps() -> Iterator[Case]:
             shape = (outer, rows.inputs, columns.inputs)
             where = f"{kind.__name__} steps of {step}, {name}"
             yield Case.of(where, shape, {1: rows, 2: columns})
+    # March along rows of whole vectors, in tiles that begin anywhere.
+    rows = maps.linear(10, 23).adjoint()
+    for channels, width in {1: 232, 3: 116}.items():
+        columns = maps.linear(width // 2 - 9, width).adjoint()
+        of, of_all = f", {channels} channels" * (channels > 1), (2, 23, width, channels)
+        yield Case.of(f"rows of vectors, several tiles{of}", of_all, {1: rows, 2: columns})
+        yield Case.of(f"rows of vectors, alone{of}", of_all[1:], {1: columns})
 
 
 def _ranks() -> Iterator[Case]:
@@ -158,6 +175,12 @@ def _ranks() -> Iterator[Case]:
         if rank > 1:
             each = {axis: maps.linear(shape[axis], shape[axis] + 1) for axis in range(1, rank, 2)}
             yield Case.of(f"every axis of {rank}", shape, each)
+    # Have several launches and many outer slices, of whole vectors and of others.
+    rng = np.random.default_rng(10)
+    gaps = maps.thinned(maps.linear(4, 6), rng.random(6) < 0.3)
+    for name, inner in {"slices of vectors": 8, "slices of odd lengths": 5}.items():
+        moving = {1: gaps, 2: maps.cubic(3, 5), 3: maps.linear(inner, 2 * inner)}
+        yield Case.of(f"many {name}", (50, 4, 3, inner), moving, fill=2.5)
 
 
 def _layouts() -> Iterator[Case]:
@@ -176,51 +199,6 @@ def _layouts() -> Iterator[Case]:
         yield Case.of(f"three axes, {channels} channels", (2, 3, 4, 5, channels), deep)
 
 
-def _long_bands() -> Iterator[Case]:
-    """Read more of a row for each result than is held of it at once, or than weights are."""
-    rng = np.random.default_rng(8)
-    sizes = ((9, 30, 2), (1, 2048, 2), (3, 2600, 3), (70, 2500, 1), (2, 4100, 300))
-    for rows, length, outputs in sizes:
-        bands = maps.wide(rng, length, outputs)
-        yield Case.of(f"{rows} times {outputs} of {length}", (rows, length), {1: bands})
-
-
-def _vectors() -> Iterator[Case]:
-    """March along rows of whole vectors, in tiles that begin anywhere."""
-    rows = maps.linear(10, 23).adjoint()
-    for channels, width in {1: 232, 3: 116}.items():
-        columns = maps.linear(width // 2 - 9, width).adjoint()
-        of, shape = f", {channels} channels" * (channels > 1), (2, 23, width, channels)
-        yield Case.of(f"rows of vectors, several tiles{of}", shape, {1: rows, 2: columns})
-        yield Case.of(f"rows of vectors, alone{of}", shape[1:], {1: columns})
-
-
-def _many_slices() -> Iterator[Case]:
-    """Have several launches and many outer slices, of whole vectors and of others."""
-    rng = np.random.default_rng(10)
-    gaps = maps.thinned(maps.linear(4, 6), rng.random(6) < 0.3)
-    for name, inner in {"slices of vectors": 8, "slices of odd lengths": 5}.items():
-        moving = {1: gaps, 2: maps.cubic(3, 5), 3: maps.linear(inner, 2 * inner)}
-        yield Case.of(f"many {name}", (50, 4, 3, inner), moving, fill=2.5)
-
-
-def _few_taps() -> Iterator[Case]:
-    """Have at most one or two taps on rows and columns, and outputs without taps."""
-    rng = np.random.default_rng(9)
-    halved, sparse = maps.linear(40, 20).adjoint(), maps.linear(80, 20).adjoint()
-    gaps = maps.thinned(maps.linear(30, 40), rng.random(40) < 0.3)
-    for channels in (1, 3):
-        of, shape = f"of rows with gaps, {channels} channels", (3, 20, 20, channels)
-        yield Case.of(f"one tap {of}", shape, {1: sparse, 2: halved}, fill=-1.5)
-    yield Case.of("one tap of columns with gaps", (5, 20, 20), {1: halved, 2: sparse}, fill=-1.5)
-    yield Case.of("two taps of columns with gaps", (3, 30, 30), {1: gaps, 2: gaps}, fill=-1.5)
-    turned = maps.backwards(maps.linear(30, 40))
-    yield Case.of("two taps, backwards, 3 channels", (2, 30, 30, 3), {1: turned, 2: turned})
-    for name, bands in {"one": sparse, "two": gaps}.items():
-        both = {1: _with_awkward_weights(rng, bands), 2: _with_awkward_weights(rng, bands)}
-        yield Case.of(f"awkward weights, at most {name}", (2, bands.inputs, bands.inputs), both)
-
-
 def _small_planes() -> Iterator[Case]:
     """Have many planes of a few numbers, and planes narrower than a lane."""
     for side in (1, 2, 3, 7, 14):
@@ -231,6 +209,12 @@ def _small_planes() -> Iterator[Case]:
     thirds = maps.area(30, 3)
     yield Case.of("narrow planes, wide bands", (41, 30, 30), {1: thirds, 2: thirds})
     yield Case.of("narrow planes, wide bands, last", (301, 30), {1: thirds})
+    # Read more of a row for each result than is held of it at once, or than weights are.
+    rng = np.random.default_rng(8)
+    sizes = ((9, 30, 2), (1, 2048, 2), (3, 2600, 3), (70, 2500, 1), (2, 4100, 300))
+    for rows, length, outputs in sizes:
+        bands = maps.wide(rng, length, outputs)
+        yield Case.of(f"{rows} times {outputs} of {length}", (rows, length), {1: bands})
 
 
 def _with_awkward_weights(rng: np.random.Generator, bands: BandedMap) -> BandedMap:
@@ -253,6 +237,20 @@ def _awkward() -> Iterator[Case]:
         yield Case.of(f"awkward weights, {name}, two axes", (2, 90, 90), {1: one, 2: other})
         moving = {0: one, 1: other}
         yield Case.of(f"awkward weights, {name}, channels", (90, 90, 8), moving)
+    # At most one or two taps on rows and columns, and outputs without taps.
+    rng = np.random.default_rng(9)
+    halved, sparse = maps.linear(40, 20).adjoint(), maps.linear(80, 20).adjoint()
+    gaps = maps.thinned(maps.linear(30, 40), rng.random(40) < 0.3)
+    for channels in (1, 3):
+        of, shape = f"of rows with gaps, {channels} channels", (3, 20, 20, channels)
+        yield Case.of(f"one tap {of}", shape, {1: sparse, 2: halved}, fill=-1.5)
+    yield Case.of("one tap of columns with gaps", (5, 20, 20), {1: halved, 2: sparse}, fill=-1.5)
+    yield Case.of("two taps of columns with gaps", (3, 30, 30), {1: gaps, 2: gaps}, fill=-1.5)
+    turned = maps.backwards(maps.linear(30, 40))
+    yield Case.of("two taps, backwards, 3 channels", (2, 30, 30, 3), {1: turned, 2: turned})
+    for name, bands in {"one": sparse, "two": gaps}.items():
+        both = {1: _with_awkward_weights(rng, bands), 2: _with_awkward_weights(rng, bands)}
+        yield Case.of(f"awkward weights, at most {name}", (2, bands.inputs, bands.inputs), both)
 
 
 def check_rows(backend: Backend, *, columns: int, period: int = 1_000_003) -> None:
@@ -271,6 +269,117 @@ def check_rows(backend: Backend, *, columns: int, period: int = 1_000_003) -> No
     y = applied(backend, Plan.build([up, None], x.shape), x, x.dtype)
     for part in parts:
         oracles.same_bits(y[:, part].copy(), expected[:, : columns - part.start].copy())
+
+
+class Huge(NamedTuple):
+    """A plan for a tensor of more than 2**31 numbers, and how much of its end is looked at.
+
+    Nearly all are pages of zeros that nobody touches. Only the last blocks of each launch run, and
+    only what they write is compared.
+
+    shape   of the input
+    moving  maps by axis
+    tail    outputs along the first axis that are computed
+    seen    how many numbers at the end of them are compared, 0 for all
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    moving: Mapping[int, BandedMap]
+    tail: int = 2
+    seen: int = 0
+
+    @property
+    def plan(self) -> Plan:
+        return _plan(self.shape, self.moving)
+
+    @property
+    def program(self) -> Program:
+        return cuda_device.program(self.plan, _HALF, _HALF)
+
+    def check(self, module: Module) -> None:
+        """Assert that the end of the result has NumPy's bits."""
+        plan, moving, first = self.plan, dict(self.moving), self.shape[0] - self.tail
+        if bands := self.moving.get(0):
+            begin = bands.outputs - self.tail
+            first = int(bands.start[begin:].min())
+            moving[0] = bands.window(begin, bands.outputs, first, bands.inputs)
+        rng = np.random.default_rng(len(self.name))
+        x = rng.standard_normal((self.shape[0] - first, *self.shape[1:])).astype(_HALF)
+        expected = applied(NumpyCpu(), _plan(x.shape, moving), x, _HALF)
+        expected = expected.ravel()[-self.seen :]
+        source = module.sparse(math.prod(self.shape) * _HALF.itemsize)
+        source.view(_HALF, x.size, first=math.prod(self.shape) - x.size)[:] = x.ravel()
+        # One thread makes at most 64 outputs along the first axis, one after the other.
+        share = (self.tail + 64) / plan.output_shape[0]
+        _check_last_blocks(module, plan, source, expected, share=share)
+
+
+def check_huge_rows(module: Module) -> None:
+    """Assert the same of two rows of 2**30 numbers each that become three."""
+    length, seen, filled = 2**30 + 8, 500, 1 << 16
+    bands = maps.linear(2, 3)
+    plan = _plan((2, length), {0: bands})
+    x = np.random.default_rng(1).standard_normal((2, filled)).astype(_HALF)
+    expected = applied(NumpyCpu(), _plan(x.shape, {0: bands}), x, _HALF)
+    source = module.sparse(2 * length * _HALF.itemsize)
+    for row in range(2):
+        source.view(_HALF, filled, first=(row + 1) * length - filled)[:] = x[row]
+    _check_last_blocks(module, plan, source, expected[-1, -seen:].copy(), share=8 / 2**20)
+
+
+def huge() -> list[Huge]:
+    """Return a plan for each kernel, whose input or output has more than 2**31 numbers."""
+    up, down, nearest = maps.linear, maps.linear(500, 1000).adjoint(), maps.nearest
+    gaps = maps.thinned(maps.linear(8, 6), np.arange(6) == 5)
+    large, wide = maps.linear(23_552, 47_104).adjoint(), up(17_000, 16_500)
+    image, copied = up(47_000, 46_000), nearest(23_500, 47_000)
+    twice, halved = nearest(250, 500), nearest(500, 250)
+    return [
+        Huge("one axis, much inside", (300_000, 9, 1000), {1: maps.cubic(9, 7)}),
+        Huge("one axis, little inside", (90_000_000, 9, 3), {1: up(9, 10)}, tail=9),
+        Huge("the last axis", (2_200_000, 1000), {1: down}, tail=40),
+        Huge("the last axis, more out", (2_200_000, 500), {1: up(500, 1000)}, tail=40),
+        Huge("two axes", (9000, 500, 500), {1: up(500, 400), 2: up(500, 411)}),
+        Huge("two axes, more out", (9000, 410, 401), {1: up(410, 500), 2: up(401, 501)}),
+        Huge("two axes by steps", (2200, 1000, 1000), {1: down, 2: down}),
+        Huge("two axes of channels", (36_000, 31, 31, 64), {1: up(31, 20), 2: up(31, 22)}),
+        Huge("copied to more", (9000, 250, 250), {1: twice, 2: twice}),
+        Huge("copied to fewer", (9000, 500, 500), {1: halved, 2: halved}),
+        Huge("gaps", (300_000, 8, 30, 30), {1: gaps, 2: up(30, 31), 3: up(30, 40)}),
+        Huge("one large image", (47_000, 47_000), {0: image, 1: image}),
+        Huge("one large image by steps", (47_104, 47_104), {0: large, 1: large}),
+        Huge("one large image of channels", (17_000, 17_000, 8), {0: wide, 1: wide}, seen=200),
+        Huge("one large image, copied", (23_500, 23_500), {0: copied, 1: copied}),
+    ]
+
+
+def _plan(shape: tuple[int, ...], moving: Mapping[int, BandedMap]) -> Plan:
+    return Plan.build([moving.get(axis) for axis in range(len(shape))], shape, fill=-1.5)
+
+
+def _check_last_blocks(
+    module: Module, plan: Plan, x: Buffer, expected: oracles.Tensor, *, share: float
+) -> None:
+    """Run the share of each launch's blocks that comes last."""
+    size, program = math.prod(plan.output_shape), cuda_device.program(plan, _HALF, _HALF)
+    y = module.sparse(size * _HALF.itemsize)
+    buffers: dict[Place, Buffer] = {X: x, Y: y}
+    buffers |= {place: module.holding(one) for place, one in program.tables.items()}
+    buffers |= {place: module.sparse(nbytes) for place, nbytes in program.scratch.items()}
+    addresses = {place: buffer.address for place, buffer in buffers.items()}
+    for launch in program.launches:
+        blocks = math.prod(launch.grid)
+        count = min(blocks, math.ceil(blocks * share) + 2)
+        module.launch(
+            launch.kernel,
+            launch.grid,
+            launch.block,
+            launch.resolved(addresses),
+            blocks=(blocks - count, blocks),
+        )
+    last = y.view(_HALF, expected.size, first=size - expected.size)
+    oracles.same_bits(last, expected)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,16 @@ Arrays in guarded memory begin or end where no one may read or write: who does e
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 import mmap
+import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise, product
@@ -36,6 +39,12 @@ from support.processes import environment
 needs_numba = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
 
 _PACKAGE = "gradwire_server.backends.numba_cpu"
+# Instructions that multiply and add with one rounding: of x86-64, AArch64, POWER and RISC-V; and
+# the functions of C's library that do.
+_FUSED = re.compile(
+    r"^\s+(v?fn?m(?:add|sub|la|ls)\w*|xv?s?n?m(?:add|sub)\w*|fml[as]l?2?)\b|\b(fmaf?)\b",
+    re.MULTILINE,
+)
 _mprotect = ctypes.CDLL(None).mprotect
 
 
@@ -81,35 +90,33 @@ def run_program(
     )
 
 
-def check_ways() -> None:
-    """Assert that the listed cases take each method of this processor, in every way there is.
+def fused(code: str) -> list[str]:
+    return [one or other for one, other in _FUSED.findall(code)]
 
-    That is with a depth stage, in several tiles, with a band longer than what is held of a row, and
-    in one job to three.
+
+@cache
+def assembly() -> dict[str, str]:
+    """Return the assembly of compiled functions by their names, such as "blocks.run".
+
+    It is made from LLVM's optimized code, which is kept with what is loaded from a cache, too;
+    numba itself does not show that.
     """
-    can_pick = import_module(f"{_PACKAGE}.instructions").CAN_PICK
-    records = vars(import_module(f"{_PACKAGE}.records"))
-    names = ("NO_WIDTH", "CHANNELS", "COLUMNS", "HALVE", "DOUBLE", *["PERMUTE"] * can_pick)
-    methods = {records[name] for name in names}
-    compile_jobs = import_module(f"{_PACKAGE}.compilation").load("").jobs
-    for compute in (np.dtype(np.float32), np.dtype(np.float64)):
-        table = partial(compile_jobs.Table.of, compute=compute)
-        staged, tiled, chunked, counts = set[int](), set[int](), set[int](), set[int]()
-        for plan in (case.plan for case in cases()):
-            sizes = plan.input_shape, plan.passes, (compute, compute)
-            jobs = compile_jobs.jobs_of(*sizes, table, streamed_bytes=1 << 60)
-            counts.add(len(jobs))
-            for record in (job.record[0] for job in jobs):
-                method = int(record["method"])
-                if record["depth"]["moves"]:
-                    staged.add(method)
-                if record["tiles"] > 1:
-                    tiled.add(method)
-                if record["chunk"] < plan.passes[-1].map.counts.max():
-                    chunked.add(method)
-        assert staged | {records["NO_WIDTH"]} == tiled == methods
-        assert chunked
-        assert {1, 2, 3} <= counts
+    compiled(1)
+    texts = defaultdict[str, str](str)
+    kinds = {"CFunc", "CPUDispatcher"}
+    for one in (each for each in gc.get_objects() if type(each).__name__ in kinds):
+        package, _, module = one.__wrapped__.__module__.rpartition(".")
+        if package != _PACKAGE:
+            continue
+        name = f"{module}.{one.__qualname__}"
+        if type(one).__name__ == "CFunc":
+            libraries = [one._library]  # noqa: SLF001 - numba has no public way
+        else:
+            libraries = [each.library for each in one.overloads.values()]
+        for library in libraries:
+            code = library._get_module_for_linking()  # noqa: SLF001 - likewise
+            texts[name] += str(library.codegen._tm.emit_assembly(code))  # noqa: SLF001 - likewise
+    return texts
 
 
 def check_all(backend: Backend) -> None:
@@ -180,7 +187,6 @@ def guarded_scratch(task: int, memory: GuardedMemory, *, at_end: bool) -> Simple
     """Stand for the buffers of a thread: exactly as many bytes as a job has asked for."""
 
     def address(size: int) -> int:
-        """Return where they begin, at a multiple of a vector's bytes."""
         return memory.array([size], np.uint8, at_end=at_end).ctypes.data // 64 * 64
 
     return SimpleNamespace(task=task, address=address)
@@ -194,8 +200,7 @@ def check_guarded_cases(backend: Backend) -> None:
     source, target = (GuardedMemory(8 * max(map(math.prod, shapes))) for _ in "xy")
     for case, (arriving, leaving) in ((one, some) for one in cases() for some in some_formats(one)):
         ordinary = numbers(case, arriving, special=False)
-        expected = np.empty(case.plan.output_shape, leaving)
-        NumpyCpu().apply(case.plan, ordinary, expected)
+        expected = applied(NumpyCpu(), case.plan, ordinary, leaving)
         for at_end in (False, True):
             x = source.holding(ordinary, at_end=at_end)
             y = target.array(expected.shape, leaving, at_end=at_end)
