@@ -82,7 +82,7 @@ schema: $(VENV)/.installed $(GENERATE_VENV)/.installed  ## Check that generated 
 breaking:  ## Compare the schema with the newest release's
 	$(BIN)/buf breaking $(PROTO) --against $(RELEASED)
 
-shape: $(VENV)/.tools  ## Count tokens and modules, beside the baseline
+shape: $(VENV)/.tools  ## Count tokens, modules and complex functions, beside the baseline
 	PYTHONPATH=tests $(BIN)/python -m shape
 
 check: lint schema test  ## Run lint, schema and test

@@ -78,7 +78,7 @@ def watched(program: str, *arguments: str, mode: Mode) -> tuple[str, str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=900,  # with the compiler, which takes minutes on a busy machine
         env={
             **os.environ,
             # Threads of BLAS would only cost time.

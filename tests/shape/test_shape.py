@@ -1,12 +1,30 @@
-"""Names in pages that must exist."""
+"""Names in the source and in pages that must exist, and class names that must be unique."""
 
 import ast
 import re
-import tomllib
+from collections import Counter
 
-from shape.__main__ import ROOT
+from shape import layers
+from shape.__main__ import PRODUCT, ROOT, modules
 
-TESTS, SERVER = ROOT / "tests", ROOT / "server" / "gradwire_server"
+TESTS = ROOT / "tests"
+
+
+def test_a_class_name_is_that_of_one_class():
+    found = Counter(
+        node.name
+        for folder in PRODUCT
+        for file in modules(folder)
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert "Client" in found
+    assert [name for name, count in found.items() if count > 1] == []
+
+
+def test_the_root_of_the_client_has_public_modules_alone():
+    names = {file.stem for file in (ROOT / "client/gradwire").glob("*.py")}
+    assert {name for name in names if name.startswith("_")} == {"__init__", "__main__"}
 
 
 def test_the_architecture_page_names_modules_and_layers_that_exist():
@@ -14,19 +32,7 @@ def test_the_architecture_page_names_modules_and_layers_that_exist():
     links = re.findall(r"\]\((\.\./[^)#]+)\)", page)
     assert links
     assert [link for link in links if not (ROOT / "docs" / link).exists()] == []
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    contracts = project["tool"]["importlinter"]["contracts"]
-    (layers,) = (one["layers"] for one in contracts if one["name"] == "the server is layered")
-    lines = []
-    for layer in layers:
-        lines.append(f"    {'-' * 20}\n")
-        for name in re.split(r" [:|] ", layer):
-            folder = SERVER / name
-            file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
-            told = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
-            lines.append(f"    {name:20} {told.splitlines()[0]}\n")
-    picture = "".join(lines[1:])
-    assert picture in page, f"docs/architecture.md lacks this picture:\n{picture}"
+    assert layers.picture() in page, "print it anew: PYTHONPATH=tests python -m shape.layers"
 
 
 def test_the_page_of_tests_names_files_that_exist_and_every_stored_vector():
