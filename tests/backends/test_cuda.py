@@ -14,12 +14,14 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 from types import ModuleType
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradwire_server import backends
 from gradwire_server.backends import NumpyCpu, call_deadline
 from gradwire_server.backends.cuda import backend as backend_module
 from gradwire_server.backends.cuda import staging
@@ -28,6 +30,7 @@ from gradwire_server.backends.cuda.device import DeviceError
 from gradwire_server.backends.cuda.programs import X
 from gradwire_server.errors import DeviceLostError
 from gradwire_server.plans import Plan
+from gradwire_server.rpc.warm_up import check_backend
 from support.examples import examples
 from support.kernels import kernel_maps as maps
 from support.kernels import kernel_table
@@ -322,3 +325,34 @@ def test_a_backend_that_releases_memory_or_buffers_too_early_is_caught(name, mon
         changed = _loaded(monkeypatch, backend_module, _DRAIN, _DRAIN)  # as it is
     with pytest.raises(AssertionError):
         _exercise(changed.Cuda)
+
+
+def test_a_warm_up_compares_the_device_and_what_is_left_to_the_cpu(device):
+    device.cpu_work = 1 << 18
+    backend = Cuda(device, memory_bytes=64 * MIB)
+    check_backend(backend)
+    # The CPU is timed besides.
+    assert 0 < backend.computed_by["cuda"] <= backend.computed_by["numpy_cpu"]
+    assert backend.cpu_work == 1 << 18
+
+
+def test_numpy_computes_small_calls_where_the_compiled_backend_fails(device):
+    failing = Mock(NumpyCpu, warm_up=Mock(side_effect=KeyError("LOOP_VECTORIZE")))
+    plan = sliced_plan(2, 5)
+    device.cpu_work = plan.work + 1
+    backend = Cuda(device, memory_bytes=MIB, cpu=failing)
+    backend.warm_up()
+    check(backend, plan)
+    assert backend.computed_by == {"numpy_cpu": 1}
+
+
+def test_only_calls_that_the_cpu_computes_may_be_computed_on_an_event_loop(device):
+    """Plans without passes are among them, whatever their size."""
+    for work in (1 << 18, 1, 0):
+        device.cpu_work = work
+        backend = Cuda(device, memory_bytes=MIB)
+        assert backends.most_inline_work(backend) == work - 1
+    x = np.arange(1000, dtype=np.float32)
+    copied = applied(backend, Plan((1000,)), x, np.float16)
+    oracles.same_bits(copied, x.astype(np.float16))
+    assert not device.trace

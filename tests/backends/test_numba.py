@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire_server import backends
-from gradwire_server.backends import BindsArrays, NumpyCpu, compute_dtype
+from gradwire_server.backends import BindsArrays, NumpyCpu, TellsHeldBytes, compute_dtype
 from gradwire_server.plans import Plan
 from support.examples import examples
 from support.kernels import kernel_maps as maps
@@ -452,3 +452,40 @@ def test_without_more_threads_a_call_computes_alone(monkeypatch):
     plan = Plan.build([None, maps.linear(256, 512)], (512, 256))
     check(backend, plan, np.ones(plan.input_shape, np.float32), np.float32)
     assert refused.called
+
+
+EXIT = """
+import atexit, threading, time
+
+@atexit.register  # before the backend does: it runs afterwards
+def tell():
+    print(*(one.name for one in threading.enumerate()))
+
+from support.kernels.numba_calls import *
+
+plan = Plan.build([None, maps.linear(256, 512)], (512, 256))
+x = np.zeros(plan.input_shape, np.float32)
+backend, _ = backends.choose("numba_cpu", threads=4)
+gone, _ = backends.choose("numba_cpu", threads=2)
+with small_shares():
+    applied(gone, plan, x, np.float32)
+    del gone
+    applied(backend, plan, x, np.float32)
+time.sleep(float(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.05])
+def test_helpers_end_before_the_process_whether_they_sleep_or_not(pause_s):
+    done = run_program(EXIT, pause_s)
+    assert (done.returncode, done.stdout) == (0, "MainThread\n"), done.stderr
+
+
+def test_only_a_row_is_held_of_an_input_that_repeats_it():
+    plan = Plan.build([maps.linear(2048, 64), maps.linear(1024, 32)], (2048, 1024))
+    backend, y = compiled(1), np.empty(plan.output_shape, np.float32)
+    assert isinstance(backend, TellsHeldBytes)
+    for shape, held in (((1024,), 0), ((1,), 4 << 10), ((2048, 1), 4 << 21)):
+        x = np.broadcast_to(np.zeros(shape, np.float32), plan.input_shape)
+        assert backend.held_bytes(plan, x, y) == held
+    assert not isinstance(NumpyCpu(), TellsHeldBytes)

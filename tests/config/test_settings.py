@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import fields
 
 import pytest
@@ -92,12 +93,22 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path):
     ("text", "words"),
     [
         ("max_steams = 3", "max_steams is not a setting; did you mean max_streams?"),
+        ("max-streams = 3", "max-streams is not a setting; did you mean max_streams?"),
+        ("zzz = 3", "zzz is not a setting"),
         ("port = 5000", "port is not a setting; did you mean address?"),
         ("max_streams = true", "max_streams is True, true or false; an integer is needed"),
+        ("insecure = 1", "insecure is 1, an integer; true or false is needed"),
+        ("tokens = ['a']", "tokens is ['a'], an array; text in quotes is needed"),
+        ("[server]\nmax_streams = 3", "server is not a setting"),
         ("max_streams = '3'", "max_streams is '3', text in quotes; an integer is needed"),
+        ("max_streams = 3.0", "max_streams is 3.0, a number; an integer is needed"),
+        ("grace_s = '3'", "grace_s is '3', text in quotes; a number is needed"),
+        ("http_port = 9464", "http_port is 9464, an integer; text in quotes is needed"),
         ("grace_s = 2026-01-01", "a time; a number is needed"),
         ("backend = 'gpu'", "'gpu' is not one of"),
+        ("max_rank = 9", "--max-rank is 9; at most 8 is possible"),
         ("max_streams", "which is not valid TOML: "),
+        ("max_memory_bytes = 1", "--max-memory-bytes is 1; at least"),
         (None, "gradwire.toml: No such file or directory"),
     ],
 )
@@ -110,27 +121,51 @@ def test_a_file_with_a_fault_is_refused_by_the_keys_name(tmp_path, text, words):
 
 # Flags and words of the message.
 WRONG = [
-    ("--address 127.0.0.1", "--address is 127.0.0.1; HOST:PORT"),
-    ("--address 127.0.0.1:70000", "--address is 127.0.0.1:70000; HOST:PORT"),
-    ("--port 7 --address 127.0.0.1:1", "--port is 7 and --address 127.0.0.1:1; give one of them"),
     ("--max-streams 0", "--max-streams is 0; at least 1"),
+    ("--max-streams many", "many"),
     ("--local-socket /no/socket", "there is no folder /no; make it"),
+    ("--stall-timeout-s inf", "--stall-timeout-s is inf"),
     ("--max-elements 9223372036854775808", "--max-elements is 9223372036854775808"),
+    ("--max-rank 9", "--max-rank is 9"),
+    ("--workers -1", "--workers is -1; at least 0"),
+    ("--backend abacus", "abacus"),
+    ("--log-level loud", "loud"),
+    ("--nonsense", "--nonsense"),
     ("--otlp-endpoint http://a:x", "--otlp-endpoint is http://a:x; a URL"),
+    ("--max-work -1", "--max-work is -1; at least 1"),
+    ("--max-work 9223372036854775808", "--max-work is 9223372036854775808"),
+    ("--compute-threads -1", "--compute-threads is -1; at least 0"),
+    ("--compute-threads 1025", "--compute-threads is 1025; at most 1024"),
+    ("--address unix:/no/socket", "there is no folder /no; make it"),
     ("--local-socket /dev/" + 103 * "x", "a path of at most 107 bytes is possible"),
     (f"--address unix:{__file__}", "this is a file; give a path that is free"),
+    ("--stall-timeout-s 0", "--stall-timeout-s is 0.0"),
     ("--stall-timeout-s nan", "--stall-timeout-s is nan"),
+    ("--grace-s inf", "--grace-s is inf"),
     ("--max-message-bytes 2147483648", "--max-message-bytes is 2147483648"),
+    ("--workers 50051", "--workers is 50051; at most 1024"),
+    ("--backend cuda --address unix:/s", "--backend is cuda and --address unix:/s"),
+    ("--workers 2 --address unix:/s", "--workers is 2 and --address is unix:/s"),
+    ("--backend cuda --cuda-devices all", "--cuda-devices is all; numbers"),
     ("--backend cuda --cuda-devices 0,1,0", "--cuda-devices is 0,1,0, which names device 0 more"),
+    ("--backend numpy_cpu --cuda-devices 0", "--cuda-devices is 0 and --backend numpy_cpu"),
     ("--cuda-devices 0", "--cuda-devices is 0 and --backend auto, which"),
     ("--anonymous-scopes all", "--anonymous-scopes is all: 'all' is not a scope"),
     ("--tls-certificate c.pem", "and --tls-key are"),
     ("--tls-key k.pem", "--tls-certificate and"),
     ("--tls-client-ca a.pem", "needs --tls-certificate"),
     ("--http-port 127.0.0.1", "--http-port is 127.0.0.1; PORT or"),
+    ("--http-port 65536", "--http-port is 127.0.0.1:65536; PORT or"),
     ("--http-port 0.0.0.0:0 --insecure", "--http-port is 0.0.0.0:0, which is not loopback"),
     ("--http-port 0.0.0.0:0 --tokens tokens", "--http-port is 0.0.0.0:0, where tokens would"),
+    ("--otlp-endpoint http://:4318", "--otlp-endpoint is http://:4318; a URL"),
+    ("--otlp-endpoint 127.0.0.1:4318", "--otlp-endpoint is 127.0.0.1:4318; a URL"),
+    ("--max-memory-bytes 10", "--max-memory-bytes is 10; at least 16777216"),
     ("--max-memory-bytes 16777216 --workers 3", "is 16777216; at least 50331648"),
+    ("--max-message-bytes 1000", "--max-message-bytes is 1000"),
+    ("--address 127.0.0.1", "--address is 127.0.0.1; HOST:PORT"),
+    ("--address 127.0.0.1:70000", "--address is 127.0.0.1:70000; HOST:PORT"),
+    ("--port 7 --address 127.0.0.1:1", "--port is 7 and --address 127.0.0.1:1; give one of them"),
 ]
 
 
@@ -212,3 +247,29 @@ def test_limits_fit_the_container_unless_they_were_given(monkeypatch, limit, wor
     assert json.loads(given.stdout)["max_memory_bytes"] == limit
     words = f"Warning: --max-memory-bytes is {limit} and this container's limit {limit}; "
     assert words in given.stderr
+
+
+def test_a_port_is_that_of_the_address_unless_that_is_another_one():
+    assert config("--port", "7")["address"] == "127.0.0.1:7"
+    given = {"GRADWIRE_ADDRESS": "127.0.0.2:50051"}
+    assert config("--port", "0", env=given)["address"] == "127.0.0.2:0"
+    both = refused("--port", "7", "--address", "127.0.0.1:1")
+    assert "--port is 7 and --address 127.0.0.1:1; give one of them" in both
+    words = "--port is 7 and --address unix:/tmp/gradwire; --port needs HOST:PORT there"
+    assert words in refused("--port", "7", env={"GRADWIRE_ADDRESS": "unix:/tmp/gradwire"})
+
+
+def test_a_variable_that_is_no_setting_is_told():
+    done = printed(env={"GRADWIRE_MAX_STREAM": "3", "GRADWIRE_TARGET": "for.clients:1"})
+    assert done.exit_code == 0
+    assert "Warning: GRADWIRE_MAX_STREAM is not a setting" in done.stderr
+    assert "did you mean GRADWIRE_MAX_STREAMS?" in done.stderr
+    assert "GRADWIRE_TARGET" not in done.stderr
+
+
+def test_help_names_every_flag_and_variable():
+    done = CliRunner().invoke(gradwire_server, ["--help"])
+    assert done.exit_code == 0
+    words = set(re.split(r"[\s;\[\]]+", done.stdout))
+    assert {*map(flag, NAMES), *(f"GRADWIRE_{name.upper()}" for name in NAMES)} <= words
+    assert "SIGTERM" in done.stdout

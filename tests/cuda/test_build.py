@@ -197,3 +197,10 @@ def test_a_grid_holds_every_job_and_no_idle_block(jobs, per_block):
     assert 1 <= x <= 2**31 - 1
     assert (x - 1) * per_block < jobs <= x * per_block
     assert x * per_block <= 2**32
+
+
+def test_more_channels_than_32_bits_count_take_one_axis_at_a_time():
+    small = maps.linear(2, 4).adjoint()
+    plan = Plan.build([small, small, None], (4, 4, 2**31 + 16))
+    program = cuda_device.program(plan, SINGLE, SINGLE)
+    assert [one.kernel for one in program.launches] == ["axis_pass<float, float, 4>"] * 2

@@ -322,3 +322,20 @@ def test_tables_are_kept_unless_large_apart_for_the_gradient_and_for_a_zero_of_a
     kept, lost = (preparer.table(each, gradient=False) for each in (axis, large))
     assert preparer.table(axis, gradient=False) is kept
     assert preparer.table(large, gradient=False) is not lost
+
+
+def test_what_takes_several_steps_or_is_held_whole_is_in_no_batch():
+    case = halves(8, slab=1 << 10)
+    turned = replace(case.result, strides=(1, 3, 12))
+    assert case.evaluation().most_at_once > 0
+    assert replace(case, slab=100).evaluation().most_at_once == 0
+    assert replace(case, result=turned).evaluation().most_at_once == 0
+    bench = workbench("numpy_cpu")
+    assert bench.takes(case.evaluation())
+    assert not bench.takes(halves(256).evaluation())
+
+
+def test_a_batch_fits_into_a_slab():
+    plan = Plan.build([maps.area(8, 4)], (8,))
+    for slab, most in ((12, 1), (47, 1), (48, 4), (12 * 64, 64), (1 << 20, 64)):
+        assert Case.packed(plan, slab).evaluation().most_at_once == most

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 
-from gradwire import Client, InvalidRequestError, ops, v1
+from gradwire import Client, InvalidRequestError, LimitExceededError, ops, v1
 from gradwire._wire.framing import varint
 from gradwire_server import errors
 from gradwire_server.backends import NumpyCpu
 from gradwire_server.config.settings import MAX_HEADER_BYTES
 from gradwire_server.rpc.status_map import failure
 from support import raw_calls
-from support.clients import AWAITED
+from support.clients import AWAITED, COPY
 from support.raw_calls import call, float32, identity_request, opening, published_request, refused
 from support.servers import served, served_many, wait_idle
 
@@ -72,30 +72,55 @@ BAD_FIELDS = {
     "mode unset": (dml(interpolation_mode=0), GRAD + "interpolation_mode", ["missing", "linear"]),
     "mode unknown": (dml(interpolation_mode=99), GRAD + "interpolation_mode", ["99", "LINEAR"]),
     "rounding unknown": (dml(nearest_rounding=3), GRAD + "nearest_rounding", ["3", "HALF_UP"]),
+    "convention unknown": (dml(offset_convention=7), GRAD + "offset_convention", ["7", "SWAPPED"]),
+    "rounding negative": (dml(nearest_rounding=-1), GRAD + "nearest_rounding", ["-1"]),
     "scale nan": (dml(scales=[1, NAN]), GRAD + "scales[1]", ["nan", "finite"]),
+    "scale inf": (dml(scales=[INF, 1]), GRAD + "scales[0]", ["inf", "finite"]),
     "scale zero": (dml(scales=[0, 1]), GRAD + "scales[0]", ["0.0", "above 0"]),
     "scale negative": (dml(scales=[1, -2]), GRAD + "scales[1]", ["-2.0", "above 0"]),
     "offset nan": (dml(input_pixel_offsets=[NAN, 0]), GRAD + "input_pixel_offsets[0]", ["nan"]),
     "offset inf": (dml(output_pixel_offsets=[0, -INF]), GRAD + "output_pixel_offsets[1]", ["-inf"]),
     "scales too few": (dml(scales=[1]), GRAD + "scales", ["1", "2"]),
+    "scales too many": (dml(scales=[1, 1, 1]), GRAD + "scales", ["3", "2"]),
     "scales absurd": (dml(scales=[1] * 1_000), GRAD + "scales", ["more than 8"]),
     "offsets too few": (dml(input_pixel_offsets=[1]), GRAD + "input_pixel_offsets", ["1", "2"]),
+    "interpolate mode unset": (interpolate(mode=0), BACKWARD + "mode", ["missing"]),
+    "interpolate mode unknown": (interpolate(mode=5), BACKWARD + "mode", ["5", "MODE_LINEAR"]),
     "format unknown": (interpolate(data_format=3), BACKWARD + "data_format", ["3", "NCX"]),
     "size zero": (interpolate(sizes=[0]), BACKWARD + "sizes[0]", ["0", "1"]),
+    "size negative": (interpolate(sizes=[-4]), BACKWARD + "sizes[0]", ["-4", "1"]),
     "size wrong": (interpolate(sizes=[5]), BACKWARD + "sizes[0]", ["5", "4"]),
+    "size beyond all": (interpolate(sizes=[INT64]), BACKWARD + "sizes[0]", [str(INT64), "4"]),
     "sizes too many": (interpolate(sizes=[4, 4]), BACKWARD + "sizes", ["2", "1"]),
     "scale disagrees": (interpolate(scales=[3]), BACKWARD + "scales[0]", ["3", "4"]),
     "input missing": (changed(input=None), "input.data_type", ["0", "DATA_TYPE_FLOAT32"]),
+    "type unset": (changed(input=typed(0, 1, 3)), "input.data_type", ["0", "DATA_TYPE_FLOAT32"]),
     "type unknown": (changed(input=typed(5, 1, 3)), "input.data_type", ["5", "DATA_TYPE_FLOAT64"]),
+    "output type unknown": (changed(output=typed(9, 2, 2)), "output.data_type", ["9"]),
     "types differ": (changed(output=typed(4, 2, 2)), "output.data_type", ["float64", "float32"]),
     "rank 0": (tensors(float32()), "input.sizes", ["0 axes", "1 to 8"]),
     "rank 9": (tensors(float32(*[1] * 9)), "input.sizes", ["9 axes", "1 to 8"]),
+    "rank absurd": (tensors(float32(*[1] * 1_000)), "input.sizes", ["1000 axes"]),
+    "result of rank 0": (changed(output=float32()), "output.sizes", ["0 axes"]),
     "ranks differ": (changed(output=float32(2, 2, 1)), "output.sizes", ["3 axes", "2"]),
     "input of negative size": (tensors(float32(-3, 1)), "input.sizes[0]", ["-3", "at least 0"]),
     "result of size 0": (changed(output=float32(0, 2)), "output.sizes[0]", ["0", "at least 1"]),
+    "result of negative size": (
+        changed(output=float32(2, -INT64)),
+        "output.sizes[1]",
+        [f"-{INT64}"],
+    ),
     "input past int64": (tensors(float32(2**32, 2**32)), "input.sizes", ["2**63"]),
+    "input just past int64": (tensors(float32(2**61)), "input.sizes", ["2**63"]),
+    "input far past int64": (tensors(float32(*[INT64] * 8)), "input.sizes", ["2**63"]),
     "result past int64": (changed(output=float32(INT64, INT64)), "output.sizes", ["2**63"]),
+    "broadcast input past int64": (
+        tensors(float32(INT64, INT64, strides=(0, 0)), float32(1, 1)),
+        "input.sizes",
+        ["2**63"],
+    ),
     "strides too few": (strided(2, 2, source=(1,)), "input.strides", ["1", "2"]),
+    "strides absurd": (strided(2, source=(1,) * 1_000), "input.strides", ["1000"]),
     "stride negative": (strided(2, 2, source=(2, -1)), "input.strides[1]", ["-1"]),
     "strides equal": (strided(2, 2, source=(1, 1)), "input.strides[1]", ["1", "2"]),
     "strides overlap": (strided(2, 4, source=(3, 1)), "input.strides[0]", ["3", "4"]),
@@ -103,10 +128,17 @@ BAD_FIELDS = {
     "result overlaps": (strided(2, 4, result=(2, 1)), "output.strides[0]", ["2", "4"]),
     "result broadcast": (strided(2, 4, result=(0, 1)), "output.strides[0]", ["0", "overlap"]),
     "stride past int64": (strided(2, 2, source=(2**61, 1)), "input.strides", ["2**63"]),
+    "strides past int64 in all": (
+        strided(INT64, INT64, source=(INT64, 1)),
+        "input.sizes",
+        ["2**63"],
+    ),
     "result stride past int64": (strided(2, 2, result=(INT64, 1)), "output.strides", ["2**63"]),
     "name too long": (changed(request_id="x" * 129), "request_id", ["129", "128"]),
     "name not ASCII": (changed(request_id="f\u00fcr"), "request_id", ["ASCII"]),
+    "name absurd": (changed(request_id="x" * 10_000), "request_id", ["10000"]),
     "name with a zero": (changed(request_id="a\0b"), "request_id", ["printable"]),
+    "name of two lines": (changed(request_id="a\nb"), "request_id", ["printable"]),
 }
 
 
@@ -149,17 +181,24 @@ def backward(**attributes):
     return ops.InterpolateBackward(mode="linear", **attributes)
 
 
+TOO_FEW = ops.DmlResampleGrad(interpolation_mode="linear", scales=(1,))
 # Operator, input, shape of the result, the path of the field at fault, words of the message. The
 # SDK sees the first ones for what they are, the server the others.
 BAD = {
     "rank 0": (NEAREST, np.float32(1), (1,), "input.sizes", ["0 axes", "1 to 8"]),
+    "rank 9": (NEAREST, np.ones((1,) * 9, "f4"), (1,) * 9, "input.sizes", ["9 axes", "1 to 8"]),
     "size 0": (NEAREST, np.ones((2, 0), "f4"), (2, 2), "input.sizes[1]", ["0"]),
     "integers": (NEAREST, np.ones((1, 3), "i4"), (2, 2), "input.data_type", ["int32", "float32"]),
+    "result of rank 0": (NEAREST, GRADIENT, (), "output.sizes", ["0 axes"]),
     "result of size 0": (NEAREST, GRADIENT, (2, 0), "output.sizes[1]", ["0"]),
+    "result of negative size": (NEAREST, GRADIENT, (-2, 2), "output.sizes[0]", ["-2"]),
     "result past int64": (NEAREST, GRADIENT, (2**63, 1), "output.sizes[0]", [str(2**63)]),
+    "result of 2**63 bytes": (NEAREST, GRADIENT, (2**61, 1), "output.sizes", ["2**63"]),
     "ranks differ": (NEAREST, GRADIENT, (2, 2, 1), "output.sizes", ["3", "2"]),
+    "scales too few": (TOO_FEW, GRADIENT, (2, 2), GRAD + "scales", ["1", "2"]),
     "no result asked for": (NEAREST, GRADIENT, None, "output", ["dml_resample_grad"]),
     "no room for an image": (backward(), GRADIENT, (2, 2), "input.sizes", ["2", "3"]),
+    "size of another": (backward(sizes=(5,)), ROW, (1, 2, 1), BACKWARD + "sizes[0]", ["5", "4"]),
     "scale of another": (backward(scales=(3,)), ROW, (1, 4, 1), BACKWARD + "scales[0]", ["3", "4"]),
 }
 # The argument that the SDK names for a field of the wire; an attribute has the last part as name.
@@ -440,3 +479,74 @@ def test_a_fault_tells_its_request_id_and_nothing_of_the_machine_and_harms_no_ot
     names = [vars(each)["facts"]["request_id"] for each in logged]
     assert names == [raw_calls.REQUEST_ID, raw_calls.REQUEST_ID, "bad"]
     assert caplog.text.count("s3cret") >= 3
+
+
+@pytest.mark.parametrize("how", raw_calls.BOTH_WAYS)
+@pytest.mark.parametrize("name", ["dml_resample_grad", "dml_resample", "interpolate_backward"])
+def test_an_absent_result_that_attributes_do_not_determine_is_asked_for(client, name, how):
+    request = identity_request(1, 1, 2, data=bytes(8))
+    getattr(request.operator, name).MergeFromString(b"\x08\x02")  # linear in DirectML
+    request.ClearField("output")
+    refused(client.ask(request, how), "INVALID_FIELD", field="output")
+
+
+@pytest.mark.parametrize(
+    ("shape", "limit"),
+    [((1 << 18, 1 << 19), "max_elements"), (((1 << 23) + 1,), "max_float32_axis")],
+    ids=["elements", "axis"],
+)
+def test_a_request_beyond_a_limit_names_it(sdk, shape, limit):
+    huge = np.broadcast_to(np.float32(1), shape)
+    with pytest.raises(LimitExceededError, match=str(huge.size)) as caught:
+        sdk.evaluate(COPY, huge, output_shape=(1,) * len(shape))
+    assert caught.value.limit == limit
+    assert caught.value.request_id
+
+
+def test_requests_among_many_whose_names_can_be_read_are_refused_alone(client):
+    long = published_request()
+    long.input.sizes.extend([1] * MAX_HEADER_BYTES)
+    with raw_calls.ManyCall(client) as call:
+        call.send(raw_calls.named(long, "long"))
+        call.send(*(raw_calls.named(published_request(), name) for name in ("line\nbreak", "good")))
+        answers = call.answers()
+    assert answers["line\nbreak"].error.field_violations[0].field == "request_id"
+    assert answers["good"].HasField("result")
+    error = answers["long"].error
+    assert error.metadata["limit"] == "max_header_bytes"
+    assert error.field_violations[0].field == "message"
+
+
+def test_metadata_are_read_up_to_the_limits_of_grpc(client):
+    def sent(size):
+        message = published_request().SerializeToString()
+        method = f"{raw_calls.SERVICE}/Evaluate"
+        return call(client.channel, method, (message,), ("name", "x" * size))[1]
+
+    assert [sent(7 << 10) for _ in range(20)] == [None] * 20
+    refusal = sent(16 << 10)
+    assert refusal is not None
+    assert refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "received metadata size exceeds hard limit" in refusal.message
+
+
+def test_max_chunk_bytes_binds_both_sides():
+    request = published_request()
+    with served(max_chunk_bytes=5) as (_server, client):
+        answer = client.stream([opening(request), *raw_calls.chunks(request.data, 5)])
+        assert answer.opened is not None
+        assert answer.opened.max_chunk_bytes == 5
+        assert [length for _, length in answer.chunks] == [5, 5, 5, 1]
+        answer = client.stream([opening(request), *raw_calls.chunks(request.data, 6)])
+        raw_calls.ended(answer, "INVALID_DATA", field="chunk.data")
+
+
+def test_the_limits_in_force_can_be_asked_for():
+    names = [field.name for field in v1.Limits.DESCRIPTOR.fields]
+    settings = {name: number for number, name in enumerate(names, 101)}
+    del settings["stall_timeout"]
+    settings |= {"max_rank": 7, "max_message_bytes": 1 << 20}
+    with served(**settings, stall_timeout_s=12.5) as (_server, client):
+        limits = client.stub.GetServerInfo(v1.GetServerInfoRequest()).limits
+    assert {name: getattr(limits, name) for name in settings} == settings
+    assert limits.stall_timeout.ToNanoseconds() == 12_500_000_000

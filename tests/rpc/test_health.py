@@ -1,6 +1,7 @@
 """Health, reflection and log lines."""
 
 import json
+import re
 import struct
 from datetime import UTC, datetime
 
@@ -16,7 +17,16 @@ from gradwire.v1 import gradient_service_pb2
 from gradwire_server.rpc.health import HAS_LIST
 from gradwire_server.rpc.open_inference.descriptors import SERVICE
 from support import raw_calls
-from support.raw_calls import HEALTH, TRACEPARENT, as_stream, call, published_request, wait_until
+from support.processes import run_command
+from support.raw_calls import (
+    HEALTH,
+    TRACEPARENT,
+    as_stream,
+    call,
+    published_request,
+    wait_until,
+    wrong_request,
+)
 from support.raw_frames import DATA, END_HEADERS, HEADERS, RawConnection, call_headers, frame
 from support.servers import commanded, served
 
@@ -159,3 +169,58 @@ def test_every_line_is_json_and_tells_what_was_asked_by_whom_and_how_it_ended(tm
         assert datetime.fromisoformat(each["time"]).tzinfo == UTC
         assert each["duration_ms"] >= 0
         assert (each["request_id"], each["traceparent"]) == (raw_calls.REQUEST_ID, TRACEPARENT)
+
+
+# Writes lines in order, one of them with a traceback.
+_TELLING = """
+import asyncio, logging, sys
+from gradwire_server.observability import logs
+
+async def main():
+    for number in range(100):
+        logs.info("call", number=number, name="two words")
+    try:
+        raise ValueError("bad")
+    except ValueError:
+        log.exception("failed", extra={"facts": {"number": 100}})
+    log.debug("hidden")
+    logs.info("call", number=101)
+
+log = logging.getLogger("gradwire_server")
+logs.configure(sys.argv[1], "info", worker=3)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_lines_come_in_order_with_tracebacks(form):
+    lines = run_command(form, program=("-c", _TELLING)).stderr
+    numbers = [int(number) for number in re.findall(r'(?:number=|"number": )(\d+)', lines)]
+    assert numbers == list(range(102))
+    assert lines.count("ValueError: bad") == 1
+    assert "hidden" not in lines
+    if form == "json":
+        told = [json.loads(line) for line in lines.splitlines()]
+        assert all(each["worker"] == 3 for each in told)
+        assert told[100]["traceback"].startswith("Traceback ")
+    else:
+        time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00"
+        assert re.match(rf'{time} info +call worker=3 number=0 name="two words"\n', lines)
+        assert re.search(r"error +failed worker=3 number=100\nTraceback ", lines)
+
+
+def test_a_malformed_traceparent_starts_a_new_trace(client):
+    zero = "00-00000000000000000000000000000000-b7ad6b7169203331-01"
+    for traceparent in ("", zero, TRACEPARENT.upper(), "x" * 4000):
+        answer = client.evaluate(published_request(), traceparent=traceparent)
+        assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-00", answer.trailers["traceparent"])
+
+
+@pytest.mark.parametrize(("level", "told"), [("debug", 3), ("info", 1), ("warning", 0)])
+def test_calls_that_succeed_are_told_at_debug_and_others_at_info(tmp_path, level, told):
+    with commanded("--log-level", level, log=tmp_path / "log") as (command, client):
+        client.check_alive()
+        client.evaluate(wrong_request())
+        command.stop()
+    assert re.findall(r" (\w+) +call ", command.log) == ["debug", "debug", "info"][3 - told :]
+    assert told or not command.log

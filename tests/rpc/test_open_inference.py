@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from google.protobuf import json_format
+from google.protobuf import descriptor_pool, json_format
 
 from gradwire import Client, ops
 from gradwire_server.rpc.interceptors import INSPECTING
@@ -398,3 +398,8 @@ def test_the_requests_of_the_page_to_grpcurl_are_answered(client):
     assert replies["ModelMetadata"].name == OPERATOR
     result = np.array([1, 1.25, 1.75, 2], np.float32).tobytes()
     assert replies["ModelInfer"].raw_output_contents == [result]
+
+
+def test_messages_are_in_no_default_pool():
+    with pytest.raises(KeyError):
+        descriptor_pool.Default().FindMessageTypeByName("inference.ModelInferResponse")
