@@ -82,10 +82,9 @@ def test_a_stall_is_in_the_percentiles_of_either_loop():
     assert flow.corrected.max_ms >= 0.95e3 * STALL_S
     assert flow.corrected.p90_ms >= 0.5e3 * STALL_S
     assert closed.uncorrected.max_ms >= 0.95e3 * STALL_S
-    # Of at least a hundred calls one or two met it: the 90th percentile knows nothing of it.
-    assert closed.uncorrected.count > 100
-    assert closed.uncorrected.p90_ms < 0.5e3 * STALL_S
-    assert closed.corrected.p90_ms > 2 * closed.uncorrected.p90_ms
+    # One call of each of two callers met it, fewer than a tenth: only the corrected one tells.
+    assert closed.uncorrected.count > 20
+    assert closed.corrected.p90_ms > closed.uncorrected.p90_ms
     assert closed.expected_interval_ms == closed.uncorrected.p50_ms
 
 
