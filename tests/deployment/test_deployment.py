@@ -8,6 +8,7 @@ import signal
 import ssl
 import subprocess
 import time
+import tomllib
 from functools import cache, cached_property, partial
 from pathlib import Path
 
@@ -346,3 +347,23 @@ def test_the_unit_starts_a_server_and_lets_it_stop():
     assert int(stop_s) > settings.drain_delay_s + settings.grace_s + STOP_S
     assert settings.workers > 1, "SIGUSR2 renews several workers"
     assert int(most) << 20 >= settings.max_memory_bytes + own_memory(settings)
+
+
+def test_pages_name_the_version_license_and_floors_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    version = project["version"]
+    for path, pattern in (
+        ("CITATION.cff", r"^version: (.*)$"),
+        ("CHANGELOG.md", r"^## \[([\d.]+)\]"),
+        ("docs/kubernetes.md", r"newTag: ([\d.]+)-"),
+    ):
+        named = re.findall(pattern, (ROOT / path).read_text(), re.MULTILINE)
+        assert named[:1] == [version], path
+    assert f"\nlicense: {project['license']}\n" in (ROOT / "CITATION.cff").read_text()
+    page = (ROOT / "docs/stability.md").read_text()
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["cpu"]]
+    floors = dict(re.findall(r"^(\w+)>=([\d.]+)", "\n".join(wanted), re.MULTILINE))
+    assert f"| Python | {project['requires-python'].removeprefix('>=')} |" in page
+    assert f"| NumPy | {floors['numpy']} |" in page
+    assert f"| grpcio, protobuf | {floors['grpcio']}, {floors['protobuf']} |" in page
+    assert f"| numba | {floors['numba']}, below" in page

@@ -23,10 +23,10 @@ from gradwire.loadtest import result as record
 from gradwire.loadtest.generator import LoadSettings, Phase, dues, percentile
 from gradwire.loadtest.report import to_html
 from gradwire.loadtest.result import ServerSecond, corrected, failures, nines
-from gradwire.loadtest.runner import Runner, read_usage
+from gradwire.loadtest.runner import Runner, read_usage, warnings
 from gradwire.loadtest.scenarios import PROBLEMS, SCENARIOS, Flow, Judge, Scenario, changed
 from gradwire_server import LocalClient
-from load.soak import anonymous, family
+from load.soak import anonymous, family, growth, held
 from support.processes import running_command
 from support.servers import serving, serving_process
 
@@ -178,3 +178,33 @@ def test_the_correction_is_that_of_a_loop_over_all_times(times, interval):
     ]
     made = corrected(seconds(times), interval_us / 1e6)
     np.testing.assert_allclose(np.sort(made), np.sort(seconds([*times, *added])), rtol=0, atol=1e-6)
+
+
+def test_what_a_process_holds_more_and_memory_that_grows_beyond_noise_are_told():
+    before = held(family(os.getpid()))
+    ends = os.pipe()
+    assert (held(family(os.getpid())) - before)["pipe"] == 2
+    for end in ends:
+        os.close(end)
+    noise = 240 + np.random.default_rng(0).normal(0, 6, 600)
+    for leak in (0, 80):
+        grown, bound = growth(range(1, 601), (noise + np.linspace(0, leak, 600)).tolist())
+        assert (grown > bound) is (leak > 0)
+
+
+def test_a_generator_that_is_the_bottleneck_is_told_of():
+    with serving() as server, loading(server.address) as run:
+        result = run(changed(SCENARIOS["mixed"], rate=50), 0.5)
+    enough = [replace(flow, ok=1000) for flow in result.flows]
+    taking = [ServerSecond(second=1.0, cpu_cores=1.8, rss_mib=1.0, processes=1)]
+    cases = [
+        (0.1, 0.0, [], ""),
+        (0.95, 0.0, [], "0.95 of one core"),
+        (0.1, 1e6, [], "after they were due"),
+        (0.1, 0.0, taking, "of the 2 cores"),
+    ]
+    for cores, late, seconds, words in cases:
+        busy = [replace(one, cpu_cores=cores, late_p99_ms=late) for one in result.generators]
+        told = warnings(enough, busy, seconds, cores=2)
+        assert len(told) == (words != "")
+        assert words in "".join(told)
