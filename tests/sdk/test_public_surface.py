@@ -7,6 +7,7 @@ import subprocess
 import sys
 from functools import partial
 from importlib.metadata import version
+from operator import methodcaller
 
 import numpy as np
 import pytest
@@ -115,7 +116,10 @@ MADE = [
         f"connect_timeout_s: is inf; {SECONDS}, or None for the default",
     ),
     ({"credentials": "roots.pem"}, f"credentials: {CREDENTIALS}"),
-    *(({"token": bad}, f"token: {TOKENLESS}") for bad in ("", "two words", "a\nb", "\u00e9", " x")),
+    *(
+        ({"token": bad}, f"token: {TOKENLESS}")
+        for bad in ("", "two words", "a\nb", "\u00e9", " x", b"x")
+    ),
     ({"token": "x", "token_file": "y"}, "token: is given, and token_file is too; give one of them"),
     ({"token": "x", "target": "a:1"}, f"token: {PLAIN_TEXT}"),
     ({"token_file": "y", "target": "a:1"}, f"token_file: {PLAIN_TEXT}"),
@@ -182,7 +186,8 @@ ASKED = {
     "timeout_s": {
         f"is {s!r}; {SECONDS}, or None for the default": partial(copied, array=SMALL, timeout_s=s)
         for s in (-1, 1e10, math.nan, "5")
-    },
+    }
+    | {f"is {s!r}; {SECONDS}": methodcaller("wait_ready", s) for s in (0, math.nan, "1")},
     "max_in_flight": {
         f"is {most!r}; give an integer, at least 1": many(max_in_flight=most)
         for most in (0, True, "8")

@@ -112,7 +112,12 @@ def _of_file(path: str, name: str) -> Reloaded[Sent]:
 
 
 def _sent(token: str, name: str, path: str = "") -> Sent:
-    if not (token.isascii() and token.isprintable()) or not token or " " in token:
+    if not (
+        isinstance(token, str)
+        and token.isascii()
+        and token.isprintable()
+        and token.split() == [token]
+    ):
         raise InvalidRequestError.of(
             name,
             f"{path}{' ' if path else ''}holds no token: one is a word of printable characters, "

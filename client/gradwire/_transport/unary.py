@@ -38,6 +38,7 @@ from gradwire._transport.channels import (
 )
 from gradwire._transport.tracing import call_span
 from gradwire._wire.framing import parsed
+from gradwire._wire.requests import check_timeout
 from gradwire.errors import (
     CallCancelledError,
     DeadlineExceededError,
@@ -172,6 +173,7 @@ class UnaryCalls:
 
         Raises UnavailableError if it does not serve in time.
         """
+        check_timeout(timeout_s, or_none=False)
         until, lasting = time.monotonic() + timeout_s, 0
         while True:
             left_s = max(0.0, until - time.monotonic())
