@@ -112,3 +112,15 @@ def test_a_browser_asks_for_a_token_and_keeps_it(page, tmp_path):
         # The page itself is fetched again with the same token.
         page.wait_for_function("() => document.getElementById('now').innerText !== window.now")
         assert page.evaluate("document.getElementById('stale').hidden") is True
+
+
+def test_its_policy_stops_what_is_not_its_own(page, console, server):
+    page.goto(f"http://{server.http_address}/")
+    page.evaluate(
+        "document.body.append(Object.assign(document.createElement('script'), "
+        "{textContent: 'window.ran = true'}))"
+    )
+    assert page.evaluate("window.ran === undefined") is True
+    blocked = page.evaluate("fetch('http://localhost:1/').then(() => 'sent', () => 'blocked')")
+    assert blocked == "blocked"
+    assert sum("Content Security Policy" in line for line in console) >= 2

@@ -32,6 +32,7 @@ from support.kernels.numba_calls import (
     check_all,
     check_case,
     check_conversions,
+    check_ways,
     compiled,
     fused,
     needs_numba,
@@ -489,3 +490,7 @@ def test_only_a_row_is_held_of_an_input_that_repeats_it():
         x = np.broadcast_to(np.zeros(shape, np.float32), plan.input_shape)
         assert backend.held_bytes(plan, x, y) == held
     assert not isinstance(NumpyCpu(), TellsHeldBytes)
+
+
+def test_the_listed_cases_go_every_way():
+    check_ways()

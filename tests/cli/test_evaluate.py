@@ -262,3 +262,19 @@ def test_tls_trusts_the_authorities_of_the_system(mutual, monkeypatch):
         monkeypatch.setenv("GRADWIRE_TLS", variable)
         done = run_here(*call, *option)
         assert (done.code, done.stderr) == (0, "")
+
+
+def test_a_file_that_is_none_or_no_pem_is_named_before_anything_is_sent(mutual, tmp_path):
+    (tmp_path / "wrong.pem").write_text("no PEM")
+    mixed = [*mutual.pair[:2], *mutual.of_another[2:]]
+    cases = [(mixed, ["--tls-certificate", "KEY_VALUES_MISMATCH"])]
+    for option in ("--tls-ca", "--tls-certificate", "--tls-key"):
+        for name, words in (("wrong.pem", "cannot be used"), ("nowhere.pem", "does not exist")):
+            papers = [*mutual.target, *mutual.pair]
+            papers[papers.index(option) + 1] = f"{tmp_path}/{name}"
+            cases.append((papers, [option, f"{tmp_path}/{name}", words]))
+    for papers, told in cases:
+        # Nobody listens there.
+        done = run_here("health", *mutual.target, *papers, "--target", "127.0.0.1:1")
+        assert (done.code, done.stdout) == (2, "")
+        assert all(word in done.stderr for word in told), done.stderr

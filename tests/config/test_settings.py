@@ -207,11 +207,15 @@ OF_VERSION_1 = "4:memory:/docker/abc\n2:cpuacct,cpu:/docker/abc\n0::/docker/abc\
     ("own", "files", "limit"),
     [
         ("0::/\n", {}, None),
+        ("0::/\n", {"memory.max": "max\n"}, None),
         ("0::/\n", {"memory.max": "629145600\n"}, 629145600),
         ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/memory.max": "7\n"}, 7),
+        ("0::/a/b\n", {"a/b/memory.max": "5\n", "a/memory.max": "7\n"}, 5),
         ("0::/../x\n", {"memory.max": "7\n"}, 7),
         (OF_VERSION_1, {"memory/docker/abc/memory.limit_in_bytes": "9\n"}, 9),
+        (OF_VERSION_1, {"memory/memory.limit_in_bytes": "9\n"}, 9),
         (OF_VERSION_1, {"memory/memory.limit_in_bytes": "9223372036854771712\n"}, None),
+        ("", {"memory.max": "7\n"}, None),
     ],
 )
 def test_the_limit_of_memory_is_the_least_of_all_groups(limit):

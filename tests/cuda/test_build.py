@@ -4,6 +4,7 @@ import json
 import math
 import pwd
 import re
+import struct
 from importlib import import_module
 from operator import attrgetter
 from types import SimpleNamespace
@@ -63,6 +64,10 @@ def test_what_was_compiled_is_found_again(tmp_path):
     build.cubin(["fill_bands<unsigned short>"], 90, tmp_path)
     # Nothing else lies there: files are written aside and moved.
     assert len(list(folder.iterdir())) == 3
+    # Readers of ELF files, the driver among them, refuse a file that ends before its last table.
+    (table,) = struct.unpack_from("<Q", first.code, 32)
+    size, count = struct.unpack_from("<2H", first.code, 54)
+    assert table + size * count <= len(first.code)
 
 
 CALLED = """

@@ -339,3 +339,18 @@ def test_a_batch_fits_into_a_slab():
     plan = Plan.build([maps.area(8, 4)], (8,))
     for slab, most in ((12, 1), (47, 1), (48, 4), (12 * 64, 64), (1 << 20, 64)):
         assert Case.packed(plan, slab).evaluation().most_at_once == most
+
+
+@needs_numba
+@pytest.mark.parametrize(("strides", "most"), [((0, 0), 1), ((1, 0), 8), ((96, 1), 1)])
+def test_large_steps_hold_no_more_memory_than_small_ones(strides, most):
+    halves = [maps.area(size, size // 2) for size in (64, 96)]
+    plan, float32 = Plan.build(halves, (64, 96)), np.dtype(np.float32)
+    source = TensorSpec(float32, plan.input_shape, strides)
+    case = Case(plan, source, TensorSpec.packed(float32, plan.output_shape), 8 * 96 + 4 * 96)
+    data = data_for(source)
+    result, steps = _run(case.evaluation(), data, compiled(1))
+    np.testing.assert_array_equal(result, expected(case, data))
+    # Tensors with one number in a row would be written out row by row.
+    assert (steps == 1) == (most == 1)
+    assert len(list(case.evaluation().steps())) >= most

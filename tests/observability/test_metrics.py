@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import threading
 from contextlib import ExitStack
 from functools import partial
 from itertools import product
@@ -412,3 +413,16 @@ def test_cells_of_another_layout_are_left_alone(size):
     fd = os.memfd_create("other")
     os.ftruncate(fd, size)
     assert Cells.attached(fd) is None
+
+
+def test_a_busy_event_loop_shows_as_lag(server, told):
+    over = threading.Event()
+
+    def big():
+        name, seen = "gradwire_event_loop_lag_seconds_bucket", told()
+        return seen.value(name, le="+Inf") - seen.value(name, le="0.1")
+
+    before = big()
+    server.loop.call_soon_threadsafe(over.wait, 0.6)
+    wait_until(lambda: big() > before)
+    over.set()

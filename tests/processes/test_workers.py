@@ -1,5 +1,6 @@
 """Workers: their signals, ends and addresses; no call is lost."""
 
+import asyncio
 import itertools
 import os
 import re
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from asyncio.subprocess import PIPE
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from gradwire.health import SERVING, health
 from gradwire_server.config import addresses
 from gradwire_server.config.settings import Settings
 from gradwire_server.processes.gpus import visible
+from gradwire_server.processes.supervised import WorkerProcess
 from gradwire_server.processes.supervisor import share
 from support import raw_calls
 from support.certificates import Papers, trusting
@@ -419,3 +422,19 @@ asyncio.run(interrupted())
 """
     ended = run_command(program=("-c", program))
     assert ended.stderr.rstrip().endswith("CancelledError")
+
+
+def test_a_signal_to_a_process_that_ends_leaves_its_status_alone():
+    async def status():
+        started = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", "", stdout=PIPE)
+        process = WorkerProcess(started, stall_timeout_s=60)
+        while not process.ended.done():
+            # None that would end it: what counts is that it is sent while the process ends.
+            process.send(0)
+            await asyncio.sleep(0)
+        return process.ended.result()
+
+    async def statuses():
+        return [await status() for _ in range(40)]
+
+    assert asyncio.run(statuses()) == [0] * 40

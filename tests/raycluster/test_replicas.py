@@ -223,3 +223,10 @@ def test_a_server_that_does_not_start_says_why_and_is_tried_again_later(capfd, m
     with Running("--tokens", "/nowhere") as replica:
         replica.report()
     assert not replica.ended.is_set()
+
+
+def test_threads_are_whole_cpus_and_calls_have_the_servers_delays_to_finish():
+    threads = [Deployment(num_cpus=cpus, flags=CLEAR).threads for cpus in (0.0, 0.5, 1.9, 4.0)]
+    assert threads == [1, 1, 1, 4]
+    flags = (*CLEAR, "--drain-delay-s", "2", "--grace-s", "7")
+    assert Deployment(flags=flags).drain_s == 9

@@ -1,5 +1,6 @@
 """However a tensor is cut, resumed or computed, the bits are those of Evaluate."""
 
+import inspect
 import math
 import threading
 from contextlib import ExitStack
@@ -357,3 +358,13 @@ def test_nothing_is_written_to_out_after_a_deadline(threads):
             left.append(out.copy())
     np.testing.assert_array_equal(outs, left)
     assert not np.all(left)
+
+
+def test_evaluate_many_takes_and_refuses_what_a_client_does():
+    local, client = (
+        inspect.signature(kind.evaluate_many).parameters for kind in (LocalClient, Client)
+    )
+    assert local == client
+    for most in (0, 1.5, True):
+        with LocalClient() as one, pytest.raises(InvalidRequestError, match="max_in_flight: is"):
+            one.evaluate_many([], max_in_flight=most)

@@ -557,3 +557,21 @@ def test_memory_goes_back_to_the_system_once_calls_are_over(tmp_path):
         idle = memory_kib(command.pid, "RssAnon")
         list(pool.map(client.evaluate, [request] * 64))
         wait_until(lambda: memory_kib(command.pid, "RssAnon") < 1.2 * idle)
+
+
+def test_shorter_tables_are_ready_before_longer_ones_that_came_first():
+    with (
+        serving(compute_threads=1) as server,
+        Client(server.address) as client,
+        Client(server.address) as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        first = pool.submit(build_long, client)
+        admission = server.server.service.admission
+        wait_until(lambda: admission.computing)
+        other.evaluate(LANCZOS, np.ones(16), output_shape=(5_000,))
+        assert not first.done()
+        client.close()
+        with pytest.raises(gradwire.CallCancelledError):
+            first.result(timeout=raw_calls.PATIENCE_S)
+        wait_until(lambda: not (admission.memory_bytes or admission.computing))

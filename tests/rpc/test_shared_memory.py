@@ -153,11 +153,14 @@ def test_ranges_lie_anywhere_and_in_one_segment(client):
     assert both.memory[first : first + len(EXPECTED)].tobytes() == EXPECTED
 
 
-def test_callers_of_the_socket_are_offered_it_unless_it_cannot_be(folder):
+def test_callers_of_the_socket_are_offered_it_unless_it_is_off_or_cannot_be(folder):
     with serving(local_socket=f"{folder}/local") as server:
         assert not offers_memory(server.address)
         with SharingClient(f"unix:{folder}/local") as client:
             client.call()
+    with serving(address=f"unix:{folder}/socket", shared_memory=False) as server:
+        assert not offers_memory(server.address)
+        assert [one.name for one in folder.iterdir()] == ["socket"]
     kept = folder / "socket.memory"
     kept.write_text("mine")  # what is no socket is not removed
     with serving(address=f"unix:{folder}/socket") as server:
@@ -194,9 +197,11 @@ WRONG = {
     "input too short": ("input", {"length": 4}, FIELD, "input.length"),
     "output too long": ("output", {"length": 57600}, FIELD, "output.length"),
     "input not aligned": ("input", {"offset": 32}, FIELD, "input.offset"),
+    "output before its segment": ("output", {"offset": -64}, FIELD, "output.offset"),
     "data besides": ("evaluation", {"data": b"1234"}, "INVALID_DATA", "evaluation.data"),
     "unknown handle": ("input", {"handle": "x" * 32}, "UNKNOWN_SEGMENT", "input.handle: "),
     "input beyond": ("input", {"offset": PAGE}, FIELD, "input.offset"),
+    "input at the end": ("input", {"offset": 2**63 - 64}, FIELD, "input.offset"),
     "output over the input": ("output", {"handle": "input", "offset": 64}, FIELD, "output.offset"),
     "unknown field": ("input", {}, "UNKNOWN_FIELD", "field 5 of gradwire.v1.SharedRange at input "),
 }
@@ -241,10 +246,12 @@ FILES = {
     "read only": (lambda: memory_file(PAGE, seals=SEALS | F_SEAL_WRITE), PAGE, "the file"),
     "a pipe": (_pipe_end, PAGE, "the file"),
     "a file": (_file, PAGE, "the file"),
+    "a folder": (lambda: os.open("/", os.O_RDONLY), PAGE, "the file"),
     "huge pages": (_huge_pages, 2 << 20, "ordinary pages"),
     "told as empty": (lambda: memory_file(PAGE), 0, "the file has 4096 bytes"),
     "told as shorter": (lambda: memory_file(PAGE), PAGE - 1, "the file has 4096 bytes"),
     "told as longer": (lambda: memory_file(PAGE), 2 * PAGE, "the file has 4096 bytes"),
+    "told as endless": (lambda: memory_file(PAGE), 2**64 - 1, "the file has 4096 bytes"),
     "beyond half of the budget": (lambda: memory_file(HALF), HALF, "max_memory_bytes"),
 }
 

@@ -15,7 +15,7 @@ import pytest
 
 from gradwire import AsyncClient, Client, Item, errors, ops
 from gradwire._transport.batch import BatchStream
-from gradwire._transport.channels import Pool
+from gradwire._transport.channels import Pool, start_thread
 from gradwire._transport.tracing import CallSpan
 from gradwire_server.errors import RETRY_AFTER_S
 from support import clients
@@ -536,3 +536,27 @@ def test_an_interrupt_as_an_item_is_taken_is_raised_once_and_loses_no_result(pla
     items = [ITEM, ITEM._replace(array=Interrupting()), ITEM]
     kinds = [type(each) for each in told(plain.evaluate_many(items))]
     assert kinds == [KeyboardInterrupt, type(None), errors.CallCancelledError, type(None)]
+
+
+def test_results_dropped_after_a_fault_take_no_more_items(address, monkeypatch):
+    def start(name, *arguments):
+        if name == "receiver":
+            raise RuntimeError("can't start new thread")
+        return start_thread(name, *arguments)
+
+    async def drop():
+        before = asyncio.all_tasks()
+        async with AsyncClient(address) as client:
+            results = client.evaluate_many(repeat(ITEM))
+            with pytest.raises(RuntimeError, match="new thread"):
+                await anext(results)
+            taking = asyncio.all_tasks() - before
+            assert taking
+            del results
+            async with asyncio.timeout(PATIENCE_S):
+                while not all(each.done() for each in taking):
+                    gc.collect()  # the error's traceback refers to the results
+                    await asyncio.sleep(0.01)
+
+    monkeypatch.setattr("gradwire._transport.batch.start_thread", start)
+    asyncio.run(drop())

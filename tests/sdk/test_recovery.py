@@ -408,3 +408,22 @@ def test_refused_data_is_sent_again_only_where_chunks_were_too_large(plain):
     transfer.begin()
     with pytest.raises(errors.InvalidRequestError):
         evaluation.recover(refused)
+
+
+@pytest.mark.parametrize(
+    ("face", "name"),
+    [
+        *((Client, name) for name in ("Evaluate", "EvaluateStream", "EvaluateMany")),
+        *((clients.AWAITED, name) for name in ("Evaluate", "EvaluateStream")),
+    ],
+)
+def test_a_call_ends_that_no_server_answers_any_more(monkeypatch, relay, face, name):
+    # Takes 40 s by default.
+    monkeypatch.setattr("gradwire._transport.channels._KEEPALIVE_MS", 1000)
+    monkeypatch.setattr("gradwire._transport.channels._KEEPALIVE_TIMEOUT_MS", 500)
+    # Without keepalive calls would end with another error, after the timeout.
+    with face(relay.address, retry=clients.ONCE, timeout_s=60) as client:
+        CALLS[name](client)
+        relay.swallow()
+        with pytest.raises(errors.UnavailableError):
+            CALLS[name](client)

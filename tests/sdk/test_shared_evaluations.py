@@ -15,12 +15,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradwire import Client, DeadlineExceededError, ops, v1
+from gradwire import Client, DeadlineExceededError, InvalidRequestError, ops, v1
 from gradwire._transport.shared_memory import SegmentPool, SegmentRefusedError, SharedTry
 from gradwire._wire.requests import prepare
 from gradwire.tensors import WireView
 from sdk.test_recovery import FORKING, run_script
-from support.clients import LAYOUTS
+from support.clients import BILINEAR, LAYOUTS
 from support.raw_calls import PATIENCE_S, wait_until
 from support.scraping import scrape
 from support.servers import gated, same_bits, serving
@@ -242,3 +242,22 @@ def test_a_try_that_is_closed_while_its_result_is_copied_ends_with_a_piece(pool,
     # Nor does an answer that comes later write anything.
     attempt.result(reply)
     assert np.count_nonzero(out != 7) == written
+
+
+def test_unused_segments_make_room_for_another_size(pool):
+    pool.keep(pool.take(20 << 20))
+    kept = pool.take(30 << 20)
+    with pytest.raises(SegmentRefusedError, match="bytes of memory"):
+        pool.take(30 << 20)
+    assert kept.nbytes == 30 << 20
+
+
+def test_errors_are_those_of_a_stream(server):
+    seen = []
+    wrong = {"op": BILINEAR, "output_shape": (2, 4, 150, 200)}
+    for shared in (True, False):
+        with pytest.raises(InvalidRequestError) as caught:
+            evaluated(Client, server, GRADIENT, shared_memory=shared, **wrong)
+        seen.append((caught.value.field, caught.value.reason))
+    assert seen[0] == seen[1]
+    assert all(seen[0])

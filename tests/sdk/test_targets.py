@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from operator import methodcaller
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -15,9 +16,9 @@ import pytest
 
 from gradwire import Client, health
 from gradwire._core.options import read_target
-from gradwire._transport.channels import Pool
+from gradwire._transport.channels import AVOIDED_S, Pool
 from gradwire._transport.replicas import Replicas, resolve
-from gradwire.errors import InvalidRequestError, UnavailableError
+from gradwire.errors import CallCancelledError, InvalidRequestError, UnavailableError
 from support.certificates import Papers, trusting
 from support.clients import CALLS, LARGE, ONCE, PROMPT, SMALL, copied
 from support.load import Callers
@@ -236,3 +237,76 @@ def test_the_connections_of_a_client_reach_all_workers(tmp_path):
                 callers.wait_for_more()
             callers.check()
             seen = set(re.findall(r" call worker=(\d) .*method=Evaluate ", command.log))
+
+
+class Named(str):
+    """A channel that is named after its target and number."""
+
+    __slots__ = ()
+
+    def unary_unary(self, _):
+        """Make no call."""
+
+    stream_stream = unary_unary
+
+
+class Calls:
+    """Calls on a pool of named channels."""
+
+    def __init__(self, targets):
+        self.opened, self.closed = [], []
+        self.now = 100.0
+        api = SimpleNamespace(insecure_channel=self._open)
+        options = vars(Client())["_options"]
+        self.pool = Pool(options, targets, close_one=self.closed.append, api=api)
+        vars(self.pool)["_clock"] = lambda: self.now
+
+    def _open(self, target, _):
+        self.opened.append(Named(f"{target}{sum(name[0] == target for name in self.opened)}"))
+        return self.opened[-1]
+
+    def begin(self, count):
+        """Begin so many calls, which stay; return their channels."""
+        return [self.pool.take().channel for _ in range(count)]
+
+    def fail(self, count):
+        """Begin so many calls at once, which fail; return their channels."""
+        taken = [self.pool.take() for _ in range(count)]
+        for each in taken:
+            self.pool.give_back(each, failed=True)
+        return [each.channel for each in taken]
+
+
+def test_targets_come_and_go_and_those_that_go_end_their_calls_first():
+    calls = Calls("ab")
+    taken = {each.channel: each for each in (calls.pool.take() for _ in range(2))}
+    assert sorted(taken) == ["a0", "b0"]
+    calls.pool.renew("bc")
+    assert sorted(calls.begin(4)) == ["b0", "b1", "c0", "c1"]
+    assert not calls.closed
+    calls.pool.give_back(taken["a0"], failed=True)
+    assert calls.closed == ["a0"]
+    calls.pool.renew("c")
+    assert sorted(calls.pool.close()) == ["b0", "b1", "c0", "c1"]
+    calls.pool.give_back(taken["b0"], failed=False)
+    with pytest.raises(CallCancelledError, match="closed"):
+        calls.pool.take()
+    assert len(calls.opened) == 5
+
+
+def test_a_connection_that_failed_is_avoided_for_a_while_and_so_is_its_target():
+    calls = Calls("a")
+    calls.fail(1)
+    assert calls.begin(3) == ["a1"] * 3
+    calls.now += AVOIDED_S
+    assert calls.begin(1) == ["a0"]
+    two = Calls("ab")
+    (failed,) = two.fail(1)
+    assert failed[0] not in {name[0] for name in two.begin(4)}
+    two.now += AVOIDED_S
+    assert two.begin(1)[0][0] == failed[0]
+    # Where all failed, connections that did not come first.
+    for targets, connections in (("ab", ["a1", "b1"]), ("a", ["a0", "a1"])):
+        calls = Calls(targets)
+        calls.fail(2)
+        assert sorted(calls.begin(2)) == connections

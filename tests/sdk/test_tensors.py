@@ -1,9 +1,10 @@
 """Arrays and tensors of any library, their descriptors, and their bytes in wire order."""
 
 import math
+import sys
 import tracemalloc
 from array import array as typed_array
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -323,3 +324,8 @@ def test_arrays_of_any_layout_come_back_from_a_server_as_they_went(plain, source
     results = plain.evaluate_many((COPY, array, array.shape) for array in sources)
     for array, result in zip(sources, results, strict=True):
         same_bits(result, array.astype(array.dtype.newbyteorder("=")))
+
+
+def test_arrays_are_read_while_masked_ones_are_imported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numpy.ma", ModuleType("numpy.ma"))
+    assert to_array([[1.0, 2.0]]).shape == (1, 2)

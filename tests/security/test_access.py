@@ -10,12 +10,15 @@ from base64 import b64encode
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import grpc
 import pytest
 import trustme
 
+import gradwire
+import gradwire_server
 from gradwire import v1
 from gradwire._wire.environment import VERSION
 from gradwire.v1 import gradient_service_pb2
@@ -464,3 +467,24 @@ def test_the_http_port_shows_a_replaced_certificate_and_tells_when_it_expires(pa
         wait_until(lambda: shown()[0] != first and shown()[1] == ends[1].timestamp())
         papers.put("chain.pem", b"nothing")
         assert get(server.http_address, "/", tls=papers.context())[0] == 200
+
+
+# What makes objects of any kind, or code, of bytes.
+FORBIDDEN = re.compile(
+    r"^\s*(import|from) (cloudpickle|code|codeop|dbm|dill|joblib|marshal|multiprocessing|pickle|"
+    r"shelve|xmlrpc|yaml)\b|(?<![.\w])(__import__|compile|eval|exec)\(|allow_pickle=(?!False)",
+    re.MULTILINE,
+)
+# Talks with processes that it starts itself, through pipes of their own.
+WITH_OWN_PROCESSES = {"loadtest/runner.py", "loadtest/generator.py"}
+
+
+@pytest.mark.parametrize("package", [gradwire_server, gradwire])
+def test_nothing_here_makes_objects_or_code_of_bytes(package):
+    paths = list(Path(package.__path__[0]).rglob("*.py"))
+    assert len(paths) > 50
+    for path in paths:
+        found = {each[0].strip() for each in FORBIDDEN.finditer(path.read_text(encoding="utf-8"))}
+        if "/".join(path.parts[-2:]) in WITH_OWN_PROCESSES:
+            found -= {"import multiprocessing", "from multiprocessing"}
+        assert not found, path

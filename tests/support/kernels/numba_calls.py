@@ -15,7 +15,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise, product
@@ -117,6 +117,37 @@ def assembly() -> dict[str, str]:
             code = library._get_module_for_linking()  # noqa: SLF001 - likewise
             texts[name] += str(library.codegen._tm.emit_assembly(code))  # noqa: SLF001 - likewise
     return texts
+
+
+def check_ways() -> None:
+    """Assert that the listed cases take each method of this processor, in every way there is.
+
+    That is with a depth stage, in several tiles, with a band longer than what is held of a row, and
+    in one job to three.
+    """
+    can_pick = import_module(f"{_PACKAGE}.instructions").CAN_PICK
+    records = vars(import_module(f"{_PACKAGE}.records"))
+    names = ("NO_WIDTH", "CHANNELS", "COLUMNS", "HALVE", "DOUBLE", *["PERMUTE"] * can_pick)
+    methods = {records[name] for name in names}
+    compile_jobs = import_module(f"{_PACKAGE}.compilation").load("").jobs
+    for compute in (np.dtype(np.float32), np.dtype(np.float64)):
+        table = partial(compile_jobs.Table.of, compute=compute)
+        staged, tiled, chunked, counts = set[int](), set[int](), set[int](), set[int]()
+        for plan in (case.plan for case in cases()):
+            sizes = plan.input_shape, plan.passes, (compute, compute)
+            jobs = compile_jobs.jobs_of(*sizes, table, streamed_bytes=1 << 60)
+            counts.add(len(jobs))
+            for record in (job.record[0] for job in jobs):
+                method = int(record["method"])
+                if record["depth"]["moves"]:
+                    staged.add(method)
+                if record["tiles"] > 1:
+                    tiled.add(method)
+                if record["chunk"] < plan.passes[-1].map.counts.max():
+                    chunked.add(method)
+        assert staged | {records["NO_WIDTH"]} == tiled == methods
+        assert chunked
+        assert {1, 2, 3} <= counts
 
 
 def check_all(backend: Backend) -> None:
