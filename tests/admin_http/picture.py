@@ -43,9 +43,7 @@ def main() -> None:
     """Draw it."""
     with (
         tempfile.TemporaryDirectory() as name,
-        running_command(
-            "--workers", "2", "--http-port", "0", log=Path(name) / "log", env={}
-        ) as command,
+        running_command(*FLAGS, log=Path(name) / "log") as command,
         browsing() as browser,
         Callers(command.address, "unary", "many", "stream"),
     ):

@@ -114,7 +114,7 @@ def test_a_browser_asks_for_a_token_and_keeps_it(page, tmp_path):
         assert page.evaluate("document.getElementById('stale').hidden") is True
 
 
-def test_its_policy_stops_what_is_not_its_own(page, console, server):
+def test_the_policy_of_the_page_stops_what_is_not_its_own(page, console, server):
     page.goto(f"http://{server.http_address}/")
     page.evaluate(
         "document.body.append(Object.assign(document.createElement('script'), "

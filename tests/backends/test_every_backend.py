@@ -1,6 +1,6 @@
 """Every backend against scalar loops, bit for bit, and against dense matrices.
 
-So it is where others have set the thread's flush-to-zero or rounding direction.
+The bits are the same where other code has set the thread's flush-to-zero or rounding direction.
 """
 
 import ctypes

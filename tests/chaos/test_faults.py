@@ -145,7 +145,7 @@ def test_a_call_ends_at_both_ends_where_the_line_between_is_dead(call):
         relaying(server.address) as relay,
         Client(relay.address, retry=ONCE, timeout_s=0.5) as client,
     ):
-        CALLS[call](client)
+        client.wait_ready()
         relay.swallow()
         with pytest.raises((DeadlineExceededError, UnavailableError)):
             CALLS[call](client)
@@ -292,8 +292,7 @@ def test_damaged_results_are_taken_only_without_checksums(calls, checksums):
         for future in [at_once.submit(outcome, number) for number in range(calls)]:
             # With its retries a call that takes longer hangs.
             counts[future.result(60.0)] += 1
-    assert counts.keys() <= {"right", "wrong", "failed", "damaged"}, counts
-    assert min(counts["right"], counts["damaged"]) > 0
+    assert min(counts["right"], counts["damaged"]) > 0, counts
     assert (counts["wrong"] == 0) == checksums, counts
 
 

@@ -28,7 +28,7 @@ SHORT = ("--duration", "0.5", "--warm-up", "0")
 
 
 @pytest.mark.slow
-def test_it_starts_a_server_and_writes_what_came_of_it(tmp_path):
+def test_bench_starts_a_server_and_writes_what_came_of_it(tmp_path):
     found, page = tmp_path / "found.json", tmp_path / "report.html"
     done = run_here(
         *("bench", "--duration", 1.5, "--warm-up", 0, "--scenario", "medium"),

@@ -203,7 +203,7 @@ def is_gone(target):
     return False
 
 
-@pytest.mark.parametrize(("number", "within_s"), [(signal.SIGINT, 1), (signal.SIGKILL, 15)])
+@pytest.mark.parametrize(("number", "within_s"), [(signal.SIGINT, 10), (signal.SIGKILL, 15)])
 def test_a_local_server_does_not_outlive_its_command(number, within_s):
     with subprocess.Popen(  # noqa: S603 - our own program
         [sys.executable, "-c", HOLDER], stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True

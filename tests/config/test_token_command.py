@@ -1,4 +1,4 @@
-"""`gradwire-server token` makes tokens that a running server takes, and takes them back."""
+"""`gradwire-server token` makes and revokes tokens of a running server; the rights of callers."""
 
 import logging
 import os
@@ -211,7 +211,7 @@ def test_a_token_opens_what_its_scopes_name_until_the_end_of_its_last_day(path):
     assert "expired on 2026-11-01" in refusal.message
 
 
-def test_a_new_token_is_taken_at_once_and_a_revoked_one_within_a_second(path):
+def test_a_new_token_is_taken_at_once_and_a_revoked_one_is_refused_soon(path):
     first = add_token(path, name="first", scopes=[Scope.EVALUATE])
     guard = authorizer(path)
     assert verdict(guard, Scope.EVALUATE, f"Bearer {first}") == ""

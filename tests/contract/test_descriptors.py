@@ -296,6 +296,9 @@ GOLDEN = {
 }
 
 
+assert len(GOLDEN) == 56
+
+
 @pytest.mark.parametrize(("message", "text"), GOLDEN.values(), ids=list(GOLDEN))
 def test_a_message_has_the_bytes_that_its_schema_gives_it(message, text):
     expected = bytes.fromhex(text.replace("|", ""))

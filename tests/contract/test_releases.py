@@ -31,6 +31,7 @@ ARRAYS = {
 }
 EXCHANGE = Path(__file__).parents[1] / "data" / "exchange.json"
 EVALUATIONS = json.loads(EXCHANGE.read_text())["evaluations"]
+assert len(EVALUATIONS) == 16
 OTHERS = [
     pytest.param(relay.newer, True, id="newer"),
     pytest.param(relay.older, True, id="older"),

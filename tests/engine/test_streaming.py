@@ -150,7 +150,7 @@ def _run(evaluation, data, backend):
 @needs_numba
 @examples(200)
 @given(case=cases(), slab=st.sampled_from([1, 1 << 4, 1 << 20]))
-def test_it_gives_the_same_bits_in_large_steps(case, slab):
+def test_compiled_kernels_give_the_same_bits_in_large_steps(case, slab):
     data = data_for(case.source)
     result, steps = _run(replace(case, slab=slab).evaluation(), data, compiled(2))
     np.testing.assert_array_equal(result, expected(case, data))

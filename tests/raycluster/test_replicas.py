@@ -140,7 +140,7 @@ class Running:
         self.stop(0.0)
 
 
-def test_it_serves_tells_its_load_and_is_silent_while_its_server_hangs():
+def test_a_replica_serves_tells_its_load_and_is_silent_while_its_server_hangs():
     with Running() as replica:
         report = replica.report()
         assert report.address.startswith("127.0.0.1:")
@@ -168,7 +168,7 @@ def test_it_serves_tells_its_load_and_is_silent_while_its_server_hangs():
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=str)
-def test_it_tells_when_its_server_has_ended_or_hung_for_long(number, monkeypatch):
+def test_a_replica_tells_when_its_server_has_ended_or_hung_for_long(number, monkeypatch):
     monkeypatch.setattr(replica_module, "_SILENCE_S", _SEVERAL_REPORTS_S)
     with Running() as replica:
         os.kill(replica.report().pid, number)
@@ -191,7 +191,7 @@ def test_told_to_stop_again_and_again_it_says_so_and_finishes_calls():
         assert not replica.ended.is_set()
 
 
-def test_its_server_ends_with_it():
+def test_a_server_ends_with_its_replica():
     words = f"""
 import os, signal, time
 from gradwire_ray.replica import Replica

@@ -1,4 +1,4 @@
-"""What makes no sense or exceeds a limit is refused by name; errors tell what they should alone."""
+"""Invalid requests are refused by the name of the field or limit; errors tell no more."""
 
 import inspect
 import logging

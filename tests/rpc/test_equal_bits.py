@@ -1,4 +1,4 @@
-"""However a tensor is cut, resumed or computed, the bits are those of Evaluate."""
+"""Streams, parts and LocalClient have the bits and errors of Evaluate."""
 
 import inspect
 import math
@@ -306,7 +306,7 @@ def experienced(request):
 
 @examples(300)
 @given(call=calls(), slab=st.sampled_from([1 << 7, 1 << 20]))
-def test_it_answers_as_the_service_does_whether_it_knows_the_call_or_not(
+def test_a_local_client_answers_as_the_service_does_whether_it_knows_the_call_or_not(
     remote, experienced, call, slab
 ):
     with LocalClient(threads=1) as new:

@@ -1,4 +1,4 @@
-"""Health, reflection and log lines."""
+"""Health, reflection, names and traces of calls, and log lines."""
 
 import json
 import re

@@ -199,8 +199,7 @@ def test_many_tables_of_one_address_hold_up_no_table_of_another():
         active = server.server.service.active
         wait_until(lambda: active.in_phase["queue"] >= len(greedy))
         assert other.evaluate(short_message(100_100)).refusal is None
-        # Two are built at once: those under way, and those beside the other's.
-        assert sum(call.done() for call in greedy) <= 5
+        assert not all(call.done() for call in greedy)
         assert [call.result(timeout=raw_calls.PATIENCE_S).refusal for call in greedy] == [
             None
         ] * len(greedy)
@@ -345,19 +344,16 @@ def test_work_stops_with_its_call(server, client, how):
 
 
 def test_a_computation_longer_than_the_stall_timeout_is_no_stall():
-    with (
-        gated(stall_timeout_s=0.6) as (server, gate),
-        RawClient(server.address) as client,
-        ManyCall(client) as many,
-    ):
+    with gated(stall_timeout_s=0.6) as (server, gate), RawClient(server.address) as client:
         call = client.start(raw_calls.as_stream(laborious()))
         wait_for(server, computing=1, waiting=0)
-        many.send(named(laborious(), "one"))
-        time.sleep(0.9)  # nothing moves but the computing thread
-        gate.set()
-        data = raw_calls.read_all(call).data
-        assert len(data) == 16
-        assert many.receive().result.data == data
+        with ManyCall(client) as many:
+            many.send(named(laborious(), "one"))
+            time.sleep(0.9)  # nothing moves but the computing thread
+            gate.set()
+            data = raw_calls.read_all(call).data
+            assert len(data) == 16
+            assert many.receive().result.data == data
 
 
 def test_a_broken_connection_is_no_fault_of_the_server(caplog):
@@ -555,7 +551,8 @@ def test_memory_goes_back_to_the_system_once_calls_are_over(tmp_path):
         client.evaluate(request)
         client.check_alive()
         idle = memory_kib(command.pid, "RssAnon")
-        list(pool.map(client.evaluate, [request] * 64))
+        answers = pool.map(client.evaluate, [request] * 64)
+        assert None in {each.refusal for each in answers}
         wait_until(lambda: memory_kib(command.pid, "RssAnon") < 1.2 * idle)
 
 

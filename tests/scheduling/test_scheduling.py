@@ -1,4 +1,4 @@
-"""Admission, order and refusal of calls, and the delays that refusals tell."""
+"""Admission, order and refusal of calls, retry delays, and work on the event loop."""
 
 import asyncio
 import math

@@ -159,16 +159,16 @@ def test_items_are_taken_as_there_is_room(collect, ordered, most):
 
 @either_way
 def test_results_do_not_wait_for_many_slow_items(collect, ordered):
-    done, done_before = [], []
+    done = []
 
     def items():
-        for item in numbered(7):
+        for item in numbered(500):
+            if done:
+                return
             time.sleep(0.06)
-            done_before.append(len(done))
             yield item
 
-    assert len(collect(items(), ordered=ordered, on_outcome=done.append)) == 7
-    assert done_before[-1] > 0
+    assert len(collect(items(), ordered=ordered, on_outcome=done.append)) < 500
 
 
 def test_an_array_may_be_used_anew_at_once_and_out_takes_its_result(collect):

@@ -187,7 +187,7 @@ def test_a_stream_may_take_longer_than_the_timeout_while_something_moves():
 def test_a_deadline_is_kept(relay, face, array, stall_s, timeout_s):
     words = r"within timeout_s, 0\.2 s" if timeout_s else r"nothing moved for 0\.2 s"
     with face(relay.address, timeout_s=stall_s) as client:
-        copied(client, array)
+        client.wait_ready()
         relay.hold()
         with pytest.raises(errors.DeadlineExceededError, match=words) as caught:
             copied(client, array, timeout_s=timeout_s)

@@ -259,6 +259,7 @@ def test_servers_that_compute_other_bits_do_not_share(targets, expected, monkeyp
     monkeypatch.setattr(Prepared, "digest", disagreeing)
     with Client(targets, **ALWAYS) as client:
         same_bits(halved(client, DIFF_DST), expected)
+    assert next(digests, None) is None
 
 
 def test_each_server_sees_token_and_certificate(expected, tmp_path):
