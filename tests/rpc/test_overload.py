@@ -553,7 +553,8 @@ def test_memory_goes_back_to_the_system_once_calls_are_over(tmp_path):
         idle = memory_kib(command.pid, "RssAnon")
         answers = pool.map(client.evaluate, [request] * 64)
         assert None in {each.refusal for each in answers}
-        wait_until(lambda: memory_kib(command.pid, "RssAnon") < 1.2 * idle)
+        # The C library would keep 30 MiB to 60 MiB.
+        wait_until(lambda: memory_kib(command.pid, "RssAnon") < idle + 20 * 1024)
 
 
 def test_shorter_tables_are_ready_before_longer_ones_that_came_first():

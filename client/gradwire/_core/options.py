@@ -111,7 +111,7 @@ def _of_file(path: str, name: str) -> Reloaded[Sent]:
         raise InvalidRequestError.of(name, f"{path} cannot be read: {error.strerror}") from error
 
 
-def _sent(token: str, name: str, path: str = "") -> Sent:
+def _sent(token: object, name: str, path: str = "") -> Sent:
     if not (
         isinstance(token, str)
         and token.isascii()
