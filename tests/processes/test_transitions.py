@@ -116,7 +116,9 @@ def endless(piece):
         yield raw_calls.chunk(number * piece, bytes(piece))
 
 
-@pytest.mark.parametrize("times", [4, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "times", [4, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.heavy])]
+)
 def test_a_writer_in_full_flow_learns_that_the_server_drains(times):
     def stop(server):
         wait_until(lambda: server.server.service.admission.memory_bytes)
