@@ -16,6 +16,9 @@ from hypothesis import settings
 # clients as those of other programs.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
 
+# Failures in helpers show values too.
+pytest.register_assert_rewrite("support")
+
 # How long an example takes depends on what else the machine does.
 settings.register_profile("thorough", max_examples=100, deadline=None)
 settings.register_profile("quick", max_examples=25, deadline=None)
