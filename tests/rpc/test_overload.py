@@ -307,7 +307,8 @@ def test_writing_all_before_reading_is_served_where_flow_control_lets_it_through
             yield each
             written.append(len(each.chunk.data))
 
-    call = client.start(messages())
+    # To take and drop the rest of the messages may take a busy machine longer than usual patience.
+    call = client.start(messages(), timeout_s=4 * raw_calls.PATIENCE_S)
     if fits:
         wait_until(lambda: sum(written) == size)
         assert raw_calls.read_all(call).data == pattern * (size // 256)
