@@ -311,7 +311,7 @@ def test_denormals_survive_a_thread_that_flushes_them(backend, bits):
             kept = _halved(backend)
         again = _halved(backend)
     oracles.same_bits(kept, np.array([2.0**-127, 2.0**-149], np.float32))
-    # What computes on a device, or in its process, is out of reach of the caller's thread.
+    # The caller's thread does not set the environment of a device or of another process.
     assert backend.may_wait or (flushed == 0).any()
     oracles.same_bits(again, flushed)
 

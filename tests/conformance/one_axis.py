@@ -315,5 +315,5 @@ DIRECTML = Section.of("DirectML", _compare_dml)
 TENSORFLOW = Section.of("TensorFlow", _compare_tf)
 JAX = Section.of("JAX", _compare_jax)
 OPENVINO = Section.of("OpenVINO", _compare_openvino)
-# What makes the table of a case here, by the section whose tables are stored.
+# Functions that make the table of a case, by the section whose tables are stored.
 TABLES = {"TensorFlow": tf_table, "JAX": jax_table, "OpenVINO": openvino_table}

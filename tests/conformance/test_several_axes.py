@@ -7,16 +7,12 @@ import pytest
 
 from conformance import one_axis, onnx_resize
 from gradwire import ops
-from support.oracles.dialect_oracles import evaluate
+from support.oracles.dialect_oracles import evaluate, normal
 
 
 def installed(name):
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     return pytest.importorskip(name, reason=f"compares with {name} where it is installed")
-
-
-def normal(*shape):
-    return np.random.default_rng(4).standard_normal(shape, np.float32)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from support.command_line import run_here
 from support.oracles.dialect_oracles import DTYPES, evaluate, lowered
 from support.oracles.dialect_tables import EXAMPLES
 from support.raw_calls import RawClient, float32
-from support.servers import same_bits, serving
+from support.servers import same_bytes, serving
 
 every_example = pytest.mark.parametrize("example", EXAMPLES.values(), ids=list(EXAMPLES))
 every_type = pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
@@ -49,11 +49,11 @@ def test_both_clients_and_no_socket_give_the_same_bits(clients, example, dtype):
     expected = evaluate(example.operator, given, example.result)
     for client in clients:
         result = client.evaluate(example.operator, given, output_shape=example.result)
-        same_bits(result, expected)
+        same_bytes(result, expected)
     (many,) = clients[0].evaluate_many([(example.operator, given, example.result)])
-    same_bits(many, expected)
+    same_bytes(many, expected)
     if not example.operator.output_required:
-        same_bits(clients[0].evaluate(example.operator, given), expected)
+        same_bytes(clients[0].evaluate(example.operator, given), expected)
 
 
 def assignments(operator):
@@ -71,7 +71,7 @@ def assignments(operator):
 def test_the_command_line_gives_the_same_bits(tmp_path, target, example):
     given = example.given()
     expected = evaluate(example.operator, given, example.result)
-    same_bits(by_command(tmp_path, target, example.operator, given, example.result), expected)
+    same_bytes(by_command(tmp_path, target, example.operator, given, example.result), expected)
 
 
 def by_command(folder, target, operator, given, shape):

@@ -36,7 +36,7 @@ ALERTS = (ROOT / "deploy/monitoring/alerts.yml").read_text()
 DOCKERFILE = (ROOT / "docker/Dockerfile").read_text()
 ADAPTER = yaml.safe_load((KUBERNETES / "adapter-rules.yaml").read_text())["rules"]
 (JOB,) = yaml.safe_load((KUBERNETES / "prometheus.yml").read_text())["scrape_configs"]
-# What a server takes to stop beyond its drain delay and grace period.
+# Seconds that a server takes to stop, beyond its drain delay and grace period.
 STOP_S = 15
 UNITS = {"m": 1e-3, "": 1, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
@@ -61,14 +61,14 @@ def kubectl(*words):
 
 
 @cache
-def rendered(folder):
+def rendered(folder, *, in_clear=False):
     """Return what `kubectl kustomize` makes of a folder; skip the test where it cannot be had."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
     # Older ones do not tell whether they know what the files say.
     if "kustomizeVersion" not in kubectl("version", "--client", "--output", "json"):
         pytest.skip("kubectl is older than 1.24")
-    return Manifests(list(yaml.safe_load_all(kubectl("kustomize", str(folder)))))
+    return Manifests(list(yaml.safe_load_all(kubectl("kustomize", str(folder)))), in_clear)
 
 
 def quantity(text):
@@ -79,8 +79,8 @@ def quantity(text):
 class Manifests:
     """All objects of a rendered kustomization."""
 
-    def __init__(self, objects):
-        self.objects = objects
+    def __init__(self, objects, in_clear):
+        self.objects, self.in_clear = objects, in_clear
         template = self.one("Deployment")["spec"]["template"]
         self.pod, self.labels = template["spec"], template["metadata"]["labels"]
         (self.container,) = self.pod["containers"]
@@ -113,7 +113,7 @@ def manifests(request, tmp_path_factory):
     base = os.path.relpath(KUBERNETES, folder.resolve())
     text = f"resources: [{base}/overlays/{overlay}]\ncomponents: [{base}/components/cleartext]\n"
     (folder / "kustomization.yaml").write_text(text)
-    return rendered(folder)
+    return rendered(folder, in_clear=True)
 
 
 def test_the_server_fits_its_pod(manifests):
@@ -138,6 +138,7 @@ def test_the_server_fits_its_pod(manifests):
     seen = [(probe["httpGet"]["port"], probe["httpGet"]["scheme"]) for probe in probes]
     assert seen == [("http", "HTTPS" if tls else "HTTP")] * 3
     assert (bool(settings.tokens), settings.insecure, settings.http_open) == (tls, not tls, not tls)
+    assert tls != manifests.in_clear
     # It may start slowly, and drain to its end.
     startup, readiness, _ = (one["periodSeconds"] * one["failureThreshold"] for one in probes)
     assert 300 <= startup < manifests.one("Deployment")["spec"]["progressDeadlineSeconds"]
@@ -209,7 +210,7 @@ def test_the_autoscaler_reads_what_the_adapter_tells(manifests):
     told = {rule["name"]["as"] for rule in ADAPTER}
     asked = [each["pods"]["metric"]["name"] for each in metrics if each["type"] == "Pods"]
     assert {"gradwire_queue_depth"} < {*asked} <= told
-    # What uses a processor or a GPU, and not only what waits for it: or pods come and go.
+    # One metric at least measures use of a processor or a GPU: queues alone make pods come and go.
     busy = {"cpu"} | (told - {"gradwire_queue_depth", "gradwire_overloaded_per_second"})
     assert busy & {*asked, *(each["resource"]["name"] for each in metrics if "resource" in each)}
 

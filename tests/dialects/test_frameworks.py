@@ -13,7 +13,7 @@ from gradwire import ops
 from gradwire.errors import InvalidRequestError
 from gradwire_server import dialects
 from support.oracles import dialect_oracles as oracles
-from support.oracles.dialect_oracles import DATA, AxisCase, evaluate, lowered
+from support.oracles.dialect_oracles import DATA, AxisCase, evaluate, lowered, normal
 
 
 def load(title):
@@ -41,10 +41,6 @@ assert counts == {"TensorFlow": 72, "JAX": 63, "OpenVINO": 90}
 def test_stored_tables_hold(title, case, table):
     allowed = jax_allowed(case) if title == "JAX" else 0
     np.testing.assert_allclose(table, TABLES[title](case), rtol=0, atol=allowed)
-
-
-def normal(*shape):
-    return np.random.default_rng(4).standard_normal(shape, np.float32)
 
 
 def test_bicubic_tells_1024_positions_apart():

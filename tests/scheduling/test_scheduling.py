@@ -381,7 +381,7 @@ async def test_short_evaluations_are_computed_on_the_event_loop_a_millisecond_in
         Case.packed(Plan((size,)), slab=100).evaluation() for size in (200_000, 200_001, 10**6, 1)
     )
     assert [inline.is_short(each) for each in (new, long)] == [True, False]
-    # What was measured takes its time, whatever its size; one run amid other work says little.
+    # A measured evaluation takes its measured time, whatever its size; one slow run says little.
     for evaluation, times_s in ((short, [99e-6]), (one, [5.0, 5.0, 99e-6, 5.0, 5.0])):
         for seconds in times_s:
             evaluation.measured.note(seconds)

@@ -343,7 +343,7 @@ def test_every_call_is_a_span_below_the_callers_and_above_the_servers():
 
 
 STREAMED = np.ones((300, 300), np.float32)
-# What the documentation of AsyncClient says of streams at once.
+# Streams at once, as the documentation of AsyncClient says.
 BOUND = 64
 
 

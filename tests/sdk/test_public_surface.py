@@ -1,4 +1,4 @@
-"""What users may rely on, pinned: names, signatures, and what is refused, in exact words."""
+"""Names, signatures and refusals of the public API, in exact words."""
 
 import inspect
 import math

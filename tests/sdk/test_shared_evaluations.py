@@ -23,7 +23,7 @@ from sdk.test_recovery import FORKING, run_script
 from support.clients import BILINEAR, LAYOUTS
 from support.raw_calls import PATIENCE_S, wait_until
 from support.scraping import scrape
-from support.servers import gated, same_bits, serving
+from support.servers import gated, same_bytes, serving
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files are Linux's")
 
@@ -95,7 +95,7 @@ def test_any_array_gives_the_bits_of_a_stream(server, face, name):
     shared = evaluated(face, server, array, output_shape=RESULT)
     assert calls(server) == before + 1
     assert shared.strides == stream.strides
-    same_bits(shared, stream)
+    same_bytes(shared, stream)
     out = np.full((2, 3, 150, 400), np.nan, stream.dtype)[..., ::2]
     assert evaluated(face, server, array, out=out) is out
     assert out.tobytes() == np.ascontiguousarray(stream).tobytes()

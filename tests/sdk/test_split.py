@@ -24,7 +24,7 @@ from support.examples import examples
 from support.oracles.dialect_tables import TABLES
 from support.raw_calls import wait_until
 from support.relay import relaying
-from support.servers import List, same_bits, serving, wait_idle
+from support.servers import List, same_bytes, serving, wait_idle
 
 CASES = st.one_of([table.cases for table in TABLES.values()])
 SHAPE = (1, 3, 128, 128)
@@ -105,7 +105,7 @@ def test_every_dialect_has_the_bits_or_the_refusal_of_one_server(targets, local,
     if isinstance(result, tuple) or isinstance(whole, tuple):
         assert result == whole
     else:
-        same_bits(result, whole)
+        same_bytes(result, whole)
 
 
 @st.composite
@@ -157,7 +157,7 @@ def test_each_server_reads_its_part_and_little_more(targets, expected):
     with ExitStack() as stack:
         relays = [stack.enter_context(relaying(target)) for target in targets]
         client = stack.enter_context(Client([relay.address for relay in relays], **ALWAYS))
-        same_bits(halved(client, DIFF_DST), expected)
+        same_bytes(halved(client, DIFF_DST), expected)
         sent = [relay.carried_bytes for relay in relays]
     share = DIFF_DST.nbytes / len(relays)
     assert all(0.95 * share < each < 1.1 * share for each in sent), sent
@@ -171,7 +171,7 @@ def test_progress_and_calls_at_once_see_one_call(targets, face, expected):
             {"out": np.empty(SHAPE, np.float32)},
         ]
         for call in [pool.submit(halved, client, DIFF_DST, **each) for each in given]:
-            same_bits(call.result(), expected)
+            same_bytes(call.result(), expected)
     assert reports == sorted(reports)
     assert reports[-1] == (DIFF_DST.nbytes, expected.nbytes)
 
@@ -186,8 +186,8 @@ def test_a_server_that_vanishes_amid_its_part_leaves_it_to_the_others(targets, e
             out = np.zeros(SHAPE, np.float32)
             assert halved(client, DIFF_DST, out=out) is out
             assert relay.cut
-            same_bits(out, expected)
-            same_bits(halved(client, DIFF_DST), expected)
+            same_bytes(out, expected)
+            same_bytes(halved(client, DIFF_DST), expected)
 
 
 @pytest.mark.parametrize(("attempts", "others"), [(3, False), (1, True)])
@@ -214,7 +214,7 @@ def test_a_share_for_which_no_server_has_room_waits_for_another_to_end(expected)
     with serving(max_streams=1, slab_bytes=1000) as narrow, relaying(narrow.address) as relay:
         relay.delay_s = DELAY_S
         with Client(["127.0.0.1:1", relay.address], retry=retry, **SLOW) as client:
-            same_bits(halved(client, BATCH), np.tile(expected, (4, 1, 1, 1)))
+            same_bytes(halved(client, BATCH), np.tile(expected, (4, 1, 1, 1)))
         wait_idle(narrow)
 
 
@@ -228,11 +228,11 @@ def test_a_share_may_take_longer_than_an_answer_but_one_that_never_comes_is_anot
             relay.delay_s = DELAY_S
         with Client([one.address for one in slow], **SLOW) as client:
             began = time.monotonic()
-            same_bits(halved(client, BATCH), np.tile(expected, (4, 1, 1, 1)))
+            same_bytes(halved(client, BATCH), np.tile(expected, (4, 1, 1, 1)))
             assert time.monotonic() - began > SLOW["timeout_s"]
         mute.swallow()
         with Client([mute.address, *targets], timeout_s=2.0, **ALWAYS) as client:
-            same_bits(halved(client, DIFF_DST), expected)
+            same_bytes(halved(client, DIFF_DST), expected)
     check_rest(fleet)
 
 
@@ -258,7 +258,7 @@ def test_servers_that_compute_other_bits_do_not_share(targets, expected, monkeyp
     disagreeing = property(lambda prepared: next(digests, digest_of(prepared)))
     monkeypatch.setattr(Prepared, "digest", disagreeing)
     with Client(targets, **ALWAYS) as client:
-        same_bits(halved(client, DIFF_DST), expected)
+        same_bytes(halved(client, DIFF_DST), expected)
     assert next(digests, None) is None
 
 
@@ -270,7 +270,7 @@ def test_each_server_sees_token_and_certificate(expected, tmp_path):
     with serving(**guarded) as one, serving(**guarded) as other:
         targets = [one.address, other.address]
         with Client(targets, token=token, **options) as client:
-            same_bits(halved(client, DIFF_DST), expected)
+            same_bytes(halved(client, DIFF_DST), expected)
         with Client(targets, **options) as client, pytest.raises(errors.AuthenticationError):
             halved(client, DIFF_DST)
 
@@ -307,7 +307,7 @@ def test_all_replicas_of_a_list_share_and_those_that_come_join_them(targets, exp
     timings = []
 
     def tries():
-        same_bits(halved(client, DIFF_DST, on_timing=timings.append), expected)
+        same_bytes(halved(client, DIFF_DST, on_timing=timings.append), expected)
         return timings[-1].tries
 
     with closing(listing), Client(listing.url, **ALWAYS) as client:
@@ -323,5 +323,5 @@ def test_only_what_is_above_the_threshold_is_shared(targets, expected):
     for threshold in (size, size - 1, size // 3, 0, None):
         chosen = {"split": False} if threshold is None else {"split_threshold_bytes": threshold}
         with Client(targets, **{**ALWAYS, **chosen}) as client:
-            same_bits(halved(client, DIFF_DST, on_timing=asked.append), expected)
+            same_bytes(halved(client, DIFF_DST, on_timing=asked.append), expected)
     assert [timing.tries for timing in asked] == [1, 2, 3, 3, 1]

@@ -469,7 +469,7 @@ def test_the_http_port_shows_a_replaced_certificate_and_tells_when_it_expires(pa
         assert get(server.http_address, "/", tls=papers.context())[0] == 200
 
 
-# What makes objects of any kind, or code, of bytes.
+# Imports and calls that make objects of any kind, or code, of bytes.
 FORBIDDEN = re.compile(
     r"^\s*(import|from) (cloudpickle|code|codeop|dbm|dill|joblib|marshal|multiprocessing|pickle|"
     r"shelve|xmlrpc|yaml)\b|(?<![.\w])(__import__|compile|eval|exec)\(|allow_pickle=(?!False)",

@@ -190,7 +190,7 @@ class List(Listing):
         super().__init__("some", host=host, port=0, settings=given, addresses=lambda: self.replicas)
 
 
-def same_bits(result: NDArray[Any], expected: NDArray[Any]) -> None:
+def same_bytes(result: NDArray[Any], expected: NDArray[Any]) -> None:
     assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
     assert result.tobytes() == expected.tobytes()
 

@@ -366,3 +366,8 @@ def draw_sizes(generator: np.random.Generator, *, largest: int) -> tuple[int, in
     exponents = generator.uniform(0, np.log(largest + 1), 2)
     inputs, outputs = np.exp(exponents).astype(int).tolist()
     return inputs, outputs
+
+
+def normal(*shape: int) -> npt.NDArray[np.float32]:
+    """Draw a float32 tensor of this shape, the same each time."""
+    return np.random.default_rng(4).standard_normal(shape, np.float32)
