@@ -82,11 +82,9 @@ def test_a_stall_is_in_the_percentiles_of_either_loop():
     assert flow.corrected.max_ms >= 0.95e3 * STALL_S
     assert flow.corrected.p90_ms >= 0.5e3 * STALL_S
     assert closed.uncorrected.max_ms >= 0.95e3 * STALL_S
-    # One call of each of two callers met it: where these are fewer than a tenth, only the
-    # corrected percentile tells.
-    if closed.uncorrected.count <= 20:
-        pytest.skip(f"{closed.uncorrected.count} calls in {LOAD_S} s are too few to compare")
-    assert closed.corrected.p90_ms > closed.uncorrected.p90_ms
+    # What two callers would have called in the stall is in the corrected times alone.
+    assert closed.corrected.count > closed.uncorrected.count
+    assert closed.corrected.max_ms == closed.uncorrected.max_ms
     assert closed.expected_interval_ms == closed.uncorrected.p50_ms
 
 
