@@ -387,8 +387,10 @@ def test_a_supervisor_that_is_killed_leaves_nothing_of_the_device_chosen(tmp_pat
 def here(tmp_path, monkeypatch):
     """Have this process see simulated devices; return the folder of their files."""
     monkeypatch.setattr(backends, "DEVICES", "support.kernels.simulated_device")
-    for name, text in variables(tmp_path).items():
-        monkeypatch.setenv(name, text)
+    given = variables(tmp_path)
+    # numba reads NUMBA_DISABLE_JIT once, for all later tests of this process.
+    for name in (simulated_device.FOLDER, "PYTHONPATH"):
+        monkeypatch.setenv(name, given[name])
     return tmp_path
 
 
