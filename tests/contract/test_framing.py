@@ -10,7 +10,6 @@ from copy import deepcopy
 
 import grpc
 import pytest
-from google.protobuf.message import DecodeError
 from google_crc32c.python import value as crc32c
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -22,7 +21,7 @@ from gradwire_server.errors import ChecksumError, InvalidDataError, UnknownField
 from gradwire_server.rpc import codec
 from gradwire_server.rpc.status_map import failure
 from support.examples import examples
-from support.raw_calls import chunk, named, opening, published_request
+from support.raw_calls import chunk, named, opening, parsed, published_request
 from support.servers import serving
 
 REQUEST = published_request()
@@ -134,14 +133,6 @@ HANDMADE = [
     b"\x0a\x87\x00\x0a\x81\x00a\x7a\x81\x00\x05",
     b"\x0a\x09\x0a\x01a\x12\x01\xff\x7a\x01\x05",
 ]
-
-
-def parsed(kind, data):
-    """Return what protobuf makes of bytes; None where it refuses them."""
-    try:
-        return kind.FromString(data)
-    except DecodeError:
-        return None
 
 
 def check_evaluation(kind, message, parts):

@@ -14,7 +14,6 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from gradwire import ops, v1
 from gradwire._core.batch import parse_answer
@@ -36,6 +35,7 @@ from gradwire_server.rpc.open_inference.requests import ModelInferRequest, Model
 from gradwire_server.rpc.service_context import ServiceContext
 from gradwire_server.scheduling.device_watch import DeviceWatch
 from support.nobody import a_call
+from support.raw_calls import parsed
 
 Outcome = bytes | tuple[str, str]
 
@@ -57,7 +57,7 @@ _MODELS = Models(_NAMED)
 def evaluate(data: bytes) -> None:
     """Read the bytes as the server reads the request of Evaluate."""
     outcome = _outcome(lambda: _run(codec.read_evaluate(data)[0]))
-    message = _parsed(v1.EvaluateRequest, data)
+    message = parsed(v1.EvaluateRequest, data)
     if message is not None and message.HasField("checksum"):
         # Its bytes count: protobuf may write others, which the checksum does not match.
         assert isinstance(outcome, bytes) or outcome[0] != "INTERNAL"
@@ -71,7 +71,7 @@ def evaluate(data: bytes) -> None:
 def evaluate_many(data: bytes) -> None:
     """Read the bytes as the server reads a request of EvaluateMany."""
     outcome = _outcome(lambda: _run(batch.read_item(data)[0]))
-    message = _parsed(v1.EvaluateManyRequest, data)
+    message = parsed(v1.EvaluateManyRequest, data)
     if message is None:
         assert outcome[0] in _NO_MESSAGE
     elif isinstance(outcome, bytes):
@@ -82,7 +82,7 @@ def evaluate_many(data: bytes) -> None:
 def evaluate_stream(data: bytes) -> None:
     """Read them as the server reads EvaluateStream, each message after its length in one byte."""
     for piece in pieces(data):
-        message = _parsed(v1.EvaluateStreamRequest, piece)
+        message = parsed(v1.EvaluateStreamRequest, piece)
         opened, chunk = _outcome(partial(_open, piece)), _outcome(partial(_chunk, piece))
         if isinstance(opened, bytes):
             assert message is not None
@@ -109,7 +109,7 @@ def infer(data: bytes) -> None:
     outcome = _outcome(lambda: _inferred(_MODELS, data))
     assert outcome == _outcome(lambda: _inferred(_MODELS, data))
     assert outcome == _outcome(lambda: _inferred(Models(_NAMED), data))
-    message = _parsed(ModelInferRequest, data)
+    message = parsed(ModelInferRequest, data)
     if message is None:
         assert isinstance(outcome, tuple)
     elif isinstance(outcome, bytes):
@@ -167,7 +167,7 @@ def streamed(data: bytes) -> None:
             if chunk is not None:
                 transfer.store(*chunk)
                 continue
-            response = _parsed(v1.EvaluateStreamResponse, piece)
+            response = parsed(v1.EvaluateStreamResponse, piece)
             if response is None:
                 break
             if response.HasField("opened"):
@@ -185,7 +185,7 @@ def statuses(data: bytes) -> None:
     text = data.decode("latin-1")
     code = data[0] if data else 0
     found = [from_status(code, text, data), from_status(text, text, data)]
-    error = _parsed(v1.Error, data)
+    error = parsed(v1.Error, data)
     if error is not None:
         found.append(from_in_band(error))
     for each in found:
@@ -245,13 +245,6 @@ def _at_once(work: Coroutine[Any, Any, Any]) -> Any:
     except StopIteration as done:
         return done.value
     raise AssertionError("it waits")
-
-
-def _parsed(kind: type[Any], data: bytes) -> Any:
-    try:
-        return kind.FromString(data)
-    except DecodeError:
-        return None
 
 
 def pieces(data: bytes) -> Iterator[bytes]:

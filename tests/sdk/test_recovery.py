@@ -7,8 +7,6 @@ import asyncio
 import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +21,7 @@ from gradwire import AsyncClient, Client, RetryPolicy, errors, ops
 from gradwire_server.engine import prepared as server_prepared
 from gradwire_server.errors import RETRY_AFTER_S
 from support import clients
-from support.clients import CALLS, ITEM, LARGE, SMALL, copied, halved
+from support.clients import CALLS, FORKING, ITEM, LARGE, SMALL, copied, halved, run_script
 from support.raw_calls import wait_until
 from support.relay import relaying
 from support.servers import ServerThread, serving, serving_process
@@ -262,47 +260,6 @@ async def test_another_event_loop_is_refused(address):
         await asyncio.to_thread(asyncio.run, use_elsewhere())
 
 
-# Scripts run apart from pytest, whose threads are not at rest when a test wants to fork.
-FORKING = """
-import os, sys
-import numpy as np
-from gradwire import Client, RetryPolicy, ops
-
-copy = ops.DmlResample(interpolation_mode="linear")
-small = np.ones((4, 4), np.float32)
-# A dead connection stays dead however often it is tried; grpc 1.76 breaks a new one now and then.
-policy = RetryPolicy(max_attempts=5, initial_backoff_s=0.05)
-client = Client(sys.argv[1], retry=policy)
-large = client.empty((512, 512))
-large[...] = np.arange(1 << 18).reshape(512, 512)
-
-def works():
-    return all(
-        np.array_equal(client.evaluate(copy, each, output_shape=each.shape), each)
-        for each in (small, large)
-    )
-
-def in_a_child(holds):
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if holds() else 1)
-    assert os.waitpid(child, 0)[1] == 0
-
-def refuses():
-    try:
-        client.server_info()
-    except RuntimeError:
-        return True
-
-assert works()
-for ends in (works, lambda: works() and client.close() is None) * 2:
-    in_a_child(ends)
-    assert works()
-client.close()
-in_a_child(refuses)
-print("done")
-"""
-
 # Without the task's reference this ends by SIGSEGV within some rounds.
 DROPPING = """
 import asyncio, gc, sys, threading
@@ -345,12 +302,6 @@ print("done")
 )
 def test_children_connect_anew_and_any_thread_may_collect_results(address, script):
     run_script(script, address)
-
-
-def run_script(script, address):
-    command = [sys.executable, "-c", script, address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
-    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
 
 
 def test_results_stay_in_the_process_that_asked(plain, monkeypatch):

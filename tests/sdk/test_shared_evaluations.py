@@ -19,8 +19,7 @@ from gradwire import Client, DeadlineExceededError, InvalidRequestError, ops, v1
 from gradwire._transport.shared_memory import SegmentPool, SegmentRefusedError, SharedTry
 from gradwire._wire.requests import prepare
 from gradwire.tensors import WireView
-from sdk.test_recovery import FORKING, run_script
-from support.clients import BILINEAR, LAYOUTS
+from support.clients import BILINEAR, FORKING, LAYOUTS, run_script
 from support.raw_calls import PATIENCE_S, wait_until
 from support.scraping import scrape
 from support.servers import gated, same_bytes, serving

@@ -6,6 +6,8 @@ import asyncio
 import concurrent.futures
 import inspect
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
@@ -21,6 +23,47 @@ from gradwire import AsyncClient, Client, Item, RetryPolicy, ops
 
 Face = type[Client]
 Array = NDArray[Any]
+
+# A client before and after forks, for run_script().
+FORKING = """
+import os, sys
+import numpy as np
+from gradwire import Client, RetryPolicy, ops
+
+copy = ops.DmlResample(interpolation_mode="linear")
+small = np.ones((4, 4), np.float32)
+# A dead connection stays dead however often it is tried; grpc 1.76 breaks a new one now and then.
+policy = RetryPolicy(max_attempts=5, initial_backoff_s=0.05)
+client = Client(sys.argv[1], retry=policy)
+large = client.empty((512, 512))
+large[...] = np.arange(1 << 18).reshape(512, 512)
+
+def works():
+    return all(
+        np.array_equal(client.evaluate(copy, each, output_shape=each.shape), each)
+        for each in (small, large)
+    )
+
+def in_a_child(holds):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if holds() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+def refuses():
+    try:
+        client.server_info()
+    except RuntimeError:
+        return True
+
+assert works()
+for ends in (works, lambda: works() and client.close() is None) * 2:
+    in_a_child(ends)
+    assert works()
+client.close()
+in_a_child(refuses)
+print("done")
+"""
 
 COPY = ops.DmlResample(interpolation_mode="linear")
 BILINEAR = ops.InterpolateBackward(mode="bilinear", data_format="NCX")
@@ -162,6 +205,13 @@ class DrivenResults:
 
 AWAITED = cast("Face", Driver)
 FACES: dict[str, Face] = {"blocking": Client, "awaited": AWAITED}
+
+
+def run_script(script: str, address: str) -> None:
+    """Run a script apart from pytest, whose threads are not at rest when a test wants to fork."""
+    command = [sys.executable, "-c", script, address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
+    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
 
 
 @contextmanager

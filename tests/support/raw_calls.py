@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 
 import grpc
 import numpy as np
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
@@ -35,6 +35,14 @@ CHANNEL_OPTIONS = [
 
 PUBLISHED_GRADIENT = np.array([[4, 5, 6]], "<f4").tobytes()
 PUBLISHED_RESULT = np.array([[9, 6], [0, 0]], "<f4").tobytes()
+
+
+def parsed(kind: type[Any], data: bytes) -> Any:
+    """Return what protobuf makes of bytes; None where it refuses them."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        return None
 
 
 def published_request() -> v1.EvaluateRequest:

@@ -49,11 +49,11 @@ def message(data: bytes, *, compressed: bool = False) -> bytes:
     return struct.pack(">BI", compressed, len(data)) + data
 
 
-def data_frames(stream: int, data: bytes, *, last: bool = True) -> Iterable[bytes]:
-    """Cut bytes into frames of the size that everyone takes."""
+def data_frames(stream: int, data: bytes) -> Iterable[bytes]:
+    """Cut bytes into frames of the size that everyone takes; the last ends the stream."""
     for at in range(0, max(1, len(data)), 1 << 14):
         piece = data[at : at + (1 << 14)]
-        end = last and at + len(piece) == len(data)
+        end = at + len(piece) == len(data)
         yield frame(DATA, END_STREAM if end else 0, stream, piece)
 
 

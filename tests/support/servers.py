@@ -83,11 +83,10 @@ class ServerThread:
         self._started.set_result(None)
         await self._stop.wait()
         await server.turn_away(0)
-        await server.stop(self._grace_s)
+        await server.stop(0.0)
 
-    def stop(self, *, grace_s: float = 0.0) -> None:
+    def stop(self) -> None:
         """Stop gracefully and wait until it has stopped."""
-        self._grace_s = grace_s
         self.loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(timeout=60)
         assert not self._thread.is_alive()
