@@ -62,7 +62,8 @@ def test_figures_follow_calls_without_a_reload_until_the_server_is_gone(page, co
             for _ in range(5):
                 client.evaluate(published_request())
         page.wait_for_function(
-            "() => document.querySelector('#operators').innerText.includes('dml_resample_grad')"
+            "() => /dml_resample_grad.*\\s5\\s+0\\b/s.test("
+            "document.querySelector('#operators').innerText)"
         )
         row = re.split(r"\s+", page.inner_text("#operators tbody tr"))
         assert row[0] == "dml_resample_grad"

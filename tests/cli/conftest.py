@@ -24,8 +24,12 @@ def target() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
-    """Have servers of commands' own compute with NumPy: they take less time to start."""
+    """Have servers of commands' own compute with NumPy: they take less time to start.
+
+    And commands tell of a server that is waited for only after a time that no test takes.
+    """
     monkeypatch.setenv("GRADWIRE_BACKEND", "numpy_cpu")
+    monkeypatch.setattr("gradwire.cli.connection._SILENT_S", 30.0)
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from support.kernels.simulated_device import FLAGS, serving, variables
 from support.load import KINDS, PATIENT, Callers
 from support.processes import is_running
 from support.raw_calls import (
+    PATIENCE_S,
     RawClient,
     ended,
     float32,
@@ -292,8 +293,9 @@ def test_a_device_that_does_not_answer_is_lost_after_the_stall_time(tmp_path):
     with serving(tmp_path, "--stall-timeout-s", "2") as command:
         for waits in (True, False):
             first = command.workers[0]
-            (tmp_path / "hung-0").touch()
             with RawClient(command.address) as client:
+                grpc.channel_ready_future(client.channel).result(PATIENCE_S)
+                (tmp_path / "hung-0").touch()
                 answer = client.evaluate(request(), timeout_s=30 if waits else 0.3)
             if waits:
                 lost = refused(answer, "DEVICE_LOST")
@@ -307,6 +309,7 @@ def test_a_device_that_does_not_answer_is_lost_after_the_stall_time(tmp_path):
 def test_a_worker_that_is_killed_amid_a_call_costs_it_a_retry(one, folder, shape):
     hung, answers, first = folder / "hung-0", [], one.workers[0]
     with RawClient(one.address) as stock, Client(one.address, retry=PATIENT) as client:
+        grpc.channel_ready_future(stock.channel).result(PATIENCE_S)
         hung.touch()
         calling = threading.Thread(target=lambda: answers.append(evaluated(client, shape)))
         calling.start()

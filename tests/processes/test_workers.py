@@ -196,14 +196,14 @@ def test_a_worker_that_does_not_start_is_tried_again_while_another_serves(tmp_pa
 SLOW_END = """
 import atexit, os, sys, time
 if "gradwire_server.processes.worker" in sys.orig_argv:
-    atexit.register(lambda: (time.sleep(2), os._exit(7)))
+    atexit.register(lambda: (time.sleep(6), os._exit(7)))
 """
 
 
 def test_workers_that_exit_slowly_do_not_hang_and_failed_ones_are_named(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(SLOW_END)
     env = {"PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
-    flags = (*FLAGS, "--stall-timeout-s", "1")
+    flags = (*FLAGS, "--stall-timeout-s", "4")
     with running_command(*flags, log=tmp_path / "log", env=env) as command:
         command.signal(signal.SIGTERM)
         assert command.wait() == 1
@@ -219,7 +219,7 @@ LOAD = ("unary", "async unary", "stream", "async copy")
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_stop_is_noticed_and_a_second_signal_ends_all(tmp_path, workers):
-    flags = ("--workers", str(workers), "--drain-delay-s", "1.5", "--grace-s", "3600")
+    flags = ("--workers", str(workers), "--drain-delay-s", "5", "--grace-s", "3600")
     with commanded(*flags, log=tmp_path / "log") as (command, client):
         stream = WaitingStream(client)
         command.signal(signal.SIGTERM)

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -149,7 +150,7 @@ def test_a_replica_serves_tells_its_load_and_is_silent_while_its_server_hangs():
             result = client.evaluate(OP, ONES, output_shape=(1, 1, 2, 2))
             assert client.server_info().backend == "numpy_cpu"
         np.testing.assert_array_equal(result, np.full((1, 1, 2, 2), 4, np.float32))
-        wait_until(lambda: 0 < replica.report().loop <= 1)
+        wait_until(lambda: any(0 < each.loop <= 1 for each in list(replica.reports)))
         environment = Path(f"/proc/{report.pid}/environ").read_bytes().split(b"\0")
         assert b"GRADWIRE_COMPUTE_THREADS=3" in environment
         os.kill(report.pid, signal.SIGSTOP)
@@ -171,7 +172,8 @@ def test_a_replica_serves_tells_its_load_and_is_silent_while_its_server_hangs():
 def test_a_replica_tells_when_its_server_has_ended_or_hung_for_long(number, monkeypatch):
     monkeypatch.setattr(replica_module, "_SILENCE_S", _SEVERAL_REPORTS_S)
     with Running() as replica:
-        os.kill(replica.report().pid, number)
+        with suppress(ProcessLookupError):  # a busy one may have been silent already
+            os.kill(replica.report().pid, number)
         assert replica.ended.wait(60)
 
 
@@ -184,7 +186,7 @@ def test_told_to_stop_again_and_again_it_says_so_and_finishes_calls():
         with ThreadPoolExecutor(2) as pool:
             for _ in range(2):
                 pool.submit(replica.stop, 32.0)
-            wait_until(lambda: replica.report().stopping)
+            wait_until(lambda: any(each.stopping for each in list(replica.reports)))
             left = list(results)
         assert len(left) == 1999
         np.testing.assert_array_equal(left, [first] * 1999)

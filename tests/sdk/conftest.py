@@ -56,8 +56,8 @@ def relay(address: str) -> Iterator[Relay]:
 def nothing_is_left(server: ServerThread) -> Iterator[None]:
     """Check that a test leaves no call on the server and no thread here."""
     wait_idle(server)
-    started = time.monotonic()
     yield
+    started = time.monotonic()
     wait_idle(server)
     ours = {"gradwire-receiver", "gradwire-watch"}
     wait_until(lambda: not ours & {each.name for each in threading.enumerate()})

@@ -72,8 +72,8 @@ def check_rest(fleet):
     """Assert that no server works on, and no thread of a shared evaluation is left."""
     for server in fleet:
         wait_idle(server)
-    names = {thread.name for thread in threading.enumerate()}
-    assert not {"gradwire-split", "gradwire-share"} & names
+    ours = {"gradwire-split", "gradwire-share"}
+    wait_until(lambda: not ours & {thread.name for thread in threading.enumerate()})
 
 
 @st.composite
@@ -278,7 +278,7 @@ def test_each_server_sees_token_and_certificate(expected, tmp_path):
 def test_a_part_that_gets_stuck_ends_the_call_and_leaves_nothing_behind(fleet):
     for deadline_s, stall_s, words in (
         (0.5, 20.0, r"no result within timeout_s, 0\.5 s"),
-        (None, 0.5, r"nothing moved for 0\.5 s"),
+        (None, 3.0, r"nothing moved for 3\.0 s"),
     ):
         raises = pytest.raises(errors.DeadlineExceededError, match=words)
         with stuck(fleet, timeout_s=stall_s) as client, raises:

@@ -24,7 +24,7 @@ REQUEST_ID = "a request of the tests"
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 # Generous: nothing here is timed, but a test that hangs should end.
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 # A channel of its own, for messages of any size.
 CHANNEL_OPTIONS = [

@@ -53,7 +53,7 @@ class ServerThread:
 
     def listen(self) -> None:
         self._thread.start()
-        self.server = self._listening.result(timeout=30)
+        self.server = self._listening.result(timeout=300)
         self.address = self.server.bound
 
     @property
