@@ -443,7 +443,7 @@ def test_helpers_are_one_less_than_threads_and_end_with_their_backend(threads):
         del backend
         gc.collect()
         wait_until(lambda: set(threading.enumerate()) <= before)
-    assert len(list(files.iterdir())) <= open_before
+    assert len(list(files.iterdir())) == open_before
 
 
 @small_shares()

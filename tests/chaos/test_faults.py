@@ -34,7 +34,6 @@ from support.clients import AWAITED, BILINEAR, CALLS, ONCE, PROMPT, half, halved
 from support.load import PATIENT, Callers, repeated
 from support.processes import EAGER, environment, memory_kib, run_command, running_command
 from support.raw_calls import (
-    PATIENCE_S,
     PUBLISHED_RESULT,
     RawClient,
     float32,
@@ -174,7 +173,7 @@ def test_no_call_is_lost_over_a_line_that_loses_packets_and_those_to_one_that_is
     assert min(seen["calls"], seen["packets_lost"]) > 0
     assert (seen["wrong"], seen["lost"]) == (0, [])
     assert set() < set(seen["gone"]) <= {"DeadlineExceededError", "UnavailableError"}
-    assert seen["slowest_gone_s"] < PATIENCE_S
+    assert seen["slowest_gone_s"] < 30
     assert seen["there"] == ["a result"]
 
 

@@ -124,6 +124,8 @@ PROGRAM = (
 )
 # Generous: a machine that does much else takes its time to start programs.
 PATIENCE_S = 120.0
+# A busy machine may not connect within the half second that a command waits without a word.
+INTERRUPTED = re.compile(r"(gradwire: waiting up to .*\n)?\ngradwire: interrupted\n")
 
 
 @contextmanager
@@ -170,7 +172,7 @@ def test_the_user_who_ends_it_gets_what_there_is(number, target, tmp_path):
         stdout, stderr = end(
             process, number, when=lambda: relay.carried_bytes > 1_000_000, later_s=0.5
         )
-    assert stderr.endswith("\ngradwire: interrupted\n")
+    assert INTERRUPTED.fullmatch(stderr)
     assert "tiny: " in stdout
     document = from_json(found.read_text())
     assert document.interrupted
@@ -198,7 +200,7 @@ def test_nothing_is_written_and_left_before_a_call_counts(children, number, targ
             process, number, when=lambda: len(family(process.pid)) > children, later_s=later_s
         )
         assert printed[0] == ""
-        assert printed[1].endswith("\ngradwire: interrupted\n")
+        assert INTERRUPTED.fullmatch(printed[1])
     assert not found.exists()
 
 

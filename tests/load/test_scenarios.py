@@ -32,7 +32,7 @@ from support.servers import serving, serving_process
 
 MARKUP = "<script>alert(1)</script> & \"quotes\" 'too'"
 # The server is stopped so long, in the midst of a load of four times that.
-STALL_S = 0.5
+STALL_S = 1.0
 LOAD_S = 4 * STALL_S
 
 
@@ -79,10 +79,10 @@ def test_a_stall_is_in_the_percentiles_of_either_loop():
     flow, closed = result.flows
     assert flow.sent == 100 * LOAD_S
     # A quarter of the calls are due in the stall: the first of them waits all of it, the last none.
-    assert flow.corrected.max_ms >= 0.5e3 * STALL_S
-    assert flow.corrected.p90_ms >= 0.25e3 * STALL_S
-    assert closed.uncorrected.max_ms >= 0.5e3 * STALL_S
-    # What two callers would have called in the stall is in the corrected times alone.
+    assert flow.corrected.max_ms >= 0.95e3 * STALL_S
+    assert flow.corrected.p90_ms >= 0.5e3 * STALL_S
+    assert closed.uncorrected.max_ms >= 0.95e3 * STALL_S
+    # Only the corrected times hold the calls that two callers would have made during the stall.
     assert closed.corrected.count > closed.uncorrected.count
     assert closed.corrected.max_ms == closed.uncorrected.max_ms
     assert closed.expected_interval_ms == closed.uncorrected.p50_ms

@@ -63,7 +63,9 @@ def test_several_servers_take_turns_and_calls_go_on_when_one_dies(address, other
         target = ",".join(targets)
         with Client(target) as client:
             seen = set()
+            # Until both are connected.
             wait_until(lambda: seen.add(client.server_info().limits.max_streams) or len(seen) == 2)
+            assert seen == {client.server_info().limits.max_streams for _ in range(30)}
         assert health.health(target) == "SERVING"
         with Callers(target, "unary", "copy") as callers:
             callers.wait_for_more()
